@@ -1,0 +1,248 @@
+"""Stages and the pipelines they are composed into.
+
+A stage turns an async iterator of frames into an async generator of frames.  A pipeline is an immutable list of named
+stages; composing checks every junction, statically through ``then`` and once more from the annotations when the
+pipeline is built.  Frames only flow inside ``Pipeline.open``, which owns the closing of every stage, so that a stage
+never has to think about how its consumer left.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, TypeAlias, TypeVar
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+First = TypeVar("First")
+Next = TypeVar("Next")
+
+Stage: TypeAlias = Callable[[AsyncIterator[In]], AsyncGenerator[Out, None]]
+"""The unit of composition: an async generator function over the frames of its source.
+
+A stage without settings is a function; one with settings is a frozen dataclass with ``__call__``.  It holds
+configuration only: whatever belongs to one response is a local variable of the running generator.  It closes what it
+opened, and never its source.  A stage annotated with a bare type variable passes frames through and fits anywhere.
+A dataclass stage with a field ``inner`` that holds a `Pipeline` is composite: its inner stages are reached by name.
+"""
+
+
+class JunctionError(TypeError):
+    """Two neighbouring stages do not agree on the frames that pass between them."""
+
+
+@dataclass(frozen=True)
+class Junction:
+    """One side of a stage: the frame classes that cross it, and how its annotation spells them."""
+
+    frames: frozenset[type]
+    label: str
+    is_open: bool
+    """True for a bare type variable: whatever arrives goes on."""
+
+    def refuses(self, arriving: Junction) -> list[str]:
+        """The names of the arriving frames that do not fit."""
+        if self.is_open:
+            return []
+        accepted = tuple(self.frames)
+        return sorted(frame.__name__ for frame in arriving.frames if not issubclass(frame, accepted))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stage under the name that the pipeline gave it."""
+
+    name: str
+    stage: Stage[Any, Any]
+
+    @property
+    def inner(self) -> Pipeline[Any, Any] | None:
+        """The pipeline inside a composite stage."""
+        inner = getattr(self.stage, "inner", None)
+        return inner if isinstance(inner, Pipeline) else None
+
+    def with_inner(self, inner: Pipeline[Any, Any]) -> Step:
+        """The same composite step around another pipeline."""
+        stage = typing.cast("Any", self.stage)
+        return Step(self.name, dataclasses.replace(stage, inner=inner))
+
+    def names(self) -> Iterator[str]:
+        """This step's name and those of the steps inside it."""
+        yield self.name
+        if self.inner:
+            for step in self.inner.steps:
+                yield from step.names()
+
+    def accepts(self) -> Junction:
+        """The frames this step takes in."""
+        return _junctions(self.stage)[0]
+
+    def emits(self) -> Junction:
+        """The frames this step gives out."""
+        return _junctions(self.stage)[1]
+
+
+Edit: TypeAlias = Callable[[Step], tuple[Step, ...]]
+
+
+@dataclass(frozen=True)
+class Pipeline(Generic[In, Out]):
+    """An ordered, immutable list of named stages, from frames of type ``In`` to frames of type ``Out``.
+
+    Raises `JunctionError` when two neighbours do not fit and `ValueError` when a name repeats.
+    """
+
+    steps: tuple[Step, ...]
+
+    # Composing
+
+    @staticmethod
+    def start(name: str, stage: Stage[First, Next]) -> Pipeline[First, Next]:
+        """A pipeline of one stage."""
+        return Pipeline((Step(name, stage),))
+
+    def then(self, name: str, stage: Stage[Out, Next]) -> Pipeline[In, Next]:
+        """This pipeline with one more stage at its end; the one place where types are followed statically."""
+        return Pipeline((*self.steps, Step(name, stage)))
+
+    # Editing: each returns a new, checked pipeline and reaches the stages inside composite ones.
+
+    def before(self, anchor: str, name: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
+        """Insert a stage ahead of ``anchor``."""
+        return self.edited(anchor, lambda step: (Step(name, stage), step))
+
+    def after(self, anchor: str, name: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
+        """Insert a stage behind ``anchor``."""
+        return self.edited(anchor, lambda step: (step, Step(name, stage)))
+
+    def replace(self, anchor: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
+        """Put another stage in the place, and under the name, of ``anchor``."""
+        return self.edited(anchor, lambda step: (Step(step.name, stage),))
+
+    def without(self, anchor: str) -> Pipeline[In, Out]:
+        """Take ``anchor`` out."""
+        return self.edited(anchor, lambda step: ())
+
+    def since(self, anchor: str) -> Pipeline[Any, Out]:
+        """The tail that begins with ``anchor``."""
+        return Pipeline(self.steps[self._position(anchor) :])
+
+    def upto(self, anchor: str) -> Pipeline[In, Any]:
+        """The head that ends with ``anchor``."""
+        return Pipeline(self.steps[: self._position(anchor) + 1])
+
+    def inner(self, anchor: str) -> Pipeline[Any, Any]:
+        """The pipeline inside the composite stage ``anchor``."""
+        inner = self.steps[self._position(anchor)].inner
+        if inner is None:
+            raise LookupError(f"stage {anchor!r} holds no inner pipeline")
+        return inner
+
+    # Running
+
+    @asynccontextmanager
+    async def open(self, source: AsyncGenerator[In, None]) -> AsyncGenerator[AsyncIterator[Out], None]:
+        """Let ``source`` flow through the stages for the length of the block.
+
+        However the block ends (exhaustion, break, error, cancellation), every stage is closed, downstream first, and
+        then the source.
+        """
+        async with AsyncExitStack() as closing:
+            stream: AsyncGenerator[Any, None] = source
+            closing.push_async_callback(stream.aclose)
+            for step in self.steps:
+                stream = step.stage(stream)
+                closing.push_async_callback(stream.aclose)
+            yield stream
+
+    # Looking
+
+    def __str__(self) -> str:
+        """The flow, drawn with the frames that cross each junction."""
+        return "\n".join([self.steps[0].accepts().label, *self._draw()])
+
+    def _draw(self) -> Iterator[str]:
+        flowing = self.steps[0].accepts().label
+        for step in self.steps:
+            yield f"  -> {step.name}"
+            if step.inner:
+                yield from (f"       {line}" for line in str(step.inner).splitlines())
+            flowing = flowing if step.accepts().is_open else step.emits().label
+            yield flowing
+
+    # Checking
+
+    def __post_init__(self) -> None:
+        if not self.steps:
+            raise ValueError("a pipeline has at least one stage")
+        names = [name for step in self.steps for name in step.names()]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"stage names repeat: {', '.join(repeated)}")
+        arriving, upstream = self.steps[0].accepts(), "the source"
+        for step in self.steps:
+            if refused := step.accepts().refuses(arriving):
+                raise JunctionError(f"{upstream} -> {step.name}: {step.name} does not accept {', '.join(refused)}")
+            arriving = arriving if step.accepts().is_open else step.emits()
+            upstream = step.name
+
+    def edited(self, anchor: str, edit: Edit) -> Pipeline[In, Out]:
+        """Exchange the step ``anchor``, wherever it is nested, for those that ``edit`` returns."""
+        if all(anchor not in step.names() for step in self.steps):
+            raise LookupError(f"no stage named {anchor!r}; there are {', '.join(self._names())}")
+        return Pipeline(tuple(new for step in self.steps for new in _edited_step(step, anchor, edit)))
+
+    def _position(self, anchor: str) -> int:
+        for position, step in enumerate(self.steps):
+            if step.name == anchor:
+                return position
+            if anchor in step.names():
+                raise LookupError(f"stage {anchor!r} is inside {step.name!r}: cut pipeline.inner({step.name!r})")
+        raise LookupError(f"no stage named {anchor!r}; there are {', '.join(self._names())}")
+
+    def _names(self) -> list[str]:
+        return [name for step in self.steps for name in step.names()]
+
+
+def _edited_step(step: Step, anchor: str, edit: Edit) -> tuple[Step, ...]:
+    if step.name == anchor:
+        return edit(step)
+    if step.inner and anchor in step.names():
+        return (step.with_inner(step.inner.edited(anchor, edit)),)
+    return (step,)
+
+
+def _junctions(stage: Stage[Any, Any]) -> tuple[Junction, Junction]:
+    """Both sides of a stage, read from its annotations."""
+    function = stage if inspect.isfunction(stage) else type(stage).__call__
+    hints = typing.get_type_hints(function)
+    spelled = inspect.get_annotations(function)
+    source = next((name for name in hints if name != "return"), None)
+    if source is None or "return" not in hints:
+        raise JunctionError(f"stage {stage!r} is not annotated with the frames it takes and gives")
+    return _junction(hints[source], spelled[source]), _junction(hints["return"], spelled["return"])
+
+
+def _junction(hint: Any, spelled: Any) -> Junction:
+    arguments = typing.get_args(hint)
+    if not arguments:
+        raise JunctionError(f"{hint!r} does not name the frames that it carries")
+    frames = arguments[0]
+    members = typing.get_args(frames) if _is_union(frames) else (frames,)
+    classes = frozenset(typing.get_origin(member) or member for member in members)
+    return Junction(classes, _label(spelled, members), is_open=isinstance(frames, TypeVar))
+
+
+def _is_union(hint: Any) -> bool:
+    return isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+
+
+def _label(spelled: Any, members: tuple[Any, ...]) -> str:
+    """The alias that the annotation uses, where it is spelled as text; the member names otherwise."""
+    if isinstance(spelled, str) and "[" in spelled:
+        return spelled.partition("[")[2].removesuffix("]").removesuffix(", None")
+    return " | ".join(getattr(member, "__name__", str(member)) for member in members)

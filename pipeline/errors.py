@@ -1,0 +1,111 @@
+"""Errors that a client may see: each knows its HTTP status and its place in OpenAI's error body.
+
+Stages raise them; foreign exceptions are mapped to one of them where they enter.  Everything else is a bug.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StageError(Exception):
+    """A stage cannot go on.
+
+    ``message`` and ``code`` are for the client: in an error body as long as nothing was sent, and in the
+    ``response.failed`` event afterwards.
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    code: ClassVar[str] = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class InvalidRequest(StageError):
+    """The body says something that this server cannot do; ``param`` names the place."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_request"
+
+
+class UnsupportedParameter(InvalidRequest):
+    """A parameter of the protocol that this server does not implement."""
+
+    code = "unsupported_parameter"
+
+
+class InvalidPrompt(InvalidRequest):
+    """The engine refused the prompt or its sampling parameters."""
+
+    code = "invalid_prompt"
+
+
+class ContextTooLong(InvalidRequest):
+    """The prompt leaves no room for an answer."""
+
+    code = "context_length_exceeded"
+
+    def __init__(self, prompt_tokens: int, limit: int) -> None:
+        super().__init__(
+            f"The input has {prompt_tokens} tokens, and this model's context holds {limit}, the answer included.",
+            param="input",
+        )
+
+
+class PreviousResponseNotFound(InvalidRequest):
+    """``previous_response_id`` names nothing that was stored."""
+
+    code = "previous_response_not_found"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"There is no stored response {response_id!r}.", param="previous_response_id")
+
+
+class ModelNotFound(InvalidRequest):
+    """The body asks for a model that is not served here."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class ResponseNotFound(InvalidRequest):
+    """The path names a response that was never stored."""
+
+    status = 404
+    code = "response_not_found"
+
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"There is no stored response {response_id!r}.", param="response_id")
+
+
+class BodyTooLarge(InvalidRequest):
+    """The body is over the server's limit."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class EngineFailed(StageError):
+    """The engine gave up on this one request."""
+
+
+class EngineDead(StageError):
+    """The engine is gone and will not come back by itself."""
+
+    status = 503
+
+
+class EngineOverloaded(StageError):
+    """The engine's queue is full; the same request may succeed a moment later."""
+
+    status = 503
+    code = "rate_limit_exceeded"
+
+
+class StoreFailed(StageError):
+    """The store could not keep or find a response."""

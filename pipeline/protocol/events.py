@@ -1,0 +1,137 @@
+"""Events: what a stream puts on the wire.  Names and fields are those of openai-python 3.52's union of stream events.
+
+An event is born complete: its sequence number is drawn when it is made.  ``gc=False`` is safe because events hold no
+reference cycles, and keeps the collector away from the busiest objects of the server.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias, get_args
+
+import msgspec
+
+from pipeline.protocol.items import OutputItem, OutputPart
+from pipeline.protocol.response import Response
+
+
+class _Event(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type"):
+    sequence_number: int
+
+
+class ResponseCreated(_Event, frozen=True, tag="response.created"):
+    response: Response
+
+
+class ResponseInProgress(_Event, frozen=True, tag="response.in_progress"):
+    response: Response
+
+
+class ResponseCompleted(_Event, frozen=True, tag="response.completed"):
+    response: Response
+
+
+class ResponseIncomplete(_Event, frozen=True, tag="response.incomplete"):
+    response: Response
+
+
+class ResponseFailed(_Event, frozen=True, tag="response.failed"):
+    response: Response
+
+
+class OutputItemAdded(_Event, frozen=True, tag="response.output_item.added"):
+    output_index: int
+    item: OutputItem
+
+
+class OutputItemDone(_Event, frozen=True, tag="response.output_item.done"):
+    output_index: int
+    item: OutputItem
+
+
+class ContentPartAdded(_Event, frozen=True, tag="response.content_part.added"):
+    item_id: str
+    output_index: int
+    content_index: int
+    part: OutputPart
+
+
+class ContentPartDone(_Event, frozen=True, tag="response.content_part.done"):
+    item_id: str
+    output_index: int
+    content_index: int
+    part: OutputPart
+
+
+class OutputTextDelta(_Event, frozen=True, tag="response.output_text.delta"):
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+    logprobs: tuple[dict[str, Any], ...] = ()
+
+
+class OutputTextDone(_Event, frozen=True, tag="response.output_text.done"):
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+    logprobs: tuple[dict[str, Any], ...] = ()
+
+
+class ReasoningTextDelta(_Event, frozen=True, tag="response.reasoning_text.delta"):
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+
+
+class ReasoningTextDone(_Event, frozen=True, tag="response.reasoning_text.done"):
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+
+
+class FunctionCallArgumentsDelta(_Event, frozen=True, tag="response.function_call_arguments.delta"):
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class FunctionCallArgumentsDone(_Event, frozen=True, tag="response.function_call_arguments.done"):
+    item_id: str
+    output_index: int
+    arguments: str
+
+
+TerminalEvent: TypeAlias = ResponseCompleted | ResponseIncomplete | ResponseFailed
+ResponseEvent: TypeAlias = (
+    ResponseCreated
+    | ResponseInProgress
+    | OutputItemAdded
+    | ContentPartAdded
+    | OutputTextDelta
+    | ReasoningTextDelta
+    | FunctionCallArgumentsDelta
+    | OutputTextDone
+    | ReasoningTextDone
+    | FunctionCallArgumentsDone
+    | ContentPartDone
+    | OutputItemDone
+    | TerminalEvent
+)
+"""A stream is ``ResponseCreated . ResponseInProgress . (one item after another)* . TerminalEvent``."""
+
+_encode = msgspec.json.Encoder().encode
+_PREFIXES = {event: f"event: {event.__struct_config__.tag}\ndata: ".encode() for event in get_args(ResponseEvent)}
+
+DONE = b"data: [DONE]\n\n"
+"""What ends every stream, after its terminal event."""
+
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment that clients skip; it keeps proxies from closing a silent connection."""
+
+
+def to_sse(event: ResponseEvent) -> bytes:
+    """One whole server-sent event: LF only and no ``id:`` line, which would break openai-python beside comments."""
+    return _PREFIXES[type(event)] + _encode(event) + b"\n\n"

@@ -1,0 +1,97 @@
+"""The Response object: the 31 fields of the Open Responses specification, all of them always present."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from pipeline.protocol.items import OutputItem
+
+ResponseStatus: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+IncompleteReason: TypeAlias = Literal["max_output_tokens", "content_filter"]
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class InputTokensDetails(msgspec.Struct, frozen=True):
+    """``cached_tokens`` were found in the engine's prefix cache."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    """``reasoning_tokens`` became text of reasoning items."""
+
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts: every token of the prompt, and every token the engine generated, markup included."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True):
+    """Why a response ended early."""
+
+    reason: IncompleteReason
+
+
+class ErrorDetails(msgspec.Struct, frozen=True):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
+class ReasoningOptions(msgspec.Struct, frozen=True):
+    """The echo of ``reasoning``."""
+
+    effort: Effort | None
+    summary: Literal["auto", "concise", "detailed"] | None
+
+
+class Response(msgspec.Struct, frozen=True, kw_only=True):
+    """One response, whatever its state.  Times are whole seconds since the epoch."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    completed_at: int | None = None
+    status: ResponseStatus
+    incomplete_details: IncompleteDetails | None = None
+    model: str
+    previous_response_id: str | None
+    instructions: str | None
+    output: tuple[OutputItem, ...] = ()
+    error: ErrorDetails | None = None
+    tools: tuple[dict[str, Any], ...]
+    tool_choice: str | dict[str, Any]
+    truncation: Literal["auto", "disabled"] = "disabled"
+    parallel_tool_calls: bool
+    text: dict[str, Any]
+    top_p: float
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    top_logprobs: int = 0
+    temperature: float
+    reasoning: ReasoningOptions
+    usage: Usage | None = None
+    max_output_tokens: int | None
+    max_tool_calls: int | None = None
+    store: bool
+    background: bool = False
+    service_tier: str = "default"
+    metadata: dict[str, str]
+    safety_identifier: str | None
+    prompt_cache_key: str | None
+
+    @property
+    def function_names(self) -> frozenset[str]:
+        """The names of the functions that the client declared."""
+        return frozenset(tool["name"] for tool in self.tools if tool["type"] == "function")

@@ -1,0 +1,113 @@
+"""The vocabulary of gpt-oss: its special tokens, its bytes, and a fast encoder over both.
+
+The ranks are those that oss-harmony embeds, read through its public API, so nothing is downloaded.  Encoding goes
+through tiktoken: the same ids, but in linear time and without the GIL, where the package's own encoder is quadratic on
+long runs of one character (openai/harmony#110).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import packages_distributions
+
+import tiktoken
+from openai_harmony import HarmonyEncodingName, load_harmony_encoding
+
+START = 200006
+END = 200007
+MESSAGE = 200008
+CHANNEL = 200005
+CONSTRAIN = 200003
+RETURN = 200002
+CALL = 200012
+END_OF_TEXT = 199999
+
+STOP_TOKENS = (RETURN, CALL)
+"""What ends the assistant's turn; never END, which only ends a message."""
+
+TEXT_TOKENS = 199_998
+"""Ids below are text; from here on they are special."""
+
+VOCABULARY_SIZE = 201_088
+
+_SPECIAL_TOKENS = {
+    "<|endoftext|>": END_OF_TEXT,
+    "<|return|>": RETURN,
+    "<|constrain|>": CONSTRAIN,
+    "<|channel|>": CHANNEL,
+    "<|start|>": START,
+    "<|end|>": END,
+    "<|message|>": MESSAGE,
+    "<|call|>": CALL,
+}
+
+_LETTER_RUN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+)
+_SPLIT = "|".join([*_LETTER_RUN, r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
+"""How o200k splits text before merging, as published with tiktoken (``o200k_base``)."""
+
+
+class ClobberedInstall(RuntimeError):
+    """Two distributions own the module ``openai_harmony``, and have overwritten each other's files."""
+
+
+@dataclass(frozen=True)
+class HarmonyEncoding:
+    """Text to ids and back."""
+
+    _tiktoken: tiktoken.Encoding
+    token_bytes: tuple[bytes, ...]
+    """The bytes of each text token, by id."""
+    token_texts: tuple[str | None, ...]
+    """The text of each text token, by id; None for those that are no whole UTF-8 text by themselves."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of ``text``, in which nothing is special: ``<|end|>`` in it stays seven characters."""
+        return self._tiktoken.encode_ordinary(text)
+
+    def encode_markup(self, text: str) -> list[int]:
+        """The ids of ``text`` with its markers as special tokens: for markup of our own, never for a client's text."""
+        return self._tiktoken.encode(text, allowed_special="all")
+
+    def decode(self, token_ids: list[int] | tuple[int, ...]) -> str:
+        """The text of ``token_ids``, special tokens as markers: for people to read."""
+        return self._tiktoken.decode(list(token_ids))
+
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The markers that `encode_markup` knows."""
+        return _SPECIAL_TOKENS
+
+
+@cache
+def load_encoding() -> HarmonyEncoding:
+    """Build the encoding, once per process; about a second.
+
+    Raises `ClobberedInstall` when openai-harmony is installed beside oss-harmony.
+    """
+    owners = packages_distributions().get("openai_harmony", [])
+    if len(set(owners)) > 1:
+        raise ClobberedInstall(
+            f"{' and '.join(sorted(set(owners)))} both own the module openai_harmony: uninstall both, then install oss-harmony"
+        )
+    os.environ.pop("TIKTOKEN_ENCODINGS_BASE", None)  # would replace the embedded vocabulary
+    harmony = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+    token_bytes = tuple(
+        harmony.decode([token], errors="surrogateescape").encode("utf-8", "surrogateescape")
+        for token in range(TEXT_TOKENS)
+    )
+    ranks = {token: rank for rank, token in enumerate(token_bytes)}
+    fast = tiktoken.Encoding("o200k_harmony", pat_str=_SPLIT, mergeable_ranks=ranks, special_tokens=_SPECIAL_TOKENS)
+    return HarmonyEncoding(fast, token_bytes, tuple(_text(token) for token in token_bytes))
+
+
+def _text(token: bytes) -> str | None:
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return None
