@@ -92,9 +92,8 @@ def load_encoding() -> HarmonyEncoding:
     """
     owners = packages_distributions().get("openai_harmony", [])
     if len(set(owners)) > 1:
-        raise ClobberedInstall(
-            f"{' and '.join(sorted(set(owners)))} both own the module openai_harmony: uninstall both, then install oss-harmony"
-        )
+        names = " and ".join(sorted(set(owners)))
+        raise ClobberedInstall(f"{names} both own the module openai_harmony: uninstall both, then install oss-harmony")
     os.environ.pop("TIKTOKEN_ENCODINGS_BASE", None)  # would replace the embedded vocabulary
     harmony = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     token_bytes = tuple(

@@ -1,0 +1,211 @@
+"""Parse Harmony: token ids in, items out.
+
+The machine works on ids, where a marker cannot be confused with text that looks like one, and knows three places: in
+a header, in content, and between messages.  It never raises on what a model wrote.  Markup that is wrong is repaired
+and named in `ItemClosed.repairs`; every token of text ends up in an item, and the deltas of an item sum to its text.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from dataclasses import dataclass
+
+from pipeline.frames import (
+    GenerationFinished,
+    GenerationStarted,
+    ItemClosed,
+    ItemDelta,
+    ParsedFrame,
+    ReasoningOpened,
+    Repair,
+    TokenChunk,
+    TokenFrame,
+    TurnFinished,
+)
+from stages.harmony import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    END_OF_TEXT,
+    MESSAGE,
+    RETURN,
+    START,
+    TEXT_TOKENS,
+    HarmonyEncoding,
+)
+from stages.parse.header import Header, Reading, read_bare, read_header
+
+_CLOSING = frozenset({END, RETURN, CALL, END_OF_TEXT})
+
+_LONGEST_HEADER = 64
+"""Tokens.  A function name has up to 64 characters; what goes on for longer is an answer whose header went missing,
+and its reader should see it arrive."""
+
+
+@dataclass(frozen=True)
+class ParseHarmony:
+    """The stage around `HarmonyParser`."""
+
+    encoding: HarmonyEncoding
+
+    async def __call__(self, source: AsyncIterator[TokenFrame]) -> AsyncGenerator[ParsedFrame, None]:
+        """Parse one generation."""
+        parser = HarmonyParser(self.encoding)
+        async for frame in source:
+            for parsed in parser.feed(frame):
+                yield parsed
+
+
+class HarmonyParser:
+    """The machine: one per generation, whose prompt ended in ``<|start|>assistant``."""
+
+    def __init__(self, encoding: HarmonyEncoding) -> None:
+        self._token_bytes = encoding.token_bytes
+        self._text = TokenDecoder(encoding)
+        self._tools: frozenset[str] = frozenset()
+        self._header: Header | None = Header()
+        self._in_content = False
+        self._thinking = False
+        self._repairs: list[Repair] = []
+        self._output_tokens = 0
+        self._reasoning_tokens = 0
+
+    def feed(self, frame: TokenFrame) -> Iterable[ParsedFrame]:
+        """Take one frame, give what became clear by it."""
+        match frame:
+            case TokenChunk(token_ids):
+                return self._read(token_ids)
+            case GenerationStarted():
+                self._tools = frame.response.function_names
+                return (frame,)
+            case GenerationFinished():
+                return self._finish(frame)
+
+    def _read(self, token_ids: Iterable[int]) -> list[ParsedFrame]:
+        parsed: list[ParsedFrame] = []
+        pieces: list[str] = []
+        for token in token_ids:
+            self._output_tokens += 1
+            if not self._in_content:
+                parsed += self._read_header(token)
+            elif token < TEXT_TOKENS:
+                pieces.append(self._text.decode(token))
+            else:
+                parsed += self._delta(pieces)
+                pieces = []
+                parsed += self._read_marker(token)
+        parsed += self._delta(pieces)
+        return parsed
+
+    def _finish(self, finished: GenerationFinished) -> Iterable[ParsedFrame]:
+        cut = finished.reason == "length"
+        if self._header is not None:
+            yield from self._open_bare(cut=True)
+        if self._in_content:
+            yield from self._close(complete=not cut)
+        yield TurnFinished(
+            reason=finished.reason,
+            cached_tokens=finished.cached_tokens,
+            output_tokens=self._output_tokens,
+            reasoning_tokens=self._reasoning_tokens,
+            duration=finished.duration,
+        )
+
+    # In content
+
+    def _delta(self, pieces: list[str]) -> Iterable[ParsedFrame]:
+        if self._thinking:
+            self._reasoning_tokens += len(pieces)
+        text = "".join(pieces)
+        return (ItemDelta(text),) if text else ()
+
+    def _read_marker(self, token: int) -> Iterable[ParsedFrame]:
+        if token in _CLOSING:
+            yield from self._close(complete=True)
+        elif token in (START, CHANNEL):
+            self._repairs.append("missing end")
+            yield from self._close(complete=True)
+            yield from self._read_header(token)
+        else:
+            self._repairs.append("stray marker")
+
+    def _close(self, *, complete: bool) -> Iterable[ParsedFrame]:
+        if held_back := self._text.flush():
+            yield ItemDelta(held_back)
+        yield ItemClosed(complete, tuple(self._repairs))
+        self._in_content = self._thinking = False
+        self._repairs = []
+
+    # In a header, or between messages
+
+    def _read_header(self, token: int) -> Iterable[ParsedFrame]:
+        if token == START:
+            yield from self._restart()
+            return
+        if token in _CLOSING:
+            yield from self._end_bare()
+            return
+        header = self._header = Header(repairs=["missing start"]) if self._header is None else self._header
+        if token < TEXT_TOKENS:
+            header.add(self._token_bytes[token])
+        elif token == MESSAGE:
+            yield from self._open(read_header(header, self._tools))
+        elif token in (CHANNEL, CONSTRAIN):
+            header.mark("channel" if token == CHANNEL else "constrain")
+        else:
+            header.repairs.append("stray marker")
+        if self._header is header and header.length >= _LONGEST_HEADER and header.is_whole:
+            yield from self._open_bare(cut=False)
+
+    def _restart(self) -> Iterable[ParsedFrame]:
+        yield from self._end_bare()
+        self._header = Header()
+
+    def _end_bare(self) -> Iterable[ParsedFrame]:
+        """A message ends though its content never began."""
+        if self._header is not None:
+            yield from self._open_bare(cut=False)
+            if self._in_content:
+                yield from self._close(complete=True)
+
+    def _open_bare(self, *, cut: bool) -> Iterable[ParsedFrame]:
+        if self._header is None:
+            return
+        reading = read_bare(self._header, cut=cut)
+        self._header = None
+        if reading.rest:
+            yield from self._open(reading)
+            yield ItemDelta(reading.rest)
+
+    def _open(self, reading: Reading) -> Iterable[ParsedFrame]:
+        opening = reading.opening(self._tools)
+        self._header = None
+        self._in_content = True
+        self._thinking = isinstance(opening, ReasoningOpened)
+        self._repairs = reading.repairs
+        yield opening
+
+
+class TokenDecoder:
+    """Text of a token stream, in which a character may be spread over several tokens."""
+
+    def __init__(self, encoding: HarmonyEncoding) -> None:
+        self._texts = encoding.token_texts
+        self._bytes = encoding.token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._holds_back = False
+
+    def decode(self, token: int) -> str:
+        """The text that ``token`` completes; empty while a character is unfinished."""
+        text = self._texts[token]
+        if text is None or self._holds_back:
+            text = self._decoder.decode(self._bytes[token])
+            self._holds_back = bool(self._decoder.getstate()[0])
+        return text
+
+    def flush(self) -> str:
+        """What an unfinished character leaves behind: U+FFFD or nothing."""
+        self._holds_back = False
+        return self._decoder.decode(b"", final=True)
