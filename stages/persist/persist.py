@@ -1,0 +1,68 @@
+"""The end of the pipeline: every event goes on as it came, and the last one's response is stored on the way.
+
+Only the terminal event waits for the store, because whoever has seen the end of a response may ask for it at once;
+a delta never waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from pipeline.errors import StoreFailed
+from pipeline.frames import EmittedFrame, GenerationStarted
+from pipeline.protocol.events import (
+    ResponseCompleted,
+    ResponseEvent,
+    ResponseFailed,
+    ResponseIncomplete,
+    TerminalEvent,
+)
+from pipeline.protocol.items import Item
+from pipeline.protocol.response import ErrorDetails
+from stages.persist.store import ResponseStore, StoredResponse
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Persist:
+    """Stores each response that asks for it, with the input of its request, before its terminal event passes."""
+
+    store: ResponseStore
+
+    async def __call__(self, source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[ResponseEvent, None]:
+        """Pass the events on; what `GenerationStarted` knows of the request stays here."""
+        request_input: tuple[Item, ...] = ()
+        async for frame in source:
+            match frame:
+                case GenerationStarted():
+                    request_input = frame.input
+                case ResponseCompleted() | ResponseIncomplete() | ResponseFailed() if frame.response.store:
+                    yield await self._stored(frame, request_input)
+                case _:
+                    yield frame
+
+    async def _stored(self, event: TerminalEvent, request_input: tuple[Item, ...]) -> TerminalEvent:
+        """The event once its response is stored, or the news that it could not be."""
+        try:
+            await self.store.put(StoredResponse(event.response, request_input))
+        except StoreFailed as exc:
+            _log.exception("response %s is lost to the store", event.response.id)
+            return event if isinstance(event, ResponseFailed) else _failed(event, exc)
+        return event
+
+
+def _failed(event: TerminalEvent, error: StoreFailed) -> ResponseFailed:
+    """The terminal event of a response that cannot be kept as it promised: a client must not build on it."""
+    response = replace(
+        event.response,
+        status="failed",
+        error=ErrorDetails(error.code, error.message),
+        completed_at=None,
+        incomplete_details=None,
+    )
+    return ResponseFailed(sequence_number=event.sequence_number, response=response)

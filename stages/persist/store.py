@@ -1,0 +1,40 @@
+"""What penstock asks of a response store; each backend is one module beside this one."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from pipeline.protocol.items import Item
+from pipeline.protocol.response import Response
+
+
+class StoredResponse(msgspec.Struct, frozen=True):
+    """A response and the input that came with its own request; what it continues is stored under its own id."""
+
+    response: Response
+    input: tuple[Item, ...]
+
+
+class ResponseStore(Protocol):
+    """Keeps responses by id.  Whatever it cannot do raises `StoreFailed`, also anything after `close`."""
+
+    async def put(self, stored: StoredResponse) -> None:
+        """Keep a response, in place of one with the same id; it is durable once this returns.
+
+        A put whose caller is cancelled is carried out all the same.
+        """
+
+    async def get(self, response_id: str) -> StoredResponse | None:
+        """The response of that id, if there is one; every put that has returned is seen."""
+
+    async def chain(self, response_id: str) -> tuple[StoredResponse, ...]:
+        """The response and all that it continues through ``previous_response_id``, oldest first.
+
+        The chain begins behind the first ancestor that is missing, and is empty if the response itself is.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Finish the puts that wait, then let go of everything.  Closing twice is harmless."""
