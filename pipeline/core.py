@@ -47,7 +47,7 @@ class Junction:
 
     def refuses(self, arriving: Junction) -> list[str]:
         """The names of the arriving frames that do not fit."""
-        if self.is_open:
+        if self.is_open or arriving.is_open:
             return []
         accepted = tuple(self.frames)
         return sorted(frame.__name__ for frame in arriving.frames if not issubclass(frame, accepted))

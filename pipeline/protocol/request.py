@@ -1,0 +1,245 @@
+"""The body of ``POST /v1/responses``, as openai-python 3.52's ``responses.create`` writes it.
+
+Unknown keys are ignored, because clients send some of their own; known keys with bad values are refused with the path
+of the value.  What is understood here but not implemented by a server is for the ``normalize`` stage to refuse.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, ValidationError
+
+from pipeline.errors import InvalidRequest
+from pipeline.protocol.items import ItemStatus, Phase, Role
+from pipeline.protocol.response import Effort
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+def _type_of(value: Any) -> str | None:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def _item_tag(value: Any) -> str:
+    return _type_of(value) or "message"
+
+
+def _text_or_list(value: Any) -> str:
+    return "as_text" if isinstance(value, str) else "as_list"
+
+
+# Content parts
+
+
+class InputTextPart(_Body):
+    type: Literal["input_text"]
+    text: str
+
+
+class OutputTextPart(_Body):
+    type: Literal["output_text"]
+    text: str
+
+
+class RefusalPart(_Body):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class ReasoningTextPart(_Body):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class SummaryTextPart(_Body):
+    type: Literal["summary_text"]
+    text: str
+
+
+class ImagePart(_Body):
+    type: Literal["input_image"]
+
+
+class FilePart(_Body):
+    type: Literal["input_file"]
+
+
+MessagePart: TypeAlias = Annotated[
+    InputTextPart | OutputTextPart | RefusalPart | ImagePart | FilePart, Field(discriminator="type")
+]
+OutputPart: TypeAlias = Annotated[InputTextPart | ImagePart | FilePart, Field(discriminator="type")]
+_MessageContent: TypeAlias = Annotated[
+    Annotated[str, Tag("as_text")] | Annotated[list[MessagePart], Tag("as_list")], Discriminator(_text_or_list)
+]
+_CallOutput: TypeAlias = Annotated[
+    Annotated[str, Tag("as_text")] | Annotated[list[OutputPart], Tag("as_list")], Discriminator(_text_or_list)
+]
+
+# Items
+
+
+class _InputItem(_Body):
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class MessageItem(_InputItem):
+    type: Literal["message"] | None = None
+    role: Role
+    content: _MessageContent
+    phase: Phase | None = None
+
+
+class ReasoningItem(_InputItem):
+    type: Literal["reasoning"]
+    summary: list[SummaryTextPart] = []
+    content: list[ReasoningTextPart] | None = None
+    encrypted_content: str | None = None
+
+
+class FunctionCallItem(_InputItem):
+    type: Literal["function_call"]
+    call_id: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    name: Annotated[str, StringConstraints(min_length=1)]
+    arguments: str
+
+
+class FunctionCallOutputItem(_InputItem):
+    type: Literal["function_call_output"]
+    call_id: Annotated[str, StringConstraints(min_length=1, max_length=64)]
+    output: _CallOutput
+
+
+InputItem: TypeAlias = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("function_call_output")],
+    Discriminator(_item_tag),
+]
+
+# Options
+
+
+class FunctionTool(_Body):
+    type: Literal["function"]
+    name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class OtherTool(_Body):
+    """A tool of another type: its fields are not read."""
+
+    type: str
+
+
+Tool: TypeAlias = Annotated[
+    Annotated[FunctionTool, Tag("function_tool")] | Annotated[OtherTool, Tag("other_tool")],
+    Discriminator(lambda value: "function_tool" if _type_of(value) == "function" else "other_tool"),
+]
+
+
+class ReasoningOptions(_Body):
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class TextFormat(_Body):
+    type: Literal["text", "json_schema", "json_object"]
+
+
+class TextOptions(_Body):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class StreamOptions(_Body):
+    include_obfuscation: bool | None = None
+
+
+_MetadataKey: TypeAlias = Annotated[str, StringConstraints(max_length=64)]
+_MetadataValue: TypeAlias = Annotated[str, StringConstraints(max_length=512)]
+
+
+class CreateResponse(_Body):
+    """A request for one response.  None means: not said."""
+
+    model: str | None = None
+    input: (
+        Annotated[
+            Annotated[str, Tag("as_text")] | Annotated[list[InputItem], Tag("as_list")],
+            Discriminator(_text_or_list),
+        ]
+        | None
+    ) = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    store: bool | None = None
+    metadata: Annotated[dict[_MetadataKey, _MetadataValue], Field(max_length=16)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: Annotated[int, Field(ge=16)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    include: list[str] | None = None
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
+    context_management: Any = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+
+
+def read_request(body: bytes) -> CreateResponse:
+    """Read a body.
+
+    Raises `InvalidRequest`, with the path of the first value that is wrong.
+    """
+    try:
+        return CreateResponse.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "json_invalid":
+            raise InvalidRequest(f"The body is not valid JSON: {first['msg']}") from error
+        param = _path(json.loads(body), first["loc"])
+        message = first["msg"]
+        if first["type"] == "union_tag_invalid":
+            message = f"Type {first['ctx']['tag']!r} is none of {first['ctx']['expected_tags']}"
+        raise InvalidRequest(f"{message} (at {param})" if param else message, param=param) from error
+
+
+def _path(body: Any, location: Sequence[int | str]) -> str | None:
+    """The location of a value as a client would write it, ``input[0].content``, without pydantic's union tags."""
+    path, value = "", body
+    for position, step in enumerate(location):
+        is_missing = position == len(location) - 1 and isinstance(value, dict) and step not in _TAGS
+        if isinstance(step, int) and isinstance(value, list):
+            path, value = f"{path}[{step}]", value[step]
+        elif isinstance(value, dict) and (step in value or is_missing):
+            path, value = f"{path}.{step}" if path else str(step), value.get(step)
+    return path or None
+
+
+_TAGS = frozenset(
+    {"as_text", "as_list", "function_tool", "other_tool"}
+    | {"message", "reasoning", "function_call", "function_call_output"}
+    | {"input_text", "output_text", "refusal", "input_image", "input_file"}
+)
+"""Steps of a location that name a branch of a union rather than a key of the body."""

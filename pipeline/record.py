@@ -1,0 +1,35 @@
+"""Recordings: the frames of one junction as a file of JSON lines.
+
+A file of frames is a source for the stages behind its junction, so that a recording is all that a replay needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+Frame = TypeVar("Frame")
+
+_encoder = msgspec.json.Encoder()
+
+
+def write_frames(path: Path, frames: Iterable[object]) -> None:
+    """Write one frame per line."""
+    path.write_bytes(_encoder.encode_lines(frames))
+
+
+def read_frames(path: Path, junction: Any) -> Iterator[Any]:
+    """The frames of a file, as members of the union ``junction``.
+
+    Raises `msgspec.ValidationError` for a line that is no such frame.
+    """
+    yield from msgspec.json.Decoder(junction).decode_lines(path.read_bytes())
+
+
+async def replay(frames: Iterable[Frame]) -> AsyncGenerator[Frame, None]:
+    """Frames as the source of a pipeline."""
+    for frame in frames:
+        yield frame

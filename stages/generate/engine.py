@@ -1,0 +1,41 @@
+"""What the ``generate`` stage asks of an engine: token ids in, token ids out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
+from typing import Protocol
+
+from pipeline.frames import EngineFrame, Prompt
+
+
+class Engine(Protocol):
+    """Something that continues prompts."""
+
+    @property
+    def context_length(self) -> int:
+        """How many tokens prompt and answer may have together."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """One more than the highest token id that the engine survives."""
+        ...
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the engine can serve no request any more."""
+        ...
+
+    def open(self, prompt: Prompt) -> AbstractAsyncContextManager[AsyncIterator[EngineFrame]]:
+        """Generate for the length of a block.
+
+        Entering it is the engine's acceptance of the prompt: `InvalidPrompt`, `EngineOverloaded` and `EngineDead` are
+        raised here.  Its frames are ``TokenChunk* . GenerationFinished``; `EngineFailed` and `EngineDead` may be raised
+        between them.  Leaving the block early aborts the generation.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of what the engine holds."""
+        ...

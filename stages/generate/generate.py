@@ -1,0 +1,39 @@
+"""Generate: a prompt becomes tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+
+import msgspec
+
+from pipeline.errors import ContextTooLong, InvalidPrompt
+from pipeline.frames import GenerationStarted, Prompt, TokenFrame
+from stages.generate.engine import Engine
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Let ``engine`` continue each prompt; leaving the stream aborts the generation."""
+
+    engine: Engine
+
+    async def __call__(self, source: AsyncIterator[Prompt]) -> AsyncGenerator[TokenFrame, None]:
+        """Raise what makes a prompt impossible before the first frame, which says that the engine has accepted it."""
+        async for prompt in source:
+            async with self.engine.open(self._checked(prompt)) as frames:
+                yield GenerationStarted(prompt.response, prompt.input, len(prompt.token_ids))
+                async for frame in frames:
+                    yield frame
+
+    def _checked(self, prompt: Prompt) -> Prompt:
+        """The prompt with its token limit drawn; one id outside the vocabulary would kill vLLM for everybody."""
+        room = self.engine.context_length - len(prompt.token_ids)
+        if room <= 0:
+            raise ContextTooLong(len(prompt.token_ids), self.engine.context_length)
+        if not prompt.token_ids:
+            raise InvalidPrompt("The prompt is empty.")
+        if not 0 <= min(prompt.token_ids) <= max(prompt.token_ids) < self.engine.vocabulary_size:
+            raise InvalidPrompt("The prompt has token ids that the model does not know.")
+        limit = min(room, prompt.sampling.max_tokens or room)
+        return msgspec.structs.replace(prompt, sampling=msgspec.structs.replace(prompt.sampling, max_tokens=limit))

@@ -1,0 +1,130 @@
+"""vLLM in this process: `AsyncLLM`, with token ids in and out.
+
+vLLM's interface moves between releases, and importing it takes seconds and gigabytes: this file alone knows it, inside
+functions.  Written against vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
+from pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk
+
+if TYPE_CHECKING:
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import RequestOutputCollector
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class VllmEngine:
+    """An engine whose workers live in child processes of this one."""
+
+    _llm: AsyncLLM
+    model: str
+    """The name under which vLLM serves the model."""
+    context_length: int
+    vocabulary_size: int
+
+    @property
+    def is_alive(self) -> bool:
+        """False once a worker has died."""
+        return not self._llm.errored
+
+    @asynccontextmanager
+    async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
+        """Add the request to vLLM's queue; abort it on the way out unless it is finished."""
+        started = time.monotonic()
+        with _translated():
+            collector = await self._llm.add_request(
+                prompt.response.id, {"prompt_token_ids": list(prompt.token_ids)}, _sampling_params(prompt)
+            )
+        reading = _Reading(started)
+        try:
+            yield reading.frames(collector)
+        finally:
+            if not reading.finished and self.is_alive:
+                await self._llm.abort(collector.request_id, internal=True)
+
+    async def close(self) -> None:
+        """End the worker processes."""
+        self._llm.shutdown()
+
+
+@dataclass
+class _Reading:
+    started: float
+    finished: bool = False
+
+    async def frames(self, collector: RequestOutputCollector) -> AsyncGenerator[EngineFrame, None]:
+        """Pass on every token of every output: vLLM merges the outputs that a slow reader has not taken yet."""
+        cached_tokens = 0
+        while not self.finished:
+            with _translated():
+                output: Any = collector.get_nowait() or await collector.get()
+            self.finished = output.finished
+            cached_tokens = output.num_cached_tokens or cached_tokens
+            completion = output.outputs[0]
+            if completion.token_ids:
+                yield TokenChunk(tuple(completion.token_ids))
+        if completion.finish_reason not in ("stop", "length"):
+            raise EngineFailed(f"The engine gave up on this response ({completion.finish_reason}).")
+        yield GenerationFinished(completion.finish_reason, cached_tokens, time.monotonic() - self.started)
+
+
+def _sampling_params(prompt: Prompt) -> SamplingParams:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    with _translated():
+        return SamplingParams(
+            temperature=prompt.sampling.temperature,
+            top_p=prompt.sampling.top_p,
+            max_tokens=prompt.sampling.max_tokens,
+            stop_token_ids=list(prompt.stop_token_ids),
+            output_kind=RequestOutputKind.DELTA,
+            detokenize=False,
+            skip_special_tokens=False,
+        )
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn vLLM's exceptions into ours."""
+    from vllm.exceptions import GracefulHTTPError, VLLMClientError
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+    try:
+        yield
+    except EngineDeadError as error:
+        raise EngineDead("The engine has died.") from error
+    except GracefulHTTPError as error:
+        raise EngineOverloaded("The engine's queue is full. Try again in a moment.") from error
+    except (VLLMClientError, ValueError) as error:
+        raise InvalidPrompt(str(error)) from error
+    except EngineGenerateError as error:
+        raise EngineFailed("The engine failed at this response.") from error
+
+
+def start_vllm(model: str, arguments: Sequence[str]) -> VllmEngine:
+    """Start vLLM for ``model`` with ``arguments`` as its own command line takes them; call it in the event loop.
+
+    Takes from ten seconds to minutes.  Exits with vLLM's own message for arguments that it does not know.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="penstock serve"))
+    engine_args = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", model, *arguments]))
+    llm = AsyncLLM.from_engine_args(engine_args)
+    served = engine_args.served_model_name
+    name = served[0] if isinstance(served, list) else served or model
+    return VllmEngine(llm, name, llm.model_config.max_model_len, llm.model_config.get_vocab_size())

@@ -1,0 +1,161 @@
+"""Normalize: a request body and what came before it become one Conversation.
+
+The ids and the time of a response are drawn here and nowhere else, so that everything behind this stage gives the same
+output for the same input.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pipeline.errors import InvalidRequest, ModelNotFound, PreviousResponseNotFound, UnsupportedParameter
+from pipeline.frames import Conversation, Sampling
+from pipeline.protocol.items import Item
+from pipeline.protocol.request import CreateResponse, FunctionTool, OtherTool
+from pipeline.protocol.response import ReasoningOptions, Response
+from stages.normalize.items import check_calls, read_input
+from stages.persist.store import ResponseStore
+
+logger = logging.getLogger(__name__)
+
+HOSTED_TOOLS = frozenset({"file_search", "code_interpreter", "image_generation"})
+"""Tools that OpenAI runs; beside them web_search and computer in all their versions."""
+
+INCLUDABLE = frozenset(
+    {
+        "file_search_call.results",
+        "web_search_call.results",
+        "web_search_call.action.sources",
+        "message.input_image.image_url",
+        "computer_call_output.output.image_url",
+        "code_interpreter_call.outputs",
+        "reasoning.encrypted_content",
+        "message.output_text.logprobs",
+    }
+)
+
+
+def draw_suffix() -> str:
+    """The random part of a new response's id."""
+    return secrets.token_hex(16)
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """Understand a request for ``model``; ``draw`` and ``clock`` are where ids and time come from."""
+
+    store: ResponseStore
+    model: str
+    draw: Callable[[], str] = draw_suffix
+    clock: Callable[[], float] = time.time
+
+    async def __call__(self, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[Conversation, None]:
+        """One conversation per request; raises `InvalidRequest` for what this server cannot do."""
+        async for request in source:
+            refuse_unsupported(request)
+            if request.model not in (None, self.model):
+                raise ModelNotFound(f"This server serves {self.model!r}, not {request.model!r}.", param="model")
+            history = await self._history(request.previous_response_id)
+            suffix, now = self.draw(), self.clock()
+            items = read_input(request.input, suffix)
+            if not items and not history:
+                raise InvalidRequest("A request without previous_response_id needs an input.", param="input")
+            check_calls(history, items)
+            yield Conversation(
+                response=_response(request, f"resp_{suffix}", int(now), self.model),
+                history=history,
+                input=items,
+                sampling=_sampling(request),
+                date=datetime.fromtimestamp(now, UTC).date().isoformat(),
+            )
+
+    async def _history(self, previous: str | None) -> tuple[Item, ...]:
+        if previous is None:
+            return ()
+        chain = await self.store.chain(previous)
+        if not chain:
+            raise PreviousResponseNotFound(previous)
+        return tuple(item for stored in chain for item in (*stored.input, *stored.response.output))
+
+
+def refuse_unsupported(request: CreateResponse) -> None:
+    """Raise `UnsupportedParameter` for the first parameter that asks for what this server does not do."""
+    wants_format = request.text is not None and request.text.format is not None and request.text.format.type != "text"
+    unsupported = {
+        "background": request.background,
+        "conversation": request.conversation,
+        "prompt": request.prompt,
+        "context_management": request.context_management,
+        "truncation": request.truncation == "auto",
+        "top_logprobs": request.top_logprobs,
+        "tool_choice": request.tool_choice not in (None, "auto", "none"),
+        "text.format": wants_format,
+    }
+    for param, asked in unsupported.items():
+        if asked:
+            raise UnsupportedParameter(f"This server does not support this value of {param}.", param=param)
+    for position, name in enumerate(request.include or ()):
+        if name not in INCLUDABLE:
+            raise InvalidRequest(f"{name!r} is nothing that can be included.", param=f"include[{position}]")
+
+
+def _sampling(request: CreateResponse) -> Sampling:
+    return Sampling(
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_p=1.0 if request.top_p is None else request.top_p,
+        max_tokens=request.max_output_tokens,
+    )
+
+
+def _response(request: CreateResponse, response_id: str, created_at: int, model: str) -> Response:
+    sampling = _sampling(request)
+    reasoning = request.reasoning
+    return Response(
+        id=response_id,
+        created_at=created_at,
+        status="in_progress",
+        model=model,
+        previous_response_id=request.previous_response_id,
+        instructions=request.instructions,
+        tools=tuple(_tools(request)),
+        tool_choice=request.tool_choice or "auto",
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        text=_text(request),
+        top_p=sampling.top_p,
+        temperature=sampling.temperature,
+        reasoning=ReasoningOptions(reasoning.effort, reasoning.summary) if reasoning else ReasoningOptions(None, None),
+        max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
+        store=request.store is not False,
+        metadata=request.metadata or {},
+        safety_identifier=request.safety_identifier,
+        prompt_cache_key=request.prompt_cache_key,
+    )
+
+
+def _text(request: CreateResponse) -> dict[str, Any]:
+    text: dict[str, Any] = {"format": {"type": "text"}}
+    if request.text and request.text.verbosity:
+        text["verbosity"] = request.text.verbosity
+    return text
+
+
+def _tools(request: CreateResponse) -> list[dict[str, Any]]:
+    tools = []
+    for position, tool in enumerate(request.tools or ()):
+        match tool:
+            case FunctionTool():
+                tools.append(tool.model_dump())
+            case OtherTool(type=kind) if kind in HOSTED_TOOLS or kind.startswith(("web_search", "computer")):
+                logger.info("Ignored the hosted tool %s: this server has no means to run it", kind)
+            case OtherTool(type=kind):
+                raise UnsupportedParameter(
+                    f"This server does not support tools of type {kind!r}.", param=f"tools[{position}].type"
+                )
+    return tools

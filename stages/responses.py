@@ -1,0 +1,30 @@
+"""The one screen: which stages make a response, in which order."""
+
+from __future__ import annotations
+
+from pipeline.core import Pipeline
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.request import CreateResponse
+from stages.emit.emit import emit
+from stages.generate.engine import Engine
+from stages.generate.generate import Generate
+from stages.harmony import HarmonyEncoding
+from stages.normalize.normalize import Normalize
+from stages.parse.harmony import ParseHarmony
+from stages.persist.persist import Persist
+from stages.persist.store import ResponseStore
+from stages.render.harmony import RenderHarmony
+
+
+def harmony_responses(
+    model: str, engine: Engine, encoding: HarmonyEncoding, store: ResponseStore
+) -> Pipeline[CreateResponse, ResponseEvent]:
+    """Responses of a model that speaks Harmony."""
+    return (
+        Pipeline.start("normalize", Normalize(store, model))
+        .then("render", RenderHarmony(encoding))
+        .then("generate", Generate(engine))
+        .then("parse", ParseHarmony(encoding))
+        .then("emit", emit)
+        .then("persist", Persist(store))
+    )

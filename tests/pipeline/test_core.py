@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytest
+
+from pipeline.core import JunctionError, Pipeline
+
+Frame = TypeVar("Frame")
+
+
+@dataclass(frozen=True)
+class Letter:
+    text: str
+
+
+@dataclass(frozen=True)
+class Number:
+    value: int
+
+
+@dataclass(frozen=True)
+class Note:
+    text: str
+
+
+async def letters() -> AsyncGenerator[Letter, None]:
+    for text in "abc":
+        yield Letter(text)
+
+
+async def count(source: AsyncIterator[Letter]) -> AsyncGenerator[Number, None]:
+    async for letter in source:
+        yield Number(ord(letter.text) - ord("a"))
+
+
+async def annotate(source: AsyncIterator[Number]) -> AsyncGenerator[Number | Note, None]:
+    async for number in source:
+        yield number
+        yield Note(f"saw {number.value}")
+
+
+async def spell(source: AsyncIterator[Number | Note]) -> AsyncGenerator[str, None]:
+    async for frame in source:
+        yield str(frame)
+
+
+async def keep(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
+    async for frame in source:
+        yield frame
+
+
+@dataclass(frozen=True)
+class Add:
+    amount: int
+
+    async def __call__(self, source: AsyncIterator[Number]) -> AsyncGenerator[Number, None]:
+        async for number in source:
+            yield Number(number.value + self.amount)
+
+
+@dataclass(frozen=True)
+class Twice:
+    """A composite stage."""
+
+    inner: Pipeline[Number, Number]
+
+    async def __call__(self, source: AsyncIterator[Number]) -> AsyncGenerator[Number, None]:
+        async for number in source:
+            for _ in range(2):
+                async with self.inner.open(one(number)) as inner:
+                    async for frame in inner:
+                        yield frame
+
+
+async def one(number: Number) -> AsyncGenerator[Number, None]:
+    yield number
+
+
+def numbers() -> Pipeline[Letter, Number]:
+    return Pipeline.start("count", count).then("add", Add(1))
+
+
+def nested() -> Pipeline[Letter, Number]:
+    turn = Pipeline.start("double", Add(10)).then("shift", Add(100))
+    return Pipeline.start("count", count).then("twice", Twice(turn)).then("add", Add(1))
+
+
+async def run(pipeline: Pipeline[Letter, Any]) -> list[Any]:
+    async with pipeline.open(letters()) as frames:
+        return [frame async for frame in frames]
+
+
+def names(pipeline: Pipeline[Any, Any]) -> list[str]:
+    return [step.name for step in pipeline.steps]
+
+
+# Composing and editing
+
+
+async def test_frames_flow_in_order() -> None:
+    """Stages run in the order of their declaration."""
+    assert await run(numbers()) == [Number(1), Number(2), Number(3)]
+
+
+async def test_edits_return_new_pipelines() -> None:
+    """Editing never changes the pipeline that is edited."""
+    original = numbers()
+    edited = original.before("add", "keep", keep).after("add", "more", Add(5)).replace("add", Add(2)).without("keep")
+    assert names(edited) == ["count", "add", "more"]
+    assert await run(edited) == [Number(7), Number(8), Number(9)]
+    assert names(original) == ["count", "add"]
+
+
+async def test_since_and_upto_cut_at_a_name() -> None:
+    """A tail takes the frames of its first junction, a head gives those of its last."""
+    assert names(numbers().since("add")) == ["add"]
+    assert names(numbers().upto("count")) == ["count"]
+    async with numbers().since("add").open(one(Number(41))) as frames:
+        assert [frame async for frame in frames] == [Number(42)]
+
+
+async def test_inner_stages_are_reached_by_name() -> None:
+    """Every edit finds its anchor inside a composite stage, and leaves the rest of it alone."""
+    assert await run(nested()) == [Number(v) for v in (111, 111, 112, 112, 113, 113)]
+    edited = nested().replace("shift", Add(0)).after("double", "more", Add(1000)).before("double", "keep", keep)
+    assert await run(edited.without("keep")) == [Number(v) for v in (1011, 1011, 1012, 1012, 1013, 1013)]
+    assert names(edited.inner("twice")) == ["keep", "double", "more", "shift"]
+
+
+def test_a_cut_inside_a_composite_says_what_to_cut() -> None:
+    """A tail cannot begin inside a composite stage; the message names the pipeline that can be cut."""
+    with pytest.raises(LookupError, match=r"pipeline\.inner\('twice'\)"):
+        nested().since("shift")
+    assert names(nested().inner("twice").since("shift")) == ["shift"]
+
+
+@pytest.mark.parametrize("edit", ["before", "after", "replace", "without", "since", "upto", "inner"])
+def test_an_unknown_name_lists_the_known_ones(edit: str) -> None:
+    """A misspelt anchor is answered with all names, inner ones included."""
+    arguments: dict[str, tuple[Any, ...]] = {"before": ("x", keep), "after": ("x", keep), "replace": (keep,)}
+    with pytest.raises(LookupError, match="count, twice, double, shift, add"):
+        getattr(nested(), edit)("cuont", *arguments.get(edit, ()))
+
+
+def test_inner_of_a_plain_stage_is_refused() -> None:
+    """Only composite stages have an inner pipeline."""
+    with pytest.raises(LookupError, match="no inner pipeline"):
+        numbers().inner("add")
+
+
+# Junctions
+
+
+def test_a_wrong_order_is_refused_when_built() -> None:
+    """Neighbours that disagree are named, with the frames that do not fit."""
+    with pytest.raises(JunctionError, match="annotate -> add: add does not accept Note"):
+        Pipeline.start("annotate", annotate).then("add", Add(1))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+
+def test_an_edit_is_checked_again() -> None:
+    """Taking a stage out, or replacing it, may not leave neighbours that disagree."""
+    pipeline = Pipeline.start("count", count).then("annotate", annotate).then("spell", spell)
+    with pytest.raises(JunctionError, match="does not accept Letter"):
+        pipeline.without("count").before("annotate", "letters", keep_letters)
+    with pytest.raises(JunctionError, match="does not accept str"):
+        pipeline.after("spell", "add", Add(1))
+
+
+async def keep_letters(source: AsyncIterator[Letter]) -> AsyncGenerator[Letter, None]:
+    async for letter in source:
+        yield letter
+
+
+def test_a_pass_through_fits_any_junction() -> None:
+    """A stage over a bare type variable hands on the type that arrives, for the check behind it as well."""
+    pipeline = numbers().before("count", "first", keep).after("count", "middle", keep).after("add", "last", keep)
+    assert names(pipeline) == ["first", "count", "middle", "add", "last"]
+    with pytest.raises(JunctionError):
+        Pipeline.start("annotate", annotate).then("keep", keep).then("add", Add(1))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+
+def test_a_subclass_of_an_accepted_frame_fits() -> None:
+    """Frames are accepted as Python accepts them: by class, subclasses included."""
+
+    class Special(Number):
+        pass
+
+    async def special(source: AsyncIterator[Letter]) -> AsyncGenerator[Special, None]:
+        async for _ in source:
+            yield Special(1)
+
+    special.__annotations__ = {"source": AsyncIterator[Letter], "return": AsyncGenerator[Special, None]}
+    assert names(Pipeline.start("special", special).then("add", Add(1))) == ["special", "add"]
+
+
+def test_names_are_unique_inside_and_out() -> None:
+    """A name reaches one stage, so it may stand for one only."""
+    with pytest.raises(ValueError, match="repeat: add"):
+        numbers().then("add", Add(1))
+    with pytest.raises(ValueError, match="repeat: shift"):
+        nested().then("shift", Add(1))
+
+
+def test_an_empty_pipeline_is_refused() -> None:
+    """Without a stage there is no flow."""
+    with pytest.raises(ValueError, match="at least one stage"):
+        Pipeline.start("count", count).without("count")
+
+
+def test_a_stage_without_annotations_is_refused() -> None:
+    """What cannot be checked is not composed."""
+
+    async def bare(source):  # type: ignore[no-untyped-def]
+        yield source
+
+    with pytest.raises(JunctionError, match="not annotated"):
+        Pipeline.start("bare", bare)
+
+    async def vague(source: AsyncIterator) -> AsyncGenerator:  # type: ignore[type-arg]
+        yield source
+
+    with pytest.raises(JunctionError, match="does not name the frames"):
+        Pipeline.start("vague", vague)
+
+
+def test_the_picture_shows_names_and_junctions() -> None:
+    """A pipeline draws itself, inner pipelines indented, with the names its annotations use."""
+    assert str(nested().after("count", "note", keep)).splitlines() == [
+        "Letter",
+        "  -> count",
+        "Number",
+        "  -> note",
+        "Number",
+        "  -> twice",
+        "       Number",
+        "         -> double",
+        "       Number",
+        "         -> shift",
+        "       Number",
+        "Number",
+        "  -> add",
+        "Number",
+    ]
+
+
+# Closing
+
+
+@dataclass
+class Log:
+    closed: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A pass-through that says when it is closed."""
+
+    name: str
+    log: Log
+    breaks_at: int | None = None
+
+    async def __call__(self, source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
+        seen = 0
+        try:
+            async for frame in source:
+                seen += 1
+                if seen == self.breaks_at:
+                    raise RuntimeError(f"{self.name} broke")
+                yield frame
+        finally:
+            await asyncio.sleep(0)
+            self.log.closed.append(self.name)
+
+
+async def endless(log: Log) -> AsyncGenerator[Letter, None]:
+    try:
+        while True:
+            yield Letter("a")
+            await asyncio.sleep(0)
+    finally:
+        log.closed.append("source")
+
+
+def watched(log: Log, **breaks_at: int) -> Pipeline[Letter, Letter]:
+    pipeline: Pipeline[Letter, Letter] = Pipeline.start("one", Watched("one", log, breaks_at.get("one")))
+    for name in ("two", "three"):
+        pipeline = pipeline.then(name, Watched(name, log, breaks_at.get(name)))
+    return pipeline
+
+
+DOWNSTREAM_FIRST = ["three", "two", "one", "source"]
+
+
+async def leave_by_break(pipeline: Pipeline[Letter, Letter], log: Log) -> None:
+    async with pipeline.open(endless(log)) as frames:
+        async for _ in frames:
+            break
+
+
+async def leave_by_error(pipeline: Pipeline[Letter, Letter], log: Log) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with pipeline.open(endless(log)) as frames:
+            async for _ in frames:
+                raise ZeroDivisionError
+
+
+async def leave_by_cancellation_between_frames(pipeline: Pipeline[Letter, Letter], log: Log) -> None:
+    waiting = asyncio.Event()
+
+    async def consume() -> None:
+        async with pipeline.open(endless(log)) as frames:
+            async for _ in frames:
+                waiting.set()
+                await asyncio.sleep(999)
+
+    task = asyncio.create_task(consume())
+    await waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def leave_unread(pipeline: Pipeline[Letter, Letter], log: Log) -> None:
+    async with pipeline.open(endless(log)) as frames:
+        await anext(frames)
+
+
+Leave = Callable[[Pipeline[Letter, Letter], Log], Awaitable[None]]
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_error, leave_by_cancellation_between_frames, leave_unread])
+async def test_leaving_closes_downstream_first(leave: Leave) -> None:
+    """However the consumer leaves, every stage is closed before the block is over, the last one first."""
+    log = Log()
+    await leave(watched(log), log)
+    assert log.closed == DOWNSTREAM_FIRST
+
+
+async def test_the_end_closes_every_stage() -> None:
+    """At the end of the source nothing is left open."""
+    log = Log()
+    assert await run(watched(log)) == [Letter("a"), Letter("b"), Letter("c")]
+    assert sorted(log.closed) == ["one", "three", "two"]
+
+
+async def test_a_broken_stage_closes_the_rest() -> None:
+    """An error in the middle reaches the consumer, and the stages on both sides of it are closed."""
+    log = Log()
+    with pytest.raises(RuntimeError, match="two broke"):
+        async with watched(log, two=2).open(endless(log)) as frames:
+            async for _ in frames:
+                pass
+    assert sorted(log.closed) == sorted(DOWNSTREAM_FIRST)
+    assert log.closed[-2:] == ["one", "source"]
+
+
+async def test_cancellation_inside_a_stage_closes_the_rest() -> None:
+    """A consumer that is cancelled while the source waits leaves nothing open."""
+    log = Log()
+    waiting = asyncio.Event()
+
+    async def stuck() -> AsyncGenerator[Letter, None]:
+        try:
+            waiting.set()
+            await asyncio.sleep(999)
+            yield Letter("a")
+        finally:
+            log.closed.append("source")
+
+    async def consume() -> None:
+        async with watched(log).open(stuck()) as frames:
+            async for _ in frames:
+                pass
+
+    task = asyncio.create_task(consume())
+    await waiting.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sorted(log.closed) == sorted(DOWNSTREAM_FIRST)
+
+
+async def test_a_stage_that_was_never_read_is_closed() -> None:
+    """Opening and leaving at once runs no stage and leaves no generator behind."""
+    log = Log()
+    async with watched(log).open(endless(log)):
+        pass
+    assert log.closed == []
+
+
+async def test_one_pipeline_serves_many_runs_at_once() -> None:
+    """State belongs to the run: interleaved runs of one pipeline do not see each other."""
+    pipeline = numbers()
+    async with pipeline.open(letters()) as first, pipeline.open(letters()) as second:
+        assert await anext(first) == await anext(second) == Number(1)
+        assert await anext(first) == Number(2)
+        assert [frame async for frame in second] == [Number(2), Number(3)]
+        assert [frame async for frame in first] == [Number(3)]

@@ -1,0 +1,42 @@
+"""Type checkers find wrong junctions: ``rejected.py`` fails exactly where it says, ``accepted.py`` nowhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+
+
+def wrong_lines() -> set[int]:
+    lines = (HERE / "rejected.py").read_text().splitlines()
+    return {number for number, line in enumerate(lines, 1) if line.endswith("# error")}
+
+
+def run(*command: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout
+
+
+def test_mypy_rejects_wrong_junctions() -> None:
+    """Mypy refuses each wrong line, and only those."""
+    output = run("mypy", "--config-file", "pyproject.toml", "tests/typing/rejected.py", "tests/typing/accepted.py")
+    found = re.findall(r"^tests/typing/(\w+)\.py:(\d+): error", output, re.MULTILINE)
+    assert {(file, int(line)) for file, line in found} == {("rejected", line) for line in wrong_lines()}, output
+
+
+def test_pyright_rejects_wrong_junctions(tmp_path: Path) -> None:
+    """Pyright refuses each wrong line, and only those."""
+    settings = tmp_path / "pyrightconfig.json"
+    settings.write_text(
+        json.dumps({"include": [str(HERE)], "exclude": [], "extraPaths": [str(ROOT)], "typeCheckingMode": "standard"})
+    )
+    output = run("pyright", "--outputjson", "--pythonpath", sys.executable, "--project", str(settings))
+    errors = [found for found in json.loads(output)["generalDiagnostics"] if found["severity"] == "error"]
+    found = {(Path(error["file"]).stem, error["range"]["start"]["line"] + 1) for error in errors}
+    assert found == {("rejected", line) for line in wrong_lines()}, errors
