@@ -51,6 +51,9 @@ _LETTER_RUN = (
 _SPLIT = "|".join([*_LETTER_RUN, r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
 """How o200k splits text before merging, as published with tiktoken (``o200k_base``)."""
 
+_PIECE = 500_000
+"""Characters encoded at a time: a million spaces in a row overflow the stack of tiktoken's splitter, which panics."""
+
 
 class ClobberedInstall(RuntimeError):
     """Two distributions own the module ``openai_harmony``, and have overwritten each other's files."""
@@ -68,7 +71,10 @@ class HarmonyEncoding:
 
     def encode(self, text: str) -> list[int]:
         """The ids of ``text``, in which nothing is special: ``<|end|>`` in it stays seven characters."""
-        return self._tiktoken.encode_ordinary(text)
+        if len(text) <= _PIECE:
+            return self._tiktoken.encode_ordinary(text)
+        pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
+        return [token for piece in pieces for token in self._tiktoken.encode_ordinary(piece)]
 
     def encode_markup(self, text: str) -> list[int]:
         """The ids of ``text`` with its markers as special tokens: for markup of our own, never for a client's text."""

@@ -220,8 +220,8 @@ def read_request(body: bytes) -> CreateResponse:
             raise InvalidRequest(f"The body is not valid JSON: {first['msg']}") from error
         param = _path(json.loads(body), first["loc"])
         message = first["msg"]
-        if first["type"] == "union_tag_invalid":
-            message = f"Type {first['ctx']['tag']!r} is none of {first['ctx']['expected_tags']}"
+        if first["type"] == "union_tag_invalid" and (found := first.get("ctx")):
+            message = f"Type {found['tag']!r} is none of {found['expected_tags']}"
         raise InvalidRequest(f"{message} (at {param})" if param else message, param=param) from error
 
 

@@ -67,14 +67,16 @@ class _Reading:
     async def frames(self, collector: RequestOutputCollector) -> AsyncGenerator[EngineFrame, None]:
         """Pass on every token of every output: vLLM merges the outputs that a slow reader has not taken yet."""
         cached_tokens = 0
-        while not self.finished:
-            with _translated():
+        with _translated():
+            while True:
                 output: Any = collector.get_nowait() or await collector.get()
-            self.finished = output.finished
-            cached_tokens = output.num_cached_tokens or cached_tokens
-            completion = output.outputs[0]
-            if completion.token_ids:
-                yield TokenChunk(tuple(completion.token_ids))
+                self.finished = output.finished
+                cached_tokens = output.num_cached_tokens or cached_tokens
+                completion = output.outputs[0]
+                if completion.token_ids:
+                    yield TokenChunk(tuple(completion.token_ids))
+                if self.finished:
+                    break
         if completion.finish_reason not in ("stop", "length"):
             raise EngineFailed(f"The engine gave up on this response ({completion.finish_reason}).")
         yield GenerationFinished(completion.finish_reason, cached_tokens, time.monotonic() - self.started)
@@ -123,7 +125,8 @@ def start_vllm(model: str, arguments: Sequence[str]) -> VllmEngine:
     from vllm.v1.engine.async_llm import AsyncLLM
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="penstock serve"))
-    engine_args = AsyncEngineArgs.from_cli_args(parser.parse_args(["--model", model, *arguments]))
+    namespace: Any = parser.parse_args(["--model", model, *arguments])
+    engine_args = AsyncEngineArgs.from_cli_args(namespace)
     llm = AsyncLLM.from_engine_args(engine_args)
     served = engine_args.served_model_name
     name = served[0] if isinstance(served, list) else served or model

@@ -1,0 +1,64 @@
+"""Streams in tests: every one of them goes through the invariant checker and through the SDK's own models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from pipeline.core import Pipeline
+from pipeline.invariants import StreamChecker, check
+from pipeline.protocol.events import ResponseEvent, TerminalEvent, to_sse
+from pipeline.protocol.request import CreateResponse, read_request
+from pipeline.protocol.response import Response
+from pipeline.record import replay
+
+_sdk_event: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+_our_event = msgspec.json.Decoder[ResponseEvent](ResponseEvent)
+
+
+async def run(pipeline: Pipeline[CreateResponse, ResponseEvent], body: dict[str, Any]) -> list[ResponseEvent]:
+    """All events of one request, checked."""
+    request = read_request(json.dumps(body).encode())
+    async with pipeline.then("check", check).open(replay([request])) as events:
+        return checked([event async for event in events])
+
+
+def checked(events: Iterable[ResponseEvent]) -> list[ResponseEvent]:
+    """The events of a whole stream, held against every invariant and against the SDK's union of events."""
+    stream, passed = StreamChecker(), []
+    for event in events:
+        stream.feed(event)
+        line = to_sse(event).decode().splitlines()[1].removeprefix("data: ")
+        parsed = _sdk_event.validate_json(line, strict=False)
+        assert parsed.type == json.loads(line)["type"]
+        passed.append(event)
+    stream.finish()
+    return passed
+
+
+def read_sse(body: bytes) -> list[ResponseEvent]:
+    """The events of a whole SSE body, with its framing checked: LF only, event name equal to type, [DONE] at the end."""
+    assert b"\r" not in body
+    *frames, done, rest = body.decode().split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    events = []
+    for frame in frames:
+        if frame.startswith(":"):
+            continue
+        name, data = frame.split("\n")
+        event = _our_event.decode(data.removeprefix("data: "))
+        assert name == f"event: {event.__struct_config__.tag}"
+        events.append(event)
+    return checked(events)
+
+
+def final(events: Iterable[ResponseEvent]) -> Response:
+    """The response that a stream ends with."""
+    *_, last = events
+    assert isinstance(last, TerminalEvent)
+    return last.response
