@@ -42,7 +42,7 @@ def checked(events: Iterable[ResponseEvent]) -> list[ResponseEvent]:
 
 
 def read_sse(body: bytes) -> list[ResponseEvent]:
-    """The events of a whole SSE body, with its framing checked: LF only, event name equal to type, [DONE] at the end."""
+    """The events of a whole SSE body, its framing checked: LF only, event name equal to type, [DONE] at the end."""
     assert b"\r" not in body
     *frames, done, rest = body.decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")

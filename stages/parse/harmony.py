@@ -102,7 +102,7 @@ class HarmonyParser:
     def _finish(self, finished: GenerationFinished) -> Iterable[ParsedFrame]:
         cut = finished.reason == "length"
         if self._header is not None:
-            yield from self._open_bare(cut=True)
+            yield from self._open_bare("final", cut=True)
         if self._in_content:
             yield from self._close(complete=not cut)
         yield TurnFinished(
@@ -141,11 +141,12 @@ class HarmonyParser:
     # In a header, or between messages
 
     def _read_header(self, token: int) -> Iterable[ParsedFrame]:
-        if token == START:
-            yield from self._restart()
+        if token == START:  # what another message follows is no answer
+            yield from self._end_bare("analysis")
+            self._header = Header()
             return
         if token in _CLOSING:
-            yield from self._end_bare()
+            yield from self._end_bare("final")
             return
         header = self._header = Header(repairs=["missing start"]) if self._header is None else self._header
         if token < TEXT_TOKENS:
@@ -157,23 +158,20 @@ class HarmonyParser:
         else:
             header.repairs.append("stray marker")
         if self._header is header and header.length >= _LONGEST_HEADER and header.is_whole:
-            yield from self._open_bare(cut=False)
+            yield from self._open_bare("final", cut=False)
 
-    def _restart(self) -> Iterable[ParsedFrame]:
-        yield from self._end_bare()
-        self._header = Header()
-
-    def _end_bare(self) -> Iterable[ParsedFrame]:
-        """A message ends though its content never began."""
+    def _end_bare(self, channel: str) -> Iterable[ParsedFrame]:
+        """A message ends though its content never began; ``channel`` is its own where it names none."""
         if self._header is not None:
-            yield from self._open_bare(cut=False)
+            yield from self._open_bare(channel, cut=False)
             if self._in_content:
                 yield from self._close(complete=True)
 
-    def _open_bare(self, *, cut: bool) -> Iterable[ParsedFrame]:
+    def _open_bare(self, channel: str, *, cut: bool) -> Iterable[ParsedFrame]:
         if self._header is None:
             return
         reading = read_bare(self._header, cut=cut)
+        reading.channel = reading.channel or channel
         self._header = None
         if reading.rest:
             yield from self._open(reading)
