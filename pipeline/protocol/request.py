@@ -6,8 +6,8 @@ of the value.  What is understood here but not implemented by a server is for th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, ValidationError
@@ -31,6 +31,10 @@ def _item_tag(value: Any) -> str:
 
 def _text_or_list(value: Any) -> str:
     return "as_text" if isinstance(value, str) else "as_list"
+
+
+def _text_or_object(value: Any) -> str:
+    return "as_text" if isinstance(value, str) else "as_object"
 
 
 # Content parts
@@ -164,6 +168,10 @@ class StreamOptions(_Body):
     include_obfuscation: bool | None = None
 
 
+_ToolChoice: TypeAlias = Annotated[
+    Annotated[Literal["auto", "none", "required"], Tag("as_text")] | Annotated[dict[str, Any], Tag("as_object")],
+    Discriminator(_text_or_object),
+]
 _MetadataKey: TypeAlias = Annotated[str, StringConstraints(max_length=64)]
 _MetadataValue: TypeAlias = Annotated[str, StringConstraints(max_length=512)]
 
@@ -186,7 +194,7 @@ class CreateResponse(_Body):
     store: bool | None = None
     metadata: Annotated[dict[_MetadataKey, _MetadataValue], Field(max_length=16)] | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | dict[str, Any] | None = None
+    tool_choice: _ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=16)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
@@ -215,31 +223,45 @@ def read_request(body: bytes) -> CreateResponse:
     try:
         return CreateResponse.model_validate_json(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        if first["type"] == "json_invalid":
-            raise InvalidRequest(f"The body is not valid JSON: {first['msg']}") from error
-        param = _path(json.loads(body), first["loc"])
-        message = first["msg"]
-        if first["type"] == "union_tag_invalid" and (found := first.get("ctx")):
-            message = f"Type {found['tag']!r} is none of {found['expected_tags']}"
-        raise InvalidRequest(f"{message} (at {param})" if param else message, param=param) from error
+        raise _refusal(error) from error
 
 
-def _path(body: Any, location: Sequence[int | str]) -> str | None:
+def _refusal(error: ValidationError) -> InvalidRequest:
+    first = error.errors(include_url=False)[0]
+    message, location, context = first["msg"], first["loc"], first.get("ctx", {})
+    if first["type"] == "json_invalid":
+        message = f"The body is not valid JSON: {context['error']}"
+    elif first["type"] == "union_tag_invalid":
+        message, location = f"Type {context['tag']!r} is none of {context['expected_tags']}", (*location, "type")
+    elif first["type"] == "union_tag_not_found":
+        message, location = "Field required", (*location, "type")
+    param = _path(location)
+    return InvalidRequest(f"{message} (at {param})" if param else message, param=param)
+
+
+def _path(location: Sequence[int | str]) -> str | None:
     """The location of a value as a client would write it, ``input[0].content``, without pydantic's union tags."""
-    path, value = "", body
-    for position, step in enumerate(location):
-        is_missing = position == len(location) - 1 and isinstance(value, dict) and step not in _TAGS
-        if isinstance(step, int) and isinstance(value, list):
-            path, value = f"{path}[{step}]", value[step]
-        elif isinstance(value, dict) and (step in value or is_missing):
-            path, value = f"{path}.{step}" if path else str(step), value.get(step)
+    path = ""
+    for before, step in pairwise(("", *location)):
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not _is_tag(step, before):
+            path += f".{step}" if path else step
     return path or None
 
 
+def _is_tag(step: str, before: int | str) -> bool:
+    """Whether a step names a branch of a union rather than a key of the body, which may be called the same."""
+    if step == "[key]":
+        return before != "metadata"
+    return step in _TAGS and (isinstance(before, int) or before in _UNIONS)
+
+
+_UNIONS = frozenset({"input", "content", "output", "tool_choice"})
+"""Keys whose values, like the elements of lists, are followed by a tag where their type is open."""
+
 _TAGS = frozenset(
-    {"as_text", "as_list", "function_tool", "other_tool"}
+    {"as_text", "as_list", "as_object", "function_tool", "other_tool"}
     | {"message", "reasoning", "function_call", "function_call_output"}
     | {"input_text", "output_text", "refusal", "input_image", "input_file"}
 )
-"""Steps of a location that name a branch of a union rather than a key of the body."""

@@ -1,0 +1,160 @@
+"""Request bodies as real clients write them, each shortened to one of a kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "What it is like outside.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": True,
+}
+
+AGENTS_SDK: dict[str, Any] = {
+    "model": "gpt-oss-20b",
+    "instructions": "Be brief.",
+    "include": [],
+    "input": [
+        {"role": "user", "content": "How is Oslo?"},
+        {
+            "id": "rs_1",
+            "type": "reasoning",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "They ask about weather."}],
+        },
+        {
+            "id": "fc_1",
+            "type": "function_call",
+            "call_id": "call_1",
+            "name": "get_weather",
+            "arguments": '{"city":"Oslo"}',
+            "status": "completed",
+        },
+        {"type": "function_call_output", "call_id": "call_1", "output": "rain"},
+    ],
+    "tools": [],
+    "stream": True,
+    "tool_choice": "auto",
+}
+
+LANGCHAIN = {
+    "model": "gpt-oss-20b",
+    "stream": False,
+    "input": [
+        {"type": "message", "role": "system", "content": "Be brief."},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "How is Oslo?"}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "id": "msg_1",
+            "content": [{"type": "output_text", "text": "Let me see.", "annotations": []}],
+        },
+    ],
+    "tools": [{key: value for key, value in WEATHER.items() if key != "strict"}],
+    "tool_choice": "required",
+}
+
+PYDANTIC_AI = {
+    "model": "gpt-oss-20b",
+    "instructions": "Be brief.",
+    "input": [
+        {"role": "user", "content": "How is Oslo?"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": None},
+        {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "rain"},
+    ],
+    "tools": [WEATHER],
+    "stream": False,
+    "tool_choice": "required",
+}
+
+AI_SDK: dict[str, Any] = {
+    "model": "gpt-oss-20b",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "How is Oslo?"}]},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "encrypted_content": "gAAAA",
+            "summary": [{"type": "summary_text", "text": "…"}],
+        },
+        {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"},
+        {
+            "type": "function_call_output",
+            "call_id": "call_1",
+            "output": [{"type": "input_text", "text": "rain"}, {"type": "input_image", "image_url": "data:,"}],
+        },
+    ],
+    "store": False,
+    "include": ["reasoning.encrypted_content"],
+    "stream": True,
+}
+
+CODEX = {
+    "model": "gpt-oss-20b",
+    "stream": True,
+    "store": False,
+    "input": [
+        {"type": "message", "role": "developer", "id": "msg_1", "content": [{"type": "input_text", "text": "Rules."}]},
+        {"type": "message", "role": "user", "id": "msg_2", "content": [{"type": "input_text", "text": "List files."}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": None},
+        {
+            "type": "function_call",
+            "status": "completed",
+            "id": "fc_1",
+            "name": "spawn_agent",
+            "namespace": "multi_agent_v1",
+            "arguments": "{}",
+            "call_id": "call_1",
+        },
+        {"type": "function_call_output", "id": "fco_1", "call_id": "call_1", "output": "done"},
+    ],
+    "tools": [
+        {**WEATHER, "strict": False},
+        {"type": "namespace", "name": "multi_agent_v1", "description": "Agents.", "tools": [WEATHER]},
+        {"type": "web_search", "external_web_access": True},
+    ],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "reasoning": {"effort": "high", "context": "all_turns", "summary": "auto"},
+    "include": ["reasoning.encrypted_content"],
+    "prompt_cache_key": "0199c1d8-9c3f-7b62-a2c6-3f1f7e9f5d51",
+    "client_metadata": {"turn_id": "1"},
+    "text": {"verbosity": "low"},
+}
+
+STRUCTURED = {
+    "model": "gpt-oss-20b",
+    "input": "How is Oslo?",
+    "text": {"format": {"type": "json_schema", "name": "weather", "schema": {"type": "object"}, "strict": True}},
+    "tool_choice": {"type": "function", "name": "get_weather"},
+    "metadata": {"order": "17"},
+    "temperature": 0,
+    "top_p": 1,
+}
+
+CLIENTS: dict[str, dict[str, Any]] = {
+    "agents": AGENTS_SDK,
+    "langchain": LANGCHAIN,
+    "pydantic-ai": PYDANTIC_AI,
+    "ai-sdk": AI_SDK,
+    "codex": CODEX,
+    "structured": STRUCTURED,
+}
+
+EVERYTHING: dict[str, Any] = {
+    **CODEX,
+    "metadata": {"order": "17"},
+    "temperature": 1,
+    "tool_choice": "auto",
+    "stream_options": {"include_obfuscation": False},
+    "text": {"format": {"type": "text"}, "verbosity": "low"},
+    "input": [
+        *AGENTS_SDK["input"],
+        *AI_SDK["input"],
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}, {"type": "output_text", "text": "x"}]},
+    ],
+}
+"""One body with most of what can be said; `read_request` accepts it."""

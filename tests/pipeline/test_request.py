@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import InvalidRequest
+from pipeline.protocol.request import (
+    CreateResponse,
+    FunctionCallItem,
+    FunctionTool,
+    MessageItem,
+    OtherTool,
+    read_request,
+)
+from tests.pipeline.bodies import CLIENTS, CODEX, EVERYTHING
+
+Json: TypeAlias = Any
+Place: TypeAlias = tuple[int | str, ...]
+
+
+def read(body: Json) -> CreateResponse:
+    return read_request(json.dumps(body).encode())
+
+
+def refused(body: bytes) -> tuple[str, str | None]:
+    with pytest.raises(InvalidRequest) as caught:
+        read_request(body)
+    return caught.value.message, caught.value.param
+
+
+# What is refused
+
+
+def item(**fields: Json) -> Json:
+    return {"input": [fields]}
+
+
+def part(**fields: Json) -> Json:
+    return item(role="user", content=[fields])
+
+
+def call(**fields: Json) -> Json:
+    return item(**{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"} | fields)
+
+
+def call_output(**fields: Json) -> Json:
+    return item(**{"type": "function_call_output", "call_id": "c", "output": "x"} | fields)
+
+
+def function(**fields: Json) -> Json:
+    return {"tools": [{"type": "function", "name": "f"} | fields]}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"input=hello", b'{"input": }', b"\xff\xfe", b'{"input": "\\ud800"}', b'{"input":' + b"[" * 999],
+    ids=repr,
+)
+def test_what_is_no_json_is_refused(body: bytes) -> None:
+    """A body that is not JSON is refused once, without a param."""
+    message, param = refused(body)
+    assert message.count("JSON") == 1
+    assert param is None
+
+
+@pytest.mark.parametrize("body", [[], "hello", 5, None, True, [{"input": "hello"}]], ids=repr)
+def test_the_body_is_an_object(body: Json) -> None:
+    """JSON of any other type is refused without a param."""
+    assert refused(json.dumps(body).encode()) == ("Input should be an object", None)
+
+
+TYPES = [
+    ({"model": 5}, "valid string", "model"),
+    ({"input": 5}, "valid array", "input"),
+    ({"input": {"as_list": 5}}, "valid array", "input"),
+    ({"input": ["hello"]}, "an object", "input[0]"),
+    ({"input": [{"role": "user", "content": "x"}, None]}, "an object", "input[1]"),
+    ({"instructions": ["Be brief."]}, "valid string", "instructions"),
+    ({"previous_response_id": 1}, "valid string", "previous_response_id"),
+    ({"stream": "true"}, "valid boolean", "stream"),
+    ({"stream": 1}, "valid boolean", "stream"),
+    ({"stream_options": True}, "an object", "stream_options"),
+    ({"stream_options": {"include_obfuscation": 0}}, "valid boolean", "stream_options.include_obfuscation"),
+    ({"store": "no"}, "valid boolean", "store"),
+    ({"tools": {"type": "function"}}, "valid array", "tools"),
+    ({"tool_choice": 5}, "an object", "tool_choice"),
+    ({"parallel_tool_calls": "yes"}, "valid boolean", "parallel_tool_calls"),
+    ({"max_output_tokens": 16.5}, "valid integer", "max_output_tokens"),
+    ({"max_output_tokens": "16"}, "valid integer", "max_output_tokens"),
+    ({"max_output_tokens": True}, "valid integer", "max_output_tokens"),
+    ({"temperature": "1"}, "valid number", "temperature"),
+    ({"temperature": True}, "valid number", "temperature"),
+    ({"reasoning": "high"}, "an object", "reasoning"),
+    ({"text": "text"}, "an object", "text"),
+    ({"text": {"format": "text"}}, "an object", "text.format"),
+    ({"include": "reasoning.encrypted_content"}, "valid array", "include"),
+    ({"include": [None]}, "valid string", "include[0]"),
+    ({"background": "no"}, "valid boolean", "background"),
+    ({"user": 5}, "valid string", "user"),
+    ({"prompt_cache_key": 5}, "valid string", "prompt_cache_key"),
+    ({"safety_identifier": 5}, "valid string", "safety_identifier"),
+    ({"service_tier": 5}, "valid string", "service_tier"),
+]
+
+ITEMS = [
+    (item(type="item_reference", id="rs_1"), "'item_reference' is none of 'message'", "input[0].type"),
+    (item(type=["message"]), "none of 'message'", "input[0].type"),
+    (item(type="", role="user", content="x"), "'message'", "input[0].type"),
+    (item(content="x"), "Field required", "input[0].role"),
+    (item(type="message", message={}, content="x"), "Field required", "input[0].role"),
+    (item(role="tool", content="x"), "'user', 'assistant', 'system' or 'developer'", "input[0].role"),
+    (item(role="user"), "Field required", "input[0].content"),
+    (item(role="user", content=None), "valid array", "input[0].content"),
+    (item(role="user", content="x", id=5), "valid string", "input[0].id"),
+    (item(role="user", content="x", status="done"), "'in_progress', 'completed' or 'incomplete'", "input[0].status"),
+    (item(role="assistant", content="x", phase="analysis"), "'commentary' or 'final_answer'", "input[0].phase"),
+    (part(), "Field required", "input[0].content[0].type"),
+    (part(type="text", text="x"), "'text' is none of 'input_text'", "input[0].content[0].type"),
+    (part(type="input_text"), "Field required", "input[0].content[0].text"),
+    (part(type="input_text", text=5), "valid string", "input[0].content[0].text"),
+    (part(type="input_text", input_text={}), "Field required", "input[0].content[0].text"),
+    (part(type="refusal"), "Field required", "input[0].content[0].refusal"),
+    (part(type="refusal", refusal=5), "valid string", "input[0].content[0].refusal"),
+    (item(role="user", content=["x"]), "an object", "input[0].content[0]"),
+    (item(type="reasoning", summary="x"), "valid array", "input[0].summary"),
+    (item(type="reasoning", summary=[{"type": "text"}]), "'summary_text'", "input[0].summary[0].type"),
+    (item(type="reasoning", content="x"), "valid array", "input[0].content"),
+    (item(type="reasoning", content=[{"type": "reasoning_text"}]), "Field required", "input[0].content[0].text"),
+    (item(type="reasoning", encrypted_content=5), "valid string", "input[0].encrypted_content"),
+    (item(type="function_call", name="f", arguments="{}"), "Field required", "input[0].call_id"),
+    (item(type="function_call", call_id="c", arguments="{}"), "Field required", "input[0].name"),
+    (item(type="function_call", call_id="c", name="f"), "Field required", "input[0].arguments"),
+    (call(call_id=""), "at least 1 character", "input[0].call_id"),
+    (call(call_id="c" * 65), "at most 64 characters", "input[0].call_id"),
+    (call(name=""), "at least 1 character", "input[0].name"),
+    (call(arguments={}), "valid string", "input[0].arguments"),
+    (item(type="function_call_output", call_id="c"), "Field required", "input[0].output"),
+    (call_output(call_id="c" * 65), "at most 64 characters", "input[0].call_id"),
+    (call_output(output=None), "valid array", "input[0].output"),
+    (call_output(output=[{"type": "output_text", "text": "x"}]), "is none of", "input[0].output[0].type"),
+    (call_output(output=[{"type": "input_text"}]), "Field required", "input[0].output[0].text"),
+]
+
+VALUES = [
+    ({"tool_choice": "any"}, "'auto', 'none' or 'required'", "tool_choice"),
+    ({"max_output_tokens": 15}, "greater than or equal to 16", "max_output_tokens"),
+    ({"max_tool_calls": 0}, "greater than or equal to 1", "max_tool_calls"),
+    ({"temperature": -0.1}, "greater than or equal to 0", "temperature"),
+    ({"temperature": 2.1}, "less than or equal to 2", "temperature"),
+    ({"temperature": float("nan")}, "less than or equal to 2", "temperature"),
+    ({"top_p": 0}, "greater than 0", "top_p"),
+    ({"top_p": 1.1}, "less than or equal to 1", "top_p"),
+    ({"top_logprobs": -1}, "greater than or equal to 0", "top_logprobs"),
+    ({"top_logprobs": 21}, "less than or equal to 20", "top_logprobs"),
+    ({"truncation": "middle"}, "'auto' or 'disabled'", "truncation"),
+    ({"reasoning": {"effort": "huge"}}, "'none', 'minimal', 'low', 'medium', 'high'", "reasoning.effort"),
+    ({"reasoning": {"summary": "long"}}, "'auto', 'concise' or 'detailed'", "reasoning.summary"),
+    ({"text": {"format": {}}}, "Field required", "text.format.type"),
+    ({"text": {"format": {"type": "xml"}}}, "'text', 'json_schema' or 'json_object'", "text.format.type"),
+    ({"text": {"verbosity": "chatty"}}, "'low', 'medium' or 'high'", "text.verbosity"),
+    ({"metadata": {str(number): "" for number in range(17)}}, "at most 16", "metadata"),
+    ({"metadata": {"k" * 65: ""}}, "at most 64 characters", "metadata." + "k" * 65),
+    ({"metadata": {"key": "v" * 513}}, "at most 512 characters", "metadata.key"),
+    ({"metadata": {"message": 5}}, "valid string", "metadata.message"),
+    ({"tools": [5]}, "an object", "tools[0]"),
+    ({"tools": [{}]}, "Field required", "tools[0].type"),
+    ({"tools": [{"type": None}]}, "valid string", "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "Field required", "tools[0].name"),
+    ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "Field required", "tools[1].name"),
+    (function(name="get weather"), "pattern", "tools[0].name"),
+    (function(name="f\n"), "pattern", "tools[0].name"),
+    (function(name="f" * 65), "pattern", "tools[0].name"),
+    (function(description=5), "valid string", "tools[0].description"),
+    (function(parameters="{}"), "an object", "tools[0].parameters"),
+    (function(strict="yes"), "valid boolean", "tools[0].strict"),
+]
+
+
+@pytest.mark.parametrize(("body", "says", "param"), TYPES + ITEMS + VALUES, ids=lambda value: json.dumps(value)[:60])
+def test_a_bad_value_is_refused_with_its_place(body: Json, says: str, param: str) -> None:
+    """The message says what is wrong, and ends with the place that ``param`` names."""
+    message, found = refused(json.dumps(body).encode())
+    assert found == param
+    assert says in message
+    assert message.endswith(f" (at {param})")
+
+
+def test_the_first_bad_value_is_told() -> None:
+    """Of several mistakes the first is named, in the order of the API's parameters."""
+    assert refused(b'{"tools": 5, "input": [{}], "model": "m"}')[1] == "input[0].role"
+
+
+# What is accepted
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_what_real_clients_send_is_accepted(client: str) -> None:
+    """Bodies of real clients are read whole: nothing of what the API knows is lost."""
+    body = CLIENTS[client]
+    request = read(body)
+    assert len(request.tools or ()) == len(body.get("tools", ()))
+    assert len(request.input or ()) == len(body["input"])
+    said = request.model_dump(
+        include={"model", "instructions", "store", "stream", "include", "tool_choice", "metadata"}
+    )
+    assert {name: value for name, value in said.items() if value is not None} == {
+        name: body[name] for name in said if name in body
+    }
+
+
+def test_keys_that_nobody_knows_are_ignored() -> None:
+    """Clients send keys of their own at every depth; they neither fail nor arrive."""
+    request = read(CODEX)
+    assert not hasattr(request, "client_metadata")
+    assert isinstance(request.input, list)
+    assert isinstance(call := request.input[3], FunctionCallItem)
+    assert not hasattr(call, "namespace")
+    assert request == read({name: value for name, value in CODEX.items() if name != "client_metadata"})
+
+
+@pytest.mark.parametrize("name", CreateResponse.model_fields)
+def test_null_means_not_said(name: str) -> None:
+    """Every parameter may be null, which is the same as leaving it out."""
+    assert read({name: None}) == read({})
+
+
+def test_an_item_without_a_type_is_a_message() -> None:
+    """``type`` is optional for messages, and may be null."""
+    request = read({"input": [{"role": "user", "content": "x"}, {"type": None, "role": "user", "content": "x"}]})
+    assert request.input == [MessageItem(role="user", content="x")] * 2
+
+
+def test_a_tool_is_read_by_its_type() -> None:
+    """Functions are read with their fields, any other tool by its type only."""
+    request = read({"tools": [{"type": "function", "name": "f"}, {"type": "mcp", "name": 5, "server_label": "x"}]})
+    assert request.tools == [FunctionTool(type="function", name="f"), OtherTool(type="mcp")]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"temperature": 0, "top_p": 1, "top_logprobs": 0, "max_output_tokens": 16, "max_tool_calls": 1},
+        {"temperature": 2, "top_p": 1e-9, "top_logprobs": 20, "max_output_tokens": 10**30},
+        {"metadata": {f"{number:064}": "v" * 512 for number in range(16)}},
+        {"input": ""},
+        {"input": []},
+        {"input": "\x00 \U0001f600"},
+        function(name="f" * 64, parameters=None),
+        call(call_id="c" * 64, arguments="no JSON"),
+    ],
+    ids=lambda body: json.dumps(body)[:60],
+)
+def test_values_on_the_limit_are_accepted(body: Json) -> None:
+    """Limits are inclusive."""
+    read(body)
+
+
+# Any body at all
+
+
+def places(value: Json, place: Place = ()) -> Iterator[Place]:
+    """Every place in a JSON value, itself included."""
+    yield place
+    children = enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
+    for step, child in children:
+        yield from places(child, (*place, step))
+
+
+def spelt(place: Place) -> str:
+    """A place as ``param`` spells it."""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
+    return "".join(steps).removeprefix(".")
+
+
+def replaced(value: Json, place: Place, new: Json) -> Json:
+    """The value with ``new`` at one place."""
+    if not place:
+        return new
+    changed = inner = deepcopy(value)
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = new
+    return changed
+
+
+def leads_somewhere(param: str, value: Json) -> bool:
+    """Whether a path ends at a place in a value, or at a missing key of an object in it."""
+    if not param:
+        return True
+    if isinstance(value, list) and (index := re.match(r"\[(\d+)\]\.?", param)):
+        return int(index[1]) < len(value) and leads_somewhere(param[index.end() :], value[int(index[1])])
+    if not isinstance(value, dict):
+        return False
+    known = [key for key in value if re.match(re.escape(key) + r"([.\[]|$)", param)]
+    return (
+        any(leads_somewhere(param[len(key) :].removeprefix("."), value[key]) for key in known) or param.isidentifier()
+    )
+
+
+WORDS = sorted(
+    {step for place in places(EVERYTHING) for step in place if isinstance(step, str)}
+    | {"message", "function_call", "refusal", "input_text", "as_text", "as_list", "as_object", "function_tool", "[key]"}
+)
+words = st.sampled_from(WORDS) | st.text(max_size=5)
+json_values: st.SearchStrategy[Json] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | words,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=4),
+    max_leaves=8,
+)
+
+
+def blamed(body: Json) -> str:
+    """The place that a body is refused for; empty where there is none, or nothing is wrong."""
+    try:
+        read(body)
+    except InvalidRequest as error:
+        return error.param or ""
+    return ""
+
+
+@settings(max_examples=100, deadline=None)
+@given(json_values | st.dictionaries(st.sampled_from(list(CreateResponse.model_fields)), json_values, max_size=2))
+def test_any_body_is_read_or_refused_with_a_place_in_it(body: Json) -> None:
+    """Whatever JSON arrives, it is understood or refused, and ``param`` is a place that the client can find."""
+    assert leads_somewhere(blamed(body), body)
+
+
+@settings(max_examples=100, deadline=None)
+@given(place=st.sampled_from(list(places(EVERYTHING))), new=json_values)
+def test_a_refusal_blames_what_is_wrong(place: Place, new: Json) -> None:
+    """When one value of a good body is replaced, ``param`` names it, or a neighbour that its type asks for."""
+    body = replaced(EVERYTHING, place, new)
+    if param := blamed(body):
+        assert leads_somewhere(param, body)
+        assert param.startswith(spelt(place if len(place) < 2 else place[:-1]))
+
+
+def test_the_body_with_everything_is_accepted() -> None:
+    """The property above starts from a good body."""
+    read(EVERYTHING)
