@@ -13,6 +13,15 @@ import msgspec
 
 Frame = TypeVar("Frame")
 
+SOURCES = {
+    "render": "conversation.jsonl",
+    "generate": "prompt.jsonl",
+    "parse": "tokens.jsonl",
+    "emit": "parsed.jsonl",
+    "persist": "events.jsonl",
+}
+"""The file of a recorded response that each stage reads."""
+
 _encoder = msgspec.json.Encoder()
 
 

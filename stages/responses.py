@@ -8,11 +8,12 @@ from pipeline.protocol.request import CreateResponse
 from stages.emit.emit import emit
 from stages.generate.engine import Engine
 from stages.generate.generate import Generate
-from stages.harmony import HarmonyEncoding
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding, load_encoding
 from stages.normalize.normalize import Normalize
 from stages.parse.harmony import ParseHarmony
 from stages.persist.persist import Persist
-from stages.persist.store import ResponseStore
+from stages.persist.store import NoStore, ResponseStore
 from stages.render.harmony import RenderHarmony
 
 
@@ -28,3 +29,8 @@ def harmony_responses(
         .then("emit", emit)
         .then("persist", Persist(store))
     )
+
+
+def recorded_responses() -> Pipeline[CreateResponse, ResponseEvent]:
+    """The same flow with no model and no store behind it: to look at, and to replay recordings through."""
+    return harmony_responses("recorded", ScriptedEngine(), load_encoding(), NoStore())

@@ -38,3 +38,21 @@ class ResponseStore(Protocol):
 
     async def close(self) -> None:
         """Finish the puts that wait, then let go of everything.  Closing twice is harmless."""
+
+
+class NoStore:
+    """A `ResponseStore` that forgets: for flows that nobody asks about afterwards."""
+
+    async def put(self, stored: StoredResponse) -> None:
+        """Forget the response."""
+
+    async def get(self, response_id: str) -> StoredResponse | None:
+        """Know none."""
+        return None
+
+    async def chain(self, response_id: str) -> tuple[StoredResponse, ...]:
+        """Know none."""
+        return ()
+
+    async def close(self) -> None:
+        """Hold nothing."""

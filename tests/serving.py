@@ -1,0 +1,76 @@
+"""A server in tests: a real `AppRunner` on a real socket, over a scripted engine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from pipeline.core import Pipeline
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.request import CreateResponse
+from server import Api
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from stages.persist.sqlite import SqliteStore
+from stages.responses import harmony_responses
+
+
+@dataclass
+class Served:
+    """A running server and a client of it."""
+
+    url: str
+    engine: ScriptedEngine
+    store: SqliteStore
+    client: aiohttp.ClientSession
+
+    async def post(self, body: Any) -> tuple[int, Any]:
+        """Status and JSON of one request."""
+        kind = {"data": body} if isinstance(body, bytes) else {"json": body}
+        async with self.client.post(f"{self.url}/v1/responses", **kind) as answer:
+            assert answer.content_type == "application/json"
+            return answer.status, await answer.json()
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        """Status and JSON of one look."""
+        async with self.client.get(self.url + path) as answer:
+            return answer.status, await answer.json()
+
+    async def stream(self, body: dict[str, Any]) -> bytes:
+        """The whole SSE body of one request."""
+        async with self.client.post(f"{self.url}/v1/responses", json={**body, "stream": True}) as answer:
+            assert answer.status == 200
+            assert answer.headers["Content-Type"] == "text/event-stream"
+            assert answer.headers["Cache-Control"] == "no-cache"
+            assert answer.headers["X-Accel-Buffering"] == "no"
+            return await answer.read()
+
+
+@asynccontextmanager
+async def serving(
+    engine: ScriptedEngine,
+    encoding: HarmonyEncoding,
+    folder: Path,
+    *,
+    keep_alive: float = 15.0,
+    edit: Any = lambda pipeline: pipeline,
+) -> AsyncGenerator[Served, None]:
+    """Serve for the length of the block; ``edit`` may change the pipeline."""
+    store = SqliteStore(folder / "responses.sqlite3")
+    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(harmony_responses("tiny", engine, encoding, store))
+    app = Api(pipeline, engine, store, "tiny", keep_alive).app(max_body_bytes=100_000)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    async with aiohttp.ClientSession() as client:
+        yield Served(f"http://{host}:{port}", engine, store, client)
+    await runner.cleanup()
+    await store.close()
