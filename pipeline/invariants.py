@@ -31,7 +31,7 @@ from pipeline.protocol.events import (
     TerminalEvent,
 )
 from pipeline.protocol.items import FunctionCall, Message, OutputItem, OutputPart, OutputText, Reasoning, ReasoningText
-from pipeline.protocol.response import Response
+from pipeline.protocol.response import Response, ResponseStatus
 
 
 class InvariantBroken(AssertionError):
@@ -107,7 +107,8 @@ class StreamChecker:
     def _begin(self, event: ResponseCreated | ResponseInProgress) -> None:
         response = event.response
         _rule(response.status == "in_progress", "a response that begins is in progress")
-        _rule(response.output == () and response.usage is None, "a response begins without output and usage")
+        outcome = (response.output, response.usage, response.error, response.completed_at, response.incomplete_details)
+        _rule(not any(outcome), "a response begins without an outcome")
         if isinstance(event, ResponseCreated):
             _rule(self._first is None, "response.created comes first, and once")
             self._first = response
@@ -122,7 +123,7 @@ class StreamChecker:
         _rule(self._open is None, "every item is done before the response ends")
         _rule(_facts(response) == _facts(self._first), "what the response says of its request never changes")
         _rule(response.output == tuple(self._output), "the final output equals the items that were done")
-        _rule(event.__struct_config__.tag == f"response.{response.status}", "the terminal event's type is the status")
+        _rule(isinstance(event, _TERMINAL_EVENTS.get(response.status, ())), "the terminal event's type is the status")
         self._outcome(response)
         self._ended = True
 
@@ -137,7 +138,7 @@ class StreamChecker:
             (response.incomplete_details is not None) == (response.status == "incomplete"),
             "incomplete_details belong to incomplete responses",
         )
-        if response.status != "failed":
+        if response.status not in ("failed", "cancelled"):
             _rule(response.usage is not None, "a response that ended by itself has its usage")
         if usage := response.usage:
             _rule(usage.total_tokens == usage.input_tokens + usage.output_tokens, "the total is the sum of its parts")
@@ -153,17 +154,24 @@ class StreamChecker:
         if isinstance(event, OutputItemAdded):
             _rule(self._open is None, "an item is done before the next is added")
             _rule(event.output_index == len(self._output), "output indexes count the items")
-            _rule(event.item.id not in {item.id for item in self._output}, "item ids are unique")
+            self._check_unique(event.item)
             _rule(event.item.status == "in_progress" and _is_empty(event.item), "an item is added empty")
             self._open = _OpenItem(event.output_index, event.item)
             return
         opened = self._at(event.output_index, event.item.id)
         _rule(opened.open_part is None, "every part is done before its item")
+        _rule(bool(opened.parts) or not isinstance(opened.item, Message), "a message has at least one part")
         _rule(event.item.status in ("completed", "incomplete"), "a done item is completed or incomplete")
         _rule(_skeleton(event.item) == _skeleton(opened.item), "an item keeps its identity")
         _rule(_body(event.item) == _grown(opened), "a done item holds what its events built")
         self._output.append(event.item)
         self._open = None
+
+    def _check_unique(self, item: OutputItem) -> None:
+        _rule(item.id not in {done.id for done in self._output}, "item ids are unique")
+        if isinstance(item, FunctionCall):
+            call_ids = {done.call_id for done in self._output if isinstance(done, FunctionCall)}
+            _rule(item.call_id not in call_ids, "call ids are unique")
 
     def _part(self, event: ContentPartAdded | ContentPartDone) -> None:
         opened = self._at(event.output_index, event.item_id)
@@ -223,6 +231,14 @@ def _grow(part: _OpenPart, delta: str) -> None:
     part.deltas.append(delta)
 
 
+_TERMINAL_EVENTS: dict[ResponseStatus, type] = {
+    "completed": ResponseCompleted,
+    "incomplete": ResponseIncomplete,
+    "failed": ResponseFailed,
+    "cancelled": ResponseIncomplete,
+}
+"""What ends a response of each status; clients know no event for cancelled ones."""
+
 _OUTCOME = ("status", "output", "usage", "error", "completed_at", "incomplete_details")
 
 
@@ -237,7 +253,7 @@ def _skeleton(item: OutputItem) -> tuple[object, ...]:
         case Message():
             return ("message", item.id, item.role, item.phase)
         case Reasoning():
-            return ("reasoning", item.id)
+            return ("reasoning", item.id, item.summary)
         case FunctionCall():
             return ("function_call", item.id, item.call_id, item.name)
 
@@ -254,8 +270,14 @@ def _is_empty(item: OutputItem) -> bool:
     return _body(item) in ("", ())
 
 
-def _part_type(item: OutputItem) -> type:
-    return ReasoningText if isinstance(item, Reasoning) else OutputText
+def _part_type(item: OutputItem) -> type | tuple[()]:
+    match item:
+        case Message():
+            return OutputText
+        case Reasoning():
+            return ReasoningText
+        case FunctionCall():
+            return ()
 
 
 def _part_text(part: OutputPart) -> str:

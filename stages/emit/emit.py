@@ -53,15 +53,14 @@ async def emit(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[EmittedFram
         async for frame in source:
             for event in writer.feed(frame):
                 yield event
+        for event in writer.finish():
+            yield event
     except Exception as error:
         if not writer.started:
             raise
         if not isinstance(error, StageError):
             logger.exception("Response %s met a bug", writer.response.id)
         for event in writer.fail(error):
-            yield event
-    else:
-        for event in writer.finish():
             yield event
 
 
@@ -81,8 +80,8 @@ class ResponseWriter:
     def feed(self, frame: ParsedFrame) -> Iterable[EmittedFrame]:
         """Take one frame, give the events that it causes."""
         match frame:
-            case ItemDelta(text):
-                return (self._item.delta(text),)
+            case ItemDelta() if self._open:  # nearly every frame
+                return (self._open.delta(frame.text),)
             case ReasoningOpened():
                 return self._begin(OpenReasoning(self._place("rs")))
             case MessageOpened(phase):
@@ -96,11 +95,14 @@ class ResponseWriter:
             case TurnFinished():
                 self._turns.append(frame)
                 return ()
+            case ItemDelta():
+                raise RuntimeError("text came while no item was open")
 
     def finish(self) -> Iterable[ResponseEvent]:
-        """End the response as its last turn ended."""
+        """End the response as its last turn ended; raises `EngineFailed` if no turn did."""
         if not self._turns:
-            return self.fail(EngineFailed("The engine's stream ended early."))
+            raise EngineFailed("The engine's stream ended early.")
+        self._check_closed()
         response = msgspec.structs.replace(self.response, output=tuple(self._output), usage=self._usage())
         if self._turns[-1].reason == "length":
             details = IncompleteDetails("max_output_tokens")
@@ -127,21 +129,21 @@ class ResponseWriter:
 
     # One item after another
 
-    @property
-    def _item(self) -> OpenItem:
-        if self._open is None:
-            raise RuntimeError("text or an end came while no item was open")
-        return self._open
-
     def _begin(self, item: OpenItem) -> Iterable[ResponseEvent]:
+        self._check_closed()
         self._open = item
         return item.added()
 
     def _end(self, status: ItemStatus) -> Iterable[ResponseEvent]:
-        item = self._item
-        yield from item.done(status)
-        self._output.append(item.item(status))
+        if self._open is None:
+            raise RuntimeError("an end came while no item was open")
+        yield from self._open.done(status)
+        self._output.append(self._open.item(status))
         self._open = None
+
+    def _check_closed(self) -> None:
+        if self._open is not None:
+            raise RuntimeError("an item was not closed before what follows it")
 
     def _place(self, prefix: str) -> Place:
         return Place(self._numbers, self._id(prefix), len(self._output))

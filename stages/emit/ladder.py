@@ -93,13 +93,7 @@ class _OpenText(OpenItem):
 
     def delta(self, text: str) -> ResponseEvent:
         self._text.append(text)
-        return self.delta_type(
-            sequence_number=next(self._numbers),
-            item_id=self._id,
-            output_index=self._index,
-            content_index=0,
-            delta=text,
-        )
+        return self.delta_type(next(self._numbers), self._id, self._index, 0, text)
 
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
         text = "".join(self._text)
@@ -161,9 +155,7 @@ class OpenFunctionCall(OpenItem):
     def delta(self, text: str) -> ResponseEvent:
         """One more piece of the arguments."""
         self._text.append(text)
-        return FunctionCallArgumentsDelta(
-            sequence_number=next(self._numbers), item_id=self._id, output_index=self._index, delta=text
-        )
+        return FunctionCallArgumentsDelta(next(self._numbers), self._id, self._index, text)
 
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
         """The events that close the call."""

@@ -220,8 +220,8 @@ def test_keys_that_nobody_knows_are_ignored() -> None:
     request = read(CODEX)
     assert not hasattr(request, "client_metadata")
     assert isinstance(request.input, list)
-    assert isinstance(call := request.input[3], FunctionCallItem)
-    assert not hasattr(call, "namespace")
+    assert isinstance(request.input[3], FunctionCallItem)
+    assert not hasattr(request.input[3], "namespace")
     assert request == read({name: value for name, value in CODEX.items() if name != "client_metadata"})
 
 

@@ -1,0 +1,333 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import ContextTooLong, EngineDead, EngineFailed, EngineOverloaded, StageError
+from pipeline.frames import (
+    FunctionCallOpened,
+    GenerationStarted,
+    ItemClosed,
+    ItemDelta,
+    MessageOpened,
+    ParsedFrame,
+    ReasoningOpened,
+)
+from pipeline.protocol.events import (
+    FunctionCallArgumentsDelta,
+    OutputItemAdded,
+    OutputTextDelta,
+    ReasoningTextDelta,
+    ResponseEvent,
+    ResponseFailed,
+    TerminalEvent,
+    to_sse,
+)
+from pipeline.protocol.items import FunctionCall, Message, OutputItem, OutputText, Reasoning, ReasoningText
+from pipeline.protocol.response import ErrorDetails, IncompleteDetails, InputTokensDetails, OutputTokensDetails, Usage
+from stages.emit.emit import emit
+from tests.building import (
+    Frames,
+    finished,
+    function_call,
+    message,
+    on_the_wire,
+    reasoning,
+    source,
+    started,
+    turns,
+    whole_turn,
+)
+from tests.streams import checked, final
+
+
+async def emitted(frames: Iterable[ParsedFrame], error: BaseException | None = None) -> list[ResponseEvent]:
+    """The events of a stream that began, checked; its first frame goes on to the store as it came."""
+    frames = tuple(frames)
+    async with aclosing(emit(source(frames, error))) as out:
+        first, *events = [event async for event in out]
+    assert first is frames[0]
+    return checked(event for event in events if not isinstance(event, GenerationStarted))
+
+
+def types(events: Iterable[ResponseEvent]) -> list[str]:
+    return [str(event.__struct_config__.tag).removeprefix("response.") for event in events]
+
+
+# The ladders
+
+BEGIN = ["created", "in_progress"]
+
+
+def text_ladder(kind: str, deltas: int) -> list[str]:
+    grow = [f"{kind}.delta"] * deltas
+    return ["output_item.added", "content_part.added", *grow, f"{kind}.done", "content_part.done", "output_item.done"]
+
+
+def call_ladder(deltas: int) -> list[str]:
+    grow = ["function_call_arguments.delta"] * deltas
+    return ["output_item.added", *grow, "function_call_arguments.done", "output_item.done"]
+
+
+@pytest.mark.parametrize(
+    ("item", "ladder"),
+    [
+        (reasoning("Let me ", "think."), text_ladder("reasoning_text", 2)),
+        (message("Hello!"), text_ladder("output_text", 1)),
+        (message("Wait.", phase="commentary"), text_ladder("output_text", 1)),
+        (function_call('{"city":', '"Oslo"', "}"), call_ladder(3)),
+        (reasoning(), text_ladder("reasoning_text", 0)),
+        (message(), text_ladder("output_text", 0)),
+        (function_call(), call_ladder(0)),
+    ],
+)
+async def test_v18_every_item_climbs_its_whole_ladder(item: Frames, ladder: list[str]) -> None:
+    """An item of each kind has its events in their order, also one without any text."""
+    events = await emitted((started(), *item, finished()))
+    assert types(events) == [*BEGIN, *ladder, "completed"]
+
+
+async def test_items_follow_one_another() -> None:
+    """Ladders never interleave, and one numbering runs through all of them."""
+    events = await emitted(whole_turn())
+    assert types(events) == [
+        *BEGIN,
+        *text_ladder("reasoning_text", 2),
+        *text_ladder("output_text", 2),
+        *call_ladder(2),
+        "completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.output_index for event in events if isinstance(event, OutputItemAdded)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("opening", "fields"),
+    [
+        (ReasoningOpened(), {"id": "rs_10000", "type": "reasoning", "summary": [], "content": []}),
+        (
+            MessageOpened("commentary"),
+            {"id": "msg_10000", "type": "message", "role": "assistant", "content": [], "phase": "commentary"},
+        ),
+        (
+            FunctionCallOpened("clock"),
+            {"id": "fc_10000", "type": "function_call", "call_id": "call_10000", "name": "clock", "arguments": ""},
+        ),
+    ],
+)
+async def test_an_item_is_added_with_zero_values(opening: ParsedFrame, fields: dict[str, Any]) -> None:
+    """``output_item.added`` has every field of its item, with nothing in those that will grow, and no null."""
+    added = (await emitted((started(), opening, ItemClosed(complete=True), finished())))[2]
+    assert on_the_wire(added)["item"] == {**fields, "status": "in_progress"}
+
+
+async def test_the_output_is_what_was_said() -> None:
+    """The final response holds every item with its whole text."""
+    events = await emitted(whole_turn())
+    assert final(events).output == (
+        Reasoning("rs_10000", content=(ReasoningText("Let me think."),), status="completed"),
+        Message("msg_10001", "completed", "assistant", (OutputText("Hello!"),), "final_answer"),
+        FunctionCall("fc_10002", "call_10002", "get_weather", '{"city":"Oslo"}', "completed"),
+    )
+
+
+async def test_parallel_calls_have_ids_of_their_own() -> None:
+    """Calls of one turn, even to the same function with the same arguments, are told apart by both of their ids."""
+    events = await emitted((started(), *function_call("{}"), *function_call("{}"), *function_call(), finished()))
+    calls = [item for item in final(events).output if isinstance(item, FunctionCall)]
+    assert [call.id for call in calls] == ["fc_10000", "fc_10001", "fc_10002"]
+    assert [call.call_id for call in calls] == ["call_10000", "call_10001", "call_10002"]
+    assert [call.arguments for call in calls] == ["{}", "{}", ""]
+
+
+async def test_a_replay_has_the_same_bytes() -> None:
+    """Nothing is drawn or clocked: the same frames give the same bytes, and another response id other item ids."""
+    first, second = [list(map(to_sse, await emitted(whole_turn()))) for _ in range(2)]
+    assert first == second
+    other = await emitted((started("resp_2"), *whole_turn()[1:]))
+    assert {item.id for item in final(other).output} == {"rs_20000", "msg_20001", "fc_20002"}
+
+
+# The end
+
+
+async def test_the_usage_is_summed() -> None:
+    """Tokens of the prompt come from its start, tokens of the answer from the turn's end."""
+    counts = finished(cached_tokens=32, output_tokens=11, reasoning_tokens=5)
+    events = await emitted((started(prompt_tokens=40), *message("Hello!"), counts))
+    assert final(events).usage == Usage(40, InputTokensDetails(32), 11, OutputTokensDetails(5), 51)
+
+
+async def test_the_completion_time_is_the_start_and_the_durations() -> None:
+    """No clock is read at the end either."""
+    events = await emitted((started(created_at=1000), *message("Hello!"), finished(duration=2.7)))
+    assert final(events).completed_at == 1002
+
+
+async def test_a_turn_that_says_nothing_completes() -> None:
+    """A response without items is complete all the same."""
+    events = await emitted((started(), finished()))
+    assert types(events) == [*BEGIN, "completed"]
+
+
+@pytest.mark.parametrize("cut", [reasoning, message, function_call])
+async def test_v14_an_item_that_was_cut_is_incomplete(cut: Any) -> None:
+    """At the token limit the open item and the response are incomplete, and what came before is not."""
+    events = await emitted((started(), *reasoning("So."), *cut("Hel", complete=False), finished("length")))
+    response = final(events)
+    assert types(events)[-2:] == ["output_item.done", "incomplete"]
+    assert [item.status for item in response.output] == ["completed", "incomplete"]
+    assert (response.status, response.completed_at) == ("incomplete", None)
+    assert response.incomplete_details == IncompleteDetails("max_output_tokens")
+    assert response.usage is not None
+
+
+async def test_a_cut_between_items_leaves_them_complete() -> None:
+    """The limit may fall on the end of an item: then only the response is incomplete."""
+    response = final(await emitted((started(), *message("Hello!"), finished("length"))))
+    assert response.status == "incomplete"
+    assert [item.status for item in response.output] == ["completed"]
+
+
+# Failures
+
+
+@pytest.mark.parametrize("opening", [ReasoningOpened(), MessageOpened("final_answer"), FunctionCallOpened("clock")])
+@pytest.mark.parametrize(
+    "error", [EngineFailed("The engine gave up."), EngineDead("It died."), EngineOverloaded("The queue is full.")]
+)
+async def test_v6_an_error_in_mid_item_closes_it_and_fails(opening: ParsedFrame, error: StageError) -> None:
+    """The open item is closed as incomplete with what it has, then one response.failed says why."""
+    events = await emitted((started(), *message("Hello!"), opening, ItemDelta("So")), error)
+    response = final(events)
+    assert types(events)[-2:] == ["output_item.done", "failed"]
+    assert response.error == ErrorDetails(error.code, error.message)
+    assert [item.status for item in response.output] == ["completed", "incomplete"]
+    assert text_of(response.output[-1]) == "So"
+    assert (response.completed_at, response.incomplete_details, response.usage) == (None, None, None)
+
+
+async def test_an_error_of_a_stage_is_no_news_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Errors that were foreseen are for the client; the log keeps its tracebacks for bugs."""
+    await emitted((started(),), EngineFailed("The engine gave up."))
+    assert caplog.records == []
+
+
+async def test_a_bug_is_neutral_to_the_client_and_whole_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """What is no StageError may hold secrets: the client gets the response's id, the log the traceback beside it."""
+    with caplog.at_level(logging.ERROR):
+        events = await emitted((started(), ReasoningOpened()), ZeroDivisionError("secret"))
+    error = final(events).error
+    assert error is not None
+    assert error.code == "server_error"
+    assert "resp_1" in error.message
+    assert "secret" not in error.message
+    (record,) = caplog.records
+    assert "resp_1" in record.getMessage()
+    assert record.exc_info
+    assert isinstance(record.exc_info[1], ZeroDivisionError)
+
+
+@pytest.mark.parametrize("error", [ContextTooLong(9, 8), EngineDead("It died."), ZeroDivisionError("bug")])
+async def test_an_error_before_the_first_frame_is_not_ours(error: Exception) -> None:
+    """Until generation has started there is no response that could fail: the error goes on as it is."""
+    with pytest.raises(type(error)) as caught:
+        await emitted((), error)
+    assert caught.value is error
+
+
+async def test_a_source_without_a_frame_is_a_failed_engine() -> None:
+    """An engine that ends before it started is an error like any other before the first frame."""
+    with pytest.raises(EngineFailed, match="ended early"):
+        await emitted(())
+
+
+@pytest.mark.parametrize("rest", [(), reasoning("So."), (*message("Hello!"), ReasoningOpened(), ItemDelta("So"))])
+async def test_a_stream_that_just_ends_has_failed(rest: Frames) -> None:
+    """Without TurnFinished nobody knows that the model was done, however whole its words look."""
+    events = await emitted((started(), *rest))
+    assert types(events)[-1] == "failed"
+    assert final(events).error == ErrorDetails("server_error", "The engine's stream ended early.")
+
+
+async def test_an_error_behind_the_last_turn_fails_too() -> None:
+    """The response ends once: what breaks before its terminal event is that event."""
+    events = await emitted(whole_turn(), EngineFailed("The engine gave up."))
+    assert types(events).count("completed") == 0
+    assert types(events)[-1] == "failed"
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (ItemDelta("So"),),
+        (ItemClosed(complete=True),),
+        (*message("Hello!"), ItemDelta("!")),
+        (ReasoningOpened(), ItemDelta("So"), MessageOpened("final_answer")),
+        (ReasoningOpened(), ItemDelta("So"), finished()),
+    ],
+)
+async def test_frames_against_the_grammar_are_a_bug(frames: Frames, caplog: pytest.LogCaptureFixture) -> None:
+    """A parser that loses its place gives a stream that fails in good order, not one that clients cannot read."""
+    events = await emitted((started(), *frames))
+    assert types(events)[-1] == "failed"
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+async def test_cancellation_is_no_failure() -> None:
+    """CancelledError goes through, and nothing is said after it."""
+    said = []
+    with pytest.raises(asyncio.CancelledError):
+        async for event in emit(source((started(), ReasoningOpened()), asyncio.CancelledError())):
+            said.append(event)  # noqa: PERF401 - a comprehension would be lost with the error
+    assert not any(isinstance(event, TerminalEvent) for event in said)
+
+
+async def test_leaving_early_says_nothing_more() -> None:
+    """A consumer that closes the stream in mid-item gets no further event."""
+    stream: AsyncGenerator[Any, None] = emit(source(whole_turn()))
+    for _ in range(6):
+        await anext(stream)
+    await stream.aclose()
+    assert [event async for event in stream] == []
+
+
+# Any turn at all
+
+
+def text_of(item: OutputItem) -> str:
+    return item.arguments if isinstance(item, FunctionCall) else item.text
+
+
+def summed(events: Iterable[ResponseEvent]) -> dict[int, str]:
+    """The deltas of each item, put together."""
+    texts: dict[int, str] = {}
+    for event in events:
+        if isinstance(event, OutputTextDelta | ReasoningTextDelta | FunctionCallArgumentsDelta):
+            texts[event.output_index] = texts.get(event.output_index, "") + event.delta
+    return texts
+
+
+@settings(max_examples=100, deadline=None)
+@given(turn=turns(), error=st.none() | st.just(EngineFailed("x")) | st.just(ValueError("x")), data=st.data())
+async def test_any_turn_is_a_stream_that_clients_can_read(
+    turn: Frames, error: Exception | None, data: st.DataObject
+) -> None:
+    """Whatever a model says, and wherever it breaks, every rule holds and the deltas sum to the items."""
+    if error:
+        turn = turn[: data.draw(st.integers(1, len(turn)))]
+    logging.disable(logging.CRITICAL)
+    try:
+        events = await emitted(turn, error)
+    finally:
+        logging.disable(logging.NOTSET)
+    assert isinstance(events[-1], ResponseFailed) == (error is not None)
+    said = {index: text for index, item in enumerate(final(events).output) if (text := text_of(item))}
+    assert summed(events) == said
