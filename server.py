@@ -45,10 +45,13 @@ from pipeline.errors import (
 from pipeline.protocol.events import (
     DONE,
     KEEP_ALIVE,
+    Delta,
     OutputItemDone,
+    ResponseCompleted,
     ResponseCreated,
     ResponseEvent,
     ResponseFailed,
+    ResponseIncomplete,
     TerminalEvent,
     to_sse,
 )
@@ -195,13 +198,18 @@ async def whole(events: AsyncIterator[ResponseEvent]) -> AsyncGenerator[Response
     try:
         async for event in events:
             number = event.sequence_number
-            if isinstance(event, ResponseCreated):
-                created = event.response
-            elif isinstance(event, OutputItemDone):
-                done.append(event.item)
             yield event
-            if isinstance(event, TerminalEvent):
-                return
+            match event:
+                case Delta():  # nearly every event
+                    pass
+                case ResponseCreated():
+                    created = event.response
+                case OutputItemDone():
+                    done.append(event.item)
+                case ResponseCompleted() | ResponseIncomplete() | ResponseFailed():
+                    return
+                case _:
+                    pass
     except Exception as error:
         if created is None:
             raise

@@ -8,7 +8,8 @@ long runs of one character (openai/harmony#110).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import packages_distributions
@@ -66,8 +67,8 @@ class HarmonyEncoding:
     _tiktoken: tiktoken.Encoding
     token_bytes: tuple[bytes, ...]
     """The bytes of each text token, by id."""
-    token_texts: tuple[str | None, ...]
-    """The text of each text token, by id; None for those that are no whole UTF-8 text by themselves."""
+    token_texts: Mapping[int, str]
+    """The text of each token that is a whole text by itself: no special token, and no part of a character."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of ``text``, in which nothing is special: ``<|end|>`` in it stays seven characters."""
@@ -108,11 +109,12 @@ def load_encoding() -> HarmonyEncoding:
     )
     ranks = {token: rank for rank, token in enumerate(token_bytes)}
     fast = tiktoken.Encoding("o200k_harmony", pat_str=_SPLIT, mergeable_ranks=ranks, special_tokens=_SPECIAL_TOKENS)
-    return HarmonyEncoding(fast, token_bytes, tuple(_text(token) for token in token_bytes))
+    return HarmonyEncoding(fast, token_bytes, _texts(token_bytes))
 
 
-def _text(token: bytes) -> str | None:
-    try:
-        return token.decode()
-    except UnicodeDecodeError:
-        return None
+def _texts(token_bytes: Sequence[bytes]) -> dict[int, str]:
+    texts = {}
+    for token, raw in enumerate(token_bytes):
+        with suppress(UnicodeDecodeError):
+            texts[token] = raw.decode()
+    return texts

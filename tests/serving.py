@@ -59,12 +59,13 @@ async def serving(
     folder: Path,
     *,
     keep_alive: float = 15.0,
+    max_body_bytes: int = 100_000,
     edit: Any = lambda pipeline: pipeline,
 ) -> AsyncGenerator[Served, None]:
     """Serve for the length of the block; ``edit`` may change the pipeline."""
     store = SqliteStore(folder / "responses.sqlite3")
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(harmony_responses("tiny", engine, encoding, store))
-    app = Api(pipeline, engine, store, "tiny", keep_alive).app(max_body_bytes=100_000)
+    app = Api(pipeline, engine, store, "tiny", keep_alive).app(max_body_bytes)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

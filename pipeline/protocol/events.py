@@ -14,8 +14,15 @@ from pipeline.protocol.items import OutputItem, OutputPart
 from pipeline.protocol.response import Response
 
 
-class _Event(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="type"):
+class _Event(msgspec.Struct, frozen=True, gc=False, tag_field="type"):
     sequence_number: int
+
+
+class Delta(_Event, frozen=True):
+    """One more piece of an item's text: nearly every event of a stream."""
+
+    item_id: str
+    output_index: int
 
 
 class ResponseCreated(_Event, frozen=True, tag="response.created"):
@@ -62,9 +69,7 @@ class ContentPartDone(_Event, frozen=True, tag="response.content_part.done"):
     part: OutputPart
 
 
-class OutputTextDelta(_Event, frozen=True, tag="response.output_text.delta"):
-    item_id: str
-    output_index: int
+class OutputTextDelta(Delta, frozen=True, tag="response.output_text.delta"):
     content_index: int
     delta: str
     logprobs: tuple[dict[str, Any], ...] = ()
@@ -78,9 +83,7 @@ class OutputTextDone(_Event, frozen=True, tag="response.output_text.done"):
     logprobs: tuple[dict[str, Any], ...] = ()
 
 
-class ReasoningTextDelta(_Event, frozen=True, tag="response.reasoning_text.delta"):
-    item_id: str
-    output_index: int
+class ReasoningTextDelta(Delta, frozen=True, tag="response.reasoning_text.delta"):
     content_index: int
     delta: str
 
@@ -92,9 +95,7 @@ class ReasoningTextDone(_Event, frozen=True, tag="response.reasoning_text.done")
     text: str
 
 
-class FunctionCallArgumentsDelta(_Event, frozen=True, tag="response.function_call_arguments.delta"):
-    item_id: str
-    output_index: int
+class FunctionCallArgumentsDelta(Delta, frozen=True, tag="response.function_call_arguments.delta"):
     delta: str
 
 

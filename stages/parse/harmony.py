@@ -63,11 +63,12 @@ class HarmonyParser:
 
     def __init__(self, encoding: HarmonyEncoding) -> None:
         self._token_bytes = encoding.token_bytes
+        self._token_texts = encoding.token_texts
         self._text = TokenDecoder(encoding)
         self._tools: frozenset[str] = frozenset()
         self._header: Header | None = Header()
         self._in_content = False
-        self._thinking = False
+        self._thinking_since: int | None = None
         self._repairs: list[Repair] = []
         self._output_tokens = 0
         self._reasoning_tokens = 0
@@ -75,36 +76,44 @@ class HarmonyParser:
     def feed(self, frame: TokenFrame) -> Iterable[ParsedFrame]:
         """Take one frame, give what became clear by it."""
         match frame:
-            case TokenChunk(token_ids):
-                return self._read(token_ids)
+            case TokenChunk():
+                return self._read(frame.token_ids)
             case GenerationStarted():
                 self._tools = frame.response.function_names
                 return (frame,)
             case GenerationFinished():
                 return self._finish(frame)
 
-    def _read(self, token_ids: Iterable[int]) -> list[ParsedFrame]:
-        parsed: list[ParsedFrame] = []
+    def _read(self, token_ids: tuple[int, ...]) -> Iterable[ParsedFrame]:
+        if self._in_content and not self._text.holds_back:
+            try:
+                text = ""
+                for token in token_ids:
+                    text += self._token_texts[token]
+            except KeyError:  # a marker, or part of a character
+                return self._read_markup(token_ids)
+            self._output_tokens += len(token_ids)
+            return (ItemDelta(text),)
+        return self._read_markup(token_ids)
+
+    def _read_markup(self, token_ids: tuple[int, ...]) -> Iterable[ParsedFrame]:
         pieces: list[str] = []
         for token in token_ids:
             self._output_tokens += 1
-            if not self._in_content:
-                parsed += self._read_header(token)
-            elif token < TEXT_TOKENS:
+            if self._in_content and token < TEXT_TOKENS:
                 pieces.append(self._text.decode(token))
-            else:
-                parsed += self._delta(pieces)
-                pieces = []
-                parsed += self._read_marker(token)
-        parsed += self._delta(pieces)
-        return parsed
+                continue
+            yield from _delta(pieces)
+            pieces = []
+            yield from self._read_marker(token) if self._in_content else self._read_header(token)
+        yield from _delta(pieces)
 
     def _finish(self, finished: GenerationFinished) -> Iterable[ParsedFrame]:
         cut = finished.reason == "length"
         if self._header is not None:
             yield from self._open_bare("final", cut=True)
         if self._in_content:
-            yield from self._close(complete=not cut)
+            yield from self._close(complete=not cut, marked=False)
         yield TurnFinished(
             reason=finished.reason,
             cached_tokens=finished.cached_tokens,
@@ -114,12 +123,6 @@ class HarmonyParser:
         )
 
     # In content
-
-    def _delta(self, pieces: list[str]) -> Iterable[ParsedFrame]:
-        if self._thinking:
-            self._reasoning_tokens += len(pieces)
-        text = "".join(pieces)
-        return (ItemDelta(text),) if text else ()
 
     def _read_marker(self, token: int) -> Iterable[ParsedFrame]:
         if token in _CLOSING:
@@ -131,11 +134,15 @@ class HarmonyParser:
         else:
             self._repairs.append("stray marker")
 
-    def _close(self, *, complete: bool) -> Iterable[ParsedFrame]:
+    def _close(self, *, complete: bool, marked: bool = True) -> Iterable[ParsedFrame]:
         if held_back := self._text.flush():
             yield ItemDelta(held_back)
         yield ItemClosed(complete, tuple(self._repairs))
-        self._in_content = self._thinking = False
+        if self._thinking_since is not None:
+            thought = self._output_tokens - self._thinking_since - marked
+            self._reasoning_tokens += max(0, thought)  # a bare message ends at the token that opens it
+        self._in_content = False
+        self._thinking_since = None
         self._repairs = []
 
     # In a header, or between messages
@@ -181,29 +188,33 @@ class HarmonyParser:
         opening = reading.opening(self._tools)
         self._header = None
         self._in_content = True
-        self._thinking = isinstance(opening, ReasoningOpened)
+        if isinstance(opening, ReasoningOpened):
+            self._thinking_since = self._output_tokens
         self._repairs = reading.repairs
         yield opening
+
+
+def _delta(pieces: Iterable[str]) -> Iterable[ParsedFrame]:
+    text = "".join(pieces)
+    return (ItemDelta(text),) if text else ()
 
 
 class TokenDecoder:
     """Text of a token stream, in which a character may be spread over several tokens."""
 
     def __init__(self, encoding: HarmonyEncoding) -> None:
-        self._texts = encoding.token_texts
         self._bytes = encoding.token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._holds_back = False
+        self.holds_back = False
+        """Whether a character is unfinished."""
 
     def decode(self, token: int) -> str:
         """The text that ``token`` completes; empty while a character is unfinished."""
-        text = self._texts[token]
-        if text is None or self._holds_back:
-            text = self._decoder.decode(self._bytes[token])
-            self._holds_back = bool(self._decoder.getstate()[0])
+        text = self._decoder.decode(self._bytes[token])
+        self.holds_back = bool(self._decoder.getstate()[0])
         return text
 
     def flush(self) -> str:
         """What an unfinished character leaves behind: U+FFFD or nothing."""
-        self._holds_back = False
+        self.holds_back = False
         return self._decoder.decode(b"", final=True)

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from pipeline.errors import StoreFailed
 from pipeline.frames import EmittedFrame, GenerationStarted
 from pipeline.protocol.events import (
+    Delta,
     ResponseCompleted,
     ResponseEvent,
     ResponseFailed,
@@ -39,6 +40,8 @@ class Persist:
         request_input: tuple[Item, ...] = ()
         async for frame in source:
             match frame:
+                case Delta():  # nearly every frame
+                    yield frame
                 case GenerationStarted():
                     request_input = frame.input
                 case ResponseCompleted() | ResponseIncomplete() | ResponseFailed() if frame.response.store:

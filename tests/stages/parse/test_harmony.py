@@ -91,7 +91,7 @@ def summary(told: list[Parsed]) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.parent.name)
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 1000])
+@pytest.mark.parametrize("size", [2, 5, 1000])
 def test_chunks_do_not_matter(recording: Path, size: int, encoding: HarmonyEncoding) -> None:
     """However the engine cuts the tokens into chunks, the items are the same (defects 8, 9, 10, B8, B10)."""
     frames = list(read_frames(recording, TokenFrame))

@@ -1,0 +1,163 @@
+"""What a token costs between the engine and the socket, and how long one request can hold up the others.
+
+    python -m tests.bench
+
+CPU time, variants interleaved, medians.  These figures are the machine's; the ratios are the result: to the package's
+own Harmony parser, which does a third of the work, in the same run, and to the cost at the start of the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import platform
+import statistics
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import uvloop
+from openai_harmony import HarmonyEncodingName, Role, StreamableParser, load_harmony_encoding
+
+from pipeline.frames import GenerationStarted, TokenChunk, TokenFrame
+from pipeline.protocol.events import ResponseEvent, to_sse
+from pipeline.record import read_frames
+from stages.generate.scripted import Script, ScriptedEngine
+from stages.harmony import TEXT_TOKENS, load_encoding
+from stages.responses import recorded_responses
+from tests.serving import serving
+
+RECORDING = Path("/tmp/long.jsonl")
+DEPTHS = (0, 1_000, 4_000, 16_000)
+CHUNK_SIZES = (1, 8)
+MEASURED = 4_096
+ROUNDS = 15
+
+Measurement = Callable[[], Coroutine[Any, Any, float]]
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A recorded start of a response, and its text tokens over and over."""
+
+    started: GenerationStarted
+    header: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+    def text(self, length: int) -> list[int]:
+        return list(islice(cycle(self.tokens), length))
+
+    async def frames(self, depth: int, chunk_size: int) -> AsyncGenerator[TokenFrame, None]:
+        yield self.started
+        yield TokenChunk(self.header)
+        for chunk in chunked(self.text(depth + MEASURED), chunk_size):
+            yield chunk
+
+
+def chunked(tokens: list[int], size: int) -> list[TokenChunk]:
+    return [TokenChunk(tuple(tokens[at : at + size])) for at in range(0, len(tokens), size)]
+
+
+def recorded() -> Stream:
+    frames = list(read_frames(RECORDING, TokenFrame))
+    tokens = [token for frame in frames if isinstance(frame, TokenChunk) for token in frame.token_ids]
+    return Stream(frames[0], tuple(tokens[:3]), tuple(token for token in tokens[3:] if token < TEXT_TOKENS))
+
+
+async def ours(stream: Stream, depth: int, chunk_size: int) -> float:
+    """Microseconds per token from ids to SSE bytes, behind ``depth`` tokens."""
+    pipeline = recorded_responses().since("parse")
+    async with pipeline.open(stream.frames(depth, chunk_size)) as events:
+        await consume(events, depth // chunk_size + 4)
+        started = time.process_time_ns()
+        await consume(events, MEASURED // chunk_size)
+        return (time.process_time_ns() - started) / 1e3 / MEASURED
+
+
+async def consume(events: AsyncGenerator[ResponseEvent, None] | Any, count: int) -> None:
+    for _ in range(count):
+        to_sse(await anext(events))
+
+
+async def package(stream: Stream) -> float:
+    """Microseconds per token of openai_harmony's parser, with the delta and the channel read once per token."""
+    parser = StreamableParser(load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS), Role.ASSISTANT)
+    for token in stream.header:
+        parser.process(token)
+    tokens = stream.text(MEASURED)
+    started = time.process_time_ns()
+    for token in tokens:
+        parser.process(token)
+        _ = parser.last_content_delta, parser.current_channel
+    return (time.process_time_ns() - started) / 1e3 / MEASURED
+
+
+async def measure(variants: dict[str, Measurement]) -> dict[str, float]:
+    """The median of each variant over interleaved rounds."""
+    figures: dict[str, list[float]] = {name: [] for name in variants}
+    for _ in range(ROUNDS):
+        for name, variant in variants.items():
+            figures[name].append(await variant())
+    return {name: statistics.median(values) for name, values in figures.items()}
+
+
+async def token_table() -> None:
+    stream = recorded()
+    names = {(size, depth): f"{size}/{depth}" for size in CHUNK_SIZES for depth in DEPTHS}
+    variants: dict[str, Measurement] = {
+        name: lambda size=size, depth=depth: ours(stream, depth, size) for (size, depth), name in names.items()
+    }
+    medians = await measure({"package": lambda: package(stream), **variants})
+    print(f"openai_harmony's parser alone: {medians['package']:.2f} us per token\n")
+    print("tokens per chunk   behind tokens   us per token   to the parser alone   to the start")
+    for (size, depth), name in names.items():
+        figure, start = medians[name], medians[names[size, 0]]
+        print(f"{size:16d}{depth:16,d}{figure:15.2f}{figure / medians['package']:22.2f}{figure / start:15.2f}")
+
+
+async def longest_gap(served_input: str, folder: Path) -> float:
+    """Milliseconds for which one request kept the loop from running anything else."""
+    encoding = load_encoding()
+    engine = ScriptedEngine(Script(encoding.encode_markup("<|channel|>final<|message|>Hi<|return|>")), 10_000_000)
+    gaps: list[float] = []
+
+    async def tick() -> None:
+        last = time.perf_counter()
+        while True:
+            await asyncio.sleep(0.001)
+            now = time.perf_counter()
+            gaps.append((now - last) * 1e3 - 1)
+            last = now
+
+    async with serving(engine, encoding, folder, max_body_bytes=2**24) as served:
+        await served.stream({"input": "warm up"})
+        ticking = asyncio.create_task(tick())
+        await served.stream({"input": served_input})
+        ticking.cancel()
+    return max(gaps)
+
+
+async def stall_table() -> None:
+    print("\none request of 1 MB     longest stall of the loop, ms (median of 5; nothing but the server's own work)")
+    for name, text in (("nothing (idle loop)", "x"), ("one letter", "a" * 10**6), ("words", "lorem ipsum " * 83_000)):
+        gaps = []
+        for _ in range(5):
+            with TemporaryDirectory() as folder:
+                gaps.append(await longest_gap(text, Path(folder)))
+        print(f"{name:24s}{statistics.median(gaps):8.1f}")
+
+
+def main() -> None:
+    print(f"Python {platform.python_version()}, {platform.machine()}, {time.strftime('%Y-%m-%d')}")
+    gc.collect()
+    gc.freeze()
+    uvloop.run(token_table())
+    uvloop.run(stall_table())
+
+
+if __name__ == "__main__":
+    main()
