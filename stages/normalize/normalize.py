@@ -89,8 +89,8 @@ def refuse_unsupported(request: CreateResponse) -> None:
     wants_format = request.text is not None and request.text.format is not None and request.text.format.type != "text"
     unsupported = {
         "background": request.background,
-        "conversation": request.conversation,
-        "prompt": request.prompt,
+        "conversation": request.conversation is not None,
+        "prompt": request.prompt is not None,
         "context_management": request.context_management,
         "truncation": request.truncation == "auto",
         "top_logprobs": request.top_logprobs,

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.errors import InvalidRequest, PreviousResponseNotFound
+from pipeline.protocol.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    InputText,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+)
+from stages.persist.sqlite import SqliteStore
+from tests.pipeline.bodies import WEATHER
+from tests.stages.normalize.conversations import answered, normalized
+
+THOUGHT = Reasoning("rs_10000", content=(ReasoningText("They ask about weather."),), status="completed")
+CALL = FunctionCall("fc_10001", "call_10001", "get_weather", '{"city":"Oslo"}', "completed")
+RAIN = {"type": "function_call_output", "call_id": "call_10001", "output": "rain"}
+
+
+def asked(item_id: str, text: str) -> Message:
+    return Message(item_id, "completed", "user", (InputText(text),))
+
+
+def said(text: str) -> Message:
+    return Message(f"msg_{text}", "completed", "assistant", (OutputText(text),), "final_answer")
+
+
+async def test_v12_the_history_is_all_that_was_said(store: SqliteStore) -> None:
+    """Every input and output of the chain comes back in order: thoughts, calls and what they returned included."""
+    await answered(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
+    second = await answered(store, "2", said("Rain."), previous_response_id="resp_1", input=[RAIN])
+    third = await normalized(store, "3", previous_response_id="resp_2", input="And Rome?")
+    output = FunctionCallOutput("fco_2i0000", "call_10001", "rain", "completed")
+    assert second.history == (asked("msg_1i0000", "How is Oslo?"), THOUGHT, CALL)
+    assert second.input == (output,)
+    assert third.history == (*second.history, output, said("Rain."))
+    assert third.input == (asked("msg_3i0000", "And Rome?"),)
+    assert third.response.previous_response_id == "resp_2"
+
+
+async def test_b18_branches_are_isolated(store: SqliteStore) -> None:
+    """A response may be continued twice: neither branch sees the other, nor do their children."""
+    await answered(store, "1", said("Hello."), input="Hi")
+    root = (asked("msg_1i0000", "Hi"), said("Hello."))
+    for name in ("a", "b"):
+        branch = await answered(store, name, said(name), previous_response_id="resp_1", input=f"to {name}")
+        assert branch.history == root
+    for name in ("a", "b"):
+        child = await normalized(store, f"{name}1", previous_response_id=f"resp_{name}", input="Go on")
+        assert child.history == (*root, asked(f"msg_{name}i0000", f"to {name}"), said(name))
+
+
+async def test_b20_a_continuation_brings_its_own_parameters(store: SqliteStore) -> None:
+    """Instructions, tools and options are those of the new request: only items are inherited."""
+    before: dict[str, Any] = {"instructions": "Rhyme.", "tools": [WEATHER], "reasoning": {"effort": "high"}}
+    await answered(store, "1", said("Hello."), input="Hi", temperature=0, metadata={"order": "17"}, **before)
+    fresh = (await normalized(store, "2", previous_response_id="resp_1", input="Go on")).response
+    assert (fresh.instructions, fresh.tools, fresh.reasoning.effort) == (None, (), None)
+    assert (fresh.temperature, fresh.metadata) == (1.0, {})
+    other = (await normalized(store, "2", previous_response_id="resp_1", input="Go on", instructions="Sing.")).response
+    assert other.instructions == "Sing."
+
+
+async def test_a_continuation_needs_no_input(store: SqliteStore) -> None:
+    """Whoever continues may leave the word to the model."""
+    await answered(store, "1", said("Hello."), input="Hi")
+    conversation = await normalized(store, "2", previous_response_id="resp_1")
+    assert conversation.input == ()
+    assert len(conversation.history) == 2
+
+
+@pytest.mark.parametrize("missing", ["resp_0", "", "msg_1"])
+async def test_an_unknown_previous_response_is_refused(store: SqliteStore, missing: str) -> None:
+    """What is not stored cannot be continued; clients act on the code."""
+    await answered(store, "1", said("Hello."), input="Hi")
+    with pytest.raises(PreviousResponseNotFound) as caught:
+        await normalized(store, "2", previous_response_id=missing, input="Go on")
+    error = caught.value
+    assert (error.status, error.code, error.param) == (400, "previous_response_not_found", "previous_response_id")
+
+
+USER = {"role": "user", "content": "Hi"}
+OWN_CALL = {"type": "function_call", "call_id": "call_2", "name": "clock", "arguments": "{}"}
+OWN_OUTPUT = {"type": "function_call_output", "call_id": "call_2", "output": "noon"}
+
+
+@pytest.mark.parametrize(
+    ("items", "param"),
+    [
+        ([RAIN], None),
+        ([OWN_CALL, OWN_OUTPUT], None),
+        ([OWN_CALL, RAIN, OWN_OUTPUT], None),
+        ([OWN_OUTPUT], "input[0].call_id"),
+        ([USER, RAIN, OWN_OUTPUT], "input[2].call_id"),
+        ([OWN_OUTPUT, OWN_CALL], "input[0].call_id"),
+    ],
+)
+async def test_an_output_comes_behind_its_call(store: SqliteStore, items: list[Any], param: str | None) -> None:
+    """The call may stand in the history or earlier in the input; an output without one is refused at its place."""
+    await answered(store, "1", CALL, input="How is Oslo?")
+    if param is None:
+        conversation = await normalized(store, "2", previous_response_id="resp_1", input=items)
+        assert len(conversation.input) == len(items)
+        return
+    with pytest.raises(InvalidRequest, match="call_2") as caught:
+        await normalized(store, "2", previous_response_id="resp_1", input=items)
+    assert caught.value.param == param

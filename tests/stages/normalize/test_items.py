@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+
+from pipeline.errors import InvalidRequest
+from pipeline.protocol.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    InputText,
+    Item,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    Refusal,
+    SummaryText,
+)
+from stages.persist.sqlite import SqliteStore
+from tests.pipeline.bodies import CLIENTS
+from tests.stages.normalize.conversations import normalized
+
+
+@pytest.mark.parametrize(
+    ("given", "item"),
+    [
+        ({"role": "user", "content": "Hi"}, Message("msg_1i0000", "completed", "user", (InputText("Hi"),))),
+        ({"role": "system", "content": "Hi"}, Message("msg_1i0000", "completed", "system", (InputText("Hi"),))),
+        ({"role": "developer", "content": "Hi"}, Message("msg_1i0000", "completed", "developer", (InputText("Hi"),))),
+        ({"role": "assistant", "content": "Hi"}, Message("msg_1i0000", "completed", "assistant", (OutputText("Hi"),))),
+        ({"type": "message", "role": "user", "content": []}, Message("msg_1i0000", "completed", "user", ())),
+        (
+            {"role": "user", "id": "m", "content": [{"type": "input_text", "text": t} for t in "ab"]},
+            Message("m", "completed", "user", (InputText("a"), InputText("b"))),
+        ),
+        (
+            {
+                "role": "assistant",
+                "status": "incomplete",
+                "phase": "commentary",
+                "content": [
+                    {"type": "output_text", "text": "a", "annotations": [], "logprobs": []},
+                    {"type": "refusal", "refusal": "b"},
+                ],
+            },
+            Message("msg_1i0000", "incomplete", "assistant", (OutputText("a"), Refusal("b")), "commentary"),
+        ),
+        (
+            {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "a"}]},
+            Reasoning("r", content=(ReasoningText("a"),)),
+        ),
+        (
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}], "encrypted_content": None},
+            Reasoning("rs_1i0000", (SummaryText("a"),), UNSET, UNSET),
+        ),
+        (
+            {"type": "reasoning", "content": [], "encrypted_content": "x", "status": "completed"},
+            Reasoning("rs_1i0000", (), (), "x", "completed"),
+        ),
+        (
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "no JSON"},
+            FunctionCall("fc_1i0000", "c", "f", "no JSON", "completed"),
+        ),
+        (
+            {"type": "function_call", "id": "i", "status": "incomplete", "call_id": "c", "name": "f", "arguments": ""},
+            FunctionCall("i", "c", "f", "", "incomplete"),
+        ),
+    ],
+)
+async def test_items_are_read_as_they_are_meant(store: SqliteStore, given: dict[str, Any], item: Item) -> None:
+    """Every form that an item may be written in leads to one item; what is not said is not made up."""
+    assert (await normalized(store, input=[given])).input == (item,)
+
+
+@pytest.mark.parametrize(
+    ("given", "output", "text"),
+    [
+        ("rain", "rain", "rain"),
+        ("", "", ""),
+        ([{"type": "input_text", "text": t} for t in ("ra", "in")], (InputText("ra"), InputText("in")), "rain"),
+        ([], (), ""),
+    ],
+)
+async def test_outputs_are_texts_or_lists_of_texts(store: SqliteStore, given: Any, output: Any, text: str) -> None:
+    """The output of a call keeps its form, and reads as one text."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    items = [call, {"type": "function_call_output", "call_id": "c", "output": given}]
+    result = (await normalized(store, input=items)).input[1]
+    assert isinstance(result, FunctionCallOutput)
+    assert result == FunctionCallOutput("fco_1i0001", "c", output, "completed")
+    assert result.text == text
+
+
+async def test_a_string_is_a_message_of_the_user(store: SqliteStore) -> None:
+    """The short form of ``input`` is one message, even if it is empty."""
+    for text in ("Hi", ""):
+        message = Message("msg_1i0000", "completed", "user", (InputText(text),))
+        assert (await normalized(store, input=text)).input == (message,)
+
+
+async def test_items_without_ids_are_told_apart(store: SqliteStore) -> None:
+    """An id that the client left out comes from the response's id and the item's position."""
+    conversation = await normalized(store, "ab", input=[{"role": "user", "content": "Hi"}] * 17)
+    assert [item.id for item in conversation.input] == [f"msg_abi{position:04x}" for position in range(17)]
+
+
+@pytest.mark.parametrize("client", ["agents", "pydantic-ai"])
+async def test_b28_histories_of_real_clients_arrive_whole(store: SqliteStore, client: str) -> None:
+    """A history that a client replays keeps its order and every kind of item in it."""
+    body = {**CLIENTS[client], "tool_choice": "auto"}
+    kinds = [type(item) for item in (await normalized(store, **body)).input]
+    assert kinds == [Message, Reasoning, FunctionCall, FunctionCallOutput]
+
+
+@pytest.mark.parametrize("kind", ["input_image", "input_file"])
+async def test_v14_what_is_no_text_is_refused_with_its_place(store: SqliteStore, kind: str) -> None:
+    """Images and files are refused where they stand: a model that never saw them must not answer."""
+    parts = [{"type": "input_text", "text": "What is this?"}, {"type": kind, "image_url": "data:,"}]
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    for items, place in (
+        ([{"role": "user", "content": parts}], "input[0].content[1]"),
+        ([call, {"type": "function_call_output", "call_id": "c", "output": parts}], "input[1].output[1]"),
+    ):
+        with pytest.raises(InvalidRequest, match=kind) as caught:
+            await normalized(store, input=items)
+        assert caught.value.param == place
+
+
+@pytest.mark.parametrize("body", [{}, {"input": None}, {"input": []}], ids=str)
+async def test_a_request_needs_an_input(store: SqliteStore, body: dict[str, Any]) -> None:
+    """Nothing to answer is an error, as long as nothing is continued either."""
+    with pytest.raises(InvalidRequest, match="needs an input") as caught:
+        await normalized(store, **body)
+    assert caught.value.param == "input"
