@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -15,18 +15,21 @@ from pipeline.core import Pipeline
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
 from server import Api
-from stages.generate.scripted import ScriptedEngine
+from stages.generate.engine import Engine
 from stages.harmony import HarmonyEncoding
 from stages.persist.sqlite import SqliteStore
 from stages.responses import harmony_responses
 
 
+AnyEngine = TypeVar("AnyEngine", bound=Engine)
+
+
 @dataclass
-class Served:
+class Served(Generic[AnyEngine]):
     """A running server and a client of it."""
 
     url: str
-    engine: ScriptedEngine
+    engine: AnyEngine
     store: SqliteStore
     client: aiohttp.ClientSession
 
@@ -54,14 +57,14 @@ class Served:
 
 @asynccontextmanager
 async def serving(
-    engine: ScriptedEngine,
+    engine: AnyEngine,
     encoding: HarmonyEncoding,
     folder: Path,
     *,
     keep_alive: float = 15.0,
     max_body_bytes: int = 100_000,
     edit: Any = lambda pipeline: pipeline,
-) -> AsyncGenerator[Served, None]:
+) -> AsyncGenerator[Served[AnyEngine], None]:
     """Serve for the length of the block; ``edit`` may change the pipeline."""
     store = SqliteStore(folder / "responses.sqlite3")
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(harmony_responses("tiny", engine, encoding, store))

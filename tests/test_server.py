@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import openai
 import pytest
@@ -18,6 +18,8 @@ from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from tests.serving import Served, serving
 from tests.streams import final, read_sse
+
+Scripted: TypeAlias = Served[ScriptedEngine]
 
 HELLO = "<|channel|>analysis<|message|>A greeting.<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|return|>"
 CALL = (
@@ -38,7 +40,7 @@ def script(encoding: HarmonyEncoding, text: str = HELLO, **options: Any) -> Scri
 
 
 @pytest.fixture
-async def served(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Served, None]:
+async def served(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Scripted, None]:
     async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path) as served:
         yield served
 
@@ -46,7 +48,7 @@ async def served(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Se
 # One path, two consumers
 
 
-async def test_a_stream_is_whole(served: Served) -> None:
+async def test_a_stream_is_whole(served: Scripted) -> None:
     """A streamed response keeps every rule of the wire, down to its bytes."""
     response = final(read_sse(await served.stream({"input": "Hi"})))
     assert response.status == "completed"
@@ -56,7 +58,7 @@ async def test_a_stream_is_whole(served: Served) -> None:
     assert response.usage.input_tokens == len(served.engine.prompts[0].token_ids)
 
 
-async def test_without_stream_the_answer_is_the_last_response(served: Served) -> None:
+async def test_without_stream_the_answer_is_the_last_response(served: Scripted) -> None:
     """The JSON answer is what the stream's terminal event carries."""
     status, answer = await served.post({"input": "Hi"})
     streamed = final(read_sse(await served.stream({"input": "Hi"})))
@@ -66,20 +68,20 @@ async def test_without_stream_the_answer_is_the_last_response(served: Served) ->
     assert answer["output"][1]["content"][0]["text"] == getattr(streamed.output[1], "text", None)
 
 
-async def test_a_stored_response_is_found(served: Served) -> None:
+async def test_a_stored_response_is_found(served: Scripted) -> None:
     """GET gives what the terminal event gave, as soon as it was seen."""
     _, answer = await served.post({"input": "Hi"})
     assert await served.get(f"/v1/responses/{answer['id']}") == (200, answer)
 
 
-async def test_store_false_keeps_nothing(served: Served) -> None:
+async def test_store_false_keeps_nothing(served: Scripted) -> None:
     """A response that must not be stored is not found."""
     _, answer = await served.post({"input": "Hi", "store": False})
     status, error = await served.get(f"/v1/responses/{answer['id']}")
     assert (status, error["error"]["code"]) == (404, "response_not_found")
 
 
-async def test_the_model_is_listed(served: Served) -> None:
+async def test_the_model_is_listed(served: Scripted) -> None:
     """Clients find the name to ask for."""
     status, models = await served.get("/v1/models")
     assert status == 200
@@ -112,7 +114,7 @@ BAD: list[tuple[Any, int, str | None, str]] = [
 @pytest.mark.parametrize(("body", "status", "param", "code"), BAD)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_bad_input_is_refused(
-    body: Any, status: int, param: str | None, code: str, stream: bool, served: Served
+    body: Any, status: int, param: str | None, code: str, stream: bool, served: Scripted
 ) -> None:
     """Bad input is a 4xx with OpenAI's error body, before any header of a stream."""
     served.engine.context_length = 8192
@@ -126,7 +128,7 @@ async def test_bad_input_is_refused(
     assert served.engine.running == 0
 
 
-async def test_unknown_routes_answer_in_json(served: Served) -> None:
+async def test_unknown_routes_answer_in_json(served: Scripted) -> None:
     """A wrong path or method has the error body that clients read."""
     for path, status in (("/v2/nothing", 404), ("/v1/responses", 405), ("/v1/responses/resp_0", 404)):
         answered, answer = await served.get(path)
@@ -146,7 +148,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("refusal", "status", "code"), REFUSALS, ids=str)
-async def test_what_the_engine_refuses_is_a_status(refusal: Any, status: int, code: str, served: Served) -> None:
+async def test_what_the_engine_refuses_is_a_status(refusal: Any, status: int, code: str, served: Scripted) -> None:
     """As long as the engine has not accepted the prompt, its refusal is an HTTP status."""
     served.engine.script = Script(refusal=refusal)
     answered, answer = await served.post({"input": "Hi", "stream": True})
@@ -155,7 +157,7 @@ async def test_what_the_engine_refuses_is_a_status(refusal: Any, status: int, co
 
 @pytest.mark.parametrize("error", [EngineDead("The engine has died."), EngineFailed("It failed."), ValueError("a bug")])
 async def test_v6_a_fault_in_mid_stream_is_one_failed_event(
-    error: Exception, served: Served, encoding: HarmonyEncoding
+    error: Exception, served: Scripted, encoding: HarmonyEncoding
 ) -> None:
     """A fault after the headers ends in exactly one response.failed, which is stored (defects 11, 12, V6)."""
     served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), error=error, dies=False)
@@ -167,7 +169,7 @@ async def test_v6_a_fault_in_mid_stream_is_one_failed_event(
     assert (await served.get(f"/v1/responses/{response.id}"))[1]["status"] == "failed"
 
 
-async def test_health_tells_that_the_engine_died(served: Served, encoding: HarmonyEncoding) -> None:
+async def test_health_tells_that_the_engine_died(served: Scripted, encoding: HarmonyEncoding) -> None:
     """Health is 200 while the engine lives, and 503 from its death on; later requests are 503 too."""
     assert await served.get("/health") == (200, {"status": "ok"})
     served.engine.script = script(encoding, error=EngineDead("The engine has died."), dies=True)
@@ -176,7 +178,7 @@ async def test_health_tells_that_the_engine_died(served: Served, encoding: Harmo
     assert (await served.post({"input": "Hi"}))[0] == 503
 
 
-async def test_without_stream_a_fault_is_a_failed_response(served: Served, encoding: HarmonyEncoding) -> None:
+async def test_without_stream_a_fault_is_a_failed_response(served: Scripted, encoding: HarmonyEncoding) -> None:
     """A response that fails after it began is answered as a response with status failed."""
     served.engine.script = script(encoding, error=EngineFailed("It failed."))
     status, answer = await served.post({"input": "Hi"})
@@ -206,7 +208,7 @@ async def test_a_stage_behind_emit_that_breaks_ends_the_stream(encoding: Harmony
 # Clients that leave, and silence
 
 
-async def test_a_client_that_leaves_aborts_the_engine(served: Served, encoding: HarmonyEncoding) -> None:
+async def test_a_client_that_leaves_aborts_the_engine(served: Scripted, encoding: HarmonyEncoding) -> None:
     """Closing the connection ends the generation within moments (defect 31)."""
     served.engine.script = script(encoding, "<|channel|>final<|message|>" + "la " * 50, endless=True, latency=0.001)
     answer = await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True})
@@ -217,7 +219,7 @@ async def test_a_client_that_leaves_aborts_the_engine(served: Served, encoding: 
     assert served.engine.aborted == 1
 
 
-async def test_a_client_that_leaves_before_the_first_event(served: Served) -> None:
+async def test_a_client_that_leaves_before_the_first_event(served: Scripted) -> None:
     """The same before any header, and without streaming."""
     served.engine.script = Script(token_ids=[5], endless=True, latency=0.01)
     with pytest.raises(asyncio.TimeoutError):
@@ -226,7 +228,7 @@ async def test_a_client_that_leaves_before_the_first_event(served: Served) -> No
     assert served.engine.aborted == 1
 
 
-async def until_idle(served: Served) -> None:
+async def until_idle(served: Scripted) -> None:
     while served.engine.running:  # noqa: ASYNC110 (the engine has no event to wait for)
         await asyncio.sleep(0.01)
 
@@ -244,12 +246,12 @@ async def test_silence_is_broken_by_comments(encoding: HarmonyEncoding, tmp_path
 
 
 @pytest.fixture
-async def sdk(served: Served) -> AsyncGenerator[openai.AsyncOpenAI, None]:
+async def sdk(served: Scripted) -> AsyncGenerator[openai.AsyncOpenAI, None]:
     async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         yield client
 
 
-async def test_the_stream_helper_accumulates(served: Served, sdk: openai.AsyncOpenAI) -> None:
+async def test_the_stream_helper_accumulates(served: Scripted, sdk: openai.AsyncOpenAI) -> None:
     """openai-python's stream helper gets through a stream and ends with its final response (defect 2)."""
     async with sdk.responses.stream(model="tiny", input="Hi") as stream:
         deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
@@ -258,7 +260,7 @@ async def test_the_stream_helper_accumulates(served: Served, sdk: openai.AsyncOp
 
 
 async def test_a_function_call_makes_the_round(
-    served: Served, sdk: openai.AsyncOpenAI, encoding: HarmonyEncoding
+    served: Scripted, sdk: openai.AsyncOpenAI, encoding: HarmonyEncoding
 ) -> None:
     """Call, output and answer travel by previous_response_id; the prompt holds all of them (defect 19)."""
     served.engine.script = script(encoding, CALL)
@@ -280,7 +282,7 @@ async def test_a_function_call_makes_the_round(
     )
 
 
-async def test_errors_are_the_sdks_own(served: Served, sdk: openai.AsyncOpenAI) -> None:
+async def test_errors_are_the_sdks_own(served: Scripted, sdk: openai.AsyncOpenAI) -> None:
     """The SDK raises its own exception types, with param and code."""
     with pytest.raises(openai.NotFoundError):
         await sdk.responses.retrieve("resp_0")
