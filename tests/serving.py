@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from stages.harmony import HarmonyEncoding
 from stages.persist.sqlite import SqliteStore
 from stages.responses import harmony_responses
 
-
 AnyEngine = TypeVar("AnyEngine", bound=Engine)
 
 
@@ -35,8 +35,8 @@ class Served(Generic[AnyEngine]):
 
     async def post(self, body: Any) -> tuple[int, Any]:
         """Status and JSON of one request."""
-        kind = {"data": body} if isinstance(body, bytes) else {"json": body}
-        async with self.client.post(f"{self.url}/v1/responses", **kind) as answer:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.client.post(f"{self.url}/v1/responses", data=data) as answer:
             assert answer.content_type == "application/json"
             return answer.status, await answer.json()
 

@@ -19,6 +19,7 @@ from pipeline.core import Pipeline, Stage
 from pipeline.frames import (
     Conversation,
     EmittedFrame,
+    FinishReason,
     GenerationFinished,
     GenerationStarted,
     ParsedFrame,
@@ -66,7 +67,7 @@ class Case:
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
 def case(request: pytest.FixtureRequest) -> Case:
-    return Case(request.param, regen=request.config.getoption("--regen"))
+    return Case(request.param, regen=bool(request.config.getoption("--regen")))
 
 
 async def through(stage: Stage[Any, Any], frames: Iterable[Any]) -> list[Any]:
@@ -106,7 +107,7 @@ async def test_fixture(case: Case, encoding: HarmonyEncoding, tmp_path: Path) ->
 def hand_written(completion: Path, prompt: Prompt, encoding: HarmonyEncoding) -> list[TokenFrame]:
     r"""Token frames from text with markers; ``<|123|>`` is the token of that id, ``<\|`` no marker at all."""
     token_ids = read_completion(completion.read_text(), encoding)
-    reason = "stop" if token_ids and set(token_ids[-6:]) & {*STOP_TOKENS, 199_999} else "length"
+    reason: FinishReason = "stop" if token_ids and set(token_ids[-6:]) & {*STOP_TOKENS, 199_999} else "length"
     return [
         GenerationStarted(prompt.response, prompt.input, len(prompt.token_ids)),
         *(TokenChunk((token,)) for token in token_ids),

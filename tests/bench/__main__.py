@@ -13,8 +13,9 @@ import gc
 import platform
 import statistics
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +32,7 @@ from stages.harmony import TEXT_TOKENS, load_encoding
 from stages.responses import recorded_responses
 from tests.serving import serving
 
-RECORDING = Path("/tmp/long.jsonl")
+RECORDING = Path(__file__).parents[2] / "fixtures/harmony/long_reasoning/tokens.jsonl"
 DEPTHS = (0, 1_000, 4_000, 16_000)
 CHUNK_SIZES = (1, 8)
 MEASURED = 4_096
@@ -78,7 +79,7 @@ async def ours(stream: Stream, depth: int, chunk_size: int) -> float:
         return (time.process_time_ns() - started) / 1e3 / MEASURED
 
 
-async def consume(events: AsyncGenerator[ResponseEvent, None] | Any, count: int) -> None:
+async def consume(events: AsyncIterator[ResponseEvent], count: int) -> None:
     for _ in range(count):
         to_sse(await anext(events))
 
@@ -109,9 +110,9 @@ async def token_table() -> None:
     stream = recorded()
     names = {(size, depth): f"{size}/{depth}" for size in CHUNK_SIZES for depth in DEPTHS}
     variants: dict[str, Measurement] = {
-        name: lambda size=size, depth=depth: ours(stream, depth, size) for (size, depth), name in names.items()
+        name: partial(ours, stream, depth, size) for (size, depth), name in names.items()
     }
-    medians = await measure({"package": lambda: package(stream), **variants})
+    medians = await measure({"package": partial(package, stream), **variants})
     print(f"openai_harmony's parser alone: {medians['package']:.2f} us per token\n")
     print("tokens per chunk   behind tokens   us per token   to the parser alone   to the start")
     for (size, depth), name in names.items():

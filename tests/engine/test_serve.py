@@ -157,7 +157,9 @@ def test_a_cut_response_is_incomplete(client: openai.OpenAI) -> None:
     assert response.status == "incomplete"
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
-    assert response.output[-1].status == "incomplete"
+    item = response.output[-1]
+    assert item.type == "message"
+    assert item.status == "incomplete"
 
 
 def test_the_bytes_of_a_stream(url: str) -> None:

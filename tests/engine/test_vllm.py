@@ -44,6 +44,7 @@ async def engine() -> AsyncGenerator[VllmEngine, None]:
 
 def prompt(encoding: HarmonyEncoding, text: str, name: str = "greeting", max_tokens: int | None = 200) -> Prompt:
     """A fixture's prompt with another last user message."""
+    recorded: Prompt
     (recorded,) = read_frames(CASES[0].parent / name / "prompt.jsonl", Prompt)
     head = encoding.decode(recorded.token_ids).split("<|start|>user")[0]
     tokens = encoding.encode_markup(f"{head}<|start|>user<|message|>{text}<|end|><|start|>assistant")
@@ -82,6 +83,7 @@ async def test_the_engine_says_what_was_recorded(
     recorded = list(read_frames(folder / "tokens.jsonl", TokenFrame))
     assert token_ids(frames) == token_ids(recorded)
     assert frames[0] == recorded[0]
+    assert isinstance(frames[-1], GenerationFinished)
     assert frames[-1].reason == recorded[-1].reason
 
 
