@@ -33,7 +33,7 @@ def checked(events: Iterable[ResponseEvent]) -> list[ResponseEvent]:
     stream, passed = StreamChecker(), []
     for event in events:
         stream.feed(event)
-        line = to_sse(event).decode().splitlines()[1].removeprefix("data: ")
+        line = to_sse(event).decode().split("\n")[1].removeprefix("data: ")
         parsed = _sdk_event.validate_json(line, strict=False)
         assert parsed.type == json.loads(line)["type"]
         passed.append(event)
