@@ -16,7 +16,7 @@ VENV ?= $(if $(filter gpu,$(ENGINE)),.venv-gpu,.venv)
 BIN := $(VENV)/bin
 DONE := $(VENV)/.installed
 INSTALLED := $(DONE)/$(ENGINE)
-PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check --no-input
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check --no-input
 TINY := .cache/tiny_gpt_oss
 TINY_ENGINE := --dtype bfloat16 --enforce-eager --max-model-len 8192 --max-num-seqs 32 --kv-cache-memory-bytes 67108864
 
