@@ -49,7 +49,9 @@ _LETTER_RUN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
 )
-_SPLIT = "|".join([*_LETTER_RUN, r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"])
+SPLIT_PATTERN = "|".join(
+    [*_LETTER_RUN, r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"]
+)
 """How o200k splits text before merging, as published with tiktoken (``o200k_base``)."""
 
 _PIECE = 500_000
@@ -108,7 +110,9 @@ def load_encoding() -> HarmonyEncoding:
         for token in range(TEXT_TOKENS)
     )
     ranks = {token: rank for rank, token in enumerate(token_bytes)}
-    fast = tiktoken.Encoding("o200k_harmony", pat_str=_SPLIT, mergeable_ranks=ranks, special_tokens=_SPECIAL_TOKENS)
+    fast = tiktoken.Encoding(
+        "o200k_harmony", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=_SPECIAL_TOKENS
+    )
     return HarmonyEncoding(fast, token_bytes, _texts(token_bytes))
 
 
