@@ -13,7 +13,7 @@ import gc
 import platform
 import statistics
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
@@ -26,7 +26,7 @@ from openai_harmony import HarmonyEncodingName, Role, StreamableParser, load_har
 
 from pipeline.frames import GenerationStarted, TokenChunk, TokenFrame
 from pipeline.protocol.events import ResponseEvent, to_sse
-from pipeline.record import read_frames
+from pipeline.record import read_frames, replay
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import TEXT_TOKENS, load_encoding
 from stages.responses import recorded_responses
@@ -52,15 +52,10 @@ class Stream:
     def text(self, length: int) -> list[int]:
         return list(islice(cycle(self.tokens), length))
 
-    async def frames(self, depth: int, chunk_size: int) -> AsyncGenerator[TokenFrame, None]:
-        yield self.started
-        yield TokenChunk(self.header)
-        for chunk in chunked(self.text(depth + MEASURED), chunk_size):
-            yield chunk
-
-
-def chunked(tokens: list[int], size: int) -> list[TokenChunk]:
-    return [TokenChunk(tuple(tokens[at : at + size])) for at in range(0, len(tokens), size)]
+    def frames(self, depth: int, chunk_size: int) -> list[TokenFrame]:
+        tokens = self.text(depth + MEASURED)
+        chunks = [TokenChunk(tuple(tokens[at : at + chunk_size])) for at in range(0, len(tokens), chunk_size)]
+        return [self.started, TokenChunk(self.header), *chunks]
 
 
 def recorded() -> Stream:
@@ -69,10 +64,10 @@ def recorded() -> Stream:
     return Stream(frames[0], tuple(tokens[:3]), tuple(token for token in tokens[3:] if token < TEXT_TOKENS))
 
 
-async def ours(stream: Stream, depth: int, chunk_size: int) -> float:
+async def ours(frames: list[TokenFrame], depth: int, chunk_size: int) -> float:
     """Microseconds per token from ids to SSE bytes, behind ``depth`` tokens."""
     pipeline = recorded_responses().since("parse")
-    async with pipeline.open(stream.frames(depth, chunk_size)) as events:
+    async with pipeline.open(replay(frames)) as events:
         await consume(events, depth // chunk_size + 4)
         started = time.process_time_ns()
         await consume(events, MEASURED // chunk_size)
@@ -110,7 +105,7 @@ async def token_table() -> None:
     stream = recorded()
     names = {(size, depth): f"{size}/{depth}" for size in CHUNK_SIZES for depth in DEPTHS}
     variants: dict[str, Measurement] = {
-        name: partial(ours, stream, depth, size) for (size, depth), name in names.items()
+        name: partial(ours, stream.frames(depth, size), depth, size) for (size, depth), name in names.items()
     }
     medians = await measure({"package": partial(package, stream), **variants})
     print(f"openai_harmony's parser alone: {medians['package']:.2f} us per token\n")
