@@ -15,14 +15,14 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvloop
-from openai_harmony import HarmonyEncodingName, Role, StreamableParser, load_harmony_encoding
+from openai_harmony import HarmonyEncoding, HarmonyEncodingName, Role, StreamableParser, load_harmony_encoding
 
 from pipeline.frames import GenerationStarted, TokenChunk, TokenFrame
 from pipeline.protocol.events import ResponseEvent, to_sse
@@ -79,9 +79,14 @@ async def consume(events: AsyncIterator[ResponseEvent], count: int) -> None:
         to_sse(await anext(events))
 
 
+@cache
+def package_encoding() -> HarmonyEncoding:
+    return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+
+
 async def package(stream: Stream) -> float:
     """Microseconds per token of openai_harmony's parser, with the delta and the channel read once per token."""
-    parser = StreamableParser(load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS), Role.ASSISTANT)
+    parser = StreamableParser(package_encoding(), Role.ASSISTANT)
     for token in stream.header:
         parser.process(token)
     tokens = stream.text(MEASURED)

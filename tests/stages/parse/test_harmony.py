@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from openai_harmony import HarmonyEncoding as HarmonyPackageEncoding
 from openai_harmony import HarmonyEncodingName, Role, load_harmony_encoding
 
 from pipeline.frames import (
@@ -195,6 +197,11 @@ def test_text_without_its_marker_is_kept(text: str, header: str) -> None:
 # Agreement with the package
 
 
+@cache
+def package() -> HarmonyPackageEncoding:
+    return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+
+
 @st.composite
 def conversations(draw: st.DrawFn) -> str:
     text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).filter(lambda t: "<|" not in t)
@@ -215,8 +222,7 @@ def test_well_formed_streams_agree_with_openai_harmony(completion: str) -> None:
     """What openai_harmony's own parser makes of well-formed output, ours makes as well."""
     encoding = load_encoding()
     tokens = encoding.encode_markup(completion)
-    package = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
-    theirs = [message.to_dict() for message in package.parse_messages_from_completion_tokens(tokens, Role.ASSISTANT)]
+    theirs = [message.to_dict() for message in package().parse_messages_from_completion_tokens(tokens, Role.ASSISTANT)]
     kinds = {
         "analysis": ("Reasoning", ""),
         "commentary": ("Message", "commentary"),
