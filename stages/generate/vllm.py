@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+class UnknownModel(ValueError):
+    """A model that this server cannot talk to."""
+
+
 @dataclass(frozen=True)
 class VllmEngine:
     """An engine whose workers live in child processes of this one."""
@@ -118,16 +122,21 @@ def _translated() -> Iterator[None]:
 def start_vllm(model: str, arguments: Sequence[str]) -> VllmEngine:
     """Start vLLM for ``model`` with ``arguments`` as its own command line takes them; call it in the event loop.
 
-    Takes from ten seconds to minutes.  Exits with vLLM's own message for arguments that it does not know.
+    Takes from ten seconds to minutes.  Exits with vLLM's own message for arguments that it does not know, and raises
+    `UnknownModel` for a model that does not speak Harmony, before its weights are loaded.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="penstock serve"))
     namespace: Any = parser.parse_args(["--model", model, *arguments])
     engine_args = AsyncEngineArgs.from_cli_args(namespace)
-    llm = AsyncLLM.from_engine_args(engine_args)
+    config = engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    if (kind := config.model_config.hf_config.model_type) != "gpt_oss":
+        raise UnknownModel(f"{model} is a {kind} model: penstock serves models that speak Harmony (gpt_oss).")
+    llm = AsyncLLM.from_vllm_config(config, disable_log_stats=engine_args.disable_log_stats)
     served = engine_args.served_model_name
     name = served[0] if isinstance(served, list) else served or model
     return VllmEngine(llm, name, llm.model_config.max_model_len, llm.model_config.get_vocab_size())
