@@ -1,28 +1,22 @@
-"""The composition root: settings -> engine, store -> pipeline -> HTTP server, and the ``penstock`` command.
-
-Streaming and not streaming are two consumers of one pipeline.  The first event is taken before any header goes out, so
-that whatever refuses a request is still an HTTP status; behind it, failures are events.
-"""
+"""The composition root: settings -> engine, store -> pipeline -> HTTP server, and the ``penstock`` command."""
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from asyncio import Event, get_running_loop
+from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal
 
-import msgspec
 import uvloop
 from aiohttp import web
-from pydantic import Field
+from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -30,52 +24,21 @@ from pydantic_settings import (
     CliUnknownArgs,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
     TomlConfigSettingsSource,
 )
 
-from pipeline.core import Pipeline
-from pipeline.errors import (
-    BodyTooLarge,
-    EngineOverloaded,
-    InvalidRequest,
-    ResponseNotFound,
-    StageError,
-    UnsupportedParameter,
-)
-from pipeline.protocol.events import (
-    DONE,
-    KEEP_ALIVE,
-    Delta,
-    OutputItemDone,
-    ResponseCompleted,
-    ResponseCreated,
-    ResponseEvent,
-    ResponseFailed,
-    ResponseIncomplete,
-    TerminalEvent,
-    to_sse,
-)
-from pipeline.protocol.items import OutputItem
-from pipeline.protocol.request import CreateResponse, read_request
-from pipeline.protocol.response import Response
-from pipeline.record import replay
-from stages.emit.emit import failed_response
-from stages.generate.engine import Engine
-from stages.generate.vllm import start_vllm
-from stages.harmony import load_encoding
+from api.responses import Api
+from pipeline.errors import StageError
+from stages.generate.vllm import UnknownModel, start_vllm
+from stages.harmony import ClobberedInstall, load_encoding
 from stages.persist.sqlite import SqliteStore
-from stages.persist.store import ResponseStore
 from stages.responses import harmony_responses
 
 logger = logging.getLogger("penstock")
 
-SSE_HEADERS = {
-    "Content-Type": "text/event-stream",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # nginx would hold back 16 KB otherwise
-}
-
-_encode = msgspec.json.Encoder().encode
+LAST_WORDS = 5.0
+"""Seconds in which responses that were stopped send and store their end."""
 
 
 def _data_folder() -> Path:
@@ -103,9 +66,16 @@ class Settings(BaseSettings):
     )
     max_body_bytes: int = Field(32 * 2**20, description="largest request body")
     keep_alive: float = Field(15.0, description="seconds of silence before a stream says that it lives")
-    shutdown_timeout: float = Field(30.0, description="seconds that running streams get after SIGTERM")
-    log_level: str = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
+    shutdown_timeout: float = Field(20.0, description="seconds that running responses get after SIGTERM")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     engine_arguments: CliUnknownArgs
+
+    @field_validator("engine_arguments")
+    @classmethod
+    def _one_model(cls, arguments: list[str]) -> list[str]:
+        if any(argument.split("=")[0] == "--model" for argument in arguments):
+            raise ValueError("name the model without --model, ahead of all options")
+        return arguments
 
     @classmethod
     def settings_customise_sources(
@@ -120,186 +90,10 @@ class Settings(BaseSettings):
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
-# The HTTP edge
-
-
-@dataclass(frozen=True)
-class Api:
-    """The routes, over one pipeline."""
-
-    pipeline: Pipeline[CreateResponse, ResponseEvent]
-    engine: Engine
-    store: ResponseStore
-    model: str
-    keep_alive: float = 15.0
-
-    def app(self, max_body_bytes: int = 32 * 2**20) -> web.Application:
-        """The aiohttp application."""
-        app = web.Application(middlewares=[errors_as_json], client_max_size=max_body_bytes)
-        app.add_routes(
-            [
-                web.post("/v1/responses", self.create_response),
-                web.get("/v1/responses/{response_id}", self.get_response),
-                web.get("/v1/models", self.list_models),
-                web.get("/health", self.health),
-            ]
-        )
-        return app
-
-    async def create_response(self, request: web.Request) -> web.StreamResponse:
-        """Create a response, as a stream of events or as one object."""
-        wanted = read_request(await request.read())
-        async with self.pipeline.open(replay([wanted])) as stream, aclosing(whole(stream)) as events:
-            first = await anext(events)
-            if wanted.stream:
-                return await self._stream(request, first, events)
-            return _json(await _last_response(events))
-
-    async def get_response(self, request: web.Request) -> web.Response:
-        """Look a stored response up."""
-        if request.query.get("stream") == "true":
-            raise UnsupportedParameter("This server does not stream stored responses.", param="stream")
-        response_id = request.match_info["response_id"]
-        stored = await self.store.get(response_id)
-        if stored is None:
-            raise ResponseNotFound(response_id)
-        return _json(stored.response)
-
-    async def list_models(self, request: web.Request) -> web.Response:
-        """Name the one model."""
-        model = {"id": self.model, "object": "model", "created": 0, "owned_by": "penstock"}
-        return _json({"object": "list", "data": [model]})
-
-    async def health(self, request: web.Request) -> web.Response:
-        """200 while the engine lives."""
-        if self.engine.is_alive:
-            return _json({"status": "ok"})
-        return _json({"status": "engine dead"}, status=503)
-
-    async def _stream(
-        self, request: web.Request, first: ResponseEvent, events: AsyncIterator[ResponseEvent]
-    ) -> web.StreamResponse:
-        stream = web.StreamResponse(headers=SSE_HEADERS)
-        await stream.prepare(request)
-        async with _kept_alive(stream, self.keep_alive) as write:
-            await write(to_sse(first))
-            async for event in events:
-                await write(to_sse(event))
-            await write(DONE)
-        await stream.write_eof()
-        return stream
-
-
-async def whole(events: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ResponseEvent, None]:
-    """``events``, with a terminal event at their end even if a stage behind ``emit`` breaks."""
-    created: Response | None = None
-    done: list[OutputItem] = []
-    number = -1
-    try:
-        async for event in events:
-            number = event.sequence_number
-            yield event
-            match event:
-                case Delta():  # nearly every event
-                    pass
-                case ResponseCreated():
-                    created = event.response
-                case OutputItemDone():
-                    done.append(event.item)
-                case ResponseCompleted() | ResponseIncomplete() | ResponseFailed():
-                    return
-                case _:
-                    pass
-    except Exception as error:
-        if created is None:
-            raise
-        logger.exception("Response %s met a bug behind emit", created.id)
-        failed = failed_response(created, error, output=tuple(done))
-        yield ResponseFailed(sequence_number=number + 1, response=failed)
-
-
-async def _last_response(events: AsyncIterator[ResponseEvent]) -> Response:
-    async for event in events:
-        if isinstance(event, TerminalEvent):
-            return event.response
-    raise RuntimeError("the stream ended without a terminal event")
-
-
-Write: TypeAlias = Callable[[bytes], Awaitable[None]]
-
-
-@asynccontextmanager
-async def _kept_alive(stream: web.StreamResponse, period: float) -> AsyncGenerator[Write, None]:
-    """A way to write to ``stream`` that also writes a comment after each ``period`` of silence, in seconds."""
-    loop = asyncio.get_running_loop()
-    written_at = loop.time()
-
-    async def write(data: bytes) -> None:
-        nonlocal written_at
-        written_at = loop.time()
-        await stream.write(data)
-
-    async def break_silence() -> None:
-        while True:
-            silence = loop.time() - written_at
-            if silence >= period:
-                await write(KEEP_ALIVE)
-            await asyncio.sleep(period - silence if silence < period else period)
-
-    breaking = asyncio.create_task(break_silence())
-    try:
-        yield write
-    finally:
-        breaking.cancel()
-
-
-@web.middleware
-async def errors_as_json(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """Answer every error with OpenAI's error body, as long as no header is out."""
-    try:
-        return await handler(request)
-    except StageError as error:
-        return _error(error)
-    except web.HTTPRequestEntityTooLarge:
-        return _error(BodyTooLarge(f"The body is over this server's limit of {request.client_max_size} bytes."))
-    except web.HTTPException as error:
-        return _error_body(error.status, error.reason, "invalid_request_error", None, None)
-    except ConnectionResetError:
-        logger.debug("A client left in the middle of its stream")
-        raise
-    except Exception:
-        logger.exception("%s %s met a bug", request.method, request.path)
-        return _error_body(500, "Internal error. The server's log has more.", "server_error", None, "server_error")
-
-
-def _error(error: StageError) -> web.Response:
-    if not isinstance(error, InvalidRequest):
-        logger.warning("%s", error.message, exc_info=error.__cause__)
-    answer = _error_body(error.status, error.message, error.type, error.param, error.code)
-    if isinstance(error, EngineOverloaded):
-        answer.headers["Retry-After"] = "1"
-    return answer
-
-
-def _error_body(status: int, message: str, kind: str, param: str | None, code: str | None) -> web.Response:
-    return _json({"error": {"message": message, "type": kind, "param": param, "code": code}}, status=status)
-
-
-def _json(body: object, status: int = 200) -> web.Response:
-    return web.Response(body=_encode(body), status=status, content_type="application/json")
-
-
-# The command
-
-
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with AsyncExitStack() as closing:
+        listening = closing.enter_context(_bound(settings.host, settings.port))
         store = SqliteStore(settings.store)
         closing.push_async_callback(store.close)
         engine = start_vllm(settings.model, settings.engine_arguments)
@@ -309,23 +103,43 @@ async def serve(settings: Settings) -> None:
         runner = web.AppRunner(
             api.app(settings.max_body_bytes),
             handler_cancellation=True,  # off by default: a client that left would keep the engine busy
-            shutdown_timeout=settings.shutdown_timeout,
+            shutdown_timeout=1,
             access_log=None,
         )
         await runner.setup()
         closing.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, settings.host, settings.port).start()
+        await web.SockSite(runner, listening).start()
         gc.collect()
         gc.freeze()
         print(greeting(settings, engine.model), flush=True)
-        await stopped.wait()
-        logger.info("Stopping: running streams get %g s", settings.shutdown_timeout)
+        await _signal_to_stop()
+        logger.info("Stopping: running responses get %g s", settings.shutdown_timeout)
+        await api.finish(settings.shutdown_timeout)
+        await engine.stop()
+        await api.finish(LAST_WORDS)
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket that has its address before the model is loaded, and takes no connection until the server starts."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind((host, port))
+    return listening
+
+
+async def _signal_to_stop() -> None:
+    stopped = Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        get_running_loop().add_signal_handler(number, stopped.set)
+    await stopped.wait()
 
 
 def greeting(settings: Settings, model: str) -> str:
     """What a new user may try first."""
     body = json.dumps({"model": model, "input": "Say hello.", "stream": True})
-    url = f"http://{settings.host}:{settings.port}/v1"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"http://{host}:{settings.port}/v1"
     return (
         f"Serving {model} at {url}. Try:\n\n  curl -N {url}/responses -H 'Content-Type: application/json' -d '{body}'\n"
     )
@@ -335,9 +149,16 @@ def main() -> None:
     """Run ``penstock serve [MODEL] [options]``."""
     if sys.argv[1:2] != ["serve"]:
         sys.exit("usage: penstock serve [MODEL] [options]\n\nTry: penstock serve --help")
-    settings = CliApp.run(Settings, cli_args=sys.argv[2:])
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    uvloop.run(serve(settings))
+    # Until the server is up, SIGTERM unwinds the start.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        settings = CliApp.run(Settings, cli_args=sys.argv[2:])
+        logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        uvloop.run(serve(settings))
+    except ValidationError as error:
+        sys.exit("\n".join(f"penstock: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()))
+    except (OSError, SettingsError, StageError, UnknownModel, ClobberedInstall) as error:
+        sys.exit(f"penstock: {error}")
 
 
 if __name__ == "__main__":  # vLLM spawns workers, which import this module again

@@ -107,5 +107,14 @@ class EngineOverloaded(StageError):
     code = "rate_limit_exceeded"
 
 
+class ServerStopping(StageError):
+    """The server ends, and takes no new requests; another one may be up in a moment."""
+
+    status = 503
+
+    def __init__(self) -> None:
+        super().__init__("The server is stopping. Try again in a moment.")
+
+
 class StoreFailed(StageError):
     """The store could not keep or find a response."""

@@ -12,10 +12,10 @@ from typing import Any, Generic, TypeVar
 import aiohttp
 from aiohttp import web
 
+from api.responses import Api
 from pipeline.core import Pipeline
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
-from server import Api
 from stages.generate.engine import Engine
 from stages.harmony import HarmonyEncoding
 from stages.persist.sqlite import SqliteStore
@@ -30,6 +30,7 @@ class Served(Generic[AnyEngine]):
 
     url: str
     engine: AnyEngine
+    api: Api
     store: SqliteStore
     client: aiohttp.ClientSession
 
@@ -68,13 +69,13 @@ async def serving(
     """Serve for the length of the block; ``edit`` may change the pipeline."""
     store = SqliteStore(folder / "responses.sqlite3")
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(harmony_responses("tiny", engine, encoding, store))
-    app = Api(pipeline, engine, store, "tiny", keep_alive).app(max_body_bytes)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
+    api = Api(pipeline, engine, store, "tiny", keep_alive)
+    runner = web.AppRunner(api.app(max_body_bytes), handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
     async with aiohttp.ClientSession() as client:
-        yield Served(f"http://{host}:{port}", engine, store, client)
+        yield Served(f"http://{host}:{port}", engine, api, store, client)
     await runner.cleanup()
     await store.close()

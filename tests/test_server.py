@@ -200,8 +200,9 @@ async def test_a_stage_behind_emit_that_breaks_ends_the_stream(encoding: Harmony
 
     async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=broken) as served:
         body = await served.stream({"input": "Hi"})
-    assert body.count(b"event: response.failed") == 1
-    assert body.endswith(b"data: [DONE]\n\n")
+    response = final(read_sse(body))
+    assert response.status == "failed"
+    assert [item.status for item in response.output] == ["completed", "incomplete"]
     assert b"ZeroDivision" not in body
 
 
@@ -229,7 +230,7 @@ async def test_a_client_that_leaves_before_the_first_event(served: Scripted) -> 
 
 
 async def until_idle(served: Scripted) -> None:
-    while served.engine.running:  # noqa: ASYNC110 (the engine has no event to wait for)
+    while served.engine.running:
         await asyncio.sleep(0.01)
 
 
@@ -240,6 +241,33 @@ async def test_silence_is_broken_by_comments(encoding: HarmonyEncoding, tmp_path
         body = await served.stream({"input": "Hi"})
     assert body.count(b": keep-alive\n\n") >= 2
     assert final(read_sse(body)).status == "completed"
+
+
+# Stopping
+
+
+async def test_stopping_ends_every_stream_in_good_order(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """What runs when the server stops ends as failed, stored and told; what comes then is turned away."""
+    served.engine.script = script(encoding, "<|channel|>final<|message|>" + "la " * 50, endless=True, latency=0.005)
+    reading = asyncio.create_task(served.stream({"input": "Hi"}))
+    while not served.engine.running:
+        await asyncio.sleep(0.01)
+    await served.api.finish(0.1)
+    assert (await served.post({"input": "Hi"}))[0] == 503
+    await served.engine.stop()
+    await served.api.finish(2)
+    assert served.api.running == 0
+    response = final(read_sse(await reading))
+    assert response.status == "failed"
+    assert (await served.get(f"/v1/responses/{response.id}"))[1]["status"] == "failed"
+
+
+async def test_a_body_that_cannot_be_unpacked_is_refused(served: Scripted) -> None:
+    """A body that lies about its encoding is the client's mistake, not ours."""
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    async with served.client.post(f"{served.url}/v1/responses", data=b"no gzip", headers=headers) as answer:
+        assert answer.status == 400
+        assert "body" in (await answer.json())["error"]["message"]
 
 
 # The SDK

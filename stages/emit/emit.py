@@ -12,6 +12,7 @@ from itertools import count
 
 import msgspec
 
+from pipeline.ending import failed_response
 from pipeline.errors import EngineFailed, StageError
 from pipeline.frames import (
     EmittedFrame,
@@ -34,7 +35,6 @@ from pipeline.protocol.events import (
 )
 from pipeline.protocol.items import ItemStatus, OutputItem
 from pipeline.protocol.response import (
-    ErrorDetails,
     IncompleteDetails,
     InputTokensDetails,
     OutputTokensDetails,
@@ -58,7 +58,9 @@ async def emit(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[EmittedFram
     except Exception as error:
         if not writer.started:
             raise
-        if not isinstance(error, StageError):
+        if isinstance(error, StageError):
+            logger.warning("Response %s failed: %s", writer.response.id, error, exc_info=error.__cause__)
+        else:
             logger.exception("Response %s met a bug", writer.response.id)
         for event in writer.fail(error):
             yield event
@@ -116,7 +118,7 @@ class ResponseWriter:
         """End the response because of ``error``: what is open is closed as incomplete."""
         if self._open:
             yield from self._end("incomplete")
-        failed = failed_response(self.response, error, output=tuple(self._output))
+        failed = failed_response(self.response, error, tuple(self._output))
         yield ResponseFailed(sequence_number=next(self._numbers), response=failed)
 
     def _start(self, frame: GenerationStarted) -> Iterable[EmittedFrame]:
@@ -161,21 +163,3 @@ class ResponseWriter:
             output_tokens_details=OutputTokensDetails(sum(turn.reasoning_tokens for turn in self._turns)),
             total_tokens=self._prompt_tokens + output_tokens,
         )
-
-
-def failed_response(response: Response, error: Exception, *, output: tuple[OutputItem, ...]) -> Response:
-    """``response`` as it stands after ``error``; what is no `StageError` is not for the client to read."""
-    details = (
-        ErrorDetails(error.code, error.message)
-        if isinstance(error, StageError)
-        else ErrorDetails("server_error", f"Internal error. The server's log names it beside {response.id}.")
-    )
-    return msgspec.structs.replace(
-        response,
-        status="failed",
-        error=details,
-        output=output,
-        completed_at=None,
-        incomplete_details=None,
-        usage=None,
-    )

@@ -36,6 +36,10 @@ class Engine(Protocol):
         """
         ...
 
+    async def stop(self) -> None:
+        """Tell every generation that runs to end with `EngineFailed`."""
+        ...
+
     async def close(self) -> None:
         """Let go of what the engine holds."""
         ...

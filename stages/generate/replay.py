@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +31,16 @@ class ReplayEngine:
         """Raise `InvalidPrompt` where there is no recording."""
         if not self.is_alive:
             raise InvalidPrompt(f"There is no recording at {self.path}.")
-        yield self._frames()
+        async with aclosing(self._frames()) as frames:
+            yield frames
 
     async def _frames(self) -> AsyncGenerator[EngineFrame, None]:
         for frame in read_frames(self.path, TokenFrame):
             if not isinstance(frame, GenerationStarted):
                 yield frame
+
+    async def stop(self) -> None:
+        """A recording ends by itself."""
 
     async def close(self) -> None:
         """Nothing is held."""

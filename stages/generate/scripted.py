@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 
-from pipeline.errors import EngineDead, StageError
+from pipeline.errors import EngineDead, EngineFailed, StageError
 from pipeline.frames import EngineFrame, FinishReason, GenerationFinished, Prompt, TokenChunk
 from stages.harmony import VOCABULARY_SIZE
 
@@ -40,6 +40,7 @@ class ScriptedEngine:
     context_length: int = 131_072
     vocabulary_size: int = VOCABULARY_SIZE
     is_alive: bool = True
+    is_stopping: bool = False
     running: int = 0
     aborted: int = 0
     prompts: list[Prompt] = field(default_factory=list)
@@ -55,10 +56,15 @@ class ScriptedEngine:
         self.running += 1
         progress = _Progress()
         try:
-            yield self._frames(prompt, progress)
+            async with aclosing(self._frames(prompt, progress)) as frames:
+                yield frames
         finally:
             self.running -= 1
             self.aborted += not progress.finished
+
+    async def stop(self) -> None:
+        """Break off what runs."""
+        self.is_stopping = True
 
     async def close(self) -> None:
         """The engine is gone."""
@@ -71,6 +77,8 @@ class ScriptedEngine:
         generated = 0
         while chunk := tuple(islice(tokens, script.chunk_size)):
             await asyncio.sleep(script.latency)
+            if self.is_stopping:
+                raise EngineFailed("The server is stopping.")
             generated += len(chunk)
             yield TokenChunk(chunk)
         progress.finished = True

@@ -6,11 +6,11 @@ functions.  Written against vLLM 0.32.
 
 from __future__ import annotations
 
-import logging
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import RequestOutputCollector
-
-logger = logging.getLogger(__name__)
 
 
 class UnknownModel(ValueError):
@@ -38,6 +36,8 @@ class VllmEngine:
     context_length: int
     vocabulary_size: int
 
+    _running: set[RequestOutputCollector] = field(default_factory=set)
+
     @property
     def is_alive(self) -> bool:
         """False once a worker has died."""
@@ -46,21 +46,36 @@ class VllmEngine:
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
         """Add the request to vLLM's queue; abort it on the way out unless it is finished."""
-        started = time.monotonic()
-        with _translated():
-            collector = await self._llm.add_request(
-                prompt.response.id, {"prompt_token_ids": list(prompt.token_ids)}, _sampling_params(prompt)
-            )
-        reading = _Reading(started)
+        reading = _Reading(time.monotonic())
+        collector = await self._add(prompt)
+        self._running.add(collector)
         try:
-            yield reading.frames(collector)
+            async with aclosing(reading.frames(collector)) as frames:
+                yield frames
         finally:
+            self._running.discard(collector)
             if not reading.finished and self.is_alive:
                 await self._llm.abort(collector.request_id, internal=True)
+
+    async def stop(self) -> None:
+        """Tell every generation that runs to end."""
+        for collector in self._running:
+            collector.put(EngineFailed("The server is stopping."))
 
     async def close(self) -> None:
         """End the worker processes."""
         self._llm.shutdown()
+
+    async def _add(self, prompt: Prompt) -> RequestOutputCollector:
+        with _refusals():
+            params = _sampling_params(prompt)
+            try:
+                return await self._llm.add_request(
+                    prompt.response.id, {"prompt_token_ids": list(prompt.token_ids)}, params
+                )
+            except asyncio.CancelledError:  # vLLM may have begun with it already
+                await self._llm.abort(prompt.response.id)
+                raise
 
 
 @dataclass
@@ -71,7 +86,7 @@ class _Reading:
     async def frames(self, collector: RequestOutputCollector) -> AsyncGenerator[EngineFrame, None]:
         """Pass on every token of every output: vLLM merges the outputs that a slow reader has not taken yet."""
         cached_tokens = 0
-        with _translated():
+        with _faults():
             while True:
                 output: Any = collector.get_nowait() or await collector.get()
                 self.finished = output.finished
@@ -89,32 +104,40 @@ class _Reading:
 def _sampling_params(prompt: Prompt) -> SamplingParams:
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-    with _translated():
-        return SamplingParams(
-            temperature=prompt.sampling.temperature,
-            top_p=prompt.sampling.top_p,
-            max_tokens=prompt.sampling.max_tokens,
-            stop_token_ids=list(prompt.stop_token_ids),
-            output_kind=RequestOutputKind.DELTA,
-            detokenize=False,
-            skip_special_tokens=False,
-        )
+    return SamplingParams(
+        temperature=prompt.sampling.temperature,
+        top_p=prompt.sampling.top_p,
+        max_tokens=prompt.sampling.max_tokens,
+        stop_token_ids=list(prompt.stop_token_ids),
+        output_kind=RequestOutputKind.DELTA,
+        detokenize=False,
+        skip_special_tokens=False,
+    )
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
-    """Turn vLLM's exceptions into ours."""
+def _refusals() -> Iterator[None]:
+    """Turn what vLLM says to a request that it does not take into our errors."""
     from vllm.exceptions import GracefulHTTPError, VLLMClientError
+
+    try:
+        with _faults():
+            yield
+    except GracefulHTTPError as error:
+        raise EngineOverloaded("The engine's queue is full. Try again in a moment.") from error
+    except (VLLMClientError, ValueError) as error:
+        raise InvalidPrompt(str(error)) from error
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    """Turn the faults of a running engine into our errors."""
     from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
     try:
         yield
     except EngineDeadError as error:
         raise EngineDead("The engine has died.") from error
-    except GracefulHTTPError as error:
-        raise EngineOverloaded("The engine's queue is full. Try again in a moment.") from error
-    except (VLLMClientError, ValueError) as error:
-        raise InvalidPrompt(str(error)) from error
     except EngineGenerateError as error:
         raise EngineFailed("The engine failed at this response.") from error
 

@@ -10,8 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
+from pipeline.ending import failed_response
 from pipeline.errors import StoreFailed
 from pipeline.frames import EmittedFrame, GenerationStarted
 from pipeline.protocol.events import (
@@ -23,7 +22,6 @@ from pipeline.protocol.events import (
     TerminalEvent,
 )
 from pipeline.protocol.items import Item
-from pipeline.protocol.response import ErrorDetails
 from stages.persist.store import ResponseStore, StoredResponse
 
 _log = logging.getLogger(__name__)
@@ -55,17 +53,8 @@ class Persist:
             await self.store.put(StoredResponse(event.response, request_input))
         except StoreFailed as exc:
             _log.exception("response %s is lost to the store", event.response.id)
-            return event if isinstance(event, ResponseFailed) else _failed(event, exc)
+            if isinstance(event, ResponseFailed):
+                return event
+            failed = failed_response(event.response, exc, event.response.output)
+            return ResponseFailed(event.sequence_number, failed)  # a client must not build on what is lost
         return event
-
-
-def _failed(event: TerminalEvent, error: StoreFailed) -> ResponseFailed:
-    """The terminal event of a response that cannot be kept as it promised: a client must not build on it."""
-    response = replace(
-        event.response,
-        status="failed",
-        error=ErrorDetails(error.code, error.message),
-        completed_at=None,
-        incomplete_details=None,
-    )
-    return ResponseFailed(sequence_number=event.sequence_number, response=response)

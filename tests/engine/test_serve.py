@@ -39,6 +39,7 @@ def running(store: Path) -> Generator[tuple[str, subprocess.Popen[bytes]], None,
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [Path(sys.executable).with_name("penstock"), "serve", CHECKPOINT, "--port", port, "--store", store]
+    command += ["--shutdown-timeout", "1"]
     with (store.parent / "serve.log").open("ab") as log:
         server = subprocess.Popen(
             [*map(str, command), *ARGUMENTS], stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"}
@@ -180,11 +181,16 @@ def test_errors_come_before_the_stream(client: openai.OpenAI) -> None:
         client.responses.create(model="gpt-9", input="Hi", stream=True)
 
 
-def test_a_restart_keeps_what_was_stored(tmp_path: Path) -> None:
-    """SIGTERM ends the server cleanly, and the next one knows its responses."""
-    with running(tmp_path / "responses.sqlite3") as (url, _):
-        client = openai.OpenAI(base_url=url, api_key="none")
+def test_sigterm_ends_streams_and_keeps_responses(tmp_path: Path) -> None:
+    """SIGTERM ends a running stream in good order and the server cleanly; the next server knows its responses."""
+    store = tmp_path / "responses.sqlite3"
+    with running(store) as (url, server), openai.OpenAI(base_url=url, api_key="none") as client:
         first = client.responses.create(model="tiny-gpt-oss", input="Remember the number seven.", temperature=0)
-    with running(tmp_path / "responses.sqlite3") as (url, _):
-        client = openai.OpenAI(base_url=url, api_key="none")
+        types = []
+        for event in client.responses.create(model="tiny-gpt-oss", input="Never stop talking.", stream=True):
+            types.append(event.type)
+            if event.sequence_number == 20:
+                server.send_signal(signal.SIGTERM)
+        assert types[-1] == "response.failed"
+    with running(store) as (url, _), openai.OpenAI(base_url=url, api_key="none") as client:
         assert client.responses.retrieve(first.id) == first

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from pipeline.errors import ContextTooLong, EngineDead, EngineOverloaded, InvalidPrompt
+from pipeline.errors import ContextTooLong, EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
 from pipeline.frames import EngineFrame, GenerationFinished, Prompt, Sampling, TokenChunk, TokenFrame
 from pipeline.record import read_frames, replay, write_frames
 from stages.generate.generate import Generate
@@ -66,7 +66,7 @@ def token_ids(frames: Iterable[Any]) -> list[int]:
 
 async def until_idle(engine: VllmEngine) -> None:
     async with asyncio.timeout(5):
-        while engine._llm.get_num_unfinished_requests():  # noqa: ASYNC110 (vLLM has no event for it)
+        while engine._llm.get_num_unfinished_requests():
             await asyncio.sleep(0.01)
 
 
@@ -142,6 +142,17 @@ async def test_a_client_that_leaves_aborts_the_engine(
         assert engine._llm.get_num_unfinished_requests() == 1
         answer.close()
         await asyncio.wait_for(until_idle(engine), 1)
+
+
+async def test_stopping_ends_what_runs(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Every generation that runs when the engine is stopped fails at once, and leaves no request behind."""
+    asked = prompt(encoding, "Never stop talking.", max_tokens=5000)
+    tasks = [asyncio.create_task(generate(engine, rename(asked, f"resp_{number}"))) for number in range(3)]
+    await asyncio.sleep(0.5)
+    await engine.stop()
+    ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 2)
+    assert [type(end) for end in ends] == [EngineFailed] * 3
+    await until_idle(engine)
 
 
 async def test_impossible_prompts_never_reach_the_engine(engine: VllmEngine, encoding: HarmonyEncoding) -> None:

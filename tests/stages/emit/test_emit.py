@@ -214,10 +214,12 @@ async def test_v6_an_error_in_mid_item_closes_it_and_fails(opening: ParsedFrame,
     assert (response.completed_at, response.incomplete_details, response.usage) == (None, None, None)
 
 
-async def test_an_error_of_a_stage_is_no_news_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """Errors that were foreseen are for the client; the log keeps its tracebacks for bugs."""
+async def test_an_error_of_a_stage_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Errors that were foreseen are one line in the log; it keeps its tracebacks for bugs."""
     await emitted((started(),), EngineFailed("The engine gave up."))
-    assert caplog.records == []
+    (record,) = caplog.records
+    assert (record.levelname, record.exc_info) == ("WARNING", None)
+    assert "The engine gave up." in record.getMessage()
 
 
 async def test_a_bug_is_neutral_to_the_client_and_whole_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,66 @@
+"""Errors at the edge: whatever goes wrong before the first header is an HTTP status with OpenAI's error body."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import msgspec
+from aiohttp import web
+
+from pipeline.errors import BodyTooLarge, EngineOverloaded, InvalidRequest, ServerStopping, StageError
+
+logger = logging.getLogger(__name__)
+
+STREAMING: web.RequestKey[bool] = web.RequestKey("streaming", bool)
+"""Set on a request once the headers of its stream are out."""
+
+Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_encode = msgspec.json.Encoder().encode
+
+
+@web.middleware
+async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answer every error with OpenAI's error body; one that comes after the headers closes the connection."""
+    try:
+        return await handler(request)
+    except StageError as error:
+        return refusal(error)
+    except web.HTTPRequestEntityTooLarge:
+        return refusal(BodyTooLarge(f"The body is over this server's limit of {request.client_max_size} bytes."))
+    except web.RequestPayloadError as error:
+        return refusal(InvalidRequest(f"The body cannot be read: {error}"))
+    except web.HTTPException as error:
+        answer = _error_body(error.status, error.reason, "invalid_request_error", None, None)
+        if "Allow" in error.headers:
+            answer.headers["Allow"] = error.headers["Allow"]
+        return answer
+    except ConnectionResetError:
+        logger.debug("A client left in the middle of its stream")
+        raise
+    except Exception:
+        if request.get(STREAMING):
+            raise
+        logger.exception("%s %s met a bug", request.method, request.path)
+        return _error_body(500, "Internal error. The server's log has more.", "server_error", None, "server_error")
+
+
+def refusal(error: StageError) -> web.Response:
+    """The answer to a request that ``error`` ended before it began."""
+    if not isinstance(error, InvalidRequest):
+        logger.warning("%s", error.message, exc_info=error.__cause__)
+    answer = _error_body(error.status, error.message, error.type, error.param, error.code)
+    if isinstance(error, EngineOverloaded | ServerStopping):
+        answer.headers["Retry-After"] = "1"
+    return answer
+
+
+def as_json(body: object, status: int = 200) -> web.Response:
+    """An answer in JSON."""
+    return web.Response(body=_encode(body), status=status, content_type="application/json")
+
+
+def _error_body(status: int, message: str, kind: str, param: str | None, code: str | None) -> web.Response:
+    return as_json({"error": {"message": message, "type": kind, "param": param, "code": code}}, status)
