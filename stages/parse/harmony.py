@@ -39,9 +39,16 @@ from stages.parse.header import Header, Reading, read_bare, read_header
 
 _CLOSING = frozenset({END, RETURN, CALL, END_OF_TEXT})
 
-_LONGEST_HEADER = 64
-"""Tokens.  A function name has up to 64 characters; what goes on for longer is an answer whose header went missing,
-and its reader should see it arrive."""
+_LONG_HEADER = 64
+"""Tokens.  A header that holds text when it has grown this long is an answer whose markup went missing, and its reader
+should see it arrive.  One that still holds nothing but header words may be a call: a function name has up to 64
+characters, and each of them, if it is hex, may be a token."""
+
+_LONGEST_HEADER = 256
+"""Tokens.  Whatever has grown this long is no header."""
+
+_LOOK_EVERY = 16
+"""Tokens between two looks at a long header, for each of them reads all of it."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +158,7 @@ class HarmonyParser:
     def _read_header(self, token: int) -> Iterable[ParsedFrame]:
         if token == START:  # what another message follows is no answer
             yield from self._end_bare("analysis")
-            self._header = Header()
+            self._header = Header(announced=True)
             return
         if token in _CLOSING:
             yield from self._end_bare("final")
@@ -165,7 +172,11 @@ class HarmonyParser:
             header.mark("channel" if token == CHANNEL else "constrain")
         else:
             header.repairs.append("stray marker")
-        if self._header is header and header.length >= _LONGEST_HEADER and header.is_whole:
+        if self._header is header and header.length >= _LONG_HEADER and header.length % _LOOK_EVERY == 0:
+            yield from self._end_long(header)
+
+    def _end_long(self, header: Header) -> Iterable[ParsedFrame]:
+        if header.is_whole and (header.holds_text or header.length >= _LONGEST_HEADER):
             yield from self._open_bare("final", cut=False)
 
     def _end_bare(self, channel: str) -> Iterable[ParsedFrame]:
@@ -181,11 +192,13 @@ class HarmonyParser:
         reading = read_bare(self._header, cut=cut)
         reading.channel = reading.channel or channel
         self._header = None
-        if reading.rest:
+        if reading.behind:
             yield from self._open(reading)
-            yield ItemDelta(reading.rest)
 
     def _open(self, reading: Reading) -> Iterable[ParsedFrame]:
+        if reading.ahead:
+            yield from self._open(Reading(channel="analysis", behind=reading.ahead, repairs=["missing message"]))
+            yield from self._close(complete=True)
         opening = reading.opening(self._tools)
         self._header = None
         self._in_content = True
@@ -193,6 +206,8 @@ class HarmonyParser:
             self._thinking_since = self._output_tokens
         self._repairs = reading.repairs
         yield opening
+        if reading.behind:
+            yield ItemDelta(reading.behind)
 
 
 def _delta(pieces: Iterable[str]) -> Iterable[ParsedFrame]:

@@ -2,8 +2,13 @@
 
 A header is a few words and markers: a role, ``<|channel|>`` and its name, ``to=`` and a recipient, ``<|constrain|>``
 and a content type.  Models write all of them in the wrong place now and then, so the reader takes each word for what
-it is, wherever it stands.  Whatever is no such word is left over: noise in a header that ended in ``<|message|>``, and
-the message's own text in one that never did.
+it is, wherever it stands.  Whatever is no such word is left over, and no text may be lost:
+
+* In a header that ended in ``<|message|>``, one left-over word is noise, and two or more are text.  Text ahead of the
+  first marker is a message of its own; text behind it is how the opened message begins, except in a call, where it
+  would break the arguments and is noise.
+* In a header that never came to ``<|message|>``, all that is left over is the message's text.
+* Where no ``<|start|>`` announced a header, a channel or role in front of text is the text's first word.
 """
 
 from __future__ import annotations
@@ -30,6 +35,10 @@ _ROLE = re.compile(
 )
 _MARKUP_WORDS = ("assistant", "analysis", "commentary", "final", "json", "code", "text", "python", "to=")
 _CONTENT_TYPES = ("json", "code", "text", "python")
+_ANY_TYPE = re.compile(r"\s*[\w./+-]+(?=\s*(?:$|[{\[]))")
+"""What may name a content type behind ``<|constrain|>``: any one word, alone or ahead of JSON."""
+_LEFT_OVER = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w\S*")
+"""A word, for counting; a sign of Chinese or Japanese, which know no spaces, counts as one."""
 _NOBODY = ("assistant", "all", "user")
 """Recipients that are no tool: the model talks to itself or to the user."""
 
@@ -40,6 +49,8 @@ Opening = ReasoningOpened | MessageOpened | FunctionCallOpened
 class Header:
     """A header as it is being read: text, cut into segments by the markers in it."""
 
+    announced: bool = False
+    """Whether it began with ``<|start|>``."""
     segments: list[tuple[str, bytearray]] = field(default_factory=lambda: [("start", bytearray())])
     length: int = 0
     """Tokens read so far."""
@@ -52,6 +63,12 @@ class Header:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         decoder.decode(bytes(self.segments[-1][1]))
         return not decoder.getstate()[0]
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether more is left over of it than noise."""
+        reading = _read(self)
+        return _is_text(reading.ahead + reading.behind)
 
     def mark(self, marker: str) -> None:
         """Begin a segment behind ``<|channel|>`` or ``<|constrain|>``."""
@@ -72,8 +89,10 @@ class Reading:
     """The foreign role, where the model speaks for somebody else."""
     channel: str | None = None
     recipient: str | None = None
-    rest: str = ""
-    """Everything that is no header word, in order."""
+    ahead: str = ""
+    """What is left over ahead of the first marker."""
+    behind: str = ""
+    """What is left over behind it."""
     repairs: list[Repair] = field(default_factory=list)
 
     def opening(self, tools: frozenset[str]) -> Opening:
@@ -100,13 +119,13 @@ class Reading:
 
 
 def read_header(header: Header, tools: frozenset[str]) -> Reading:
-    """Read a header that ended in ``<|message|>``; words that fit nowhere are noise."""
+    """Read a header that ended in ``<|message|>``, of which only text is left over."""
     reading = _read(header)
-    for word in reading.rest.split():
-        if reading.recipient is None and reading.channel != "final" and _names_a_tool(word, tools):
-            reading.recipient = word
-        else:
-            reading.repairs.append("unexpected header")
+    reading.ahead = _without_tool(reading.ahead, reading, tools)
+    reading.behind = _without_tool(reading.behind, reading, tools)
+    reading.ahead = _only_text(reading.ahead, reading)
+    behind = _only_text(reading.behind, reading, noise=reading.recipient is not None)
+    reading.behind = behind if not behind or behind[-1].isspace() else f"{behind} "
     if not any(marker == "channel" for marker, _ in header.segments):
         reading.repairs.append("missing channel")
     elif reading.channel is None:
@@ -115,20 +134,19 @@ def read_header(header: Header, tools: frozenset[str]) -> Reading:
 
 
 def read_bare(header: Header, *, cut: bool) -> Reading:
-    """Read a header that never came to ``<|message|>``: its rest is the message's text.
+    """Read a header that never came to ``<|message|>``: what is left over, all of it ``behind``, is the message's text.
 
     ``cut`` says that generation ended inside it, where half a header word is no text.
     """
-    reading = _read(header)
+    reading = _read(header, bare=True)
     reading.repairs.append("missing message")
-    reading.rest = reading.rest.removeprefix(" ")
-    unfinished = cut and any(word.startswith(reading.rest.strip()) for word in _MARKUP_WORDS)
-    if unfinished or not reading.rest.strip():
-        reading.rest = ""
+    text = (reading.ahead + reading.behind).removeprefix(" ")
+    unfinished = cut and any(word.startswith(text.strip()) for word in _MARKUP_WORDS)
+    reading.ahead, reading.behind = "", "" if unfinished or not text.strip() else text
     return reading
 
 
-def _read(header: Header) -> Reading:
+def _read(header: Header, *, bare: bool = False) -> Reading:
     reading = Reading(repairs=list(header.repairs))
     content_type: str | None = None
     for position, (marker, raw) in enumerate(header.segments):
@@ -145,11 +163,45 @@ def _read(header: Header) -> Reading:
             else:
                 break
             at = found.end()
-        rest = text[at:]
-        if marker == "constrain" and content_type is None:  # any one word may name the type
-            content_type, _, rest = rest.lstrip().partition(" ")
-        reading.rest += rest
+        if marker == "constrain" and content_type is None and (found := _ANY_TYPE.match(text, at)):
+            content_type, at = found[0], found.end()
+        if position > 0:
+            reading.behind += text[at:]
+        elif _speaks_at_once(header, text[:at], text[at:], bare=bare):
+            reading.ahead, reading.role, reading.channel = text, None, None
+        else:
+            reading.ahead = text[at:]
     return reading
+
+
+def _speaks_at_once(header: Header, words: str, rest: str, *, bare: bool) -> bool:
+    """Whether the header words in front of ``rest`` are the first words of a text."""
+    if header.announced or "to=" in words:
+        return False
+    return bool(rest.strip()) if bare and len(header.segments) == 1 else len(header.segments) > 1 and _is_text(rest)
+
+
+def _is_text(left_over: str) -> bool:
+    words = _LEFT_OVER.findall(left_over)
+    return len(words) > 1 and any(word not in _MARKUP_WORDS for word in words)
+
+
+def _only_text(left_over: str, reading: Reading, *, noise: bool = False) -> str:
+    """``left_over`` if it is text; noise is only noted."""
+    if left_over.strip():
+        reading.repairs.append("unexpected header")
+    return left_over.removeprefix(" ") if _is_text(left_over) and not noise else ""
+
+
+def _without_tool(left_over: str, reading: Reading, tools: frozenset[str]) -> str:
+    """``left_over`` without the word that names a tool, which becomes the recipient."""
+    for position, word in enumerate(left_over.split()):
+        recipient = word.removeprefix("to=")
+        is_named = recipient.startswith("functions.") or (position == 0 and recipient in tools)
+        if is_named and reading.recipient in (None, recipient) and reading.channel != "final":
+            reading.recipient = recipient
+            return left_over.replace(word, "", 1)
+    return left_over
 
 
 def _read_role(text: str, reading: Reading) -> int:
@@ -163,10 +215,6 @@ def _read_role(text: str, reading: Reading) -> int:
 def _address(recipient: str, reading: Reading) -> None:
     if recipient not in _NOBODY and reading.recipient is None:
         reading.recipient = recipient
-
-
-def _names_a_tool(word: str, tools: frozenset[str]) -> bool:
-    return word.startswith("functions.") or word in tools
 
 
 def _function_name(recipient: str, tools: frozenset[str]) -> str | None:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai_harmony import HarmonyEncoding as HarmonyPackageEncoding
 from openai_harmony import HarmonyEncodingName, Role, load_harmony_encoding
@@ -146,30 +146,26 @@ def test_any_tokens_give_items(tokens: list[int], reason: FinishReason, data: st
 @given(soup())
 @settings(max_examples=300, deadline=None)
 def test_no_content_is_lost_and_no_marker_gets_out(tokens: list[int]) -> None:
-    """The items' texts are the text tokens behind each ``<|message|>``: all of them, and nothing else."""
+    """Each ``<|message|>`` opens an item that ends in all the text behind it; no soup is long enough to be cut."""
     encoding = load_encoding()
-    runs, longest_header = contents(encoding, tokens)
-    assume(longest_header < 60)
     told = [item.text for item in parse(encoding, [tokens]) if "missing message" not in item.repairs]
-    assert told == runs
+    for text, run in zip(told, contents(encoding, tokens), strict=True):
+        assert text.endswith(run)
 
 
-def contents(encoding: HarmonyEncoding, tokens: Iterable[int]) -> tuple[list[str], int]:
-    """What stands between ``<|message|>`` and the next marker that ends a message; and the longest header."""
+def contents(encoding: HarmonyEncoding, tokens: Iterable[int]) -> list[str]:
+    """What stands between ``<|message|>`` and the next marker that ends a message."""
     runs: list[bytearray] = []
-    in_content, header, longest = False, 0, 0
+    in_content = False
     for token in tokens:
-        header += 1
-        longest = max(longest, header)
         if in_content and token < 199_998:
             runs[-1] += encoding.token_bytes[token]
-            header = 0
         elif token in (START, END, RETURN, CALL, 199_999) or (in_content and token == CHANNEL):
-            in_content, header = False, 0
+            in_content = False
         elif token == MESSAGE and not in_content:
             runs.append(bytearray())
-            in_content, header = True, 0
-    return [run.decode(errors="replace") for run in runs], longest
+            in_content = True
+    return [run.decode(errors="replace") for run in runs]
 
 
 @given(st.lists(st.one_of(st.integers(0, 199_997), st.sampled_from([160, 187, 222, 624, 4103, 28823])), max_size=20))
@@ -192,6 +188,76 @@ def test_text_without_its_marker_is_kept(text: str, header: str) -> None:
     (item,) = parse(encoding, [tokens])
     assert item.text.split() == words
     assert item.complete
+
+
+def words(least: int) -> st.SearchStrategy[list[str]]:
+    """No words, or at least so many of them, up to far more than a header can hold."""
+    word = st.integers(0, 0xFFFF).map(lambda number: f"w{number:x}w")
+    return st.one_of(st.just([]), st.lists(word, min_size=least, max_size=80))
+
+
+@given(
+    st.sampled_from(["", "<|start|>assistant ", "<|start|>"]),
+    words(2),
+    st.sampled_from(["", "<|channel|>analysis ", "<|channel|>commentary ", "<|channel|>final ", "<|channel|>"]),
+    words(2),
+    st.sampled_from(["", "<|constrain|>"]),
+    words(1),
+)
+@settings(max_examples=200, deadline=None)
+def test_text_in_a_header_is_kept(
+    start: str, ahead: list[str], channel: str, behind: list[str], constrain: str, content: list[str]
+) -> None:
+    """Two words or more are text, wherever they stand in a header: all of it comes out, in order."""
+    header = f"{start}{' '.join(ahead)}{channel}{' '.join(behind)}{constrain}"
+    told = parse_text(load_encoding(), f"{header}<|message|>{' '.join(content)}<|return|>")
+    joined = "".join(item.text for item in told)
+    assert "".join(joined.split()) == "".join([*ahead, *behind, *content])
+
+
+@given(
+    st.sampled_from(["analysis", "commentary", "final", "assistant", "user", "system:x", "json"]),
+    st.text(min_size=1, max_size=100),
+)
+@settings(max_examples=100, deadline=None)
+def test_a_text_may_begin_with_a_header_word(first: str, text: str) -> None:
+    """Without any markup there is no header: its words are those of an answer."""
+    answer = " ".join([first, *(f"w{ord(letter):x}w" for letter in text)])
+    (item,) = parse_text(load_encoding(), f"{answer}<|return|>")
+    assert (item.kind, item.name, item.text) == ("Message", "final_answer", answer)
+
+
+@pytest.mark.parametrize("noise", ["junk", "??", "––commentary", "analysis commentary", "–– ? 42"])
+def test_a_single_word_in_a_header_is_noise(noise: str, encoding: HarmonyEncoding) -> None:
+    """What is left over of a header in one word, or in header words only, is no text."""
+    told = parse_text(encoding, f"<|channel|>commentary {noise}<|message|>one<|end|>")
+    assert summary(told) == [("Message", "commentary", "one", True, ("unexpected header",))]
+
+
+def test_signs_without_spaces_are_words(encoding: HarmonyEncoding) -> None:
+    """Chinese text in a header is text, though it has no spaces."""
+    told = parse_text(encoding, "<|channel|>final答案是四十二<|message|>是<|return|>")
+    assert [item.text for item in told] == ["答案是四十二 是"]
+
+
+@pytest.mark.parametrize(
+    "layout", ["<|channel|>commentary to={} <|constrain|>json", " to={}<|channel|>commentary json"]
+)
+@pytest.mark.parametrize(
+    "name", ["functions." + "0123456789abcdef" * 4, "functions." + "a1" * 32, "functions." + "_7Q" * 21]
+)
+def test_the_longest_name_is_a_name(layout: str, name: str, encoding: HarmonyEncoding) -> None:
+    """A name of 64 characters makes a call, however many tokens it takes."""
+    (item,) = parse_text(encoding, f"{layout.format(name)}<|message|>{{}}<|call|>")
+    assert (item.kind, item.name, item.text) == ("FunctionCall", name.removeprefix("functions."), "{}")
+
+
+def test_a_header_of_any_length_ends(encoding: HarmonyEncoding) -> None:
+    """One word that goes on for 256 tokens is streamed as well."""
+    parser = HarmonyParser(encoding)
+    tokens = encoding.encode("a1" * 200)
+    frames = [frame for token in tokens[:300] for frame in list(parser.feed(TokenChunk((token,))))]
+    assert len([frame for frame in frames if isinstance(frame, ItemDelta)]) > 10
 
 
 # Agreement with the package
