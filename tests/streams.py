@@ -23,7 +23,7 @@ _our_event = msgspec.json.Decoder[ResponseEvent](ResponseEvent)
 
 async def run(pipeline: Pipeline[CreateResponse, ResponseEvent], body: dict[str, Any]) -> list[ResponseEvent]:
     """All events of one request, checked."""
-    request = read_request(json.dumps(body).encode())
+    request = await read_request(json.dumps(body).encode())
     async with pipeline.then("check", check).open(replay([request])) as events:
         return checked([event async for event in events])
 

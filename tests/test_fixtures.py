@@ -81,7 +81,7 @@ async def test_fixture(case: Case, encoding: HarmonyEncoding, tmp_path: Path) ->
     suffix = case.folder.name.encode().hex()[:32].ljust(32, "0")
     normalize = Normalize(store, "tiny-gpt-oss", draw=lambda: suffix, clock=lambda: CREATED_AT)
 
-    request = read_request(case.path("request.json").read_bytes())
+    request = await read_request(case.path("request.json").read_bytes())
     case.expect("conversation.jsonl", await through(normalize, [request]), Conversation)
     render = RenderHarmony(encoding)
     case.expect("prompt.jsonl", await through(render, case.read("conversation.jsonl", Conversation)), Prompt)

@@ -2,19 +2,34 @@
 
 Unknown keys are ignored, because clients send some of their own; known keys with bad values are refused with the path
 of the value.  What is understood here but not implemented by a server is for the ``normalize`` stage to refuse.
+Long lists are validated element by element, so that one request does not hold up the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import PydanticCustomError
 
 from pipeline.errors import InvalidRequest
+from pipeline.protocol.body import Pace, read_json, shortened
 from pipeline.protocol.items import ItemStatus, Phase, Role
 from pipeline.protocol.response import Effort
+
+Value = TypeVar("Value")
 
 
 class _Body(BaseModel):
@@ -36,6 +51,9 @@ def _text_or_list(value: Any) -> str:
 def _text_or_object(value: Any) -> str:
     return "as_text" if isinstance(value, str) else "as_object"
 
+
+_FAIL_FAST: Any = Field(fail_fast=True)
+"""One mistake is told, so one is looked for."""
 
 # Content parts
 
@@ -78,10 +96,12 @@ MessagePart: TypeAlias = Annotated[
 ]
 OutputPart: TypeAlias = Annotated[InputTextPart | ImagePart | FilePart, Field(discriminator="type")]
 _MessageContent: TypeAlias = Annotated[
-    Annotated[str, Tag("as_text")] | Annotated[list[MessagePart], Tag("as_list")], Discriminator(_text_or_list)
+    Annotated[str, Tag("as_text")] | Annotated[list[MessagePart], _FAIL_FAST, Tag("as_list")],
+    Discriminator(_text_or_list),
 ]
 _CallOutput: TypeAlias = Annotated[
-    Annotated[str, Tag("as_text")] | Annotated[list[OutputPart], Tag("as_list")], Discriminator(_text_or_list)
+    Annotated[str, Tag("as_text")] | Annotated[list[OutputPart], _FAIL_FAST, Tag("as_list")],
+    Discriminator(_text_or_list),
 ]
 
 # Items
@@ -101,8 +121,8 @@ class MessageItem(_InputItem):
 
 class ReasoningItem(_InputItem):
     type: Literal["reasoning"]
-    summary: list[SummaryTextPart] = []
-    content: list[ReasoningTextPart] | None = None
+    summary: Annotated[list[SummaryTextPart], _FAIL_FAST] | None = None
+    content: Annotated[list[ReasoningTextPart], _FAIL_FAST] | None = None
     encrypted_content: str | None = None
 
 
@@ -172,6 +192,15 @@ _ToolChoice: TypeAlias = Annotated[
     Annotated[Literal["auto", "none", "required"], Tag("as_text")] | Annotated[dict[str, Any], Tag("as_object")],
     Discriminator(_text_or_object),
 ]
+
+
+def _few(value: Any) -> Any:
+    """Refuse many keys before each of them is looked at."""
+    if isinstance(value, dict) and len(value) > 16:
+        raise PydanticCustomError("too_long", "Metadata has at most 16 keys")
+    return value
+
+
 _MetadataKey: TypeAlias = Annotated[str, StringConstraints(max_length=64)]
 _MetadataValue: TypeAlias = Annotated[str, StringConstraints(max_length=512)]
 
@@ -182,7 +211,7 @@ class CreateResponse(_Body):
     model: str | None = None
     input: (
         Annotated[
-            Annotated[str, Tag("as_text")] | Annotated[list[InputItem], Tag("as_list")],
+            Annotated[str, Tag("as_text")] | Annotated[list[InputItem], _FAIL_FAST, Tag("as_list")],
             Discriminator(_text_or_list),
         ]
         | None
@@ -192,8 +221,8 @@ class CreateResponse(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None
-    metadata: Annotated[dict[_MetadataKey, _MetadataValue], Field(max_length=16)] | None = None
-    tools: list[Tool] | None = None
+    metadata: Annotated[dict[_MetadataKey, _MetadataValue], BeforeValidator(_few)] | None = None
+    tools: Annotated[list[Tool], _FAIL_FAST] | None = None
     tool_choice: _ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=16)] | None = None
@@ -204,7 +233,7 @@ class CreateResponse(_Body):
     reasoning: ReasoningOptions | None = None
     text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], Field(fail_fast=True, max_length=100)] | None = None
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
@@ -215,28 +244,79 @@ class CreateResponse(_Body):
     service_tier: str | None = None
 
 
-def read_request(body: bytes) -> CreateResponse:
+_request: TypeAdapter[CreateResponse] = TypeAdapter(CreateResponse)
+_elements: dict[str, TypeAdapter[Any]] = {"input": TypeAdapter(InputItem), "tools": TypeAdapter(Tool)}
+
+_CHUNK = 500
+"""Parts of one item that are validated at once."""
+
+
+async def read_request(body: bytes) -> CreateResponse:
     """Read a body.
 
-    Raises `InvalidRequest`, with the path of the first value that is wrong.
+    Raises `InvalidRequest`, with the path of the first value that is wrong; lists come behind everything else.
     """
+    pace = Pace()
+    said = await read_json(body, pace)
+    lists = _lists(said, _elements)
+    request = _validated(_request, said | {name: [] for name in lists} if lists else said, ())
+    read = {
+        name: [await _element(name, position, value, pace) for position, value in enumerate(values)]
+        for name, values in lists.items()
+    }
+    return request.model_copy(update=read)
+
+
+def _lists(value: Any, names: Iterable[str], longer_than: int = 0) -> dict[str, list[Any]]:
+    """The lists among the named values of an object."""
+    if not isinstance(value, dict):
+        return {}
+    found = {name: value[name] for name in names if name in value}
+    return {name: many for name, many in found.items() if isinstance(many, list) and len(many) > longer_than}
+
+
+async def _element(name: str, position: int, value: Any, pace: Pace) -> Any:
+    """One element of a list; what is itself a long list in it is read in chunks, each with the rest of the element."""
+    await pace()
+    adapter, place = _elements[name], (name, position)
+    if not (lists := _lists(value, ("summary", "content", "output"), _CHUNK)):
+        return _validated(adapter, value, place)
+    start_of_it = value | {key: parts[:_CHUNK] for key, parts in lists.items()}
+    element = _validated(adapter, start_of_it, place)
+    for key in lists.keys() & type(element).model_fields:
+        for start in range(_CHUNK, len(lists[key]), _CHUNK):
+            await pace()
+            chunk = start_of_it | {key: lists[key][start : start + _CHUNK]}
+            getattr(element, key).extend(getattr(_validated(adapter, chunk, place, start), key))
+    return element
+
+
+def _validated(adapter: TypeAdapter[Value], value: Any, place: tuple[str | int, ...], start: int = 0) -> Value:
+    """``value``, which stands at ``place``; what lists it has begin at ``start``."""
     try:
-        return CreateResponse.model_validate_json(body)
+        return adapter.validate_python(value)
     except ValidationError as error:
-        raise _refusal(error) from error
+        raise _refusal(error, place, start) from error
 
 
-def _refusal(error: ValidationError) -> InvalidRequest:
-    first = error.errors(include_url=False)[0]
-    message, location, context = first["msg"], first["loc"], first.get("ctx", {})
-    if first["type"] == "json_invalid":
-        message = f"The body is not valid JSON: {context['error']}"
-    elif first["type"] == "union_tag_invalid":
-        message, location = f"Type {context['tag']!r} is none of {context['expected_tags']}", (*location, "type")
+def _refusal(error: ValidationError, place: tuple[str | int, ...], start: int) -> InvalidRequest:
+    first = error.errors(include_url=False, include_input=False)[0]
+    location, context = (*place, *_shifted(first["loc"], start)), first.get("ctx", {})
+    message = _JSON_WORDS.get(first["type"], first["msg"])
+    if first["type"] == "union_tag_invalid":
+        tag = shortened(context["tag"])
+        message, location = f"Type {tag!r} is none of {context['expected_tags']}", (*location, "type")
     elif first["type"] == "union_tag_not_found":
         message, location = "Field required", (*location, "type")
     param = _path(location)
     return InvalidRequest(f"{message} (at {param})" if param else message, param=param)
+
+
+def _shifted(location: Sequence[int | str], start: int) -> Iterator[int | str]:
+    """A location in a list's chunk as a location in the list."""
+    for step in location:
+        yield step + start if isinstance(step, int) else step
+        start = 0 if isinstance(step, int) else start
 
 
 def _path(location: Sequence[int | str]) -> str | None:
@@ -246,7 +326,7 @@ def _path(location: Sequence[int | str]) -> str | None:
         if isinstance(step, int):
             path += f"[{step}]"
         elif not _is_tag(step, before):
-            path += f".{step}" if path else step
+            path += f".{shortened(step)}" if path else step
     return path or None
 
 
@@ -256,6 +336,12 @@ def _is_tag(step: str, before: int | str) -> bool:
         return before != "metadata"
     return step in _TAGS and (isinstance(before, int) or before in _UNIONS)
 
+
+_JSON_WORDS = {
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "Input should be an object"),
+    "list_type": "Input should be a valid array",
+}
+"""What pydantic says of JSON, but not of the Python values that were JSON."""
 
 _UNIONS = frozenset({"input", "content", "output", "tool_choice"})
 """Keys whose values, like the elements of lists, are followed by a tag where their type is open."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.errors import InvalidRequest, ModelNotFound, PreviousResponseNotFound, UnsupportedParameter
 from pipeline.frames import Conversation, Sampling
+from pipeline.protocol.body import Pace, shortened
 from pipeline.protocol.items import Item
 from pipeline.protocol.request import CreateResponse, FunctionTool, OtherTool
 from pipeline.protocol.response import ReasoningOptions, Response
@@ -59,16 +60,19 @@ class Normalize:
         """One conversation per request; raises `InvalidRequest` for what this server cannot do."""
         async for request in source:
             refuse_unsupported(request)
-            if request.model not in (None, self.model):
-                raise ModelNotFound(f"This server serves {self.model!r}, not {request.model!r}.", param="model")
+            if request.model is not None and request.model != self.model:
+                asked = shortened(request.model)
+                raise ModelNotFound(f"This server serves {self.model!r}, not {asked!r}.", param="model")
+            pace = Pace()
+            tools = await _tools(request, pace)
             history = await self._history(request.previous_response_id)
             suffix, now = self.draw(), self.clock()
-            items = read_input(request.input, suffix)
+            items = await read_input(request.input, suffix, pace)
             if not items and not history:
                 raise InvalidRequest("A request without previous_response_id needs an input.", param="input")
-            check_calls(history, items)
+            await check_calls(history, items, pace)
             yield Conversation(
-                response=_response(request, f"resp_{suffix}", int(now), self.model),
+                response=_response(request, tools, f"resp_{suffix}", int(now), self.model),
                 history=history,
                 input=items,
                 sampling=_sampling(request),
@@ -80,7 +84,7 @@ class Normalize:
             return ()
         chain = await self.store.chain(previous)
         if not chain:
-            raise PreviousResponseNotFound(previous)
+            raise PreviousResponseNotFound(shortened(previous))
         return tuple(item for stored in chain for item in (*stored.input, *stored.response.output))
 
 
@@ -102,7 +106,7 @@ def refuse_unsupported(request: CreateResponse) -> None:
             raise UnsupportedParameter(f"This server does not support this value of {param}.", param=param)
     for position, name in enumerate(request.include or ()):
         if name not in INCLUDABLE:
-            raise InvalidRequest(f"{name!r} is nothing that can be included.", param=f"include[{position}]")
+            raise InvalidRequest(f"{shortened(name)!r} is nothing that can be included.", param=f"include[{position}]")
 
 
 def _sampling(request: CreateResponse) -> Sampling:
@@ -113,7 +117,9 @@ def _sampling(request: CreateResponse) -> Sampling:
     )
 
 
-def _response(request: CreateResponse, response_id: str, created_at: int, model: str) -> Response:
+def _response(
+    request: CreateResponse, tools: tuple[dict[str, Any], ...], response_id: str, created_at: int, model: str
+) -> Response:
     sampling = _sampling(request)
     reasoning = request.reasoning
     return Response(
@@ -123,7 +129,7 @@ def _response(request: CreateResponse, response_id: str, created_at: int, model:
         model=model,
         previous_response_id=request.previous_response_id,
         instructions=request.instructions,
-        tools=tuple(_tools(request)),
+        tools=tools,
         tool_choice=request.tool_choice or "auto",
         parallel_tool_calls=request.parallel_tool_calls is not False,
         text=_text(request),
@@ -146,16 +152,23 @@ def _text(request: CreateResponse) -> dict[str, Any]:
     return text
 
 
-def _tools(request: CreateResponse) -> list[dict[str, Any]]:
-    tools = []
+async def _tools(request: CreateResponse, pace: Pace) -> tuple[dict[str, Any], ...]:
+    functions: dict[str, dict[str, Any]] = {}
+    hosted: dict[str, None] = {}
     for position, tool in enumerate(request.tools or ()):
+        await pace()
         match tool:
-            case FunctionTool():
-                tools.append(tool.model_dump())
+            case FunctionTool(name=name) if name in functions:
+                raise InvalidRequest(f"There are two functions named {name!r}.", param=f"tools[{position}].name")
+            case FunctionTool(name=name):
+                functions[name] = dict(tool)
             case OtherTool(type=kind) if kind in HOSTED_TOOLS or kind.startswith(("web_search", "computer")):
-                logger.info("Ignored the hosted tool %s: this server has no means to run it", kind)
+                hosted[kind] = None
             case OtherTool(type=kind):
                 raise UnsupportedParameter(
-                    f"This server does not support tools of type {kind!r}.", param=f"tools[{position}].type"
+                    f"This server does not support tools of type {shortened(kind)!r}.", param=f"tools[{position}].type"
                 )
-    return tools
+    if hosted:
+        kinds = shortened(", ".join(hosted))
+        logger.info("Ignored the hosted tools %s: this server has no means to run them", kinds)
+    return tuple(functions.values())

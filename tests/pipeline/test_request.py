@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -26,12 +27,12 @@ Place: TypeAlias = tuple[int | str, ...]
 
 
 def read(body: Json) -> CreateResponse:
-    return read_request(json.dumps(body).encode())
+    return asyncio.run(read_request(json.dumps(body).encode()))
 
 
 def refused(body: bytes) -> tuple[str, str | None]:
     with pytest.raises(InvalidRequest) as caught:
-        read_request(body)
+        asyncio.run(read_request(body))
     return caught.value.message, caught.value.param
 
 
@@ -60,7 +61,7 @@ def function(**fields: Json) -> Json:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"input=hello", b'{"input": }', b"\xff\xfe", b'{"input": "\\ud800"}', b'{"input":' + b"[" * 999],
+    [b"", b"{", b"input=hello", b'{"input": }', b"\xff\xfe", b'{"input":' + b"[" * 999],
     ids=repr,
 )
 def test_what_is_no_json_is_refused(body: bytes) -> None:
@@ -193,8 +194,50 @@ def test_a_bad_value_is_refused_with_its_place(body: Json, says: str, param: str
 
 
 def test_the_first_bad_value_is_told() -> None:
-    """Of several mistakes the first is named, in the order of the API's parameters."""
-    assert refused(b'{"tools": 5, "input": [{}], "model": "m"}')[1] == "input[0].role"
+    """Of several mistakes the first is named, in the order of the API's parameters; long lists come last."""
+    assert refused(b'{"tools": [5], "input": [{}], "model": "m"}')[1] == "input[0].role"
+    assert refused(b'{"tools": [5], "input": [{}], "model": 5, "stream": 5}')[1] == "model"
+
+
+MESSAGE = {"role": "user", "content": "x"}
+PART = {"type": "input_text", "text": "x"}
+RESULT = {"type": "function_call_output", "call_id": "c"}
+MANY = 5_000
+"""Enough elements for several pieces of any kind."""
+
+FAR = [
+    (item(role="user", content=[PART] * MANY + [{"type": "input_text"}]), f"input[0].content[{MANY}].text"),
+    (item(**RESULT, output=[PART] * MANY + [{"type": "text"}]), f"input[0].output[{MANY}].type"),
+    (item(type="reasoning", summary=[{"type": "summary_text", "text": "x"}] * MANY + [5]), f"input[0].summary[{MANY}]"),
+    ({"input": [MESSAGE] * MANY + [{"content": "x"}]}, f"input[{MANY}].role"),
+    ({"input": [MESSAGE] * MANY + [{"role": "user", "content": [PART, 5]}]}, f"input[{MANY}].content[1]"),
+    ({"tools": [{"type": "mcp"}] * MANY + [{"type": "function"}]}, f"tools[{MANY}].name"),
+    ({"input": "x", "tools": [{"type": "function", "name": "f", "strict": "x" * MANY}]}, "tools[0].strict"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), FAR, ids=[param for _, param in FAR])
+def test_a_place_far_down_is_found(body: Json, param: str) -> None:
+    """However many pieces a body is read in, ``param`` counts from its start."""
+    assert refused(json.dumps(body).encode())[1] == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        item(type="x" * 10**6),
+        part(type="x" * 10**6),
+        {"metadata": {"k" * 10**6: "v"}},
+        {"metadata": {str(number): 5 for number in range(10**5)}},
+        {"include": ["x"] * 10**5},
+    ],
+    ids=["item", "part", "key", "keys", "include"],
+)
+def test_a_refusal_is_short(body: Json) -> None:
+    """What a client sent is quoted up to a hundred characters."""
+    message, param = refused(json.dumps(body).encode())
+    assert len(message) < 400
+    assert len(param or "") < 150
 
 
 # What is accepted
@@ -233,7 +276,7 @@ def test_null_means_not_said(name: str) -> None:
 
 def test_an_item_without_a_type_is_a_message() -> None:
     """``type`` is optional for messages, and may be null."""
-    request = read({"input": [{"role": "user", "content": "x"}, {"type": None, "role": "user", "content": "x"}]})
+    request = read({"input": [MESSAGE, {"type": None, **MESSAGE}]})
     assert request.input == [MessageItem(role="user", content="x")] * 2
 
 
@@ -253,6 +296,7 @@ def test_a_tool_is_read_by_its_type() -> None:
         {"input": []},
         {"input": "\x00 \U0001f600"},
         function(name="f" * 64, parameters=None),
+        item(type="reasoning", summary=None),
         call(call_id="c" * 64, arguments="no JSON"),
     ],
     ids=lambda body: json.dumps(body)[:60],
@@ -260,6 +304,65 @@ def test_a_tool_is_read_by_its_type() -> None:
 def test_values_on_the_limit_are_accepted(body: Json) -> None:
     """Limits are inclusive."""
     read(body)
+
+
+@pytest.mark.parametrize("blank", [0, 10**5], ids=["at once", "in pieces"])
+@pytest.mark.parametrize(
+    ("written", "read_as"),
+    [
+        (r"\ud83d", "\ufffd"),
+        (r"\uDE00", "\ufffd"),
+        (r"a\ud83d\ud83d\ude00b", "a\ufffd\U0001f600b"),
+        (r"\ude00\ud83d", "\ufffd\ufffd"),
+        (r"\\ud83d\ud83d", "\\ud83d\ufffd"),
+        (r"\\\ud83d\n", "\\\ufffd\n"),
+    ],
+)
+def test_half_an_emoji_is_replaced(blank: int, written: str, read_as: str) -> None:
+    """JavaScript cuts strings between surrogates: the half that is left becomes U+FFFD, and nothing else changes."""
+    body = f'{{"input": "{written}", "instructions": "{"x" * blank}"}}'.encode()
+    assert asyncio.run(read_request(body)).input == read_as
+
+
+@pytest.mark.parametrize("wide", [1, MANY])
+def test_pieces_make_the_same_request(wide: int) -> None:
+    """A body that is read in pieces is read as pydantic reads it at once."""
+    body = {
+        "model": "m" * wide,
+        "instructions": "\u4e16\U0001f600" * wide,
+        "input": [
+            *[{"role": "user", "content": f"x{number}"} for number in range(wide)],
+            {"role": "user", "content": [{"type": "input_text", "text": f"x{number}"} for number in range(wide)]},
+            {**RESULT, "output": [PART] * wide, "content": [5] * wide},
+        ],
+        "tools": [function(name=f"f{number}", parameters={"a": [{}]})["tools"][0] for number in range(wide)],
+    }
+    assert read(body) == CreateResponse.model_validate(body)
+
+
+@pytest.mark.parametrize("cut", range(4))
+def test_a_broken_body_of_many_pieces_is_refused(cut: int) -> None:
+    """A mistake deep in a long body makes all of it something that is not JSON."""
+    broken = [b'{"role": user}', rb'"\x"', b"[" * 100_000, b'"\xff"'][cut]
+    message, param = refused(b'{"input": [%b%b]}' % (b'{"role": "user", "content": "x"}, ' * MANY, broken))
+    assert message.startswith("The body is not valid JSON: ")
+    assert param is None
+
+
+async def test_a_long_body_lets_others_go_on() -> None:
+    """The loop gets many turns while a body of a megabyte is read."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    await read_request(json.dumps({"input": [MESSAGE] * 20_000}).encode())
+    counting.cancel()
+    assert turns > 4
 
 
 # Any body at all

@@ -55,6 +55,7 @@ from tests.stages.normalize.conversations import normalized
             {"type": "reasoning", "summary": [{"type": "summary_text", "text": "a"}], "encrypted_content": None},
             Reasoning("rs_1i0000", (SummaryText("a"),), UNSET, UNSET),
         ),
+        ({"type": "reasoning", "summary": None}, Reasoning("rs_1i0000")),
         (
             {"type": "reasoning", "content": [], "encrypted_content": "x", "status": "completed"},
             Reasoning("rs_1i0000", (), (), "x", "completed"),

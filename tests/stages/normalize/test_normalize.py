@@ -24,7 +24,7 @@ async def test_the_id_and_the_time_are_drawn_once(store: SqliteStore) -> None:
     """One draw and one look at the clock make everything that is new in a response."""
     draws, times = iter(["ab"]), iter([86_399.9])
     stage = Normalize(store, MODEL, draw=lambda: next(draws), clock=lambda: next(times))
-    async with aclosing(stage(replay([read_request(b'{"input": "Hi"}')]))) as conversations:
+    async with aclosing(stage(replay([await read_request(b'{"input": "Hi"}')]))) as conversations:
         conversation = await anext(conversations)
     assert (conversation.response.id, conversation.response.created_at) == ("resp_ab", 86_399)
     assert conversation.date == "1970-01-01"
@@ -36,7 +36,7 @@ async def test_a_refused_request_draws_nothing(store: SqliteStore) -> None:
     empty: Iterator[Any] = iter(())
     stage = Normalize(store, MODEL, draw=lambda: next(empty), clock=lambda: next(empty))
     with pytest.raises(UnsupportedParameter):
-        await anext(stage(replay([read_request(b'{"input": "Hi", "background": true}')])))
+        await anext(stage(replay([await read_request(b'{"input": "Hi", "background": true}')])))
 
 
 def test_ids_are_hard_to_guess() -> None:
@@ -180,3 +180,27 @@ async def test_another_model_is_not_found(store: SqliteStore) -> None:
     with pytest.raises(ModelNotFound, match=MODEL) as caught:
         await normalized(store, input="Hi", model="gpt-5")
     assert (caught.value.status, caught.value.param, caught.value.code) == (404, "model", "model_not_found")
+
+
+async def test_two_functions_of_one_name_are_refused(store: SqliteStore) -> None:
+    """A call could mean either of them; the second one is named."""
+    with pytest.raises(InvalidRequest, match="'get_weather'") as caught:
+        await normalized(store, input="Hi", tools=[WEATHER, {"type": "web_search"}, WEATHER])
+    assert (caught.value.status, caught.value.param) == (400, "tools[2].name")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"model": "x" * 10**5},
+        {"previous_response_id": "x" * 10**5},
+        {"include": ["x" * 10**5]},
+        {"tools": [{"type": "x" * 10**5}]},
+    ],
+    ids=lambda said: next(iter(said)),
+)
+async def test_a_refusal_quotes_little(store: SqliteStore, said: dict[str, Any]) -> None:
+    """What a client sent comes back to it only up to a hundred characters."""
+    with pytest.raises(InvalidRequest, match=r"'x{100}[.]{3}'") as caught:
+        await normalized(store, input="Hi", **said)
+    assert len(caught.value.message) < 300
