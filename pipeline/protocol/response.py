@@ -92,6 +92,16 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_key: str | None
 
     @property
+    def may_call(self) -> bool:
+        """Whether ``tool_choice`` lets the model call anything."""
+        return self.tool_choice != "none"
+
+    @property
+    def functions(self) -> tuple[dict[str, Any], ...]:
+        """The functions that the model may call."""
+        return tuple(tool for tool in self.tools if tool["type"] == "function") if self.may_call else ()
+
+    @property
     def function_names(self) -> frozenset[str]:
-        """The names of the functions that the client declared."""
-        return frozenset(tool["name"] for tool in self.tools if tool["type"] == "function")
+        """The names of the functions that the model may call."""
+        return frozenset(tool["name"] for tool in self.functions)

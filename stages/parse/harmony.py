@@ -35,7 +35,7 @@ from stages.harmony import (
     TEXT_TOKENS,
     HarmonyEncoding,
 )
-from stages.parse.header import Header, Reading, read_bare, read_header
+from stages.parse.header import Header, Reading, Tools, read_bare, read_header
 
 _CLOSING = frozenset({END, RETURN, CALL, END_OF_TEXT})
 
@@ -72,7 +72,7 @@ class HarmonyParser:
         self._token_bytes = encoding.token_bytes
         self._token_texts = encoding.token_texts
         self._text = TokenDecoder(encoding)
-        self._tools: frozenset[str] = frozenset()
+        self._tools: Tools = frozenset()
         self._header: Header | None = Header()
         self._in_content = False
         self._thinking_since: int | None = None
@@ -88,7 +88,7 @@ class HarmonyParser:
             case TokenChunk():
                 return self._read_markup(frame.token_ids)
             case GenerationStarted():
-                self._tools = frame.response.function_names
+                self._tools = frame.response.function_names if frame.response.may_call else None
                 return (frame,)
             case GenerationFinished():
                 return self._finish(frame)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import codecs
 import re
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from pipeline.frames import FunctionCallOpened, MessageOpened, ReasoningOpened, Repair
 
@@ -41,6 +42,9 @@ _LEFT_OVER = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w\S*")
 """A word, for counting; a sign of Chinese or Japanese, which know no spaces, counts as one."""
 _NOBODY = ("assistant", "all", "user")
 """Recipients that are no tool: the model talks to itself or to the user."""
+
+Tools: TypeAlias = frozenset[str] | None
+"""The names of the functions on offer; None where no call may be made at all."""
 
 Opening = ReasoningOpened | MessageOpened | FunctionCallOpened
 
@@ -95,7 +99,7 @@ class Reading:
     """What is left over behind it."""
     repairs: list[Repair] = field(default_factory=list)
 
-    def opening(self, tools: frozenset[str]) -> Opening:
+    def opening(self, tools: Tools) -> Opening:
         """Which item the message is: the recipient decides before the channel (facts of many real models)."""
         if self.role is not None:
             self.repairs.append("foreign role")
@@ -110,7 +114,7 @@ class Reading:
             case _:
                 return MessageOpened("final_answer")
 
-    def _call(self, recipient: str, tools: frozenset[str]) -> Opening:
+    def _call(self, recipient: str, tools: Tools) -> Opening:
         name = _function_name(recipient, tools)
         if name is None:
             self.repairs.append("undeclared tool")
@@ -118,7 +122,7 @@ class Reading:
         return FunctionCallOpened(name)
 
 
-def read_header(header: Header, tools: frozenset[str]) -> Reading:
+def read_header(header: Header, tools: Tools) -> Reading:
     """Read a header that ended in ``<|message|>``, of which only text is left over."""
     reading = _read(header)
     reading.ahead = _without_tool(reading.ahead, reading, tools)
@@ -193,11 +197,11 @@ def _only_text(left_over: str, reading: Reading, *, noise: bool = False) -> str:
     return left_over.removeprefix(" ") if _is_text(left_over) and not noise else ""
 
 
-def _without_tool(left_over: str, reading: Reading, tools: frozenset[str]) -> str:
+def _without_tool(left_over: str, reading: Reading, tools: Tools) -> str:
     """``left_over`` without the word that names a tool, which becomes the recipient."""
     for position, word in enumerate(left_over.split()):
         recipient = word.removeprefix("to=")
-        is_named = recipient.startswith("functions.") or (position == 0 and recipient in tools)
+        is_named = recipient.startswith("functions.") or (position == 0 and recipient in (tools or ()))
         if is_named and reading.recipient in (None, recipient) and reading.channel != "final":
             reading.recipient = recipient
             return left_over.replace(word, "", 1)
@@ -217,8 +221,10 @@ def _address(recipient: str, reading: Reading) -> None:
         reading.recipient = recipient
 
 
-def _function_name(recipient: str, tools: frozenset[str]) -> str | None:
+def _function_name(recipient: str, tools: Tools) -> str | None:
     """The function that a recipient means, or None for a tool that nobody declared."""
+    if tools is None:
+        return None
     name = recipient.removeprefix("functions.")
     if name in tools:
         return name

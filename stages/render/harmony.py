@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 from pipeline.frames import Conversation, Prompt
 from pipeline.protocol.items import FunctionCall, FunctionCallOutput, Item, Message, Reasoning
-from pipeline.protocol.response import Effort, Response
+from pipeline.protocol.response import Effort
 from stages.harmony import CALL, CHANNEL, END, MESSAGE, START, STOP_TOKENS, HarmonyEncoding
 from stages.render.typescript import functions_section
 
@@ -73,7 +73,7 @@ def layout(conversation: Conversation) -> Iterator[Segment]:
     """The whole prompt, up to the point where the model begins to write."""
     items = (*conversation.history, *conversation.input)
     leading = _leading(items)
-    functions = _functions(conversation.response)
+    functions = conversation.response.functions
     yield from _message("system", _system_text(conversation, has_functions=bool(functions)))
     instructions = "\n\n".join(filter(None, [conversation.response.instructions, *(item.text for item in leading)]))
     if developer := _developer_text(instructions, functions):
@@ -91,17 +91,11 @@ def _system_text(conversation: Conversation, *, has_functions: bool) -> str:
     return f"{_IDENTITY}\nCurrent date: {conversation.date}\n\nReasoning: {effort}\n\n{channels}"
 
 
-def _developer_text(instructions: str, functions: list[dict[str, Any]]) -> str:
+def _developer_text(instructions: str, functions: tuple[dict[str, Any], ...]) -> str:
     sections = [f"# Instructions\n\n{instructions}"] if instructions else []
     if functions:
         sections.append(functions_section(functions))
     return "\n\n".join(sections)
-
-
-def _functions(response: Response) -> list[dict[str, Any]]:
-    if response.tool_choice == "none":
-        return []
-    return [tool for tool in response.tools if tool["type"] == "function"]
 
 
 def _leading(items: tuple[Item, ...]) -> list[Message]:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -31,6 +32,7 @@ from pipeline.frames import (
 from pipeline.record import read_frames
 from stages.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START, HarmonyEncoding, load_encoding
 from stages.parse.harmony import HarmonyParser, TokenDecoder
+from tests.stages.persist.samples import response
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "harmony"
 RECORDINGS = sorted(FIXTURES.glob("*/tokens.jsonl"))
@@ -258,6 +260,29 @@ def test_a_header_of_any_length_ends(encoding: HarmonyEncoding) -> None:
     tokens = encoding.encode("a1" * 200)
     frames = [frame for token in tokens[:300] for frame in list(parser.feed(TokenChunk((token,))))]
     assert len([frame for frame in frames if isinstance(frame, ItemDelta)]) > 10
+
+
+# Functions on offer
+
+
+def names_called(encoding: HarmonyEncoding, recipient: str, **fields: Any) -> list[tuple[str, str, tuple[Repair, ...]]]:
+    """What becomes of a message to ``recipient`` where the function ``weather`` is declared."""
+    parser = HarmonyParser(encoding)
+    tokens = encoding.encode_markup(f"<|channel|>commentary to={recipient} <|constrain|>json<|message|>{{}}<|call|>")
+    frames: list[TokenFrame] = [GenerationStarted(response(**fields), (), 0), TokenChunk(tuple(tokens))]
+    told = items(parsed for frame in frames for parsed in list(parser.feed(frame)))
+    return [(item.kind, item.name, item.repairs) for item in told]
+
+
+@pytest.mark.parametrize("recipient", ["functions.weather", "weather", "functions.other"])
+def test_no_call_gets_out_where_calls_are_forbidden(recipient: str, encoding: HarmonyEncoding) -> None:
+    """With ``tool_choice`` "none" a call is a thought, whatever it is addressed to."""
+    assert names_called(encoding, recipient, tool_choice="none") == [("Reasoning", "", ("undeclared tool",))]
+
+
+def test_an_undeclared_function_is_called(encoding: HarmonyEncoding) -> None:
+    """Where calls are allowed, the client gets to see the name that the model made up."""
+    assert names_called(encoding, "functions.other", tools=()) == [("FunctionCall", "other", ())]
 
 
 # Agreement with the package
