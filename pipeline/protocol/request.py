@@ -258,6 +258,7 @@ async def read_request(body: bytes) -> CreateResponse:
     """
     pace = Pace()
     said = await read_json(body, pace)
+    await pace()
     lists = _lists(said, _elements)
     request = _validated(_request, said | {name: [] for name in lists} if lists else said, ())
     read = {
