@@ -18,7 +18,6 @@ from pipeline.frames import (
     ItemDelta,
     ParsedFrame,
     ReasoningOpened,
-    Repair,
     TokenChunk,
     TokenFrame,
     TurnFinished,
@@ -35,7 +34,7 @@ from stages.harmony import (
     TEXT_TOKENS,
     HarmonyEncoding,
 )
-from stages.parse.header import Header, Reading, Tools, read_bare, read_header
+from stages.parse.header import Header, Reading, Repairs, Tools, read_bare, read_header
 
 _CLOSING = frozenset({END, RETURN, CALL, END_OF_TEXT})
 
@@ -76,7 +75,7 @@ class HarmonyParser:
         self._header: Header | None = Header()
         self._in_content = False
         self._thinking_since: int | None = None
-        self._repairs: list[Repair] = []
+        self._repairs: Repairs = {}
         self._output_tokens = 0
         self._reasoning_tokens = 0
 
@@ -136,11 +135,11 @@ class HarmonyParser:
         if token in _CLOSING:
             yield from self._close(complete=True)
         elif token in (START, CHANNEL):
-            self._repairs.append("missing end")
+            self._repairs.setdefault("missing end")
             yield from self._close(complete=True)
             yield from self._read_header(token)
         else:
-            self._repairs.append("stray marker")
+            self._repairs.setdefault("stray marker")
 
     def _close(self, *, complete: bool, marked: bool = True) -> Iterable[ParsedFrame]:
         if held_back := self._text.flush():
@@ -151,7 +150,7 @@ class HarmonyParser:
             self._reasoning_tokens += max(0, thought)  # a bare message ends at the token that opens it
         self._in_content = False
         self._thinking_since = None
-        self._repairs = []
+        self._repairs = {}
 
     # In a header, or between messages
 
@@ -163,7 +162,7 @@ class HarmonyParser:
         if token in _CLOSING:
             yield from self._end_bare("final")
             return
-        header = self._header = Header(repairs=["missing start"]) if self._header is None else self._header
+        header = self._header = Header(repairs={"missing start": None}) if self._header is None else self._header
         if token < TEXT_TOKENS:
             header.add(self._token_bytes[token])
         elif token == MESSAGE:
@@ -171,7 +170,7 @@ class HarmonyParser:
         elif token in (CHANNEL, CONSTRAIN):
             header.mark("channel" if token == CHANNEL else "constrain")
         else:
-            header.repairs.append("stray marker")
+            header.repairs.setdefault("stray marker")
         if self._header is header and header.length >= _LONG_HEADER and header.length % _LOOK_EVERY == 0:
             yield from self._end_long(header)
 
@@ -197,7 +196,7 @@ class HarmonyParser:
 
     def _open(self, reading: Reading) -> Iterable[ParsedFrame]:
         if reading.ahead:
-            yield from self._open(Reading(channel="analysis", behind=reading.ahead, repairs=["missing message"]))
+            yield from self._open(Reading(channel="analysis", behind=reading.ahead, repairs={"missing message": None}))
             yield from self._close(complete=True)
         opening = reading.opening(self._tools)
         self._header = None

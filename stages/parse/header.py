@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import codecs
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -40,11 +41,15 @@ _ANY_TYPE = re.compile(r"\s*[\w./+-]+(?=\s*(?:$|[{\[]))")
 """What may name a content type behind ``<|constrain|>``: any one word, alone or ahead of JSON."""
 _LEFT_OVER = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w\S*")
 """A word, for counting; a sign of Chinese or Japanese, which know no spaces, counts as one."""
+_PUNCTUATION = ".,:;!?"
 _NOBODY = ("assistant", "all", "user")
 """Recipients that are no tool: the model talks to itself or to the user."""
 
 Tools: TypeAlias = frozenset[str] | None
 """The names of the functions on offer; None where no call may be made at all."""
+
+Repairs: TypeAlias = dict[Repair, None]
+"""What was wrong, each kind once, in the order of its first occurrence: a dict as an ordered set."""
 
 Opening = ReasoningOpened | MessageOpened | FunctionCallOpened
 
@@ -58,7 +63,7 @@ class Header:
     segments: list[tuple[str, bytearray]] = field(default_factory=lambda: [("start", bytearray())])
     length: int = 0
     """Tokens read so far."""
-    repairs: list[Repair] = field(default_factory=list)
+    repairs: Repairs = field(default_factory=dict)
     """What was wrong before its words are read."""
 
     @property
@@ -97,12 +102,12 @@ class Reading:
     """What is left over ahead of the first marker."""
     behind: str = ""
     """What is left over behind it."""
-    repairs: list[Repair] = field(default_factory=list)
+    repairs: Repairs = field(default_factory=dict)
 
     def opening(self, tools: Tools) -> Opening:
         """Which item the message is: the recipient decides before the channel (facts of many real models)."""
         if self.role is not None:
-            self.repairs.append("foreign role")
+            self.repairs.setdefault("foreign role")
             return ReasoningOpened()
         if self.recipient is not None:
             return self._call(self.recipient, tools)
@@ -117,7 +122,7 @@ class Reading:
     def _call(self, recipient: str, tools: Tools) -> Opening:
         name = _function_name(recipient, tools)
         if name is None:
-            self.repairs.append("undeclared tool")
+            self.repairs.setdefault("undeclared tool")
             return ReasoningOpened()
         return FunctionCallOpened(name)
 
@@ -131,9 +136,9 @@ def read_header(header: Header, tools: Tools) -> Reading:
     behind = _only_text(reading.behind, reading, noise=reading.recipient is not None)
     reading.behind = behind if not behind or behind[-1].isspace() else f"{behind} "
     if not any(marker == "channel" for marker, _ in header.segments):
-        reading.repairs.append("missing channel")
+        reading.repairs.setdefault("missing channel")
     elif reading.channel is None:
-        reading.repairs.append("unknown channel")
+        reading.repairs.setdefault("unknown channel")
     return reading
 
 
@@ -143,7 +148,7 @@ def read_bare(header: Header, *, cut: bool) -> Reading:
     ``cut`` says that generation ended inside it, where half a header word is no text.
     """
     reading = _read(header, bare=True)
-    reading.repairs.append("missing message")
+    reading.repairs.setdefault("missing message")
     text = (reading.ahead + reading.behind).removeprefix(" ")
     unfinished = cut and any(word.startswith(text.strip()) for word in _MARKUP_WORDS)
     reading.ahead, reading.behind = "", "" if unfinished or not text.strip() else text
@@ -151,7 +156,7 @@ def read_bare(header: Header, *, cut: bool) -> Reading:
 
 
 def _read(header: Header, *, bare: bool = False) -> Reading:
-    reading = Reading(repairs=list(header.repairs))
+    reading = Reading(repairs=dict(header.repairs))
     content_type: str | None = None
     for position, (marker, raw) in enumerate(header.segments):
         text = raw.decode(errors="replace")
@@ -193,7 +198,7 @@ def _is_text(left_over: str) -> bool:
 def _only_text(left_over: str, reading: Reading, *, noise: bool = False) -> str:
     """``left_over`` if it is text; noise is only noted."""
     if left_over.strip():
-        reading.repairs.append("unexpected header")
+        reading.repairs.setdefault("unexpected header")
     return left_over.removeprefix(" ") if _is_text(left_over) and not noise else ""
 
 
@@ -226,9 +231,12 @@ def _function_name(recipient: str, tools: Tools) -> str | None:
     if tools is None:
         return None
     name = recipient.removeprefix("functions.")
-    if name in tools:
-        return name
-    for content_type in _CONTENT_TYPES:  # "functions.get_weatherjson"
-        if name.endswith(content_type) and name.removesuffix(content_type) in tools:
-            return name.removesuffix(content_type)
-    return name if name and recipient.startswith("functions.") else None
+    declared = next((spelled for spelled in _spellings(name) if spelled in tools), None)
+    return declared or (name if name and recipient.startswith("functions.") else None)
+
+
+def _spellings(name: str) -> Iterator[str]:
+    """What ``name`` may have meant, the most literal first: it has a tail, or another namespace."""
+    for spelled in (name, *map(name.removesuffix, _CONTENT_TYPES)):  # "functions.get_weatherjson"
+        trimmed = spelled.rstrip(_PUNCTUATION)
+        yield from (spelled, trimmed, trimmed.rpartition(".")[2])

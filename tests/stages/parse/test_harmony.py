@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,15 +14,9 @@ from openai_harmony import HarmonyEncodingName, Role, load_harmony_encoding
 
 from pipeline.frames import (
     FinishReason,
-    FunctionCallOpened,
     GenerationFinished,
-    GenerationStarted,
-    ItemClosed,
     ItemDelta,
-    MessageOpened,
     ParsedFrame,
-    ReasoningOpened,
-    Repair,
     TokenChunk,
     TokenFrame,
     TurnFinished,
@@ -32,63 +24,10 @@ from pipeline.frames import (
 from pipeline.record import read_frames
 from stages.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START, HarmonyEncoding, load_encoding
 from stages.parse.harmony import HarmonyParser, TokenDecoder
-from tests.stages.persist.samples import response
+from tests.stages.parse.told import items, parse, summary
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "harmony"
 RECORDINGS = sorted(FIXTURES.glob("*/tokens.jsonl"))
-
-
-@dataclass
-class Parsed:
-    """An item as its frames told it."""
-
-    kind: str
-    name: str
-    deltas: list[str] = field(default_factory=list)
-    complete: bool | None = None
-    repairs: tuple[Repair, ...] = ()
-
-    @property
-    def text(self) -> str:
-        return "".join(self.deltas)
-
-
-def items(frames: Iterable[ParsedFrame]) -> list[Parsed]:
-    """The items that frames tell of, with the grammar of the junction checked."""
-    told: list[Parsed] = []
-    for frame in frames:
-        is_open = bool(told) and told[-1].complete is None
-        match frame:
-            case ReasoningOpened() | MessageOpened() | FunctionCallOpened():
-                assert not is_open
-                name = getattr(frame, "phase", "") or getattr(frame, "name", "")
-                told.append(Parsed(type(frame).__name__.removesuffix("Opened"), name))
-            case ItemDelta(text):
-                assert is_open
-                assert text
-                told[-1].deltas.append(text)
-            case ItemClosed(complete, repairs):
-                assert is_open
-                told[-1].complete, told[-1].repairs = complete, repairs
-            case TurnFinished() | GenerationStarted():
-                assert not is_open
-    return told
-
-
-def parse(encoding: HarmonyEncoding, chunks: Iterable[Sequence[int]], reason: FinishReason = "stop") -> list[Parsed]:
-    parser = HarmonyParser(encoding)
-    frames: list[TokenFrame] = [TokenChunk(tuple(chunk)) for chunk in chunks if chunk]
-    return items(
-        parsed for frame in [*frames, GenerationFinished(reason, 0, 0.0)] for parsed in list(parser.feed(frame))
-    )
-
-
-def parse_text(encoding: HarmonyEncoding, text: str, reason: FinishReason = "stop") -> list[Parsed]:
-    return parse(encoding, ([token] for token in encoding.encode_markup(text)), reason)
-
-
-def summary(told: list[Parsed]) -> list[tuple[object, ...]]:
-    return [(item.kind, item.name, item.text, item.complete, item.repairs) for item in told]
 
 
 # Any chunking
@@ -180,111 +119,6 @@ def test_split_characters_are_joined(tokens: list[int]) -> None:
     assert text == b"".join(encoding.token_bytes[token] for token in tokens).decode(errors="replace")
 
 
-@given(st.text(min_size=1, max_size=400), st.sampled_from(["", "<|channel|>final ", "<|channel|>analysis "]))
-@settings(max_examples=100, deadline=None)
-def test_text_without_its_marker_is_kept(text: str, header: str) -> None:
-    """A message whose ``<|message|>`` is missing keeps every word that is no header word."""
-    encoding = load_encoding()
-    words = [f"w{ord(letter):x}w" for letter in text]
-    tokens = encoding.encode_markup(header) + encoding.encode(" ".join(words)) + [RETURN]
-    (item,) = parse(encoding, [tokens])
-    assert item.text.split() == words
-    assert item.complete
-
-
-def words(least: int) -> st.SearchStrategy[list[str]]:
-    """No words, or at least so many of them, up to far more than a header can hold."""
-    word = st.integers(0, 0xFFFF).map(lambda number: f"w{number:x}w")
-    return st.one_of(st.just([]), st.lists(word, min_size=least, max_size=80))
-
-
-@given(
-    st.sampled_from(["", "<|start|>assistant ", "<|start|>"]),
-    words(2),
-    st.sampled_from(["", "<|channel|>analysis ", "<|channel|>commentary ", "<|channel|>final ", "<|channel|>"]),
-    words(2),
-    st.sampled_from(["", "<|constrain|>"]),
-    words(1),
-)
-@settings(max_examples=200, deadline=None)
-def test_text_in_a_header_is_kept(
-    start: str, ahead: list[str], channel: str, behind: list[str], constrain: str, content: list[str]
-) -> None:
-    """Two words or more are text, wherever they stand in a header: all of it comes out, in order."""
-    header = f"{start}{' '.join(ahead)}{channel}{' '.join(behind)}{constrain}"
-    told = parse_text(load_encoding(), f"{header}<|message|>{' '.join(content)}<|return|>")
-    joined = "".join(item.text for item in told)
-    assert "".join(joined.split()) == "".join([*ahead, *behind, *content])
-
-
-@given(
-    st.sampled_from(["analysis", "commentary", "final", "assistant", "user", "system:x", "json"]),
-    st.text(min_size=1, max_size=100),
-)
-@settings(max_examples=100, deadline=None)
-def test_a_text_may_begin_with_a_header_word(first: str, text: str) -> None:
-    """Without any markup there is no header: its words are those of an answer."""
-    answer = " ".join([first, *(f"w{ord(letter):x}w" for letter in text)])
-    (item,) = parse_text(load_encoding(), f"{answer}<|return|>")
-    assert (item.kind, item.name, item.text) == ("Message", "final_answer", answer)
-
-
-@pytest.mark.parametrize("noise", ["junk", "??", "––commentary", "analysis commentary", "–– ? 42"])
-def test_a_single_word_in_a_header_is_noise(noise: str, encoding: HarmonyEncoding) -> None:
-    """What is left over of a header in one word, or in header words only, is no text."""
-    told = parse_text(encoding, f"<|channel|>commentary {noise}<|message|>one<|end|>")
-    assert summary(told) == [("Message", "commentary", "one", True, ("unexpected header",))]
-
-
-def test_signs_without_spaces_are_words(encoding: HarmonyEncoding) -> None:
-    """Chinese text in a header is text, though it has no spaces."""
-    told = parse_text(encoding, "<|channel|>final答案是四十二<|message|>是<|return|>")
-    assert [item.text for item in told] == ["答案是四十二 是"]
-
-
-@pytest.mark.parametrize(
-    "layout", ["<|channel|>commentary to={} <|constrain|>json", " to={}<|channel|>commentary json"]
-)
-@pytest.mark.parametrize(
-    "name", ["functions." + "0123456789abcdef" * 4, "functions." + "a1" * 32, "functions." + "_7Q" * 21]
-)
-def test_the_longest_name_is_a_name(layout: str, name: str, encoding: HarmonyEncoding) -> None:
-    """A name of 64 characters makes a call, however many tokens it takes."""
-    (item,) = parse_text(encoding, f"{layout.format(name)}<|message|>{{}}<|call|>")
-    assert (item.kind, item.name, item.text) == ("FunctionCall", name.removeprefix("functions."), "{}")
-
-
-def test_a_header_of_any_length_ends(encoding: HarmonyEncoding) -> None:
-    """One word that goes on for 256 tokens is streamed as well."""
-    parser = HarmonyParser(encoding)
-    tokens = encoding.encode("a1" * 200)
-    frames = [frame for token in tokens[:300] for frame in list(parser.feed(TokenChunk((token,))))]
-    assert len([frame for frame in frames if isinstance(frame, ItemDelta)]) > 10
-
-
-# Functions on offer
-
-
-def names_called(encoding: HarmonyEncoding, recipient: str, **fields: Any) -> list[tuple[str, str, tuple[Repair, ...]]]:
-    """What becomes of a message to ``recipient`` where the function ``weather`` is declared."""
-    parser = HarmonyParser(encoding)
-    tokens = encoding.encode_markup(f"<|channel|>commentary to={recipient} <|constrain|>json<|message|>{{}}<|call|>")
-    frames: list[TokenFrame] = [GenerationStarted(response(**fields), (), 0), TokenChunk(tuple(tokens))]
-    told = items(parsed for frame in frames for parsed in list(parser.feed(frame)))
-    return [(item.kind, item.name, item.repairs) for item in told]
-
-
-@pytest.mark.parametrize("recipient", ["functions.weather", "weather", "functions.other"])
-def test_no_call_gets_out_where_calls_are_forbidden(recipient: str, encoding: HarmonyEncoding) -> None:
-    """With ``tool_choice`` "none" a call is a thought, whatever it is addressed to."""
-    assert names_called(encoding, recipient, tool_choice="none") == [("Reasoning", "", ("undeclared tool",))]
-
-
-def test_an_undeclared_function_is_called(encoding: HarmonyEncoding) -> None:
-    """Where calls are allowed, the client gets to see the name that the model made up."""
-    assert names_called(encoding, "functions.other", tools=()) == [("FunctionCall", "other", ())]
-
-
 # Agreement with the package
 
 
@@ -346,14 +180,3 @@ def test_a_long_header_is_an_answer(encoding: HarmonyEncoding) -> None:
     tokens = encoding.encode("word " * 200)
     frames = [frame for token in tokens[:80] for frame in list(parser.feed(TokenChunk((token,))))]
     assert len([frame for frame in frames if isinstance(frame, ItemDelta)]) > 10
-
-
-@pytest.mark.parametrize("place", ["role", "channel"])
-@pytest.mark.parametrize("content_type", ["", " json", " <|constrain|>json", "<|constrain|>json", " code"])
-@pytest.mark.parametrize("channel", ["analysis", "commentary", "final"])
-def test_the_recipient_decides(place: str, content_type: str, channel: str, encoding: HarmonyEncoding) -> None:
-    """A call is a call on every channel, wherever its recipient stands."""
-    recipient = " to=functions.f"
-    role, behind = (recipient, "") if place == "role" else ("", recipient)
-    (item,) = parse_text(encoding, f"{role}<|channel|>{channel}{behind}{content_type}<|message|>{{}}<|call|>")
-    assert summary([item]) == [("FunctionCall", "f", "{}", True, ())]
