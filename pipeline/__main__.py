@@ -36,11 +36,13 @@ def main() -> None:
     replaying.add_argument("recording", type=Path, help="a folder with one file per junction")
     replaying.add_argument("--since", default="parse", choices=SOURCES, help="the first stage to run")
     arguments = parser.parse_args()
-    pipeline = load(arguments.of)
     if arguments.command == "show":
-        print(pipeline)
-    else:
-        asyncio.run(print_replay(pipeline.since(arguments.since), arguments.recording / SOURCES[arguments.since]))
+        print(load(arguments.of))
+        return
+    recording = arguments.recording / SOURCES[arguments.since]
+    if not recording.is_file():
+        replaying.error(f"there is no recording {recording}")
+    asyncio.run(print_replay(load(arguments.of).since(arguments.since), recording))
 
 
 def load(path: str) -> Pipeline[Any, Any]:

@@ -54,7 +54,7 @@ def running(store: Path) -> Generator[tuple[str, subprocess.Popen[bytes]], None,
 
 
 def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
-    for _ in range(600):
+    for _ in range(1500):
         assert server.poll() is None, "the server has ended"
         try:
             with urllib.request.urlopen(url, timeout=1):
