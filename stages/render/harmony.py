@@ -29,6 +29,9 @@ Channel: TypeAlias = Literal["analysis", "commentary", "final"]
 _IDENTITY = "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06"
 _CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
 _CALLS_CHANNEL = "Calls to these tools must go to the commentary channel: 'functions'."
+_UNKNOWN = "unknown"
+"""The function of an output whose call is gone, with a response that the store no longer has: the model may still read
+what it returned."""
 _EFFORTS: Mapping[Effort | None, str] = {
     "none": "low",
     "minimal": "low",
@@ -108,7 +111,7 @@ def _leading(items: tuple[Item, ...]) -> list[Message]:
 
 
 def _items(items: tuple[Item, ...]) -> Iterator[Segment]:
-    names = {item.call_id: item.name for item in items if isinstance(item, FunctionCall)}
+    callers = _callers(items)
     answered = max((at for at, item in enumerate(items) if _is_final(item)), default=0)
     for at, item in enumerate(items):
         match item:
@@ -118,11 +121,29 @@ def _items(items: tuple[Item, ...]) -> Iterator[Segment]:
                 yield from _message("assistant", item.text, "analysis")
             case Reasoning():
                 pass  # forgotten with the answer that it led to, as in training
+            case FunctionCall(status="incomplete") if item not in callers.values():
+                pass  # its arguments were cut off, and nobody has run it
             case FunctionCall():
                 yield from (START, f"assistant to=functions.{item.name}", CHANNEL, "commentary json")
                 yield from (MESSAGE, item.arguments, CALL)
             case FunctionCallOutput():
-                yield from _message(f"functions.{names[item.call_id]} to=assistant", item.text, "commentary")
+                name = callers[at].name if at in callers else _UNKNOWN
+                yield from _message(f"functions.{name} to=assistant", item.text, "commentary")
+
+
+def _callers(items: tuple[Item, ...]) -> dict[int, FunctionCall]:
+    """For the position of each output the call that it answers: the latest one before it with the same ``call_id``.
+
+    Some clients count their calls anew in each turn.
+    """
+    latest: dict[str, FunctionCall] = {}
+    callers: dict[int, FunctionCall] = {}
+    for at, item in enumerate(items):
+        if isinstance(item, FunctionCall):
+            latest[item.call_id] = item
+        elif isinstance(item, FunctionCallOutput) and item.call_id in latest:
+            callers[at] = latest[item.call_id]
+    return callers
 
 
 def _spoken(message: Message) -> Iterator[Segment]:

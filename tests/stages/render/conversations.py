@@ -16,6 +16,7 @@ from pipeline.protocol.items import (
     FunctionCallOutput,
     InputText,
     Item,
+    ItemStatus,
     Message,
     OutputText,
     Phase,
@@ -80,9 +81,9 @@ def reasoning(*texts: str) -> Reasoning:
     return Reasoning(id=f"rs_{next(_numbers)}", content=tuple(ReasoningText(text) for text in texts))
 
 
-def call(name: str, arguments: str, call_id: str = "call_1") -> FunctionCall:
+def call(name: str, arguments: str, call_id: str = "call_1", status: ItemStatus = "completed") -> FunctionCall:
     """A function call."""
-    return FunctionCall(id=f"fc_{next(_numbers)}", call_id=call_id, name=name, arguments=arguments, status="completed")
+    return FunctionCall(id=f"fc_{next(_numbers)}", call_id=call_id, name=name, arguments=arguments, status=status)
 
 
 def output(text: str | tuple[InputText, ...], call_id: str = "call_1") -> FunctionCallOutput:

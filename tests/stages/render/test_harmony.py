@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.frames import Conversation, Prompt
-from pipeline.protocol.items import InputText, Message, Reasoning, Role, SummaryText
+from pipeline.protocol.items import InputText, Item, Message, Reasoning, Role, SummaryText
 from pipeline.protocol.response import Effort
 from stages.harmony import CALL, RETURN, HarmonyEncoding, load_encoding
 from stages.render.harmony import RenderHarmony, layout
@@ -190,6 +190,32 @@ def test_an_output_comes_from_the_function_that_was_called() -> None:
         "<|start|>functions.first to=assistant<|channel|>commentary<|message|>1!<|end|>"
         "<|start|>assistant"
     )
+
+
+def test_an_output_comes_from_the_latest_call_of_its_id() -> None:
+    """Where a client counts its calls anew in each turn, an output belongs to the call before it."""
+    turns: list[Item] = [call("first", "{}"), output("1"), call("second", "{}"), output("2")]
+    prompt = text(conversation(*turns))
+    assert "<|start|>functions.first to=assistant<|channel|>commentary<|message|>1<|end|>" in prompt
+    assert "<|start|>functions.second to=assistant<|channel|>commentary<|message|>2<|end|>" in prompt
+
+
+def test_an_output_without_its_call_is_still_read() -> None:
+    """When the call is gone from the history, what it returned is not."""
+    assert text(conversation(output("7"), call("late", "{}"))).startswith(
+        "<|start|>functions.unknown to=assistant<|channel|>commentary<|message|>7<|end|>"
+    )
+
+
+def test_a_call_that_was_cut_is_left_out() -> None:
+    """A call that ends inside its arguments was never made, unless somebody has answered it."""
+    cut = call("f", '{"city": "Ro', "a", status="incomplete")
+    assert text(conversation(message("user", "?"), cut, call("f", "{}", "a"), output("1", "a"))) == (
+        "<|start|>user<|message|>?<|end|>"
+        "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>"
+        "<|start|>functions.f to=assistant<|channel|>commentary<|message|>1<|end|><|start|>assistant"
+    )
+    assert '{"city": "Ro<|call|>' in text(conversation(cut, output("1", "a")))
 
 
 def test_headers_of_calls_have_the_ids_of_their_markup(encoding: HarmonyEncoding) -> None:
