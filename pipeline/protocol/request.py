@@ -25,7 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from pipeline.errors import InvalidRequest
-from pipeline.protocol.body import Pace, read_json, shortened
+from pipeline.protocol.body import PIECE, Pace, read_json, shortened
 from pipeline.protocol.items import ItemStatus, Phase, Role
 from pipeline.protocol.response import Effort
 
@@ -254,12 +254,12 @@ _CHUNK = 500
 async def read_request(body: bytes) -> CreateResponse:
     """Read a body.
 
-    Raises `InvalidRequest`, with the path of the first value that is wrong; lists come behind everything else.
+    Raises `InvalidRequest`, with the path of the first value that is wrong; in a long body, lists come last.
     """
     pace = Pace()
     said = await read_json(body, pace)
     await pace()
-    lists = _lists(said, _elements)
+    lists = _lists(said, _elements) if len(body) > PIECE else {}
     request = _validated(_request, said | {name: [] for name in lists} if lists else said, ())
     read = {
         name: [await _element(name, position, value, pace) for position, value in enumerate(values)]
