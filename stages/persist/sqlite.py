@@ -159,13 +159,19 @@ class SqliteStore:
                         put.wake()
         finally:
             self._flushing = None
+            for put in self._queue:  # left behind by a flush that was cancelled: they have failed
+                put.wake()
+            self._queue.clear()
 
     def _commit(self, puts: list[_Put]) -> None:
-        """Write a group in one transaction (on the write thread)."""
+        """Write a group in one transaction (on the write thread).
+
+        Whatever goes wrong is an error of these puts: the flush goes on to those that came meanwhile.
+        """
         try:
             with _transaction(self._write_connection):
                 written = [put for put in puts if self._write(put)]
-        except sqlite3.Error as exc:
+        except Exception as exc:  # noqa: BLE001
             for put in puts:
                 put.error = put.error or exc
         else:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -26,6 +27,7 @@ from pipeline.protocol.items import (
 )
 from pipeline.protocol.response import ErrorDetails, IncompleteDetails, InputTokensDetails, OutputTokensDetails, Usage
 from stages.persist.sqlite import SqliteStore
+from stages.persist.store import StoredResponse
 from tests.stages.persist.samples import stored
 
 ROOT = Path(__file__).parents[3]
@@ -138,6 +140,7 @@ async def test_two_processes_share_a_file(store: SqliteStore, path: Path) -> Non
 PUT_AND_WAIT = """
 import asyncio, sys
 from stages.persist.sqlite import SqliteStore
+from stages.persist.store import StoredResponse
 from tests.stages.persist.samples import stored
 
 async def main():
@@ -279,6 +282,19 @@ async def test_a_cancelled_put_harms_nobody(store: SqliteStore) -> None:
     await store.put(stored("resp_last"))
     assert await store.get("resp_0") == stored("resp_0")
     assert await store.get("resp_1") == stored("resp_1")
+
+
+async def test_a_bug_while_storing_stops_no_later_put(store: SqliteStore) -> None:
+    """An error that nobody foresaw fails its own group; puts that came meanwhile are served."""
+    broken = asyncio.ensure_future(store.put(cast("StoredResponse", None)))
+    await asyncio.sleep(0)  # the flush takes its group
+    await asyncio.sleep(0)
+    later = asyncio.ensure_future(store.put(stored("resp_2")))
+    async with asyncio.timeout(5):
+        with pytest.raises(StoreFailed):
+            await broken
+        await later
+    assert await store.get("resp_2") == stored("resp_2")
 
 
 async def test_the_loop_runs_while_the_store_waits(store: SqliteStore, path: Path) -> None:
