@@ -93,7 +93,7 @@ class Api:
         return as_json({"status": "engine dead"}, status=503)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        wanted = read_request(await request.read())
+        wanted = await read_request(await request.read())
         async with self.pipeline.open(replay([wanted])) as stream, aclosing(whole(stream)) as events:
             first = await anext(events)
             if wanted.stream:
