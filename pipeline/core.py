@@ -9,6 +9,7 @@ never has to think about how its consumer left.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import types
 import typing
@@ -25,9 +26,10 @@ Next = TypeVar("Next")
 Stage: TypeAlias = Callable[[AsyncIterator[In]], AsyncGenerator[Out, None]]
 """The unit of composition: an async generator function over the frames of its source.
 
-A stage without settings is a function; one with settings is a frozen dataclass with ``__call__``.  It holds
-configuration only: whatever belongs to one response is a local variable of the running generator.  It closes what it
-opened, and never its source.  A stage annotated with a bare type variable passes frames through and fits anywhere.
+A stage without settings is a function; one with settings is a frozen dataclass with ``__call__``, or a method or
+``functools.partial`` that fits.  It holds configuration only: whatever belongs to one response is a local variable of
+the running generator.  It closes what it opened, and never its source.  A stage that takes a bare type variable, ``Any``
+or ``object`` fits anywhere; one that takes and gives the same type variable passes frames through.
 A dataclass stage with a field ``inner`` that holds a `Pipeline` is composite: its inner stages are reached by name.
 """
 
@@ -47,7 +49,7 @@ class Junction:
 
     def refuses(self, arriving: Junction) -> list[str]:
         """The names of the arriving frames that do not fit."""
-        if self.is_open or arriving.is_open:
+        if self.is_open or arriving.is_open or Any in self.frames | arriving.frames:
             return []
         accepted = tuple(self.frames)
         return sorted(frame.__name__ for frame in arriving.frames if not issubclass(frame, accepted))
@@ -172,7 +174,7 @@ class Pipeline(Generic[In, Out]):
             yield f"  -> {step.name}"
             if step.inner:
                 yield from (f"       {line}" for line in str(step.inner).splitlines())
-            flowing = flowing if step.accepts().is_open else step.emits().label
+            flowing = flowing if step.emits().is_open else step.emits().label
             yield flowing
 
     # Checking
@@ -187,7 +189,7 @@ class Pipeline(Generic[In, Out]):
         for step in self.steps:
             if refused := step.accepts().refuses(arriving):
                 raise JunctionError(f"{upstream} -> {step.name}: {step.name} does not accept {', '.join(refused)}")
-            arriving = arriving if step.accepts().is_open else step.emits()
+            arriving = arriving if step.emits().is_open else step.emits()
             upstream = step.name
 
     def edited(self, anchor: str, edit: Edit) -> Pipeline[In, Out]:
@@ -218,13 +220,20 @@ def _edited_step(step: Step, anchor: str, edit: Edit) -> tuple[Step, ...]:
 
 def _junctions(stage: Stage[Any, Any]) -> tuple[Junction, Junction]:
     """Both sides of a stage, read from its annotations."""
-    function = stage if inspect.isfunction(stage) else type(stage).__call__
+    function = _annotated(stage)
     hints = typing.get_type_hints(function)
     spelled = inspect.get_annotations(function)
-    source = next((name for name in hints if name != "return"), None)
-    if source is None or "return" not in hints:
+    source = next(iter(inspect.signature(stage).parameters), None)
+    if source not in hints or "return" not in hints:
         raise JunctionError(f"stage {stage!r} is not annotated with the frames it takes and gives")
     return _junction(hints[source], spelled[source]), _junction(hints["return"], spelled["return"])
+
+
+def _annotated(stage: Any) -> Any:
+    """What carries the annotations of a stage: a function or method, also inside a partial, or ``__call__``."""
+    while isinstance(stage, functools.partial):
+        stage = stage.func
+    return stage if inspect.isroutine(stage) else type(stage).__call__
 
 
 def _junction(hint: Any, spelled: Any) -> Junction:

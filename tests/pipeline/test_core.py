@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import pytest
@@ -195,6 +196,65 @@ def test_a_subclass_of_an_accepted_frame_fits() -> None:
 
     special.__annotations__ = {"source": AsyncIterator[Letter], "return": AsyncGenerator[Special, None]}
     assert names(Pipeline.start("special", special).then("add", Add(1))) == ["special", "add"]
+
+
+async def measure(source: AsyncIterator[Frame]) -> AsyncGenerator[Number, None]:
+    async for frame in source:
+        yield Number(len(str(frame)))
+
+
+async def dump(source: AsyncIterator[Any]) -> AsyncGenerator[object, None]:
+    async for frame in source:
+        yield frame
+
+
+async def look(source: AsyncIterator[object]) -> AsyncGenerator[Any, None]:
+    async for frame in source:
+        yield frame
+
+
+def test_what_takes_anything_may_give_something_else() -> None:
+    """Behind a stage that fits any junction flows what it gives, not what it took."""
+    assert names(Pipeline.start("spell", spell).then("measure", measure).then("add", Add(1)))[-1] == "add"
+    assert str(Pipeline.start("count", count).then("measure", measure)).splitlines()[-1] == "Number"
+    with pytest.raises(JunctionError, match="measure -> count: count does not accept Number"):
+        Pipeline.start("measure", measure).then("count", count)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+
+def test_any_and_object_accept_everything() -> None:
+    """A stage over ``Any`` or ``object`` fits behind any other; ``Any`` fits ahead of any other as well."""
+    pipeline = Pipeline.start("annotate", annotate).then("dump", dump).then("look", look).then("add", Add(1))
+    assert names(pipeline) == ["annotate", "dump", "look", "add"]
+    with pytest.raises(JunctionError, match="does not accept object"):
+        Pipeline.start("dump", dump).then("add", Add(1))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+
+
+class Scale:
+    """Stages that are no functions of their own."""
+
+    async def method(self, source: AsyncIterator[Number]) -> AsyncGenerator[Number, None]:
+        async for number in source:
+            yield Number(number.value * 2)
+
+
+async def times(factor: int, source: AsyncIterator[Number]) -> AsyncGenerator[Number, None]:
+    async for number in source:
+        yield Number(number.value * factor)
+
+
+async def plus(source: AsyncIterator[Number], *, amount: int) -> AsyncGenerator[Number, None]:
+    async for number in source:
+        yield Number(number.value + amount)
+
+
+async def test_methods_and_partials_are_stages() -> None:
+    """Whatever is called with a source and annotated with its frames is a stage, and is checked as one."""
+    partials = (partial(times, 3), partial(plus, amount=1))
+    pipeline = numbers().then("method", Scale().method).then("times", partials[0]).then("plus", partials[1])
+    assert await run(pipeline) == [Number(7), Number(13), Number(19)]
+    for stage in (Scale().method, *partials):
+        with pytest.raises(JunctionError, match="does not accept Letter"):
+            Pipeline.start("letters", keep_letters).after("letters", "wrong", stage)
 
 
 def test_names_are_unique_inside_and_out() -> None:
