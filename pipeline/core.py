@@ -28,8 +28,8 @@ Stage: TypeAlias = Callable[[AsyncIterator[In]], AsyncGenerator[Out, None]]
 
 A stage without settings is a function; one with settings is a frozen dataclass with ``__call__``, or a method or
 ``functools.partial`` that fits.  It holds configuration only: whatever belongs to one response is a local variable of
-the running generator.  It closes what it opened, and never its source.  A stage that takes a bare type variable, ``Any``
-or ``object`` fits anywhere; one that takes and gives the same type variable passes frames through.
+the running generator.  It closes what it opened, and never its source.  A stage that takes a bare type variable,
+``Any`` or ``object`` fits anywhere; one that takes and gives the same type variable passes frames through.
 A dataclass stage with a field ``inner`` that holds a `Pipeline` is composite: its inner stages are reached by name.
 """
 
