@@ -75,9 +75,12 @@ class Header:
 
     @property
     def holds_text(self) -> bool:
-        """Whether more is left over of it than noise."""
+        """Whether more than noise is left over behind its markers, or of a header without any.
+
+        Behind text that is followed by a marker, the rest of a header may still come.
+        """
         reading = _read(self)
-        return _is_text(reading.ahead + reading.behind)
+        return _is_text(reading.behind if len(self.segments) > 1 else reading.ahead)
 
     def mark(self, marker: str) -> None:
         """Begin a segment behind ``<|channel|>`` or ``<|constrain|>``."""

@@ -97,6 +97,16 @@ def test_the_longest_name_is_a_name(layout: str, name: str, encoding: HarmonyEnc
     assert (item.kind, item.name, item.text) == ("FunctionCall", name.removeprefix("functions."), "{}")
 
 
+@pytest.mark.parametrize("length", range(50, 64))
+def test_a_channel_behind_long_text_is_read_whole(length: int, encoding: HarmonyEncoding) -> None:
+    """A header is not cut in two between a marker and the word that belongs to it."""
+    told = parse_text(encoding, f"{' a' * length}<|channel|>commentary<|message|>one<|end|>")
+    assert [(item.kind, item.text.strip()) for item in told] == [
+        ("Reasoning", ("a " * length).strip()),
+        ("Message", "one"),
+    ]
+
+
 def test_a_header_of_any_length_ends(encoding: HarmonyEncoding) -> None:
     """One word that goes on for 256 tokens is streamed as well."""
     parser = HarmonyParser(encoding)
