@@ -62,7 +62,7 @@ class ClobberedInstall(RuntimeError):
     """Two distributions own the module ``openai_harmony``, and have overwritten each other's files."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)  # a picture of it would be megabytes
 class HarmonyEncoding:
     """Text to ids and back."""
 
