@@ -81,7 +81,7 @@ $(DONE)/test: $(INSTALLED) .locks/test.txt
 # Checking
 
 check: $(DONE)/test ## Format, lint, types, and the tests without an engine: within a minute
-	@$(MAKE) --no-print-directory --output-sync --keep-going --jobs 2 ruff mypy pyright unit
+	@$(MAKE) --no-print-directory --output-sync --keep-going --jobs 2 unit ruff mypy pyright
 
 ruff: $(DONE)/test
 	@$(BIN)/ruff format --check --quiet

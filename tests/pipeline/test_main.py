@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from pipeline.__main__ import main
 from tests.streams import read_sse
 
 ROOT = Path(__file__).parents[2]
+RECORDING = str(ROOT / "fixtures/harmony/function_call")
+
+Run = Callable[..., bytes]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([sys.executable, "-m", "pipeline", *arguments], cwd=ROOT, capture_output=True, check=False)
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+    def run(*arguments: str) -> bytes:
+        monkeypatch.setattr("sys.argv", ["pipeline", *arguments])
+        main()
+        return capsysbinary.readouterr().out
+
+    return run
 
 
-def test_the_readme_shows_the_flow() -> None:
+def test_the_readme_shows_the_flow(run: Run) -> None:
     """The picture in the README is the one that the code draws."""
-    picture = run("show").stdout.decode()
-    assert picture in (ROOT / "README.md").read_text()
+    assert run("show").decode() in (ROOT / "README.md").read_text()
 
 
-def test_a_replay_gives_the_recorded_events() -> None:
+def test_a_replay_gives_the_recorded_events(run: Run) -> None:
     """Replaying the tokens of a fixture writes its stream of events; from a later stage it is the same."""
-    replayed = run("replay", "fixtures/harmony/function_call").stdout
+    replayed = run("replay", RECORDING)
     assert [event.__struct_config__.tag for event in read_sse(replayed)][-1] == "response.completed"
-    assert run("replay", "fixtures/harmony/function_call", "--since", "emit").stdout == replayed
+    assert run("replay", RECORDING, "--since", "emit") == replayed
 
 
-def test_a_missing_recording_is_named() -> None:
-    """A wrong path is answered in one line."""
-    failed = run("replay", "fixtures/harmony/nothing")
-    assert failed.returncode == 2
-    assert b"nothing" in failed.stderr
-    assert b"Traceback" not in failed.stderr
+def test_a_missing_recording_is_named(run: Run, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """A wrong path is answered in one line, with the status of a usage error."""
+    with pytest.raises(SystemExit) as ended:
+        run("replay", "fixtures/harmony/nothing")
+    assert ended.value.code == 2
+    assert b"there is no recording fixtures/harmony/nothing" in capsysbinary.readouterr().err
