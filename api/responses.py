@@ -19,7 +19,8 @@ from api.stream import SSE_HEADERS, kept_alive, whole
 from pipeline.core import Pipeline
 from pipeline.errors import ResponseNotFound, ServerStopping, UnsupportedParameter
 from pipeline.protocol.events import DONE, ResponseEvent, TerminalEvent, to_sse
-from pipeline.protocol.request import CreateResponse, read_request
+from pipeline.protocol.reading import read_request
+from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
 from pipeline.record import replay
 from stages.generate.engine import Engine

@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 from pipeline.core import Pipeline
 from pipeline.invariants import StreamChecker, check
 from pipeline.protocol.events import ResponseEvent, TerminalEvent, to_sse
-from pipeline.protocol.request import CreateResponse, read_request
+from pipeline.protocol.reading import read_request
+from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
 from pipeline.record import replay
 

@@ -27,7 +27,7 @@ from pipeline.frames import (
     TokenChunk,
     TokenFrame,
 )
-from pipeline.protocol.request import read_request
+from pipeline.protocol.reading import read_request
 from pipeline.protocol.response import Response
 from pipeline.record import read_frames, replay, write_frames
 from stages.emit.emit import emit

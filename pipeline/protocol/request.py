@@ -2,14 +2,11 @@
 
 Unknown keys are ignored, because clients send some of their own; known keys with bad values are refused with the path
 of the value.  What is understood here but not implemented by a server is for the ``normalize`` stage to refuse.
-Long lists are validated element by element, so that one request does not hold up the others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -19,17 +16,11 @@ from pydantic import (
     Field,
     StringConstraints,
     Tag,
-    TypeAdapter,
-    ValidationError,
 )
 from pydantic_core import PydanticCustomError
 
-from pipeline.errors import InvalidRequest
-from pipeline.protocol.body import PIECE, Pace, read_json, shortened
 from pipeline.protocol.items import ItemStatus, Phase, Role
 from pipeline.protocol.response import Effort
-
-Value = TypeVar("Value")
 
 
 class _Body(BaseModel):
@@ -242,113 +233,3 @@ class CreateResponse(_Body):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     service_tier: str | None = None
-
-
-_request: TypeAdapter[CreateResponse] = TypeAdapter(CreateResponse)
-_elements: dict[str, TypeAdapter[Any]] = {"input": TypeAdapter(InputItem), "tools": TypeAdapter(Tool)}
-
-_CHUNK = 500
-"""Parts of one item that are validated at once."""
-
-
-async def read_request(body: bytes) -> CreateResponse:
-    """Read a body.
-
-    Raises `InvalidRequest`, with the path of the first value that is wrong; in a long body, lists come last.
-    """
-    pace = Pace()
-    said = await read_json(body, pace)
-    await pace()
-    lists = _lists(said, _elements) if len(body) > PIECE else {}
-    request = _validated(_request, said | {name: [] for name in lists} if lists else said, ())
-    read = {
-        name: [await _element(name, position, value, pace) for position, value in enumerate(values)]
-        for name, values in lists.items()
-    }
-    return request.model_copy(update=read)
-
-
-def _lists(value: Any, names: Iterable[str], longer_than: int = 0) -> dict[str, list[Any]]:
-    """The lists among the named values of an object."""
-    if not isinstance(value, dict):
-        return {}
-    found = {name: value[name] for name in names if name in value}
-    return {name: many for name, many in found.items() if isinstance(many, list) and len(many) > longer_than}
-
-
-async def _element(name: str, position: int, value: Any, pace: Pace) -> Any:
-    """One element of a list; what is itself a long list in it is read in chunks, each with the rest of the element."""
-    await pace()
-    adapter, place = _elements[name], (name, position)
-    if not (lists := _lists(value, ("summary", "content", "output"), _CHUNK)):
-        return _validated(adapter, value, place)
-    start_of_it = value | {key: parts[:_CHUNK] for key, parts in lists.items()}
-    element = _validated(adapter, start_of_it, place)
-    for key in lists.keys() & type(element).model_fields:
-        for start in range(_CHUNK, len(lists[key]), _CHUNK):
-            await pace()
-            chunk = start_of_it | {key: lists[key][start : start + _CHUNK]}
-            getattr(element, key).extend(getattr(_validated(adapter, chunk, place, start), key))
-    return element
-
-
-def _validated(adapter: TypeAdapter[Value], value: Any, place: tuple[str | int, ...], start: int = 0) -> Value:
-    """``value``, which stands at ``place``; what lists it has begin at ``start``."""
-    try:
-        return adapter.validate_python(value)
-    except ValidationError as error:
-        raise _refusal(error, place, start) from error
-
-
-def _refusal(error: ValidationError, place: tuple[str | int, ...], start: int) -> InvalidRequest:
-    first = error.errors(include_url=False, include_input=False)[0]
-    location, context = (*place, *_shifted(first["loc"], start)), first.get("ctx", {})
-    message = _JSON_WORDS.get(first["type"], first["msg"])
-    if first["type"] == "union_tag_invalid":
-        tag = shortened(context["tag"])
-        message, location = f"Type {tag!r} is none of {context['expected_tags']}", (*location, "type")
-    elif first["type"] == "union_tag_not_found":
-        message, location = "Field required", (*location, "type")
-    param = _path(location)
-    return InvalidRequest(f"{message} (at {param})" if param else message, param=param)
-
-
-def _shifted(location: Sequence[int | str], start: int) -> Iterator[int | str]:
-    """A location in a list's chunk as a location in the list."""
-    for step in location:
-        yield step + start if isinstance(step, int) else step
-        start = 0 if isinstance(step, int) else start
-
-
-def _path(location: Sequence[int | str]) -> str | None:
-    """The location of a value as a client would write it, ``input[0].content``, without pydantic's union tags."""
-    path = ""
-    for before, step in pairwise(("", *location)):
-        if isinstance(step, int):
-            path += f"[{step}]"
-        elif not _is_tag(step, before):
-            path += f".{shortened(step)}" if path else step
-    return path or None
-
-
-def _is_tag(step: str, before: int | str) -> bool:
-    """Whether a step names a branch of a union rather than a key of the body, which may be called the same."""
-    if step == "[key]":
-        return before != "metadata"
-    return step in _TAGS and (isinstance(before, int) or before in _UNIONS)
-
-
-_JSON_WORDS = {
-    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "Input should be an object"),
-    "list_type": "Input should be a valid array",
-}
-"""What pydantic says of JSON, but not of the Python values that were JSON."""
-
-_UNIONS = frozenset({"input", "content", "output", "tool_choice"})
-"""Keys whose values, like the elements of lists, are followed by a tag where their type is open."""
-
-_TAGS = frozenset(
-    {"as_text", "as_list", "as_object", "function_tool", "other_tool"}
-    | {"message", "reasoning", "function_call", "function_call_output"}
-    | {"input_text", "output_text", "refusal", "input_image", "input_file"}
-)

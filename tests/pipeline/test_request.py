@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import InvalidRequest
+from pipeline.protocol.reading import read_request
 from pipeline.protocol.request import (
     CreateResponse,
     FunctionCallItem,
     FunctionTool,
     MessageItem,
     OtherTool,
-    read_request,
 )
 from tests.pipeline.bodies import CLIENTS, CODEX, EVERYTHING
 

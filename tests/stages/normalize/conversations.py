@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pipeline.frames import Conversation
 from pipeline.protocol.items import OutputItem
-from pipeline.protocol.request import read_request
+from pipeline.protocol.reading import read_request
 from pipeline.record import replay
 from stages.normalize.normalize import Normalize
 from stages.persist.store import ResponseStore, StoredResponse

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
 from pipeline.frames import Sampling
-from pipeline.protocol.request import read_request
+from pipeline.protocol.reading import read_request
 from pipeline.protocol.response import ReasoningOptions, Response
 from pipeline.record import replay
 from stages.normalize.normalize import INCLUDABLE, Normalize, draw_suffix
