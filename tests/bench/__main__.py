@@ -172,8 +172,10 @@ async def stall_table() -> None:
 
 def main() -> None:
     print(f"Python {platform.python_version()}, {platform.machine()}, {time.strftime('%Y-%m-%d')}")
+    load_encoding()
+    package_encoding()
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # as the server does once it is up
     uvloop.run(token_table())
     uvloop.run(stall_table())
 
