@@ -87,11 +87,6 @@ class HarmonyEncoding:
         """The text of ``token_ids``, special tokens as markers: for people to read."""
         return self._tiktoken.decode(list(token_ids))
 
-    @property
-    def special_tokens(self) -> Mapping[str, int]:
-        """The markers that `encode_markup` knows."""
-        return _SPECIAL_TOKENS
-
 
 @cache
 def load_encoding() -> HarmonyEncoding:

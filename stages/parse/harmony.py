@@ -118,7 +118,7 @@ class HarmonyParser:
     def _finish(self, finished: GenerationFinished) -> Iterable[ParsedFrame]:
         cut = finished.reason == "length"
         if self._header is not None:
-            yield from self._open_bare("final", cut=True)
+            yield from self._open_bare(self._header, "final", cut=True)
         if self._in_content:
             yield from self._close(complete=not cut, marked=False)
         yield TurnFinished(
@@ -176,19 +176,17 @@ class HarmonyParser:
 
     def _end_long(self, header: Header) -> Iterable[ParsedFrame]:
         if header.is_whole and (header.holds_text or header.length >= _LONGEST_HEADER):
-            yield from self._open_bare("final", cut=False)
+            yield from self._open_bare(header, "final", cut=False)
 
     def _end_bare(self, channel: str) -> Iterable[ParsedFrame]:
         """A message ends though its content never began; ``channel`` is its own where it names none."""
         if self._header is not None:
-            yield from self._open_bare(channel, cut=False)
+            yield from self._open_bare(self._header, channel, cut=False)
             if self._in_content:
                 yield from self._close(complete=True)
 
-    def _open_bare(self, channel: str, *, cut: bool) -> Iterable[ParsedFrame]:
-        if self._header is None:
-            return
-        reading = read_bare(self._header, cut=cut)
+    def _open_bare(self, header: Header, channel: str, *, cut: bool) -> Iterable[ParsedFrame]:
+        reading = read_bare(header, cut=cut)
         reading.channel = reading.channel or channel
         self._header = None
         if reading.behind:
