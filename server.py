@@ -98,7 +98,7 @@ async def serve(settings: Settings) -> None:
         closing.push_async_callback(store.close)
         engine = start_vllm(settings.model, settings.engine_arguments)
         closing.push_async_callback(engine.close)
-        pipeline = harmony_responses(engine.model, engine, load_encoding(), store)
+        pipeline = harmony_responses((engine.model,), engine, load_encoding(), store)
         api = Api(pipeline, engine, store, engine.model, settings.keep_alive)
         runner = web.AppRunner(
             api.app(settings.max_body_bytes),

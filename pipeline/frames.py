@@ -9,13 +9,15 @@ included, so that one recorded junction is complete and replays to the same byte
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.items import Item, Phase
+from pipeline.protocol.items import Item, Logprob, Phase
 from pipeline.protocol.response import Response
+from pipeline.protocol.tools import Toolset
 
 
 class _Frame(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -23,17 +25,46 @@ class _Frame(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How the engine picks tokens; ``max_tokens`` None means up to the end of the context."""
+    """How the engine picks tokens, in the terms of vLLM's ``SamplingParams``.
+
+    ``max_tokens`` None means up to the end of the context.  ``stop`` are texts that end generation and are cut off.
+    ``logprobs`` is the number of alternatives to report beside each token; None reports nothing at all.
+    """
 
     temperature: float
     top_p: float
     max_tokens: int | None = None
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+
+
+class Scheduling(msgspec.Struct, frozen=True):
+    """How the engine treats a request beside sampling.
+
+    ``cache_salt`` keeps its prefix cache apart from that of other salts.  A lower ``priority`` goes first.
+    ``trace_headers`` are those of W3C Trace Context, as the client sent them.
+    """
+
+    cache_salt: str | None = None
+    priority: int = 0
+    trace_headers: Mapping[str, str] = {}
+
+
+RawMessages: TypeAlias = tuple[dict[str, Any], ...]
+"""Messages in the model's own terms (for Harmony, the JSON of openai_harmony's ``Message``), for people who debug it."""
 
 
 class Conversation(_Frame, frozen=True):
     """The request, understood: ``input`` came with it, ``history`` from the responses that it continues.
 
-    ``response`` is the response object as it starts out.  ``date`` is the day of the request, as YYYY-MM-DD.
+    ``response`` is the response object as it starts out, and ``tools`` what its tool parameters mean.  ``date`` is the
+    day of the request, as YYYY-MM-DD.  ``raw_messages`` says whether the response shall hold the raw messages.
     """
 
     response: Response
@@ -41,33 +72,61 @@ class Conversation(_Frame, frozen=True):
     input: tuple[Item, ...]
     sampling: Sampling
     date: str
+    tools: Toolset = Toolset()
+    scheduling: Scheduling = Scheduling()
+    raw_messages: bool = False
 
 
 class Prompt(_Frame, frozen=True):
-    """The conversation as the model reads it; generation stops at any of ``stop_token_ids``."""
+    """The conversation as the model reads it; generation stops at any of ``stop_token_ids``.
+
+    ``grammar``, in llguidance's dialect of Lark, is what everything that is generated must match.
+    """
 
     response: Response
     input: tuple[Item, ...]
     token_ids: tuple[int, ...]
     stop_token_ids: tuple[int, ...]
     sampling: Sampling
+    tools: Toolset = Toolset()
+    grammar: str | None = None
+    scheduling: Scheduling = Scheduling()
+    raw_messages: RawMessages | None = None
 
 
 class GenerationStarted(_Frame, frozen=True):
-    """The engine has accepted the prompt: from here on a failure is an event, no longer an HTTP status."""
+    """The engine has accepted the prompt: from here on a failure is an event, no longer an HTTP status.
+
+    ``stop`` are the stop texts of the request, ``raw_messages`` those of the prompt, where they were asked for.
+    """
 
     response: Response
     input: tuple[Item, ...]
     prompt_tokens: int
+    tools: Toolset = Toolset()
+    stop: tuple[str, ...] = ()
+    raw_messages: RawMessages | None = None
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
+    """How likely one token was, and the likeliest ones in its place: pairs of token id and logprob, likeliest first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class TokenChunk(_Frame, frozen=True):
-    """All tokens that were ready, in order; never empty.  A slow reader gets bigger chunks."""
+    """All tokens that were ready, in order; never empty.  A slow reader gets bigger chunks.
+
+    ``logprobs`` has one entry for each token, or none where nobody asked for them.
+    """
 
     token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
-FinishReason: TypeAlias = Literal["stop", "length"]
+FinishReason: TypeAlias = Literal["stop", "length", "content_filter"]
+"""An engine stops or comes to the limit; that the content was filtered is for a stage of one's own to say."""
 
 
 class GenerationFinished(_Frame, frozen=True):
@@ -88,16 +147,38 @@ class MessageOpened(_Frame, frozen=True):
     phase: Phase
 
 
+class RefusalOpened(_Frame, frozen=True):
+    """A message begins that says why there is no answer: for guards, as no model of ours marks its refusals."""
+
+
 class FunctionCallOpened(_Frame, frozen=True):
     """The model begins to write the arguments of a call."""
 
     name: str
+    namespace: str | None = None
+
+
+class CustomToolCallOpened(_Frame, frozen=True):
+    """The model begins to write the input of a custom tool."""
+
+    name: str
+    namespace: str | None = None
 
 
 class ItemDelta(_Frame, frozen=True):
-    """More text of the open item; never empty."""
+    """More text of the open item; never empty.
+
+    ``logprobs`` are those of the tokens whose text ends in it, where they were asked for and the item is a message.
+    """
 
     text: str
+    logprobs: tuple[Logprob, ...] = ()
+
+
+class AnnotationAdded(_Frame, frozen=True):
+    """A note on the open message, such as a citation, as the wire has it: for tools that know their sources."""
+
+    annotation: dict[str, Any]
 
 
 Repair: TypeAlias = Literal[
@@ -124,13 +205,17 @@ class ItemClosed(_Frame, frozen=True):
 
 
 class TurnFinished(_Frame, frozen=True):
-    """The model's turn is over.  Tokens are counted as `Usage` counts them."""
+    """The model's turn is over.  Tokens are counted as `Usage` counts them.
+
+    ``raw_messages`` are what the model wrote, where they were asked for.
+    """
 
     reason: FinishReason
     cached_tokens: int
     output_tokens: int
     reasoning_tokens: int
     duration: float
+    raw_messages: RawMessages | None = None
 
 
 EngineFrame: TypeAlias = TokenChunk | GenerationFinished
@@ -139,8 +224,10 @@ EngineFrame: TypeAlias = TokenChunk | GenerationFinished
 TokenFrame: TypeAlias = GenerationStarted | TokenChunk | GenerationFinished
 """``GenerationStarted . TokenChunk* . GenerationFinished``"""
 
-ItemFrame: TypeAlias = ReasoningOpened | MessageOpened | FunctionCallOpened | ItemDelta | ItemClosed
-"""``(ReasoningOpened | MessageOpened | FunctionCallOpened) . ItemDelta* . ItemClosed``, once per item"""
+ItemOpened: TypeAlias = ReasoningOpened | MessageOpened | RefusalOpened | FunctionCallOpened | CustomToolCallOpened
+
+ItemFrame: TypeAlias = ItemOpened | ItemDelta | AnnotationAdded | ItemClosed
+"""``ItemOpened . (ItemDelta | AnnotationAdded)* . ItemClosed``, once per item"""
 
 ParsedFrame: TypeAlias = GenerationStarted | ItemFrame | TurnFinished
 """``GenerationStarted . ItemFrame* . TurnFinished``"""

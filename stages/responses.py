@@ -18,11 +18,11 @@ from stages.render.harmony import RenderHarmony
 
 
 def harmony_responses(
-    model: str, engine: Engine, encoding: HarmonyEncoding, store: ResponseStore
+    models: tuple[str, ...], engine: Engine, encoding: HarmonyEncoding, store: ResponseStore
 ) -> Pipeline[CreateResponse, ResponseEvent]:
-    """Responses of a model that speaks Harmony."""
+    """Responses of a model that speaks Harmony, under any of its names."""
     return (
-        Pipeline.start("normalize", Normalize(store, model))
+        Pipeline.start("normalize", Normalize(store, models))
         .then("render", RenderHarmony(encoding))
         .then("generate", Generate(engine))
         .then("parse", ParseHarmony(encoding))
@@ -33,4 +33,4 @@ def harmony_responses(
 
 def recorded_responses() -> Pipeline[CreateResponse, ResponseEvent]:
     """The same flow with no model and no store behind it: to look at, and to replay recordings through."""
-    return harmony_responses("recorded", ScriptedEngine(), load_encoding(), NoStore())
+    return harmony_responses(("recorded",), ScriptedEngine(), load_encoding(), NoStore())

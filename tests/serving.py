@@ -68,7 +68,7 @@ async def serving(
 ) -> AsyncGenerator[Served[AnyEngine], None]:
     """Serve for the length of the block; ``edit`` may change the pipeline."""
     store = SqliteStore(folder / "responses.sqlite3")
-    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(harmony_responses("tiny", engine, encoding, store))
+    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(harmony_responses(("tiny",), engine, encoding, store))
     api = Api(pipeline, engine, store, "tiny", keep_alive)
     runner = web.AppRunner(api.app(max_body_bytes), handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()

@@ -79,7 +79,7 @@ async def test_fixture(case: Case, encoding: HarmonyEncoding, tmp_path: Path) ->
     """Each stage turns its recorded source into its recorded output."""
     store = SqliteStore(tmp_path / "responses.sqlite3")
     suffix = case.folder.name.encode().hex()[:32].ljust(32, "0")
-    normalize = Normalize(store, "tiny-gpt-oss", draw=lambda: suffix, clock=lambda: CREATED_AT)
+    normalize = Normalize(store, ("tiny-gpt-oss",), draw=lambda: suffix, clock=lambda: CREATED_AT)
 
     request = await read_request(case.path("request.json").read_bytes())
     case.expect("conversation.jsonl", await through(normalize, [request]), Conversation)

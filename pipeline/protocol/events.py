@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, get_args
 
 import msgspec
 
-from pipeline.protocol.items import OutputItem, OutputPart
+from pipeline.protocol.items import Logprob, OutputItem, OutputPart, SummaryText
 from pipeline.protocol.response import Response
 
 
@@ -26,6 +26,10 @@ class Delta(_Event, frozen=True):
 
 
 class ResponseCreated(_Event, frozen=True, tag="response.created"):
+    response: Response
+
+
+class ResponseQueued(_Event, frozen=True, tag="response.queued"):
     response: Response
 
 
@@ -72,7 +76,7 @@ class ContentPartDone(_Event, frozen=True, tag="response.content_part.done"):
 class OutputTextDelta(Delta, frozen=True, tag="response.output_text.delta"):
     content_index: int
     delta: str
-    logprobs: tuple[dict[str, Any], ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
 
 
 class OutputTextDone(_Event, frozen=True, tag="response.output_text.done"):
@@ -80,7 +84,27 @@ class OutputTextDone(_Event, frozen=True, tag="response.output_text.done"):
     output_index: int
     content_index: int
     text: str
-    logprobs: tuple[dict[str, Any], ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
+
+
+class OutputTextAnnotationAdded(_Event, frozen=True, tag="response.output_text.annotation.added"):
+    item_id: str
+    output_index: int
+    content_index: int
+    annotation_index: int
+    annotation: dict[str, Any]
+
+
+class RefusalDelta(Delta, frozen=True, tag="response.refusal.delta"):
+    content_index: int
+    delta: str
+
+
+class RefusalDone(_Event, frozen=True, tag="response.refusal.done"):
+    item_id: str
+    output_index: int
+    content_index: int
+    refusal: str
 
 
 class ReasoningTextDelta(Delta, frozen=True, tag="response.reasoning_text.delta"):
@@ -95,6 +119,32 @@ class ReasoningTextDone(_Event, frozen=True, tag="response.reasoning_text.done")
     text: str
 
 
+class ReasoningSummaryPartAdded(_Event, frozen=True, tag="response.reasoning_summary_part.added"):
+    item_id: str
+    output_index: int
+    summary_index: int
+    part: SummaryText
+
+
+class ReasoningSummaryPartDone(_Event, frozen=True, tag="response.reasoning_summary_part.done"):
+    item_id: str
+    output_index: int
+    summary_index: int
+    part: SummaryText
+
+
+class ReasoningSummaryTextDelta(Delta, frozen=True, tag="response.reasoning_summary_text.delta"):
+    summary_index: int
+    delta: str
+
+
+class ReasoningSummaryTextDone(_Event, frozen=True, tag="response.reasoning_summary_text.done"):
+    item_id: str
+    output_index: int
+    summary_index: int
+    text: str
+
+
 class FunctionCallArgumentsDelta(Delta, frozen=True, tag="response.function_call_arguments.delta"):
     delta: str
 
@@ -105,23 +155,49 @@ class FunctionCallArgumentsDone(_Event, frozen=True, tag="response.function_call
     arguments: str
 
 
+class CustomToolCallInputDelta(Delta, frozen=True, tag="response.custom_tool_call_input.delta"):
+    delta: str
+
+
+class CustomToolCallInputDone(_Event, frozen=True, tag="response.custom_tool_call_input.done"):
+    item_id: str
+    output_index: int
+    input: str
+
+
 TerminalEvent: TypeAlias = ResponseCompleted | ResponseIncomplete | ResponseFailed
+TextDelta: TypeAlias = (
+    OutputTextDelta
+    | RefusalDelta
+    | ReasoningTextDelta
+    | ReasoningSummaryTextDelta
+    | FunctionCallArgumentsDelta
+    | CustomToolCallInputDelta
+)
+TextDone: TypeAlias = (
+    OutputTextDone
+    | RefusalDone
+    | ReasoningTextDone
+    | ReasoningSummaryTextDone
+    | FunctionCallArgumentsDone
+    | CustomToolCallInputDone
+)
 ResponseEvent: TypeAlias = (
     ResponseCreated
+    | ResponseQueued
     | ResponseInProgress
     | OutputItemAdded
     | ContentPartAdded
-    | OutputTextDelta
-    | ReasoningTextDelta
-    | FunctionCallArgumentsDelta
-    | OutputTextDone
-    | ReasoningTextDone
-    | FunctionCallArgumentsDone
+    | ReasoningSummaryPartAdded
+    | TextDelta
+    | OutputTextAnnotationAdded
+    | TextDone
     | ContentPartDone
+    | ReasoningSummaryPartDone
     | OutputItemDone
     | TerminalEvent
 )
-"""A stream is ``ResponseCreated . ResponseInProgress . (one item after another)* . TerminalEvent``."""
+"""A stream is ``ResponseCreated . ResponseQueued? . ResponseInProgress . (one item after another)* . TerminalEvent``."""
 
 _encode = msgspec.json.Encoder().encode
 _PREFIXES = {event: f"event: {event.__struct_config__.tag}\ndata: ".encode() for event in get_args(ResponseEvent)}

@@ -22,12 +22,29 @@ class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text")
     text: str
 
 
+class TopLogprob(msgspec.Struct, frozen=True):
+    """A token that might have come, and how likely it was: the natural logarithm of its probability."""
+
+    token: str
+    bytes: tuple[int, ...]
+    logprob: float
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    """A token that came, how likely it was, and the likeliest ones in its place, likeliest first."""
+
+    token: str
+    bytes: tuple[int, ...]
+    logprob: float
+    top_logprobs: tuple[TopLogprob, ...] = ()
+
+
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
     """Text that the model wrote for the user."""
 
     text: str
     annotations: tuple[dict[str, Any], ...] = ()
-    logprobs: tuple[dict[str, Any], ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
 
 
 class Refusal(msgspec.Struct, frozen=True, tag_field="type", tag="refusal"):
@@ -79,8 +96,8 @@ class Reasoning(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
 
     @property
     def text(self) -> str:
-        """The raw thinking, empty where the client sent only a summary."""
-        return "".join(part.text for part in self.content or ())
+        """The thinking: raw, or where there is no raw text, its summary."""
+        return "".join(part.text for part in self.content or self.summary)
 
 
 class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
@@ -91,6 +108,7 @@ class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_
     name: str
     arguments: str
     status: ItemStatus
+    namespace: str | UnsetType = UNSET
 
 
 class FunctionCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="function_call_output"):
@@ -107,5 +125,40 @@ class FunctionCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="fun
         return self.output if isinstance(self.output, str) else "".join(part.text for part in self.output)
 
 
-Item: TypeAlias = Message | Reasoning | FunctionCall | FunctionCallOutput
-OutputItem: TypeAlias = Message | Reasoning | FunctionCall
+class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
+    """A call that the client is asked to run; ``input`` is any text."""
+
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: ItemStatus
+    namespace: str | UnsetType = UNSET
+
+
+class CustomToolCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call_output"):
+    """What a custom tool call returned."""
+
+    id: str
+    call_id: str
+    output: str | tuple[InputText, ...]
+    status: ItemStatus
+
+    @property
+    def text(self) -> str:
+        """The output as one text."""
+        return self.output if isinstance(self.output, str) else "".join(part.text for part in self.output)
+
+
+class AdditionalTools(msgspec.Struct, frozen=True, tag_field="type", tag="additional_tools"):
+    """Tools that the client adds within the conversation, as they came."""
+
+    id: str
+    role: Literal["developer"]
+    tools: tuple[dict[str, Any], ...]
+
+
+Call: TypeAlias = FunctionCall | CustomToolCall
+CallOutput: TypeAlias = FunctionCallOutput | CustomToolCallOutput
+Item: TypeAlias = Message | Reasoning | Call | CallOutput | AdditionalTools
+OutputItem: TypeAlias = Message | Reasoning | Call

@@ -1,10 +1,14 @@
-"""The Response object: the 31 fields of the Open Responses specification, all of them always present."""
+"""The Response object.
+
+The 31 fields of the Open Responses specification are always present; a few more are left out unless asked for.
+"""
 
 from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from pipeline.protocol.items import OutputItem
 
@@ -18,16 +22,28 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
 
     cached_tokens: int
     cache_write_tokens: int = 0
+    input_tokens_per_turn: tuple[int, ...] = ()
+    cached_tokens_per_turn: tuple[int, ...] = ()
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """``reasoning_tokens`` became text of reasoning items."""
+    """``reasoning_tokens`` became text of reasoning items.
+
+    ``tool_output_tokens`` are what the tools that the server ran gave the model to read; they are input of the next
+    turn, and no output of the model.
+    """
 
     reasoning_tokens: int
+    tool_output_tokens: int = 0
+    output_tokens_per_turn: tuple[int, ...] = ()
+    tool_output_tokens_per_turn: tuple[int, ...] = ()
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts: every token of the prompt, and every token the engine generated, markup included."""
+    """Token counts: every token of the prompt, and every token the engine generated, markup included.
+
+    The lists have one number for each turn of the model.
+    """
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -90,18 +106,8 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str]
     safety_identifier: str | None
     prompt_cache_key: str | None
-
-    @property
-    def may_call(self) -> bool:
-        """Whether ``tool_choice`` lets the model call anything."""
-        return self.tool_choice != "none"
-
-    @property
-    def functions(self) -> tuple[dict[str, Any], ...]:
-        """The functions that the model may call."""
-        return tuple(tool for tool in self.tools if tool["type"] == "function") if self.may_call else ()
-
-    @property
-    def function_names(self) -> frozenset[str]:
-        """The names of the functions that the model may call."""
-        return frozenset(tool["name"] for tool in self.functions)
+    user: str | UnsetType = UNSET
+    input_messages: tuple[dict[str, Any], ...] | UnsetType = UNSET
+    """The prompt, message by message, where ``enable_response_messages`` asked for it."""
+    output_messages: tuple[dict[str, Any], ...] | UnsetType = UNSET
+    """What the model wrote, likewise."""

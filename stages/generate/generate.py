@@ -22,7 +22,14 @@ class Generate:
         """Raise what makes a prompt impossible before the first frame, which says that the engine has accepted it."""
         async for prompt in source:
             async with self.engine.open(self._checked(prompt)) as frames:
-                yield GenerationStarted(prompt.response, prompt.input, len(prompt.token_ids))
+                yield GenerationStarted(
+                    response=prompt.response,
+                    input=prompt.input,
+                    prompt_tokens=len(prompt.token_ids),
+                    tools=prompt.tools,
+                    stop=prompt.sampling.stop,
+                    raw_messages=prompt.raw_messages,
+                )
                 async for frame in frames:
                     yield frame
 

@@ -14,12 +14,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
+
 from pipeline.errors import InvalidRequest, ModelNotFound, PreviousResponseNotFound, UnsupportedParameter
 from pipeline.frames import Conversation, Sampling
 from pipeline.protocol.body import Pace, shortened
 from pipeline.protocol.items import Item
-from pipeline.protocol.request import CreateResponse, FunctionTool, OtherTool
+from pipeline.protocol import request as bodies
+from pipeline.protocol.request import CreateResponse, OtherTool
 from pipeline.protocol.response import ReasoningOptions, Response
+from pipeline.protocol.tools import FunctionTool, Toolset
 from stages.normalize.items import check_calls, read_input
 from stages.persist.store import ResponseStore
 
@@ -49,10 +53,11 @@ def draw_suffix() -> str:
 
 @dataclass(frozen=True)
 class Normalize:
-    """Understand a request for ``model``; ``draw`` and ``clock`` are where ids and time come from."""
+    """Understand a request for one of ``models``; ``draw`` and ``clock`` are where ids and time come from."""
 
     store: ResponseStore
-    model: str
+    models: tuple[str, ...]
+    """The names that a request may give; the first is what it gets if it names none."""
     draw: Callable[[], str] = draw_suffix
     clock: Callable[[], float] = time.time
 
@@ -60,11 +65,13 @@ class Normalize:
         """One conversation per request; raises `InvalidRequest` for what this server cannot do."""
         async for request in source:
             refuse_unsupported(request)
-            if request.model is not None and request.model != self.model:
-                asked = shortened(request.model)
-                raise ModelNotFound(f"This server serves {self.model!r}, not {asked!r}.", param="model")
+            model = self.models[0] if request.model is None else request.model
+            if model not in self.models:
+                served = ", ".join(map(repr, self.models))
+                raise ModelNotFound(f"This server serves {served}, not {shortened(model)!r}.", param="model")
             pace = Pace()
             tools = await _tools(request, pace)
+            choice: Any = request.tool_choice or "auto"
             history = await self._history(request.previous_response_id)
             suffix, now = self.draw(), self.clock()
             items = await read_input(request.input, suffix, pace)
@@ -72,11 +79,12 @@ class Normalize:
                 raise InvalidRequest("A request without previous_response_id needs an input.", param="input")
             await check_calls(history, items, pace)
             yield Conversation(
-                response=_response(request, tools, f"resp_{suffix}", int(now), self.model),
+                response=_response(request, tools, f"resp_{suffix}", int(now), model),
                 history=history,
                 input=items,
                 sampling=_sampling(request),
                 date=datetime.fromtimestamp(now, UTC).date().isoformat(),
+                tools=Toolset(tuple(msgspec.convert(tool, FunctionTool) for tool in tools), choice),
             )
 
     async def _history(self, previous: str | None) -> tuple[Item, ...]:
@@ -158,9 +166,9 @@ async def _tools(request: CreateResponse, pace: Pace) -> tuple[dict[str, Any], .
     for position, tool in enumerate(request.tools or ()):
         await pace()
         match tool:
-            case FunctionTool(name=name) if name in functions:
+            case bodies.FunctionTool(name=name) if name in functions:
                 raise InvalidRequest(f"There are two functions named {name!r}.", param=f"tools[{position}].name")
-            case FunctionTool(name=name):
+            case bodies.FunctionTool(name=name):
                 functions[name] = dict(tool)
             case OtherTool(type=kind) if kind in HOSTED_TOOLS or kind.startswith(("web_search", "computer")):
                 hosted[kind] = None

@@ -87,7 +87,9 @@ class HarmonyParser:
             case TokenChunk():
                 return self._read_markup(frame.token_ids)
             case GenerationStarted():
-                self._tools = frame.response.function_names if frame.response.may_call else None
+                self._tools = (
+                    None if frame.tools.choice == "none" else frozenset(tool.name for tool in frame.tools.tools)
+                )
                 return (frame,)
             case GenerationFinished():
                 return self._finish(frame)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal, TypeAlias
 
+import msgspec
+
 from pipeline.frames import Conversation, Prompt
 from pipeline.protocol.items import FunctionCall, FunctionCallOutput, Item, Message, Reasoning
 from pipeline.protocol.response import Effort
@@ -63,6 +65,8 @@ class RenderHarmony:
             token_ids=tuple(self._token_ids(layout(conversation))),
             stop_token_ids=STOP_TOKENS,
             sampling=conversation.sampling,
+            tools=conversation.tools,
+            scheduling=conversation.scheduling,
         )
 
     def _token_ids(self, segments: Iterable[Segment]) -> list[int]:
@@ -76,7 +80,7 @@ def layout(conversation: Conversation) -> Iterator[Segment]:
     """The whole prompt, up to the point where the model begins to write."""
     items = (*conversation.history, *conversation.input)
     leading = _leading(items)
-    functions = conversation.response.functions
+    functions = tuple(msgspec.to_builtins(tool) for tool in conversation.tools.callable)
     yield from _message("system", _system_text(conversation, has_functions=bool(functions)))
     instructions = "\n\n".join(filter(None, [conversation.response.instructions, *(item.text for item in leading)]))
     if developer := _developer_text(instructions, functions):

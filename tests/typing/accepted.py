@@ -29,7 +29,7 @@ async def tap(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
 
 
 def in_order(store: ResponseStore, encoding: HarmonyEncoding) -> None:
-    understood = Pipeline.start("normalize", Normalize(store, "m"))
+    understood = Pipeline.start("normalize", Normalize(store, ("m",)))
     assert_type(understood, Pipeline[CreateResponse, Conversation])
     rendered = understood.then("render", RenderHarmony(encoding))
     assert_type(rendered, Pipeline[CreateResponse, Prompt])

@@ -19,7 +19,7 @@ from stages.render.harmony import RenderHarmony
 
 
 def out_of_order(store: ResponseStore, encoding: HarmonyEncoding) -> None:
-    understood = Pipeline.start("normalize", Normalize(store, "m"))
+    understood = Pipeline.start("normalize", Normalize(store, ("m",)))
     understood.then("parse", ParseHarmony(encoding))  # error
     understood.then("emit", emit)  # error
     rendered = understood.then("render", RenderHarmony(encoding))

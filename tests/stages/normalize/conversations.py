@@ -21,7 +21,7 @@ NOW = 1_790_000_000.9
 
 async def normalized(store: ResponseStore, suffix: str = "1", /, **body: Any) -> Conversation:
     """The conversation of one body, whose response gets the id ``resp_<suffix>``."""
-    stage = Normalize(store, MODEL, draw=lambda: suffix, clock=lambda: NOW)
+    stage = Normalize(store, (MODEL,), draw=lambda: suffix, clock=lambda: NOW)
     async with aclosing(stage(replay([await read_request(json.dumps(body).encode())]))) as conversations:
         (conversation,) = [conversation async for conversation in conversations]
     return conversation

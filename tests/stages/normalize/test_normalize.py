@@ -23,7 +23,7 @@ from tests.stages.normalize.conversations import MODEL, NOW, normalized
 async def test_the_id_and_the_time_are_drawn_once(store: SqliteStore) -> None:
     """One draw and one look at the clock make everything that is new in a response."""
     draws, times = iter(["ab"]), iter([86_399.9])
-    stage = Normalize(store, MODEL, draw=lambda: next(draws), clock=lambda: next(times))
+    stage = Normalize(store, (MODEL,), draw=lambda: next(draws), clock=lambda: next(times))
     async with aclosing(stage(replay([await read_request(b'{"input": "Hi"}')]))) as conversations:
         conversation = await anext(conversations)
     assert (conversation.response.id, conversation.response.created_at) == ("resp_ab", 86_399)
@@ -34,7 +34,7 @@ async def test_the_id_and_the_time_are_drawn_once(store: SqliteStore) -> None:
 async def test_a_refused_request_draws_nothing(store: SqliteStore) -> None:
     """What is refused for its parameters leaves ids and clock alone."""
     empty: Iterator[Any] = iter(())
-    stage = Normalize(store, MODEL, draw=lambda: next(empty), clock=lambda: next(empty))
+    stage = Normalize(store, (MODEL,), draw=lambda: next(empty), clock=lambda: next(empty))
     with pytest.raises(UnsupportedParameter):
         await anext(stage(replay([await read_request(b'{"input": "Hi", "background": true}')])))
 
