@@ -57,7 +57,7 @@ class Scheduling(msgspec.Struct, frozen=True):
 
 
 RawMessages: TypeAlias = tuple[dict[str, Any], ...]
-"""Messages in the model's own terms (for Harmony, the JSON of openai_harmony's ``Message``), for people who debug it."""
+"""Messages in the model's own terms (for Harmony, the JSON of openai_harmony's ``Message``), to debug it by."""
 
 
 class Conversation(_Frame, frozen=True):

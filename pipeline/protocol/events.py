@@ -197,7 +197,7 @@ ResponseEvent: TypeAlias = (
     | OutputItemDone
     | TerminalEvent
 )
-"""A stream is ``ResponseCreated . ResponseQueued? . ResponseInProgress . (one item after another)* . TerminalEvent``."""
+"""``ResponseCreated . ResponseQueued? . ResponseInProgress . (one item after another)* . TerminalEvent``"""
 
 _encode = msgspec.json.Encoder().encode
 _PREFIXES = {event: f"event: {event.__struct_config__.tag}\ndata: ".encode() for event in get_args(ResponseEvent)}

@@ -18,9 +18,9 @@ import msgspec
 
 from pipeline.errors import InvalidRequest, ModelNotFound, PreviousResponseNotFound, UnsupportedParameter
 from pipeline.frames import Conversation, Sampling
+from pipeline.protocol import request as bodies
 from pipeline.protocol.body import Pace, shortened
 from pipeline.protocol.items import Item
-from pipeline.protocol import request as bodies
 from pipeline.protocol.request import CreateResponse, OtherTool
 from pipeline.protocol.response import ReasoningOptions, Response
 from pipeline.protocol.tools import FunctionTool, Toolset
