@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -36,6 +37,20 @@ class ResponseStore(Protocol):
         """
         ...
 
+    async def items(self, ids: Sequence[str]) -> dict[str, Item]:
+        """The items of those ids, by id, whether they were input or output; those that nobody stored are left out.
+
+        Of several items with one id it is the one that was stored last.
+        """
+        ...
+
+    async def delete(self, response_id: str) -> bool:
+        """Forget the response and its items, durably; False if there is none of that id.
+
+        What continued it stays: its chain then begins behind the gap.
+        """
+        ...
+
     async def close(self) -> None:
         """Finish the puts that wait, then let go of everything.  Closing twice is harmless."""
 
@@ -53,6 +68,14 @@ class NoStore:
     async def chain(self, response_id: str) -> tuple[StoredResponse, ...]:
         """Know none."""
         return ()
+
+    async def items(self, ids: Sequence[str]) -> dict[str, Item]:
+        """Know none."""
+        return {}
+
+    async def delete(self, response_id: str) -> bool:
+        """Know none."""
+        return False
 
     async def close(self) -> None:
         """Hold nothing."""

@@ -4,9 +4,48 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.protocol.items import Item, Message, OutputText
+from pipeline.protocol.items import (
+    AdditionalTools,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    InputText,
+    Item,
+    Logprob,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    Refusal,
+    SummaryText,
+    TopLogprob,
+)
 from pipeline.protocol.response import ReasoningOptions, Response
 from stages.persist.store import StoredResponse
+
+ITEMS: tuple[Item, ...] = (
+    Message("msg_1", "completed", "user", (InputText("Grüße 🐍 \u0000 <|end|>"),)),
+    Message("msg_2", "completed", "developer", ()),
+    Message("msg_3", "incomplete", "assistant", (OutputText("It"), Refusal("no")), "commentary"),
+    Message(
+        "msg_4",
+        "completed",
+        "assistant",
+        (OutputText("a", ({"type": "file"},), (Logprob("a", (97,), -0.5, (TopLogprob("a", (97,), -0.5),)),)),),
+    ),
+    Reasoning("rs_1", (SummaryText("short"),), (ReasoningText("long"),), "sealed", "completed"),
+    Reasoning("rs_2"),
+    Reasoning("rs_3", content=()),
+    FunctionCall("fc_1", "call_1", "weather", '{"city": "Rome', "incomplete"),
+    FunctionCall("fc_2", "call_2", "weather", "{}", "completed", "maps"),
+    FunctionCallOutput("fco_1", "call_1", "sunny", "completed"),
+    FunctionCallOutput("fco_2", "call_1", (InputText("sun"), InputText("ny")), "completed"),
+    CustomToolCall("ctc_1", "call_3", "shell", "ls", "completed"),
+    CustomToolCallOutput("ctco_1", "call_3", (InputText("file"),), "completed"),
+    AdditionalTools("at_1", "developer", ({"type": "function", "name": "weather"},)),
+)
+"""One of every kind."""
 
 
 def response(response_id: str = "resp_1", **fields: Any) -> Response:

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from pipeline.protocol.events import (
     ResponseInProgress,
     TerminalEvent,
 )
-from pipeline.protocol.items import InputText, Message
+from pipeline.protocol.items import InputText, Item, Message
 from pipeline.protocol.response import ErrorDetails, IncompleteDetails
 from stages.persist.persist import Persist
 from stages.persist.sqlite import SqliteStore
@@ -47,6 +46,12 @@ class FullStore:
     async def chain(self, response_id: str) -> tuple[StoredResponse, ...]:
         return ()
 
+    async def items(self, ids: Sequence[str]) -> dict[str, Item]:
+        return {}
+
+    async def delete(self, response_id: str) -> bool:
+        return False
+
     async def close(self) -> None:
         pass
 
@@ -68,14 +73,6 @@ async def persisted(store: ResponseStore, source: AsyncGenerator[EmittedFrame, N
     """All that comes out of the stage."""
     async with Pipeline.start("persist", Persist(store)).open(source) as events:
         return [event async for event in events]
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncGenerator[SqliteStore, None]:
-    """A real store."""
-    store = SqliteStore(tmp_path / "responses.sqlite3")
-    yield store
-    await store.close()
 
 
 INCOMPLETE: dict[str, Any] = {

@@ -5,7 +5,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 from typing import cast
@@ -13,56 +12,20 @@ from typing import cast
 import pytest
 
 from pipeline.errors import StoreFailed
-from pipeline.protocol.items import (
-    FunctionCall,
-    FunctionCallOutput,
-    InputText,
-    Item,
-    Message,
-    OutputText,
-    Reasoning,
-    ReasoningText,
-    Refusal,
-    SummaryText,
-)
+from pipeline.protocol.items import AdditionalTools, CustomToolCallOutput, FunctionCallOutput
 from pipeline.protocol.response import ErrorDetails, IncompleteDetails, InputTokensDetails, OutputTokensDetails, Usage
 from stages.persist.sqlite import SqliteStore
 from stages.persist.store import StoredResponse
-from tests.stages.persist.samples import stored
+from tests.stages.persist.samples import ITEMS, stored
 
 ROOT = Path(__file__).parents[3]
-
-ITEMS: tuple[Item, ...] = (
-    Message("msg_1", "completed", "user", (InputText("Grüße 🐍 \u0000 <|end|>"),)),
-    Message("msg_2", "completed", "developer", ()),
-    Message("msg_3", "incomplete", "assistant", (OutputText("It"), Refusal("no")), "commentary"),
-    Message("msg_4", "completed", "assistant", (OutputText("a", ({"type": "file"},), ({"logprob": -0.5},)),)),
-    Reasoning("rs_1", (SummaryText("short"),), (ReasoningText("long"),), "sealed", "completed"),
-    Reasoning("rs_2"),
-    Reasoning("rs_3", content=()),
-    FunctionCall("fc_1", "call_1", "weather", '{"city": "Rome', "incomplete"),
-    FunctionCallOutput("fco_1", "call_1", "sunny", "completed"),
-    FunctionCallOutput("fco_2", "call_1", (InputText("sun"), InputText("ny")), "completed"),
-)
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    """Where the store is to be, in a folder that is not there yet."""
-    return tmp_path / "folder" / "responses.sqlite3"
-
-
-@pytest.fixture
-async def store(path: Path) -> AsyncIterator[SqliteStore]:
-    """An open store."""
-    store = SqliteStore(path)
-    yield store
-    await store.close()
 
 
 async def test_every_item_comes_back_as_it_was(store: SqliteStore) -> None:
     """Input and output items of every type survive the store, fields left out included."""
-    output = tuple(item for item in ITEMS if not isinstance(item, FunctionCallOutput))
+    output = tuple(
+        item for item in ITEMS if not isinstance(item, FunctionCallOutput | CustomToolCallOutput | AdditionalTools)
+    )
     put = stored("resp_1", *ITEMS, output=output)
     await store.put(put)
     assert await store.get("resp_1") == put
@@ -141,7 +104,7 @@ PUT_AND_WAIT = """
 import asyncio, sys
 from stages.persist.sqlite import SqliteStore
 from stages.persist.store import StoredResponse
-from tests.stages.persist.samples import stored
+from tests.stages.persist.samples import ITEMS, stored
 
 async def main():
     store = SqliteStore(sys.argv[1])
@@ -258,6 +221,10 @@ async def test_a_closed_store_fails_by_name(path: Path) -> None:
         await store.get("resp_1")
     with pytest.raises(StoreFailed, match="closed"):
         await store.chain("resp_1")
+    with pytest.raises(StoreFailed, match="closed"):
+        await store.items(["msg_1"])
+    with pytest.raises(StoreFailed, match="closed"):
+        await store.delete("resp_1")
 
 
 async def test_close_finishes_the_puts_that_wait(path: Path) -> None:
