@@ -17,6 +17,9 @@ from importlib.metadata import packages_distributions
 import tiktoken
 from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
+from pipeline.protocol.items import Call
+from pipeline.protocol.tools import Tool
+
 START = 200006
 END = 200007
 MESSAGE = 200008
@@ -33,6 +36,9 @@ TEXT_TOKENS = 199_998
 """Ids below are text; from here on they are special."""
 
 VOCABULARY_SIZE = 201_088
+
+FUNCTIONS = "functions"
+"""The namespace of tools that came in none."""
 
 _SPECIAL_TOKENS = {
     "<|endoftext|>": END_OF_TEXT,
@@ -109,6 +115,11 @@ def load_encoding() -> HarmonyEncoding:
         "o200k_harmony", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=_SPECIAL_TOKENS
     )
     return HarmonyEncoding(fast, token_bytes, _texts(token_bytes))
+
+
+def recipient_of(tool: Tool | Call) -> str:
+    """To whom a message goes that calls ``tool``: its full name, ``functions.get_weather``."""
+    return f"{tool.namespace or FUNCTIONS}.{tool.name}"
 
 
 def _texts(token_bytes: Sequence[bytes]) -> dict[int, str]:
