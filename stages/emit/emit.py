@@ -10,19 +10,24 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from itertools import count
 
-import msgspec
+from msgspec.structs import replace
 
 from pipeline.ending import failed_response
 from pipeline.errors import EngineFailed, StageError
 from pipeline.frames import (
+    AnnotationAdded,
+    CustomToolCallOpened,
     EmittedFrame,
     FunctionCallOpened,
     GenerationStarted,
     ItemClosed,
     ItemDelta,
+    ItemOpened,
     MessageOpened,
     ParsedFrame,
+    RawMessages,
     ReasoningOpened,
+    RefusalOpened,
     TurnFinished,
 )
 from pipeline.protocol.events import (
@@ -41,7 +46,7 @@ from pipeline.protocol.response import (
     Response,
     Usage,
 )
-from stages.emit.ladder import OpenFunctionCall, OpenItem, OpenMessage, OpenReasoning, Place
+from stages.emit.ladder import OpenItem, Place, open_item
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +79,8 @@ class ResponseWriter:
     def __init__(self) -> None:
         self.started = False
         self._numbers = count()
-        self._prompt_tokens = 0
+        self._prompts: list[int] = []
+        self._prompt_messages: RawMessages | None = None
         self._output: list[OutputItem] = []
         self._open: OpenItem | None = None
         self._turns: list[TurnFinished] = []
@@ -83,21 +89,19 @@ class ResponseWriter:
         """Take one frame, give the events that it causes."""
         match frame:
             case ItemDelta() if self._open:  # nearly every frame
-                return (self._open.delta(frame.text),)
-            case ReasoningOpened():
-                return self._begin(OpenReasoning(self._place("rs")))
-            case MessageOpened(phase):
-                return self._begin(OpenMessage(self._place("msg"), phase))
-            case FunctionCallOpened(name):
-                return self._begin(OpenFunctionCall(self._place("fc"), self._id("call"), name))
+                return (self._open.delta(frame),)
+            case ReasoningOpened() | MessageOpened() | RefusalOpened() | FunctionCallOpened() | CustomToolCallOpened():
+                return self._begin(frame)
             case ItemClosed(complete):
                 return self._end("completed" if complete else "incomplete")
+            case AnnotationAdded(annotation) if self._open:
+                return (self._open.annotated(annotation),)
             case GenerationStarted():
                 return self._start(frame)
             case TurnFinished():
                 self._turns.append(frame)
                 return ()
-            case ItemDelta():
+            case ItemDelta() | AnnotationAdded():
                 raise RuntimeError("text came while no item was open")
 
     def finish(self) -> Iterable[ResponseEvent]:
@@ -105,36 +109,37 @@ class ResponseWriter:
         if not self._turns:
             raise EngineFailed("The engine's stream ended early.")
         self._check_closed()
-        response = msgspec.structs.replace(self.response, output=tuple(self._output), usage=self._usage())
-        if self._turns[-1].reason == "length":
-            details = IncompleteDetails("max_output_tokens")
-            response = msgspec.structs.replace(response, status="incomplete", incomplete_details=details)
-            return (ResponseIncomplete(sequence_number=next(self._numbers), response=response),)
+        response = replace(self._with_messages(), output=tuple(self._output), usage=self._usage())
+        reason = self._turns[-1].reason
+        if reason != "stop":
+            details = IncompleteDetails("max_output_tokens" if reason == "length" else reason)
+            response = replace(response, status="incomplete", incomplete_details=details)
+            return (ResponseIncomplete(next(self._numbers), response),)
         completed_at = int(response.created_at + sum(turn.duration for turn in self._turns))
-        response = msgspec.structs.replace(response, status="completed", completed_at=completed_at)
-        return (ResponseCompleted(sequence_number=next(self._numbers), response=response),)
+        response = replace(response, status="completed", completed_at=completed_at)
+        return (ResponseCompleted(next(self._numbers), response),)
 
     def fail(self, error: Exception) -> Iterable[ResponseEvent]:
         """End the response because of ``error``: what is open is closed as incomplete."""
         if self._open:
             yield from self._end("incomplete")
-        failed = failed_response(self.response, error, tuple(self._output))
-        yield ResponseFailed(sequence_number=next(self._numbers), response=failed)
+        yield ResponseFailed(next(self._numbers), failed_response(self._with_messages(), error, tuple(self._output)))
 
     def _start(self, frame: GenerationStarted) -> Iterable[EmittedFrame]:
         self.started = True
         self.response = frame.response
-        self._prompt_tokens += frame.prompt_tokens
+        self._prompts.append(frame.prompt_tokens)
+        self._prompt_messages = frame.raw_messages
         yield frame
-        yield ResponseCreated(sequence_number=next(self._numbers), response=frame.response)
-        yield ResponseInProgress(sequence_number=next(self._numbers), response=frame.response)
+        yield ResponseCreated(next(self._numbers), frame.response)
+        yield ResponseInProgress(next(self._numbers), frame.response)
 
     # One item after another
 
-    def _begin(self, item: OpenItem) -> Iterable[ResponseEvent]:
+    def _begin(self, opening: ItemOpened) -> Iterable[ResponseEvent]:
         self._check_closed()
-        self._open = item
-        return item.added()
+        self._open = open_item(opening, self._place(), summarised=self.response.reasoning.summary is not None)
+        return self._open.added()
 
     def _end(self, status: ItemStatus) -> Iterable[ResponseEvent]:
         if self._open is None:
@@ -147,19 +152,30 @@ class ResponseWriter:
         if self._open is not None:
             raise RuntimeError("an item was not closed before what follows it")
 
-    def _place(self, prefix: str) -> Place:
-        return Place(self._numbers, self._id(prefix), len(self._output))
-
-    def _id(self, prefix: str) -> str:
+    def _place(self) -> Place:
         """Ids derive from the response's id and the item's index, so that a replay draws the same ones."""
-        return f"{prefix}_{self.response.id.removeprefix('resp_')}{len(self._output):04x}"
+        at = len(self._output)
+        return Place(self._numbers, at, f"{self.response.id.removeprefix('resp_')}{at:04x}")
+
+    # What is known at the end
+
+    def _with_messages(self) -> Response:
+        """The response with the raw messages, where they were asked for."""
+        if self._prompt_messages is None:
+            return self.response
+        said = tuple(message for turn in self._turns for message in turn.raw_messages or ())
+        return replace(self.response, input_messages=self._prompt_messages, output_messages=said)
 
     def _usage(self) -> Usage:
-        output_tokens = sum(turn.output_tokens for turn in self._turns)
+        prompts = tuple(self._prompts)
+        cached = tuple(turn.cached_tokens for turn in self._turns)
+        outputs = tuple(turn.output_tokens for turn in self._turns)
+        thought = sum(turn.reasoning_tokens for turn in self._turns)
+        from_tools = tuple(0 for _ in self._turns)  # no turn has run a tool yet
         return Usage(
-            input_tokens=self._prompt_tokens,
-            input_tokens_details=InputTokensDetails(sum(turn.cached_tokens for turn in self._turns)),
-            output_tokens=output_tokens,
-            output_tokens_details=OutputTokensDetails(sum(turn.reasoning_tokens for turn in self._turns)),
-            total_tokens=self._prompt_tokens + output_tokens,
+            input_tokens=sum(prompts),
+            input_tokens_details=InputTokensDetails(sum(cached), 0, prompts, cached),
+            output_tokens=sum(outputs),
+            output_tokens_details=OutputTokensDetails(thought, sum(from_tools), outputs, from_tools),
+            total_tokens=sum(prompts) + sum(outputs),
         )

@@ -1,7 +1,7 @@
 """The ladders: how an item of each kind appears, grows and ends on the wire.
 
 Opening, growing and ending are three methods of one class, and nothing else writes an item's events, so that an item
-cannot come out in two ways.
+cannot come out in two ways.  There are two ladders: of an item whose text stands in a part, and of a call.
 """
 
 from __future__ import annotations
@@ -9,65 +9,108 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from msgspec import UNSET
+
+from pipeline.frames import (
+    CustomToolCallOpened,
+    FunctionCallOpened,
+    ItemDelta,
+    ItemOpened,
+    MessageOpened,
+    ReasoningOpened,
+    RefusalOpened,
+)
 from pipeline.protocol.events import (
     ContentPartAdded,
     ContentPartDone,
+    CustomToolCallInputDelta,
+    CustomToolCallInputDone,
     FunctionCallArgumentsDelta,
     FunctionCallArgumentsDone,
     OutputItemAdded,
     OutputItemDone,
+    OutputTextAnnotationAdded,
     OutputTextDelta,
     OutputTextDone,
+    ReasoningSummaryPartAdded,
+    ReasoningSummaryPartDone,
+    ReasoningSummaryTextDelta,
+    ReasoningSummaryTextDone,
     ReasoningTextDelta,
     ReasoningTextDone,
+    RefusalDelta,
+    RefusalDone,
     ResponseEvent,
 )
 from pipeline.protocol.items import (
+    CustomToolCall,
     FunctionCall,
     ItemStatus,
+    Logprob,
     Message,
     OutputItem,
     OutputText,
     Phase,
     Reasoning,
     ReasoningText,
+    Refusal,
+    SummaryText,
 )
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an item stands: the response's sequence numbers, the item's id, and its index in the output."""
+    """Where an item stands: the response's sequence numbers, the item's index in the output, and a key for its ids."""
 
     numbers: Iterator[int]
-    item_id: str
     output_index: int
+    key: str
+
+
+def open_item(opening: ItemOpened, place: Place, *, summarised: bool) -> OpenItem:
+    """The item that begins with ``opening``; thinking comes out as a summary where it is to be ``summarised``."""
+    match opening:
+        case ReasoningOpened():
+            return OpenSummary(place) if summarised else OpenReasoning(place)
+        case MessageOpened(phase):
+            return OpenMessage(place, phase)
+        case RefusalOpened():
+            return OpenRefusal(place)
+        case FunctionCallOpened():
+            return OpenFunctionCall(place, opening)
+        case CustomToolCallOpened():
+            return OpenCustomToolCall(place, opening)
 
 
 class OpenItem(ABC):
     """An item that is being written."""
 
+    prefix: ClassVar[str]
+
     def __init__(self, place: Place) -> None:
         self._numbers = place.numbers
-        self._id = place.item_id
         self._index = place.output_index
+        self._id = f"{self.prefix}_{place.key}"
         self._text: list[str] = []
 
     def added(self) -> Iterator[ResponseEvent]:
         """The events that open the item."""
-        yield OutputItemAdded(
-            sequence_number=next(self._numbers), output_index=self._index, item=self.item("in_progress")
-        )
+        yield OutputItemAdded(next(self._numbers), self._index, self.item("in_progress"))
 
     @abstractmethod
-    def delta(self, text: str) -> ResponseEvent:
+    def delta(self, frame: ItemDelta) -> ResponseEvent:
         """One more piece of the item's text."""
+
+    def annotated(self, annotation: dict[str, Any]) -> ResponseEvent:
+        """One more note on the item's text."""
+        raise RuntimeError("a note came on what is no text for the user")
 
     @abstractmethod
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
         """The events that close the item."""
-        yield OutputItemDone(sequence_number=next(self._numbers), output_index=self._index, item=self.item(status))
+        yield OutputItemDone(next(self._numbers), self._index, self.item(status))
 
     @abstractmethod
     def item(self, status: ItemStatus) -> OutputItem:
@@ -75,98 +118,175 @@ class OpenItem(ABC):
 
 
 class _OpenText(OpenItem):
-    """An item with one content part that holds its text."""
+    """An item with one part that holds its text."""
 
-    part_type: ClassVar[type[OutputText | ReasoningText]]
-    delta_type: ClassVar[type[OutputTextDelta | ReasoningTextDelta]]
-    done_type: ClassVar[type[OutputTextDone | ReasoningTextDone]]
+    delta_type: ClassVar[type[OutputTextDelta | RefusalDelta | ReasoningTextDelta | ReasoningSummaryTextDelta]]
+    done_type: ClassVar[type[OutputTextDone | RefusalDone | ReasoningTextDone | ReasoningSummaryTextDone]]
 
     def added(self) -> Iterator[ResponseEvent]:
         yield from super().added()
-        yield ContentPartAdded(
-            sequence_number=next(self._numbers),
-            item_id=self._id,
-            output_index=self._index,
-            content_index=0,
-            part=self.part_type(""),
-        )
+        yield self._part_added()
 
-    def delta(self, text: str) -> ResponseEvent:
-        self._text.append(text)
-        return self.delta_type(next(self._numbers), self._id, self._index, 0, text)
+    def delta(self, frame: ItemDelta) -> ResponseEvent:
+        self._text.append(frame.text)
+        return self.delta_type(next(self._numbers), self._id, self._index, 0, frame.text)
 
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
-        text = "".join(self._text)
-        yield self.done_type(
-            sequence_number=next(self._numbers),
-            item_id=self._id,
-            output_index=self._index,
-            content_index=0,
-            text=text,
-        )
-        yield ContentPartDone(
-            sequence_number=next(self._numbers),
-            item_id=self._id,
-            output_index=self._index,
-            content_index=0,
-            part=self.part_type(text),
-        )
+        yield self._text_done()
+        yield self._part_done()
         yield from super().done(status)
 
+    @abstractmethod
+    def _part_added(self) -> ResponseEvent: ...
 
-class OpenReasoning(_OpenText):
+    def _text_done(self) -> ResponseEvent:
+        return self.done_type(next(self._numbers), self._id, self._index, 0, "".join(self._text))
+
+    @abstractmethod
+    def _part_done(self) -> ResponseEvent: ...
+
+
+class _OpenContent(_OpenText):
+    """An item whose part is content."""
+
+    def _part_added(self) -> ResponseEvent:
+        return ContentPartAdded(next(self._numbers), self._id, self._index, 0, self._part())
+
+    def _part_done(self) -> ResponseEvent:
+        return ContentPartDone(next(self._numbers), self._id, self._index, 0, self._part())
+
+    @abstractmethod
+    def _part(self) -> OutputText | Refusal | ReasoningText: ...
+
+
+class OpenReasoning(_OpenContent):
     """Thinking, as a ``reasoning_text`` part."""
 
-    part_type = ReasoningText
+    prefix = "rs"
     delta_type = ReasoningTextDelta
     done_type = ReasoningTextDone
 
     def item(self, status: ItemStatus) -> Reasoning:
         """The reasoning item."""
-        content = () if status == "in_progress" else (ReasoningText("".join(self._text)),)
-        return Reasoning(self._id, content=content, status=status)
+        return Reasoning(self._id, content=() if status == "in_progress" else (self._part(),), status=status)
+
+    def _part(self) -> ReasoningText:
+        return ReasoningText("".join(self._text))
 
 
-class OpenMessage(_OpenText):
+class OpenSummary(_OpenText):
+    """Thinking, as a part of the item's summary."""
+
+    prefix = "rs"
+    delta_type = ReasoningSummaryTextDelta
+    done_type = ReasoningSummaryTextDone
+
+    def item(self, status: ItemStatus) -> Reasoning:
+        """The reasoning item."""
+        return Reasoning(self._id, summary=() if status == "in_progress" else (self._part(),), status=status)
+
+    def _part_added(self) -> ResponseEvent:
+        return ReasoningSummaryPartAdded(next(self._numbers), self._id, self._index, 0, self._part())
+
+    def _part_done(self) -> ResponseEvent:
+        return ReasoningSummaryPartDone(next(self._numbers), self._id, self._index, 0, self._part())
+
+    def _part(self) -> SummaryText:
+        return SummaryText("".join(self._text))
+
+
+class OpenMessage(_OpenContent):
     """Text for the user, as an ``output_text`` part."""
 
-    part_type = OutputText
-    delta_type = OutputTextDelta
-    done_type = OutputTextDone
+    prefix = "msg"
 
     def __init__(self, place: Place, phase: Phase) -> None:
         super().__init__(place)
         self._phase: Phase = phase
+        self._logprobs: list[Logprob] = []
+        self._annotations: list[dict[str, Any]] = []
+
+    def delta(self, frame: ItemDelta) -> ResponseEvent:
+        """One more piece of the text, with its logprobs."""
+        self._text.append(frame.text)
+        if frame.logprobs:
+            self._logprobs += frame.logprobs
+        return OutputTextDelta(next(self._numbers), self._id, self._index, 0, frame.text, frame.logprobs)
+
+    def annotated(self, annotation: dict[str, Any]) -> ResponseEvent:
+        """One more note on the text."""
+        self._annotations.append(annotation)
+        at = len(self._annotations) - 1
+        return OutputTextAnnotationAdded(next(self._numbers), self._id, self._index, 0, at, annotation)
 
     def item(self, status: ItemStatus) -> Message:
         """The message."""
-        content = () if status == "in_progress" else (OutputText("".join(self._text)),)
+        content = () if status == "in_progress" else (self._part(),)
         return Message(self._id, status, "assistant", content, self._phase)
 
+    def _text_done(self) -> ResponseEvent:
+        part = self._part()
+        return OutputTextDone(next(self._numbers), self._id, self._index, 0, part.text, part.logprobs)
 
-class OpenFunctionCall(OpenItem):
-    """A call, whose text is its arguments."""
+    def _part(self) -> OutputText:
+        return OutputText("".join(self._text), tuple(self._annotations), tuple(self._logprobs))
 
-    def __init__(self, place: Place, call_id: str, name: str) -> None:
+
+class OpenRefusal(_OpenContent):
+    """A message that is a ``refusal`` part: the last word on what was asked, so it is a final answer."""
+
+    prefix = "msg"
+    delta_type = RefusalDelta
+    done_type = RefusalDone
+
+    def item(self, status: ItemStatus) -> Message:
+        """The message."""
+        content = () if status == "in_progress" else (self._part(),)
+        return Message(self._id, status, "assistant", content, "final_answer")
+
+    def _part(self) -> Refusal:
+        return Refusal("".join(self._text))
+
+
+class _OpenCall(OpenItem):
+    """A call, which has no parts: its text is what the tool is called with."""
+
+    item_type: ClassVar[type[FunctionCall | CustomToolCall]]
+    delta_type: ClassVar[type[FunctionCallArgumentsDelta | CustomToolCallInputDelta]]
+    done_type: ClassVar[type[FunctionCallArgumentsDone | CustomToolCallInputDone]]
+
+    def __init__(self, place: Place, opening: FunctionCallOpened | CustomToolCallOpened) -> None:
         super().__init__(place)
-        self._call_id = call_id
-        self._name = name
+        self._call_id = f"call_{place.key}"
+        self._name = opening.name
+        self._namespace = UNSET if opening.namespace is None else opening.namespace
 
-    def delta(self, text: str) -> ResponseEvent:
-        """One more piece of the arguments."""
-        self._text.append(text)
-        return FunctionCallArgumentsDelta(next(self._numbers), self._id, self._index, text)
+    def delta(self, frame: ItemDelta) -> ResponseEvent:
+        self._text.append(frame.text)
+        return self.delta_type(next(self._numbers), self._id, self._index, frame.text)
 
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
-        """The events that close the call."""
-        yield FunctionCallArgumentsDone(
-            sequence_number=next(self._numbers),
-            item_id=self._id,
-            output_index=self._index,
-            arguments="".join(self._text),
-        )
+        yield self.done_type(next(self._numbers), self._id, self._index, "".join(self._text))
         yield from super().done(status)
 
-    def item(self, status: ItemStatus) -> FunctionCall:
-        """The call."""
-        return FunctionCall(self._id, self._call_id, self._name, "".join(self._text), status)
+    def item(self, status: ItemStatus) -> FunctionCall | CustomToolCall:
+        text = "".join(self._text)
+        return self.item_type(self._id, self._call_id, self._name, text, status, self._namespace)
+
+
+class OpenFunctionCall(_OpenCall):
+    """A call with arguments."""
+
+    prefix = "fc"
+    item_type = FunctionCall
+    delta_type = FunctionCallArgumentsDelta
+    done_type = FunctionCallArgumentsDone
+
+
+class OpenCustomToolCall(_OpenCall):
+    """A call of a custom tool, with any text."""
+
+    prefix = "ctc"
+    item_type = CustomToolCall
+    delta_type = CustomToolCallInputDelta
+    done_type = CustomToolCallInputDone

@@ -158,11 +158,13 @@ async def test_a_replay_has_the_same_bytes() -> None:
 # The end
 
 
-async def test_the_usage_is_summed() -> None:
-    """Tokens of the prompt come from its start, tokens of the answer from the turn's end."""
+async def test_the_usage_is_counted() -> None:
+    """Tokens of the prompt come from its start, tokens of the answer from the turn's end; each list has the turn."""
     counts = finished(cached_tokens=32, output_tokens=11, reasoning_tokens=5)
     events = await emitted((started(prompt_tokens=40), *message("Hello!"), counts))
-    assert final(events).usage == Usage(40, InputTokensDetails(32), 11, OutputTokensDetails(5), 51)
+    assert final(events).usage == Usage(
+        40, InputTokensDetails(32, 0, (40,), (32,)), 11, OutputTokensDetails(5, 0, (11,), (0,)), 51
+    )
 
 
 async def test_the_completion_time_is_the_start_and_the_durations() -> None:
