@@ -7,21 +7,24 @@ and named in `ItemClosed.repairs`; every token of text ends up in an item, and t
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
 
 from pipeline.frames import (
     GenerationFinished,
     GenerationStarted,
     ItemClosed,
     ItemDelta,
+    MessageOpened,
     ParsedFrame,
     ReasoningOpened,
     TokenChunk,
     TokenFrame,
     TurnFinished,
 )
+from pipeline.protocol.tools import Toolset
 from stages.harmony import (
     CALL,
     CHANNEL,
@@ -34,7 +37,9 @@ from stages.harmony import (
     TEXT_TOKENS,
     HarmonyEncoding,
 )
-from stages.parse.header import Header, Reading, Repairs, Tools, read_bare, read_header
+from stages.parse.header import Header, Opening, Reading, raw_message, read_bare, read_header
+from stages.parse.recipients import Recipients
+from stages.parse.text import ItemText
 
 _CLOSING = frozenset({END, RETURN, CALL, END_OF_TEXT})
 
@@ -64,95 +69,109 @@ class ParseHarmony:
                 yield parsed
 
 
+@dataclass
+class _OpenItem:
+    opening: Opening
+    reading: Reading
+    text: ItemText
+    opened_at: int
+    """How many tokens there were when it opened."""
+
+
 class HarmonyParser:
     """The machine: one per generation, whose prompt ended in ``<|start|>assistant``."""
 
     def __init__(self, encoding: HarmonyEncoding) -> None:
-        self._token_bytes = encoding.token_bytes
+        self._encoding = encoding
         self._token_texts = encoding.token_texts
-        self._text = TokenDecoder(encoding)
-        self._tools: Tools = frozenset()
+        self._recipients = Recipients(Toolset())
+        self._stops: tuple[str, ...] = ()
+        self._raw_messages: list[dict[str, Any]] | None = None
+        self._has_logprobs = False
         self._header: Header | None = Header()
-        self._in_content = False
-        self._thinking_since: int | None = None
-        self._repairs: Repairs = {}
+        self._item: _OpenItem | None = None
+        self._is_plain = False
         self._output_tokens = 0
         self._reasoning_tokens = 0
 
     def feed(self, frame: TokenFrame) -> Iterable[ParsedFrame]:
         """Take one frame, give what became clear by it."""
         match frame:
-            case TokenChunk() if self._in_content and not self._text.holds_back:
-                return self._read_text(frame.token_ids)
+            case TokenChunk() if self._is_plain:
+                return self._read_text(frame)
             case TokenChunk():
-                return self._read_markup(frame.token_ids)
+                return self._read_tokens(frame)
             case GenerationStarted():
-                self._tools = (
-                    None if frame.tools.choice == "none" else frozenset(tool.name for tool in frame.tools.tools)
-                )
+                self._recipients = Recipients(frame.tools)
+                self._stops = frame.stop
+                self._raw_messages = None if frame.raw_messages is None else []
                 return (frame,)
             case GenerationFinished():
                 return self._finish(frame)
 
-    def _read_text(self, token_ids: tuple[int, ...]) -> Iterable[ParsedFrame]:
+    def _read_text(self, chunk: TokenChunk) -> Iterable[ParsedFrame]:
         """The short way, which nearly every chunk takes."""
         text = ""
         try:
-            for token in token_ids:
+            for token in chunk.token_ids:
                 text += self._token_texts[token]
         except KeyError:  # a marker, or part of a character
-            return self._read_markup(token_ids)
-        self._output_tokens += len(token_ids)
+            return self._read_tokens(chunk)
+        self._output_tokens += len(chunk.token_ids)
         return (ItemDelta(text),)
 
-    def _read_markup(self, token_ids: tuple[int, ...]) -> Iterable[ParsedFrame]:
-        pieces: list[str] = []
-        for token in token_ids:
+    def _read_tokens(self, chunk: TokenChunk) -> Iterable[ParsedFrame]:
+        self._has_logprobs = bool(chunk.logprobs)
+        for token, logprob in zip_longest(chunk.token_ids, chunk.logprobs):
             self._output_tokens += 1
-            if self._in_content and token < TEXT_TOKENS:
-                pieces.append(self._text.decode(token))
-                continue
-            yield from _delta(pieces)
-            pieces = []
-            yield from self._read_marker(token) if self._in_content else self._read_header(token)
-        yield from _delta(pieces)
+            if self._item and token < TEXT_TOKENS:
+                self._item.text.add(token, logprob)
+            elif self._item:
+                yield from self._item.text.delta()
+                yield from self._read_marker(token, self._item.reading)
+            else:
+                yield from self._read_header(token)
+        if self._item:
+            yield from self._item.text.delta()
+        self._is_plain = self._item is not None and self._item.text.is_plain
 
     def _finish(self, finished: GenerationFinished) -> Iterable[ParsedFrame]:
         cut = finished.reason == "length"
         if self._header is not None:
             yield from self._open_bare(self._header, "final", cut=True)
-        if self._in_content:
-            yield from self._close(complete=not cut, marked=False)
+        yield from self._close(complete=not cut, marked=False)
         yield TurnFinished(
             reason=finished.reason,
             cached_tokens=finished.cached_tokens,
             output_tokens=self._output_tokens,
             reasoning_tokens=self._reasoning_tokens,
             duration=finished.duration,
+            raw_messages=None if self._raw_messages is None else tuple(self._raw_messages),
         )
 
     # In content
 
-    def _read_marker(self, token: int) -> Iterable[ParsedFrame]:
+    def _read_marker(self, token: int, reading: Reading) -> Iterable[ParsedFrame]:
         if token in _CLOSING:
             yield from self._close(complete=True)
         elif token in (START, CHANNEL):
-            self._repairs.setdefault("missing end")
+            reading.repairs.setdefault("missing end")
             yield from self._close(complete=True)
             yield from self._read_header(token)
         else:
-            self._repairs.setdefault("stray marker")
+            reading.repairs.setdefault("stray marker")
 
     def _close(self, *, complete: bool, marked: bool = True) -> Iterable[ParsedFrame]:
-        if held_back := self._text.flush():
-            yield ItemDelta(held_back)
-        yield ItemClosed(complete, tuple(self._repairs))
-        if self._thinking_since is not None:
-            thought = self._output_tokens - self._thinking_since - marked
+        if self._item is None:
+            return
+        item, self._item = self._item, None
+        yield from item.text.close()
+        yield ItemClosed(complete, tuple(item.reading.repairs))
+        if isinstance(item.opening, ReasoningOpened):
+            thought = self._output_tokens - item.opened_at - marked
             self._reasoning_tokens += max(0, thought)  # a bare message ends at the token that opens it
-        self._in_content = False
-        self._thinking_since = None
-        self._repairs = {}
+        if self._raw_messages is not None:
+            self._raw_messages.append(raw_message(item.opening, item.reading, item.text.written))
 
     # In a header, or between messages
 
@@ -166,9 +185,9 @@ class HarmonyParser:
             return
         header = self._header = Header(repairs={"missing start": None}) if self._header is None else self._header
         if token < TEXT_TOKENS:
-            header.add(self._token_bytes[token])
+            header.add(self._encoding.token_bytes[token])
         elif token == MESSAGE:
-            yield from self._open(read_header(header, self._tools))
+            yield from self._open(read_header(header, self._recipients))
         elif token in (CHANNEL, CONSTRAIN):
             header.mark("channel" if token == CHANNEL else "constrain")
         else:
@@ -184,8 +203,7 @@ class HarmonyParser:
         """A message ends though its content never began; ``channel`` is its own where it names none."""
         if self._header is not None:
             yield from self._open_bare(self._header, channel, cut=False)
-            if self._in_content:
-                yield from self._close(complete=True)
+            yield from self._close(complete=True)
 
     def _open_bare(self, header: Header, channel: str, *, cut: bool) -> Iterable[ParsedFrame]:
         reading = read_bare(header, cut=cut)
@@ -196,40 +214,21 @@ class HarmonyParser:
 
     def _open(self, reading: Reading) -> Iterable[ParsedFrame]:
         if reading.ahead:
-            yield from self._open(Reading(channel="analysis", behind=reading.ahead, repairs={"missing message": None}))
+            ahead = Reading(channel="analysis", behind=reading.ahead, repairs={"missing message": None})
+            yield from self._begin(ahead)
             yield from self._close(complete=True)
-        opening = reading.opening(self._tools)
+        yield from self._begin(reading)
+
+    def _begin(self, reading: Reading) -> Iterable[ParsedFrame]:
+        opening = reading.opening(self._recipients)
+        text = ItemText(
+            self._encoding,
+            self._stops,
+            reports=self._has_logprobs and isinstance(opening, MessageOpened),
+            keeps=self._raw_messages is not None,
+        )
+        text.write(reading.behind)
         self._header = None
-        self._in_content = True
-        if isinstance(opening, ReasoningOpened):
-            self._thinking_since = self._output_tokens
-        self._repairs = reading.repairs
+        self._item = _OpenItem(opening, reading, text, self._output_tokens)
         yield opening
-        if reading.behind:
-            yield ItemDelta(reading.behind)
-
-
-def _delta(pieces: Iterable[str]) -> Iterable[ParsedFrame]:
-    text = "".join(pieces)
-    return (ItemDelta(text),) if text else ()
-
-
-class TokenDecoder:
-    """Text of a token stream, in which a character may be spread over several tokens."""
-
-    def __init__(self, encoding: HarmonyEncoding) -> None:
-        self._bytes = encoding.token_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.holds_back = False
-        """Whether a character is unfinished."""
-
-    def decode(self, token: int) -> str:
-        """The text that ``token`` completes; empty while a character is unfinished."""
-        text = self._decoder.decode(self._bytes[token])
-        self.holds_back = bool(self._decoder.getstate()[0])
-        return text
-
-    def flush(self) -> str:
-        """What an unfinished character leaves behind: U+FFFD or nothing."""
-        self.holds_back = False
-        return self._decoder.decode(b"", final=True)
+        yield from text.delta()

@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from pipeline.frames import FunctionCallOpened, MessageOpened, ReasoningOpened, Repair
+from pipeline.frames import MessageOpened, ReasoningOpened, Repair
+from stages.parse.recipients import CallOpened, Recipients
 
 _WORD = re.compile(
     r"\s*(?:"
@@ -36,22 +36,17 @@ _ROLE = re.compile(
     r")"
 )
 _MARKUP_WORDS = ("assistant", "analysis", "commentary", "final", "json", "code", "text", "python", "to=")
-_CONTENT_TYPES = ("json", "code", "text", "python")
 _ANY_TYPE = re.compile(r"\s*[\w./+-]+(?=\s*(?:$|[{\[]))")
 """What may name a content type behind ``<|constrain|>``: any one word, alone or ahead of JSON."""
 _LEFT_OVER = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w\S*")
 """A word, for counting; a sign of Chinese or Japanese, which know no spaces, counts as one."""
-_PUNCTUATION = ".,:;!?"
 _NOBODY = ("assistant", "all", "user")
 """Recipients that are no tool: the model talks to itself or to the user."""
-
-Tools: TypeAlias = frozenset[str] | None
-"""The names of the functions on offer; None where no call may be made at all."""
 
 Repairs: TypeAlias = dict[Repair, None]
 """What was wrong, each kind once, in the order of its first occurrence: a dict as an ordered set."""
 
-Opening = ReasoningOpened | MessageOpened | FunctionCallOpened
+Opening: TypeAlias = ReasoningOpened | MessageOpened | CallOpened
 
 
 @dataclass
@@ -101,19 +96,21 @@ class Reading:
     """The foreign role, where the model speaks for somebody else."""
     channel: str | None = None
     recipient: str | None = None
+    content_type: str | None = None
+    """The form of the content, with its marker if it has one."""
     ahead: str = ""
     """What is left over ahead of the first marker."""
     behind: str = ""
     """What is left over behind it."""
     repairs: Repairs = field(default_factory=dict)
 
-    def opening(self, tools: Tools) -> Opening:
+    def opening(self, recipients: Recipients) -> Opening:
         """Which item the message is: the recipient decides before the channel (facts of many real models)."""
         if self.role is not None:
             self.repairs.setdefault("foreign role")
             return ReasoningOpened()
         if self.recipient is not None:
-            return self._call(self.recipient, tools)
+            return self._call(self.recipient, recipients)
         match self.channel:
             case "analysis":
                 return ReasoningOpened()
@@ -122,19 +119,18 @@ class Reading:
             case _:
                 return MessageOpened("final_answer")
 
-    def _call(self, recipient: str, tools: Tools) -> Opening:
-        name = _function_name(recipient, tools)
-        if name is None:
+    def _call(self, recipient: str, recipients: Recipients) -> Opening:
+        call = recipients.call(recipient)
+        if call is None:
             self.repairs.setdefault("undeclared tool")
-            return ReasoningOpened()
-        return FunctionCallOpened(name)
+        return call or ReasoningOpened()
 
 
-def read_header(header: Header, tools: Tools) -> Reading:
+def read_header(header: Header, recipients: Recipients) -> Reading:
     """Read a header that ended in ``<|message|>``, of which only text is left over."""
     reading = _read(header)
-    reading.ahead = _without_tool(reading.ahead, reading, tools)
-    reading.behind = _without_tool(reading.behind, reading, tools)
+    reading.ahead = _without_tool(reading.ahead, reading, recipients)
+    reading.behind = _without_tool(reading.behind, reading, recipients)
     reading.ahead = _only_text(reading.ahead, reading)
     behind = _only_text(reading.behind, reading, noise=reading.recipient is not None)
     reading.behind = behind if not behind or behind[-1].isspace() else f"{behind} "
@@ -160,7 +156,6 @@ def read_bare(header: Header, *, cut: bool) -> Reading:
 
 def _read(header: Header, *, bare: bool = False) -> Reading:
     reading = Reading(repairs=dict(header.repairs))
-    content_type: str | None = None
     for position, (marker, raw) in enumerate(header.segments):
         text = raw.decode(errors="replace")
         at = _read_role(text, reading) if position == 0 else 0
@@ -170,13 +165,13 @@ def _read(header: Header, *, bare: bool = False) -> Reading:
                 _address(word, reading)
             elif kind == "channel" and reading.channel is None:
                 reading.channel = "commentary" if word == "comment" else word
-            elif kind == "content_type" and content_type is None and (position > 0 or reading.recipient):
-                content_type = word
+            elif kind == "content_type" and reading.content_type is None and (position > 0 or reading.recipient):
+                reading.content_type = _content_type(marker, word)
             else:
                 break
             at = found.end()
-        if marker == "constrain" and content_type is None and (found := _ANY_TYPE.match(text, at)):
-            content_type, at = found[0], found.end()
+        if marker == "constrain" and reading.content_type is None and (found := _ANY_TYPE.match(text, at)):
+            reading.content_type, at = _content_type(marker, found[0].strip()), found.end()
         if position > 0:
             reading.behind += text[at:]
         elif _speaks_at_once(header, text[:at], text[at:], bare=bare):
@@ -184,6 +179,10 @@ def _read(header: Header, *, bare: bool = False) -> Reading:
         else:
             reading.ahead = text[at:]
     return reading
+
+
+def _content_type(marker: str, word: str) -> str:
+    return f"<|constrain|>{word}" if marker == "constrain" else word
 
 
 def _speaks_at_once(header: Header, words: str, rest: str, *, bare: bool) -> bool:
@@ -205,11 +204,12 @@ def _only_text(left_over: str, reading: Reading, *, noise: bool = False) -> str:
     return left_over.removeprefix(" ") if _is_text(left_over) and not noise else ""
 
 
-def _without_tool(left_over: str, reading: Reading, tools: Tools) -> str:
+def _without_tool(left_over: str, reading: Reading, recipients: Recipients) -> str:
     """``left_over`` without the word that names a tool, which becomes the recipient."""
     for position, word in enumerate(left_over.split()):
         recipient = word.removeprefix("to=")
-        is_named = recipient.startswith("functions.") or (position == 0 and recipient in (tools or ()))
+        is_known = recipients.knows(recipient) and (position == 0 or "." in recipient)
+        is_named = is_known or recipient.startswith("functions.")
         if is_named and reading.recipient in (None, recipient) and reading.channel != "final":
             reading.recipient = recipient
             return left_over.replace(word, "", 1)
@@ -229,17 +229,21 @@ def _address(recipient: str, reading: Reading) -> None:
         reading.recipient = recipient
 
 
-def _function_name(recipient: str, tools: Tools) -> str | None:
-    """The function that a recipient means, or None for a tool that nobody declared."""
-    if tools is None:
-        return None
-    name = recipient.removeprefix("functions.")
-    declared = next((spelled for spelled in _spellings(name) if spelled in tools), None)
-    return declared or (name if name and recipient.startswith("functions.") else None)
-
-
-def _spellings(name: str) -> Iterator[str]:
-    """What ``name`` may have meant, the most literal first: it has a tail, or another namespace."""
-    for spelled in (name, *map(name.removesuffix, _CONTENT_TYPES)):  # "functions.get_weatherjson"
-        trimmed = spelled.rstrip(_PUNCTUATION)
-        yield from (spelled, trimmed, trimmed.rpartition(".")[2])
+def raw_message(opening: Opening, reading: Reading, text: str) -> dict[str, Any]:
+    """What was understood of a message, as the JSON of openai_harmony's ``Message``."""
+    match opening:
+        case ReasoningOpened():
+            channel = "analysis"
+        case MessageOpened():
+            channel = "final"
+        case _:
+            channel = "commentary"
+    message = {
+        "role": "assistant",
+        "name": None,
+        "content": [{"type": "text", "text": text}],
+        "channel": reading.channel or channel,
+        "recipient": reading.recipient,
+        "content_type": reading.content_type,
+    }
+    return {key: value for key, value in message.items() if value is not None or key == "name"}

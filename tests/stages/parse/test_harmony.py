@@ -23,7 +23,8 @@ from pipeline.frames import (
 )
 from pipeline.record import read_frames
 from stages.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START, HarmonyEncoding, load_encoding
-from stages.parse.harmony import HarmonyParser, TokenDecoder
+from stages.parse.harmony import HarmonyParser
+from stages.parse.text import TokenDecoder
 from tests.stages.parse.told import items, parse, summary
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "harmony"

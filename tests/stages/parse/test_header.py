@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.frames import (
-    GenerationStarted,
-    ItemDelta,
-    Repair,
-    TokenChunk,
-    TokenFrame,
-)
+from pipeline.frames import ItemDelta, TokenChunk
 from stages.harmony import RETURN, HarmonyEncoding, load_encoding
 from stages.parse.harmony import HarmonyParser
-from tests.stages.parse.told import items, parse, parse_text, summary
-from tests.stages.persist.samples import response
+from tests.stages.parse.told import parse, parse_text
 
 # Text in a header
 
@@ -76,7 +67,8 @@ def test_a_text_may_begin_with_a_header_word(first: str, text: str) -> None:
 def test_a_single_word_in_a_header_is_noise(noise: str, encoding: HarmonyEncoding) -> None:
     """What is left over of a header in one word, or in header words only, is no text."""
     told = parse_text(encoding, f"<|channel|>commentary {noise}<|message|>one<|end|>")
-    assert summary(told) == [("Message", "commentary", "one", True, ("unexpected header",))]
+    (item,) = told
+    assert (item.kind, item.name, item.text, item.repairs) == ("Message", "commentary", "one", ("unexpected header",))
 
 
 def test_signs_without_spaces_are_words(encoding: HarmonyEncoding) -> None:
@@ -115,7 +107,7 @@ def test_a_header_of_any_length_ends(encoding: HarmonyEncoding) -> None:
     assert len([frame for frame in frames if isinstance(frame, ItemDelta)]) > 10
 
 
-# The recipient
+# The recipient and the content type
 
 
 @pytest.mark.parametrize("place", ["role", "channel"])
@@ -126,43 +118,7 @@ def test_the_recipient_decides(place: str, content_type: str, channel: str, enco
     recipient = " to=functions.f"
     role, behind = (recipient, "") if place == "role" else ("", recipient)
     (item,) = parse_text(encoding, f"{role}<|channel|>{channel}{behind}{content_type}<|message|>{{}}<|call|>")
-    assert summary([item]) == [("FunctionCall", "f", "{}", True, ())]
-
-
-# Functions on offer
-
-
-def names_called(encoding: HarmonyEncoding, recipient: str, **fields: Any) -> list[tuple[str, str, tuple[Repair, ...]]]:
-    """What becomes of a message to ``recipient`` where the function ``weather`` is declared."""
-    parser = HarmonyParser(encoding)
-    tokens = encoding.encode_markup(f"<|channel|>commentary to={recipient} <|constrain|>json<|message|>{{}}<|call|>")
-    frames: list[TokenFrame] = [GenerationStarted(response(**fields), (), 0), TokenChunk(tuple(tokens))]
-    told = items(parsed for frame in frames for parsed in list(parser.feed(frame)))
-    return [(item.kind, item.name, item.repairs) for item in told]
-
-
-@pytest.mark.parametrize("recipient", ["functions.weather", "weather", "functions.other"])
-def test_no_call_gets_out_where_calls_are_forbidden(recipient: str, encoding: HarmonyEncoding) -> None:
-    """With ``tool_choice`` "none" a call is a thought, whatever it is addressed to."""
-    assert names_called(encoding, recipient, tool_choice="none") == [("Reasoning", "", ("undeclared tool",))]
-
-
-def test_an_undeclared_function_is_called(encoding: HarmonyEncoding) -> None:
-    """Where calls are allowed, the client gets to see the name that the model made up."""
-    assert names_called(encoding, "functions.other", tools=()) == [("FunctionCall", "other", ())]
-
-
-@pytest.mark.parametrize("recipient", ["weather,", "weather.", "weatherjson", "weather.json", "default.weather:"])
-@pytest.mark.parametrize("namespace", ["functions.", "function.", "default.", ""])
-def test_a_misspelt_recipient_finds_its_function(namespace: str, recipient: str, encoding: HarmonyEncoding) -> None:
-    """A tail of punctuation or content type, or another namespace, hides no declared function."""
-    assert names_called(encoding, namespace + recipient) == [("FunctionCall", "weather", ())]
-
-
-@pytest.mark.parametrize("recipient", ["functions.wether,", "functions.default.wether"])
-def test_a_name_that_stays_unknown_is_left_alone(recipient: str, encoding: HarmonyEncoding) -> None:
-    """Only a declared name is worth a correction."""
-    assert names_called(encoding, recipient) == [("FunctionCall", recipient.removeprefix("functions."), ())]
+    assert (item.kind, item.name, item.text, item.repairs) == ("FunctionCall", "f", "{}", ())
 
 
 @pytest.mark.parametrize("place", ["<|message|>", "<|message|>text"])

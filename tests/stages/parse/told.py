@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pipeline.frames import (
+    CustomToolCallOpened,
     FinishReason,
     FunctionCallOpened,
     GenerationFinished,
@@ -20,8 +22,10 @@ from pipeline.frames import (
     TokenFrame,
     TurnFinished,
 )
+from pipeline.protocol.items import Logprob
 from stages.harmony import HarmonyEncoding
 from stages.parse.harmony import HarmonyParser
+from tests.stages.persist.samples import response
 
 
 @dataclass
@@ -33,6 +37,8 @@ class Parsed:
     deltas: list[str] = field(default_factory=list)
     complete: bool | None = None
     repairs: tuple[Repair, ...] = ()
+    namespace: str | None = None
+    logprobs: list[Logprob] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -45,14 +51,16 @@ def items(frames: Iterable[ParsedFrame]) -> list[Parsed]:
     for frame in frames:
         is_open = bool(told) and told[-1].complete is None
         match frame:
-            case ReasoningOpened() | MessageOpened() | FunctionCallOpened():
+            case ReasoningOpened() | MessageOpened() | FunctionCallOpened() | CustomToolCallOpened():
                 assert not is_open
                 name = getattr(frame, "phase", "") or getattr(frame, "name", "")
-                told.append(Parsed(type(frame).__name__.removesuffix("Opened"), name))
-            case ItemDelta(text):
+                namespace = getattr(frame, "namespace", None)
+                told.append(Parsed(type(frame).__name__.removesuffix("Opened"), name, namespace=namespace))
+            case ItemDelta(text, logprobs):
                 assert is_open
                 assert text
                 told[-1].deltas.append(text)
+                told[-1].logprobs += logprobs
             case ItemClosed(complete, repairs):
                 assert is_open
                 told[-1].complete, told[-1].repairs = complete, repairs
@@ -61,17 +69,30 @@ def items(frames: Iterable[ParsedFrame]) -> list[Parsed]:
     return told
 
 
-def parse(encoding: HarmonyEncoding, chunks: Iterable[Sequence[int]], reason: FinishReason = "stop") -> list[Parsed]:
+def started(**fields: Any) -> GenerationStarted:
+    """The first frame, with what it says of the request."""
+    return GenerationStarted(response(), (), 0, **fields)
+
+
+def run(encoding: HarmonyEncoding, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
     parser = HarmonyParser(encoding)
-    frames: list[TokenFrame] = [TokenChunk(tuple(chunk)) for chunk in chunks if chunk]
-    return items(
-        parsed for frame in [*frames, GenerationFinished(reason, 0, 0.0)] for parsed in list(parser.feed(frame))
-    )
+    return [parsed for frame in frames for parsed in list(parser.feed(frame))]
 
 
-def parse_text(encoding: HarmonyEncoding, text: str, reason: FinishReason = "stop") -> list[Parsed]:
-    return parse(encoding, ([token] for token in encoding.encode_markup(text)), reason)
+def parse(
+    encoding: HarmonyEncoding, chunks: Iterable[Sequence[int]], reason: FinishReason = "stop", **fields: Any
+) -> list[Parsed]:
+    tokens = (TokenChunk(tuple(chunk)) for chunk in chunks if chunk)
+    return items(run(encoding, [started(**fields), *tokens, GenerationFinished(reason, 0, 0.0)]))
+
+
+def parse_text(encoding: HarmonyEncoding, text: str, reason: FinishReason = "stop", **fields: Any) -> list[Parsed]:
+    return parse(encoding, ([token] for token in encoding.encode_markup(text)), reason, **fields)
 
 
 def summary(told: list[Parsed]) -> list[tuple[object, ...]]:
-    return [(item.kind, item.name, item.text, item.complete, item.repairs) for item in told]
+    """The items without their pieces."""
+    return [
+        (item.kind, item.name, item.text, item.complete, item.repairs, item.namespace, tuple(item.logprobs))
+        for item in told
+    ]

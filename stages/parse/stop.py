@@ -1,0 +1,48 @@
+"""Stop texts: where one comes, the text ends.
+
+The engine ends generation by itself at a stop text, which has then been generated, token by token.  What may yet become
+one is held back, so that nobody reads its beginning.
+"""
+
+from __future__ import annotations
+
+
+class StopTexts:
+    """The machine: one per text.  How the text is cut into pieces makes no difference."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._stops = tuple(filter(None, stops))
+        self._held_back = ""
+        self.met = False
+        """Whether a stop text came: it and all behind it is dropped."""
+
+    def feed(self, text: str) -> str:
+        """What of the text so far may pass: all ahead of a stop text, or of what may be the beginning of one.
+
+        Where several come, the one that ends first counts, and of those that end together the longest.
+        """
+        if self.met:
+            return ""
+        text = self._held_back + text
+        if found := min(self._ends(text), default=None):
+            self.met, self._held_back = True, ""
+            return text[: found[1]]
+        passes = len(text) - self._beginning(text)
+        self._held_back = text[passes:]
+        return text[:passes]
+
+    def flush(self) -> str:
+        """What was held back, and has not become a stop text."""
+        held_back, self._held_back = self._held_back, ""
+        return held_back
+
+    def _ends(self, text: str) -> list[tuple[int, int]]:
+        """End and start of each stop text that ``text`` holds."""
+        starts = ((stop, text.find(stop)) for stop in self._stops)
+        return [(start + len(stop), start) for stop, start in starts if start >= 0]
+
+    def _beginning(self, text: str) -> int:
+        """The length of the longest end of ``text`` that a stop text begins with."""
+        longest = min(len(text), max(map(len, self._stops), default=1) - 1)
+        ends = range(longest, 0, -1)
+        return next((size for size in ends if any(stop.startswith(text[-size:]) for stop in self._stops)), 0)

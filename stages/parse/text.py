@@ -1,0 +1,150 @@
+"""The text of an open item on its way out: split characters are joined, stop texts cut, logprobs lined up.
+
+Nothing here is needed for a token that is a whole text, while nobody asked for more than text: see `ItemText.is_plain`.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from collections.abc import Iterator
+from functools import lru_cache
+
+from pipeline.frames import ItemDelta, TokenLogprob
+from pipeline.protocol.items import Logprob, TopLogprob
+from stages.harmony import TEXT_TOKENS, HarmonyEncoding
+from stages.parse.stop import StopTexts
+
+_NEVER = -9999.0
+"""What stands for the logprob of a token that cannot come, as JSON knows no infinity."""
+
+
+class ItemText:
+    """The machine: one per item.
+
+    ``reports`` says that its tokens' logprobs go out beside their text; ``keeps``, that `written` will be asked for.
+    """
+
+    def __init__(
+        self, encoding: HarmonyEncoding, stops: tuple[str, ...] = (), *, reports: bool = False, keeps: bool = False
+    ) -> None:
+        self._decoder = TokenDecoder(encoding)
+        self._stop = StopTexts(stops) if stops else None
+        self._logprobs = AlignedLogprobs(encoding) if reports else None
+        self._keeps = keeps
+        self._pieces: list[str] = []
+        self._kept: list[str] = []
+        self._decoded = 0
+        self._passed = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the text of the next token goes out as it is, and nothing else has to be known of it."""
+        return not (self._decoder.holds_back or self._stop or self._logprobs or self._keeps)
+
+    @property
+    def written(self) -> str:
+        """All that the model wrote, stop text included."""
+        return "".join(self._kept)
+
+    def write(self, text: str) -> None:
+        """Take text that came by no token of its own."""
+        self._pieces.append(text)
+        self._decoded += len(text)
+
+    def add(self, token: int, found: TokenLogprob | None) -> None:
+        """Take a token, and how likely it was."""
+        self.write(self._decoder.decode(token))
+        if self._logprobs and found:
+            self._logprobs.add(token, found)
+            if not self._decoder.holds_back:
+                self._logprobs.settle(self._decoded)
+
+    def delta(self) -> Iterator[ItemDelta]:
+        """What has become clear since last time, if anything has."""
+        if text := self._passing():
+            yield self._delta(text)
+
+    def close(self) -> Iterator[ItemDelta]:
+        """What is left: held back, or of an unfinished character."""
+        self.write(self._decoder.flush())
+        if self._logprobs:
+            self._logprobs.settle(self._decoded)
+        if text := self._passing() + (self._stop.flush() if self._stop else ""):
+            yield self._delta(text)
+
+    def _passing(self) -> str:
+        text = "".join(self._pieces)
+        self._pieces.clear()
+        if self._keeps:
+            self._kept.append(text)
+        return self._stop.feed(text) if self._stop else text
+
+    def _delta(self, text: str) -> ItemDelta:
+        self._passed += len(text)
+        return ItemDelta(text, self._logprobs.upto(self._passed)) if self._logprobs else ItemDelta(text)
+
+
+class TokenDecoder:
+    """Text of a token stream, in which a character may be spread over several tokens."""
+
+    def __init__(self, encoding: HarmonyEncoding) -> None:
+        self._bytes = encoding.token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.holds_back = False
+        """Whether a character is unfinished."""
+
+    def decode(self, token: int) -> str:
+        """The text that ``token`` completes; empty while a character is unfinished."""
+        text = self._decoder.decode(self._bytes[token])
+        self.holds_back = bool(self._decoder.getstate()[0])
+        return text
+
+    def flush(self) -> str:
+        """What an unfinished character leaves behind: U+FFFD or nothing."""
+        self.holds_back = False
+        return self._decoder.decode(b"", final=True)
+
+
+class AlignedLogprobs:
+    """The logprobs of tokens, each by the place in the text at which the token ends."""
+
+    def __init__(self, encoding: HarmonyEncoding) -> None:
+        self._encoding = encoding
+        self._unfinished: list[Logprob] = []
+        self._ends: deque[tuple[int, Logprob]] = deque()
+
+    def add(self, token: int, found: TokenLogprob) -> None:
+        """Take one more token."""
+        top = tuple(TopLogprob(*_spelling(self._encoding, other), max(value, _NEVER)) for other, value in found.top)
+        self._unfinished.append(Logprob(*_spelling(self._encoding, token), max(found.logprob, _NEVER), top))
+
+    def settle(self, end: int) -> None:
+        """All tokens so far make up the text up to ``end``, and end no later."""
+        self._ends.extend((end, logprob) for logprob in self._unfinished)
+        self._unfinished.clear()
+
+    def upto(self, end: int) -> tuple[Logprob, ...]:
+        """Those that end within the text up to ``end``, and were not given yet."""
+        passed = []
+        while self._ends and self._ends[0][0] <= end:
+            passed.append(self._ends.popleft()[1])
+        return tuple(passed)
+
+
+@lru_cache(maxsize=1 << 16)
+def _spelling(encoding: HarmonyEncoding, token: int) -> tuple[str, tuple[int, ...]]:
+    r"""How a token is written, and its bytes: ``\xf0\x9f`` for part of a character, a special token as its marker."""
+    if token >= TEXT_TOKENS:
+        marker = _marker(encoding, token)
+        return marker, tuple(marker.encode())
+    raw = encoding.token_bytes[token]
+    text = encoding.token_texts.get(token)
+    return "".join(f"\\x{byte:02x}" for byte in raw) if text is None else text, tuple(raw)
+
+
+def _marker(encoding: HarmonyEncoding, token: int) -> str:
+    try:
+        return encoding.decode((token,))
+    except KeyError:
+        return f"<|reserved_{token}|>"
