@@ -28,7 +28,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from api.responses import Api
+from api.app import Api
 from pipeline.errors import StageError
 from stages.generate.vllm import UnknownModel, start_vllm
 from stages.harmony import ClobberedInstall, load_encoding
@@ -99,7 +99,7 @@ async def serve(settings: Settings) -> None:
         engine = start_vllm(settings.model, settings.engine_arguments)
         closing.push_async_callback(engine.close)
         pipeline = harmony_responses((engine.model,), engine, load_encoding(), store)
-        api = Api(pipeline, engine, store, engine.model, settings.keep_alive)
+        api = Api(pipeline, engine, store, (engine.model,), settings.keep_alive)
         runner = web.AppRunner(
             api.app(settings.max_body_bytes),
             handler_cancellation=True,  # off by default: a client that left would keep the engine busy
@@ -114,9 +114,9 @@ async def serve(settings: Settings) -> None:
         print(greeting(settings, engine.model), flush=True)
         await _signal_to_stop()
         logger.info("Stopping: running responses get %g s", settings.shutdown_timeout)
-        await api.finish(settings.shutdown_timeout)
+        await api.admission.finish(settings.shutdown_timeout)
         await engine.stop()
-        await api.finish(LAST_WORDS)
+        await api.admission.finish(LAST_WORDS)
 
 
 def _bound(host: str, port: int) -> socket.socket:

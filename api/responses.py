@@ -6,118 +6,160 @@ so that whatever refuses a request is still an HTTP status; behind it, failures 
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aiohttp import web
 
-from api.errors import STREAMING, as_json, errors_as_json
-from api.stream import SSE_HEADERS, kept_alive, whole
+from api.admission import Admission
+from api.errors import as_json
+from api.log import ANSWERED
+from api.query import choice, flag, listed, number
+from api.stream import obfuscated, send
 from pipeline.core import Pipeline
-from pipeline.errors import ResponseNotFound, ServerStopping, UnsupportedParameter
-from pipeline.protocol.events import DONE, ResponseEvent, TerminalEvent, to_sse
+from pipeline.errors import InvalidRequest, ResponseNotFound
+from pipeline.logs import current_response
+from pipeline.protocol.body import shortened
+from pipeline.protocol.events import Event, ResponseEvent, TerminalEvent, to_sse
+from pipeline.protocol.items import Item
 from pipeline.protocol.reading import read_request
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
 from pipeline.record import replay
-from stages.generate.engine import Engine
-from stages.persist.store import ResponseStore
+from stages.normalize.normalize import INCLUDABLE
+from stages.persist.again import events_again
+from stages.persist.store import ResponseStore, StoredResponse
 
 
-@dataclass
-class Api:
-    """The routes, and the requests that run on them."""
+@dataclass(frozen=True)
+class Responses:
+    """The Responses API under one base URL, whose dialect the last stages of ``outgoing`` speak."""
 
     pipeline: Pipeline[CreateResponse, ResponseEvent]
-    engine: Engine
+    outgoing: Pipeline[ResponseEvent, Any]
     store: ResponseStore
-    model: str
-    keep_alive: float = 15.0
-    """Seconds of silence before a stream says that it lives."""
-    stopping: bool = False
-    """Whether new requests are turned away."""
-    running: int = 0
-    """Requests for responses that are being answered."""
+    admission: Admission
+    keep_alive: float
 
-    def app(self, max_body_bytes: int) -> web.Application:
-        """The aiohttp application."""
-        app = web.Application(middlewares=[errors_as_json], client_max_size=max_body_bytes)
-        app.add_routes(
-            [
-                web.post("/v1/responses", self.create_response),
-                web.get("/v1/responses/{response_id}", self.get_response),
-                web.get("/v1/models", self.list_models),
-                web.get("/health", self.health),
-            ]
+    def routes(self, base: str) -> Sequence[web.RouteDef]:
+        """Its routes, each under ``base``."""
+        one = f"{base}/responses/{{response_id}}"
+        return (
+            web.post(f"{base}/responses", self.create),
+            web.post(f"{base}/responses/input_tokens", self.count_input_tokens),
+            web.get(one, self.retrieve),
+            web.delete(one, self.delete),
+            web.post(f"{one}/cancel", self.cancel),
+            web.get(f"{one}/input_items", self.list_input_items),
         )
-        return app
 
-    async def finish(self, seconds: float) -> None:
-        """Turn new requests away, and wait for those that run, for at most so many ``seconds``."""
-        self.stopping = True
-        deadline = time.monotonic() + seconds
-        while self.running and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
-
-    async def create_response(self, request: web.Request) -> web.StreamResponse:
+    async def create(self, request: web.Request) -> web.StreamResponse:
         """Create a response, as a stream of events or as one object."""
-        if self.stopping:
-            raise ServerStopping
-        self.running += 1
-        try:
-            return await self._answer(request)
-        finally:
-            self.running -= 1
+        with self.admission.one():
+            wanted = await read_request(await request.read())
+            answering: Pipeline[CreateResponse, Any] = Pipeline((*self.pipeline.steps, *self.outgoing.steps))
+            async with answering.open(replay([wanted])) as events:
+                first = await anext(events)
+                if not wanted.stream:
+                    request[ANSWERED] = response = await _last_response(events)
+                    return as_json(response)
+                options = wanted.stream_options
+                hides = options is not None and options.include_obfuscation is True
+                return await self._send(request, [first], events, hides)
 
-    async def get_response(self, request: web.Request) -> web.Response:
-        """Look a stored response up."""
-        if request.query.get("stream") == "true":
-            raise UnsupportedParameter("This server does not stream stored responses.", param="stream")
+    async def count_input_tokens(self, request: web.Request) -> web.Response:
+        """Say how many tokens a request would be, by rendering it."""
+        with self.admission.one():
+            wanted = await read_request(await request.read())
+            async with self.pipeline.upto("render").open(replay([wanted])) as prompts:
+                prompt = await anext(prompts)
+        return as_json({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
+
+    async def retrieve(self, request: web.Request) -> web.StreamResponse:
+        """Look a stored response up, or stream it again."""
+        _check_include(request)
+        streams, hides = flag(request, "stream"), flag(request, "include_obfuscation")
+        after = number(request, "starting_after", default=-1, least=0)
+        response = (await self._stored(request)).response
+        if not streams:
+            return as_json(response)
+        async with self.outgoing.open(replay(events_again(response))) as again:
+            events = [event async for event in again if event.sequence_number > after]
+        return await self._send(request, events, None, hides)
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Forget a stored response."""
+        response_id = request.match_info["response_id"]
+        if not await self.store.delete(response_id):
+            raise ResponseNotFound(shortened(response_id))
+        return as_json({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel(self, request: web.Request) -> web.Response:
+        """Refuse: only what runs in the background can be cancelled, and whatever is stored has ended."""
+        response = (await self._stored(request)).response
+        raise InvalidRequest(f"The response {response.id} is not running in the background.", param="response_id")
+
+    async def list_input_items(self, request: web.Request) -> web.Response:
+        """List what a stored response was given to read, page by page: the history that it continues included."""
+        _check_include(request)
+        limit = number(request, "limit", default=20, least=1, most=100)
+        newest_first = choice(request, "order", ("desc", "asc")) == "desc"
+        response_id = request.match_info["response_id"]
+        chain = await self.store.chain(response_id)
+        if not chain:
+            raise ResponseNotFound(shortened(response_id))
+        items = _input_items(chain)
+        rest = _behind(items[::-1] if newest_first else items, request.query.get("after"))
+        page = rest[:limit]
+        return as_json(
+            {
+                "object": "list",
+                "data": page,
+                "first_id": page[0].id if page else None,
+                "last_id": page[-1].id if page else None,
+                "has_more": len(rest) > limit,
+            }
+        )
+
+    async def _stored(self, request: web.Request) -> StoredResponse:
         response_id = request.match_info["response_id"]
         stored = await self.store.get(response_id)
         if stored is None:
-            raise ResponseNotFound(response_id)
-        return as_json(stored.response)
+            raise ResponseNotFound(shortened(response_id))
+        current_response.set(response_id)
+        return stored
 
-    async def list_models(self, request: web.Request) -> web.Response:
-        """Name the one model."""
-        model = {"id": self.model, "object": "model", "created": 0, "owned_by": "penstock"}
-        return as_json({"object": "list", "data": [model]})
-
-    async def health(self, request: web.Request) -> web.Response:
-        """200 while the engine lives."""
-        if self.engine.is_alive:
-            return as_json({"status": "ok"})
-        return as_json({"status": "engine dead"}, status=503)
-
-    async def _answer(self, request: web.Request) -> web.StreamResponse:
-        wanted = await read_request(await request.read())
-        async with self.pipeline.open(replay([wanted])) as stream, aclosing(whole(stream)) as events:
-            first = await anext(events)
-            if wanted.stream:
-                return await self._stream(request, first, events)
-            return as_json(await _last_response(events))
-
-    async def _stream(
-        self, request: web.Request, first: ResponseEvent, events: AsyncIterator[ResponseEvent]
+    async def _send(
+        self, request: web.Request, ready: Sequence[Event], rest: AsyncIterator[Event] | None, hides: bool
     ) -> web.StreamResponse:
-        stream = web.StreamResponse(headers=SSE_HEADERS)
-        request[STREAMING] = True
-        await stream.prepare(request)
-        async with kept_alive(stream, self.keep_alive) as write:
-            await write(to_sse(first))
-            async for event in events:
-                await write(to_sse(event))
-            await write(DONE)
-        await stream.write_eof()
-        return stream
+        return await send(request, ready, rest, obfuscated if hides else to_sse, self.keep_alive)
 
 
-async def _last_response(events: AsyncIterator[ResponseEvent]) -> Response:
+async def _last_response(events: AsyncIterator[Any]) -> Response:
     async for event in events:
         if isinstance(event, TerminalEvent):
             return event.response
     raise RuntimeError("the stream ended without a terminal event")
+
+
+def _check_include(request: web.Request) -> None:
+    for name in listed(request, "include"):
+        if name not in INCLUDABLE:
+            raise InvalidRequest(f"{shortened(name)!r} is nothing that can be included.", param="include")
+
+
+def _input_items(chain: Sequence[StoredResponse]) -> Sequence[Item]:
+    """The input of the last response of a chain, and all that came before it."""
+    *older, last = chain
+    return (*(item for stored in older for item in (*stored.input, *stored.response.output)), *last.input)
+
+
+def _behind(items: Sequence[Item], after: str | None) -> Sequence[Item]:
+    """The items behind the one that is called ``after``: the last of that name, so that every page gets further."""
+    if after is None:
+        return items
+    for position in range(len(items), 0, -1):
+        if items[position - 1].id == after:
+            return items[position:]
+    raise InvalidRequest(f"There is no item {shortened(after)!r} in this list.", param="after")

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import TypeAlias
 
+import msgspec
 from aiohttp import web
 
+from api.errors import STREAMING
+from api.log import ANSWERED
 from pipeline.ending import Follower
-from pipeline.protocol.events import KEEP_ALIVE, ResponseEvent
+from pipeline.protocol.events import DONE, KEEP_ALIVE, Event, ResponseEvent, TerminalEvent, to_sse
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +25,13 @@ SSE_HEADERS = {
     "X-Accel-Buffering": "no",  # nginx would hold back 16 KB otherwise
 }
 
+BLOCK = 16
+"""With obfuscation, the text of a delta and what is added to it are a multiple of so many bytes."""
+
+Encode: TypeAlias = Callable[[Event], bytes]
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]
+
+_encode = msgspec.json.Encoder().encode
 
 
 async def whole(events: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ResponseEvent, None]:
@@ -41,6 +51,39 @@ async def whole(events: AsyncIterator[ResponseEvent]) -> AsyncGenerator[Response
             yield event
 
 
+def obfuscated(event: Event) -> bytes:
+    """`to_sse`, with random characters beside a delta, so that nobody reads its length from that of a packet."""
+    data, delta = to_sse(event), getattr(event, "delta", None)
+    if not isinstance(delta, str):
+        return data
+    missing = -len(_encode(delta)[1:-1]) % BLOCK
+    return b'%b,"obfuscation":"%b"}\n\n' % (data[:-3], secrets.token_urlsafe(missing)[:missing].encode())
+
+
+async def send(
+    request: web.Request, ready: Iterable[Event], rest: AsyncIterator[Event] | None, encode: Encode, keep_alive: float
+) -> web.StreamResponse:
+    """Send the events that are ``ready`` and the ``rest``, which is still to come, and what ends every stream.
+
+    After each ``keep_alive`` seconds of silence there is a comment.
+    """
+    answer = web.StreamResponse(headers=SSE_HEADERS)
+    request[STREAMING] = True
+    await answer.prepare(request)
+    event: Event | None = None
+    async with kept_alive(answer, keep_alive) as write:
+        for event in ready:
+            await write(encode(event))
+        if rest is not None:
+            async for event in rest:
+                await write(encode(event))
+        await write(DONE)
+    await answer.write_eof()
+    if isinstance(event, TerminalEvent):
+        request[ANSWERED] = event.response
+    return answer
+
+
 @asynccontextmanager
 async def kept_alive(stream: web.StreamResponse, period: float) -> AsyncGenerator[Write, None]:
     """A way to write to ``stream`` that also writes a comment after each ``period`` of silence, in seconds."""
@@ -53,11 +96,12 @@ async def kept_alive(stream: web.StreamResponse, period: float) -> AsyncGenerato
         await stream.write(data)
 
     async def break_silence() -> None:
-        while True:
-            silence = loop.time() - written_at
-            if silence >= period:
-                await write(KEEP_ALIVE)
-            await asyncio.sleep(period - silence if silence < period else period)
+        with suppress(ConnectionResetError):  # whoever writes the next event meets it too
+            while True:
+                silence = loop.time() - written_at
+                if silence >= period:
+                    await write(KEEP_ALIVE)
+                await asyncio.sleep(period - silence if silence < period else period)
 
     breaking = asyncio.create_task(break_silence())
     try:

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import aiohttp
 from aiohttp import web
 
-from api.responses import Api
+from api.app import Api
 from pipeline.core import Pipeline
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
@@ -69,7 +69,7 @@ async def serving(
     """Serve for the length of the block; ``edit`` may change the pipeline."""
     store = SqliteStore(folder / "responses.sqlite3")
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(harmony_responses(("tiny",), engine, encoding, store))
-    api = Api(pipeline, engine, store, "tiny", keep_alive)
+    api = Api(pipeline, engine, store, ("tiny",), keep_alive)
     runner = web.AppRunner(api.app(max_body_bytes), handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

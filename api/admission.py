@@ -1,0 +1,38 @@
+"""Who is let in: requests for responses, until the server stops."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pipeline.errors import ServerStopping
+
+
+@dataclass
+class Admission:
+    """The requests for responses that are being answered."""
+
+    stopping: bool = False
+    """Whether new requests are turned away."""
+    running: int = 0
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Let one request in for the length of the block; raises `ServerStopping`."""
+        if self.stopping:
+            raise ServerStopping
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+
+    async def finish(self, seconds: float) -> None:
+        """Turn new requests away, and wait for those that run, for at most so many ``seconds``."""
+        self.stopping = True
+        deadline = time.monotonic() + seconds
+        while self.running and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)

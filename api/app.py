@@ -1,0 +1,71 @@
+"""The HTTP server as a whole: which routes there are, and what they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from api.admission import Admission
+from api.errors import as_json, errors_as_json
+from api.log import log_requests
+from api.responses import Responses
+from api.stream import whole
+from pipeline.core import Pipeline
+from pipeline.errors import ModelNotFound
+from pipeline.protocol.body import shortened
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.request import CreateResponse
+from stages.generate.engine import Engine
+from stages.persist.store import ResponseStore
+
+DIALECTS: dict[str, Pipeline[ResponseEvent, Any]] = {
+    "/v1": Pipeline.start("whole", whole),
+}
+"""Each base URL, and the stages that its events go through on their way out."""
+
+
+@dataclass(frozen=True)
+class Api:
+    """The routes over one pipeline; ``models`` are the names that it answers to."""
+
+    pipeline: Pipeline[CreateResponse, ResponseEvent]
+    engine: Engine
+    store: ResponseStore
+    models: tuple[str, ...]
+    keep_alive: float = 15.0
+    """Seconds of silence before a stream says that it lives."""
+    admission: Admission = field(default_factory=Admission)
+
+    def app(self, max_body_bytes: int) -> web.Application:
+        """The aiohttp application."""
+        app = web.Application(middlewares=[log_requests, errors_as_json], client_max_size=max_body_bytes)
+        for base, outgoing in DIALECTS.items():
+            responses = Responses(self.pipeline, outgoing, self.store, self.admission, self.keep_alive)
+            app.add_routes(responses.routes(base))
+            app.add_routes([web.get(f"{base}/models", self.list_models)])
+            app.add_routes([web.get(f"{base}/models/{{model:.+}}", self.retrieve_model)])
+        app.add_routes([web.get("/health", self.health)])
+        return app
+
+    async def list_models(self, request: web.Request) -> web.Response:
+        """Name the models."""
+        return as_json({"object": "list", "data": [_model(name) for name in self.models]})
+
+    async def retrieve_model(self, request: web.Request) -> web.Response:
+        """Say whether a model is served."""
+        name = request.match_info["model"]
+        if name not in self.models:
+            raise ModelNotFound(f"This server does not serve {shortened(name)!r}.", param="model")
+        return as_json(_model(name))
+
+    async def health(self, request: web.Request) -> web.Response:
+        """200 while the engine lives."""
+        if self.engine.is_alive:
+            return as_json({"status": "ok"})
+        return as_json({"status": "engine dead"}, status=503)
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "penstock"}
