@@ -7,28 +7,49 @@ what is open is closed as incomplete, then comes exactly one terminal event.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
 from pipeline.errors import StageError
 from pipeline.protocol.events import (
+    DELTAS,
     ContentPartAdded,
     ContentPartDone,
-    FunctionCallArgumentsDelta,
+    CustomToolCallInputDone,
+    Done,
     FunctionCallArgumentsDone,
     OutputItemAdded,
     OutputItemDone,
+    OutputTextAnnotationAdded,
     OutputTextDelta,
     OutputTextDone,
-    ReasoningTextDelta,
+    ReasoningSummaryPartAdded,
+    ReasoningSummaryPartDone,
+    ReasoningSummaryTextDone,
     ReasoningTextDone,
+    RefusalDone,
     ResponseCreated,
     ResponseEvent,
     ResponseFailed,
     TerminalEvent,
 )
-from pipeline.protocol.items import FunctionCall, OutputItem, OutputPart, OutputText, ReasoningText
+from pipeline.protocol.items import (
+    CustomToolCall,
+    FunctionCall,
+    Logprob,
+    Message,
+    OutputItem,
+    OutputPart,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    Refusal,
+    SummaryText,
+)
 from pipeline.protocol.response import ErrorDetails, Response
+
+_Part: TypeAlias = OutputPart | SummaryText
 
 
 def failed_response(response: Response, error: Exception, output: tuple[OutputItem, ...]) -> Response:
@@ -59,33 +80,22 @@ class Follower:
         self._number = -1
         self._output: list[OutputItem] = []
         self._item: OutputItem | None = None
-        self._part: OutputPart | None = None
-        self._parts: list[OutputPart] = []
-        self._text: list[str] = []
-        self._text_is_done = False
+        self._parts: list[_Part] = []
+        self._part: _Part | None = None
+        self._begin_text()
 
     def feed(self, event: ResponseEvent) -> None:
         """Take the next event of the stream."""
         self._number = event.sequence_number
-        match event:
-            case OutputTextDelta() | ReasoningTextDelta() | FunctionCallArgumentsDelta():  # nearly every event
-                self._text.append(event.delta)
-            case OutputTextDone() | ReasoningTextDone() | FunctionCallArgumentsDone():
-                self._text_is_done = True
-            case OutputItemAdded():
-                self._item, self._parts, self._text, self._text_is_done = event.item, [], [], False
-            case OutputItemDone():
-                self._output.append(event.item)
-                self._item = None
-            case ContentPartAdded():
-                self._part, self._text, self._text_is_done = event.part, [], False
-            case ContentPartDone():
-                self._part = None
-                self._parts.append(event.part)
-            case ResponseCreated():
-                self.response = event.response
-            case _:
-                self.ended = isinstance(event, TerminalEvent)
+        if type(event) is OutputTextDelta:
+            self._text.append(event.delta)
+            if event.logprobs:
+                self._logprobs += event.logprobs
+        elif type(event) in DELTAS:
+            delta: Any = event
+            self._text.append(delta.delta)
+        else:
+            self._step(event)
 
     def fail(self, error: Exception) -> Iterator[ResponseEvent]:
         """The events that end the stream here, because of ``error``; the response must have begun."""
@@ -95,29 +105,100 @@ class Follower:
             yield from self._close(self._item)
         yield ResponseFailed(self._next(), failed_response(self.response, error, tuple(self._output)))
 
+    def _step(self, event: ResponseEvent) -> None:
+        match event:
+            case Done():
+                self._text_is_done = True
+            case OutputItemAdded():
+                self._item, self._parts, self._part = event.item, [], None
+                self._begin_text()
+            case OutputItemDone():
+                self._output.append(event.item)
+                self._item = None
+            case ContentPartAdded() | ReasoningSummaryPartAdded():
+                self._part = event.part
+                self._begin_text()
+            case ContentPartDone() | ReasoningSummaryPartDone():
+                self._part = None
+                self._parts.append(event.part)
+            case OutputTextAnnotationAdded():
+                self._annotations.append(event.annotation)
+            case ResponseCreated():
+                self.response = event.response
+            case _:
+                self.ended = isinstance(event, TerminalEvent)
+
+    def _begin_text(self) -> None:
+        self._text: list[str] = []
+        self._logprobs: list[Logprob] = []
+        self._annotations: list[dict[str, Any]] = []
+        self._text_is_done = False
+
+    # What is open is closed
+
     def _next(self) -> int:
         self._number += 1
         return self._number
 
     def _close(self, item: OutputItem) -> Iterator[ResponseEvent]:
         index, text = len(self._output), "".join(self._text)
-        if isinstance(item, FunctionCall):
-            if not self._text_is_done:
-                yield FunctionCallArgumentsDone(self._next(), item.id, index, text)
-            closed: OutputItem = replace(item, arguments=text, status="incomplete")
-        else:
-            if self._part is not None:
-                yield from self._close_part(self._part, item.id, text)
-            closed = replace(item, content=tuple(self._parts), status="incomplete")
-        self._output.append(closed)
-        yield OutputItemDone(self._next(), index, closed)
+        match item:
+            case FunctionCall():
+                if not self._text_is_done:
+                    yield FunctionCallArgumentsDone(self._next(), item.id, index, text)
+                item = replace(item, arguments=text)
+            case CustomToolCall():
+                if not self._text_is_done:
+                    yield CustomToolCallInputDone(self._next(), item.id, index, text)
+                item = replace(item, input=text)
+            case Message() | Reasoning():
+                yield from self._close_parts(item)
+                item = self._filled(item)
+        item = replace(item, status="incomplete")
+        self._output.append(item)
+        yield OutputItemDone(self._next(), index, item)
 
-    def _close_part(self, part: OutputPart, item_id: str, text: str) -> Iterator[ResponseEvent]:
-        index, at = len(self._output), len(self._parts)
-        if isinstance(part, OutputText | ReasoningText):
-            if not self._text_is_done:
-                done = OutputTextDone if isinstance(part, OutputText) else ReasoningTextDone
-                yield done(self._next(), item_id, index, at, text)
-            part = replace(part, text=text)
+    def _filled(self, item: Message | Reasoning) -> Message | Reasoning:
+        content = tuple(part for part in self._parts if not isinstance(part, SummaryText))
+        if isinstance(item, Message):
+            return replace(item, content=content)
+        summary = tuple(part for part in self._parts if isinstance(part, SummaryText))
+        return replace(item, summary=summary, content=content or item.content)
+
+    def _close_parts(self, item: Message | Reasoning) -> Iterator[ResponseEvent]:
+        index = len(self._output)
+        if isinstance(item, Message) and not self._parts and self._part is None:
+            self._part = OutputText("")  # clients take a first part for granted
+            yield ContentPartAdded(self._next(), item.id, index, 0, self._part)
+        if self._part is None:
+            return
+        part, at = self._grown(self._part), self._position(self._part)
+        if not self._text_is_done:
+            yield self._text_done(part, item.id, at)
+        if isinstance(part, SummaryText):
+            yield ReasoningSummaryPartDone(self._next(), item.id, index, at, part)
+        else:
+            yield ContentPartDone(self._next(), item.id, index, at, part)
         self._parts.append(part)
-        yield ContentPartDone(self._next(), item_id, index, at, part)
+
+    def _position(self, part: _Part) -> int:
+        """The index of ``part`` among the summary, or among the content."""
+        return sum(isinstance(done, SummaryText) == isinstance(part, SummaryText) for done in self._parts)
+
+    def _grown(self, part: _Part) -> _Part:
+        text = "".join(self._text)
+        if isinstance(part, OutputText):
+            return OutputText(text, tuple(self._annotations), tuple(self._logprobs))
+        return type(part)(text)
+
+    def _text_done(self, part: _Part, item_id: str, at: int) -> ResponseEvent:
+        index = len(self._output)
+        match part:
+            case OutputText(text):
+                return OutputTextDone(self._next(), item_id, index, at, text, part.logprobs)
+            case Refusal(refusal):
+                return RefusalDone(self._next(), item_id, index, at, refusal)
+            case ReasoningText(text):
+                return ReasoningTextDone(self._next(), item_id, index, at, text)
+            case SummaryText(text):
+                return ReasoningSummaryTextDone(self._next(), item_id, index, at, text)
