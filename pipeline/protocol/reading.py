@@ -13,15 +13,21 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeline.errors import InvalidRequest
 from pipeline.protocol.body import PIECE, Pace, read_json, shortened
-from pipeline.protocol.request import CreateResponse, InputItem, Tool
+from pipeline.protocol.given_items import InputItem, RawMessage
+from pipeline.protocol.given_tools import Tool
+from pipeline.protocol.request import CreateResponse
 
 Value = TypeVar("Value")
 
 _request: TypeAdapter[CreateResponse] = TypeAdapter(CreateResponse)
-_elements: dict[str, TypeAdapter[Any]] = {"input": TypeAdapter(InputItem), "tools": TypeAdapter(Tool)}
+_elements: dict[str, TypeAdapter[Any]] = {
+    "input": TypeAdapter(InputItem),
+    "tools": TypeAdapter(Tool),
+    "previous_input_messages": TypeAdapter(RawMessage),
+}
 
-_CHUNK = 500
-"""Parts of one item that are validated at once."""
+_CHUNKS = {"summary": 500, "content": 500, "output": 500, "tools": 1}
+"""How many parts of one item are validated at once; a tool may hold many others."""
 
 
 async def read_request(body: bytes) -> CreateResponse:
@@ -41,26 +47,30 @@ async def read_request(body: bytes) -> CreateResponse:
     return request.model_copy(update=read)
 
 
-def _lists(value: Any, names: Iterable[str], longer_than: int = 0) -> dict[str, list[Any]]:
+def _lists(value: Any, names: Iterable[str]) -> dict[str, list[Any]]:
     """The lists among the named values of an object."""
     if not isinstance(value, dict):
         return {}
-    found = {name: value[name] for name in names if name in value}
-    return {name: many for name, many in found.items() if isinstance(many, list) and len(many) > longer_than}
+    return {name: many for name in names if isinstance(many := value.get(name), list)}
+
+
+def _long_lists(value: Any) -> dict[str, list[Any]]:
+    """The lists of an item that are too long to be read at once."""
+    return {key: parts for key, parts in _lists(value, _CHUNKS).items() if len(parts) > _CHUNKS[key]}
 
 
 async def _element(name: str, position: int, value: Any, pace: Pace) -> Any:
     """One element of a list; what is itself a long list in it is read in chunks, each with the rest of the element."""
     await pace()
     adapter, place = _elements[name], (name, position)
-    if not (lists := _lists(value, ("summary", "content", "output"), _CHUNK)):
+    if name == "tools" or not (lists := _long_lists(value)):
         return _validated(adapter, value, place)
-    start_of_it = value | {key: parts[:_CHUNK] for key, parts in lists.items()}
+    start_of_it = value | {key: parts[: _CHUNKS[key]] for key, parts in lists.items()}
     element = _validated(adapter, start_of_it, place)
     for key in lists.keys() & type(element).model_fields:
-        for start in range(_CHUNK, len(lists[key]), _CHUNK):
+        for start in range(_CHUNKS[key], len(lists[key]), _CHUNKS[key]):
             await pace()
-            chunk = start_of_it | {key: lists[key][start : start + _CHUNK]}
+            chunk = start_of_it | {key: lists[key][start : start + _CHUNKS[key]]}
             getattr(element, key).extend(getattr(_validated(adapter, chunk, place, start), key))
     return element
 
@@ -108,7 +118,7 @@ def _is_tag(step: str, before: int | str) -> bool:
     """Whether a step names a branch of a union rather than a key of the body, which may be called the same."""
     if step == "[key]":
         return before != "metadata"
-    return step in _TAGS and (isinstance(before, int) or before in _UNIONS)
+    return step in (_ELEMENT_TAGS if isinstance(before, int) else _TAGS.get(before, ()))
 
 
 _JSON_WORDS = {
@@ -117,11 +127,19 @@ _JSON_WORDS = {
 }
 """What pydantic says of JSON, but not of the Python values that were JSON."""
 
-_UNIONS = frozenset({"input", "content", "output", "tool_choice"})
-"""Keys whose values, like the elements of lists, are followed by a tag where their type is open."""
+_TEXT_OR_LIST = frozenset({"as_text", "as_list"})
 
-_TAGS = frozenset(
-    {"as_text", "as_list", "as_object", "function_tool", "other_tool"}
-    | {"message", "reasoning", "function_call", "function_call_output"}
+_TAGS = {
+    **dict.fromkeys(("input", "content", "output", "stop"), _TEXT_OR_LIST),
+    "tool_choice": frozenset({"as_text", "function", "custom", "allowed_tools", "other"}),
+    "format": frozenset({"text", "grammar", "json_schema", "json_object"}),
+}
+"""What pydantic calls the branches of the open types, by the keys that they stand behind."""
+
+_ELEMENT_TAGS = frozenset(
+    {"message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"}
+    | {"item_reference", "additional_tools"}
     | {"input_text", "output_text", "refusal", "input_image", "input_file"}
+    | {"function", "custom", "namespace", "other"}
 )
+"""Those of the elements of lists."""

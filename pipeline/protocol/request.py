@@ -1,4 +1,4 @@
-"""The body of ``POST /v1/responses``, as openai-python 3.52's ``responses.create`` writes it.
+"""The body of ``POST /v1/responses``, as openai-python 3.52's ``responses.create`` writes it, with vLLM's extras.
 
 Unknown keys are ignored, because clients send some of their own; known keys with bad values are refused with the path
 of the value.  What is understood here but not implemented by a server is for the ``normalize`` stage to refuse.
@@ -6,183 +6,59 @@ of the value.  What is understood here but not implemented by a server is for th
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    StringConstraints,
-    Tag,
-)
+from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, StringConstraints, Tag
 from pydantic_core import PydanticCustomError
 
-from pipeline.protocol.items import ItemStatus, Phase, Role
+from pipeline.protocol.given import FAIL_FAST, Body, Echoed, Name, text_or_list
+from pipeline.protocol.given_items import InputItem, RawMessage
+from pipeline.protocol.given_tools import TextFormat, Tool, ToolChoice
 from pipeline.protocol.response import Effort
 
+TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
+"""The headers of W3C Trace Context."""
 
-class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-def _type_of(value: Any) -> str | None:
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
+Summary: TypeAlias = Literal["auto", "concise", "detailed"]
 
 
-def _item_tag(value: Any) -> str:
-    return _type_of(value) or "message"
+class ReasoningOptions(Body):
+    effort: Effort | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
+    """The former name of ``summary``."""
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: str | None = None
 
 
-def _text_or_list(value: Any) -> str:
-    return "as_text" if isinstance(value, str) else "as_list"
-
-
-def _text_or_object(value: Any) -> str:
-    return "as_text" if isinstance(value, str) else "as_object"
-
-
-_FAIL_FAST: Any = Field(fail_fast=True)
-"""One mistake is told, so one is looked for."""
-
-# Content parts
-
-
-class InputTextPart(_Body):
-    type: Literal["input_text"]
-    text: str
-
-
-class OutputTextPart(_Body):
-    type: Literal["output_text"]
-    text: str
-
-
-class RefusalPart(_Body):
-    type: Literal["refusal"]
-    refusal: str
-
-
-class ReasoningTextPart(_Body):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class SummaryTextPart(_Body):
-    type: Literal["summary_text"]
-    text: str
-
-
-class ImagePart(_Body):
-    type: Literal["input_image"]
-
-
-class FilePart(_Body):
-    type: Literal["input_file"]
-
-
-MessagePart: TypeAlias = Annotated[
-    InputTextPart | OutputTextPart | RefusalPart | ImagePart | FilePart, Field(discriminator="type")
-]
-OutputPart: TypeAlias = Annotated[InputTextPart | ImagePart | FilePart, Field(discriminator="type")]
-_MessageContent: TypeAlias = Annotated[
-    Annotated[str, Tag("as_text")] | Annotated[list[MessagePart], _FAIL_FAST, Tag("as_list")],
-    Discriminator(_text_or_list),
-]
-_CallOutput: TypeAlias = Annotated[
-    Annotated[str, Tag("as_text")] | Annotated[list[OutputPart], _FAIL_FAST, Tag("as_list")],
-    Discriminator(_text_or_list),
-]
-
-# Items
-
-
-class _InputItem(_Body):
-    id: str | None = None
-    status: ItemStatus | None = None
-
-
-class MessageItem(_InputItem):
-    type: Literal["message"] | None = None
-    role: Role
-    content: _MessageContent
-    phase: Phase | None = None
-
-
-class ReasoningItem(_InputItem):
-    type: Literal["reasoning"]
-    summary: Annotated[list[SummaryTextPart], _FAIL_FAST] | None = None
-    content: Annotated[list[ReasoningTextPart], _FAIL_FAST] | None = None
-    encrypted_content: str | None = None
-
-
-class FunctionCallItem(_InputItem):
-    type: Literal["function_call"]
-    call_id: Annotated[str, StringConstraints(min_length=1, max_length=64)]
-    name: Annotated[str, StringConstraints(min_length=1)]
-    arguments: str
-
-
-class FunctionCallOutputItem(_InputItem):
-    type: Literal["function_call_output"]
-    call_id: Annotated[str, StringConstraints(min_length=1, max_length=64)]
-    output: _CallOutput
-
-
-InputItem: TypeAlias = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output")],
-    Discriminator(_item_tag),
-]
-
-# Options
-
-
-class FunctionTool(_Body):
-    type: Literal["function"]
-    name: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+class JsonSchemaFormat(Body):
+    type: Literal["json_schema"]
+    name: Name
+    schema_: dict[str, Any] = Field(alias="schema")
     description: str | None = None
-    parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class OtherTool(_Body):
-    """A tool of another type: its fields are not read."""
-
-    type: str
+class JsonObjectFormat(Body):
+    type: Literal["json_object"]
 
 
-Tool: TypeAlias = Annotated[
-    Annotated[FunctionTool, Tag("function_tool")] | Annotated[OtherTool, Tag("other_tool")],
-    Discriminator(lambda value: "function_tool" if _type_of(value) == "function" else "other_tool"),
-]
-
-
-class ReasoningOptions(_Body):
-    effort: Effort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
-
-
-class TextFormat(_Body):
-    type: Literal["text", "json_schema", "json_object"]
-
-
-class TextOptions(_Body):
-    format: TextFormat | None = None
+class TextOptions(Echoed):
+    format: Annotated[TextFormat | JsonSchemaFormat | JsonObjectFormat, Field(discriminator="type")] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-_ToolChoice: TypeAlias = Annotated[
-    Annotated[Literal["auto", "none", "required"], Tag("as_text")] | Annotated[dict[str, Any], Tag("as_object")],
-    Discriminator(_text_or_object),
-]
+class PromptCacheOptions(Body):
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+    prewarm: bool | None = None
+    comparison_response_id: str | None = None
 
 
 def _few(value: Any) -> Any:
@@ -194,16 +70,20 @@ def _few(value: Any) -> Any:
 
 _MetadataKey: TypeAlias = Annotated[str, StringConstraints(max_length=64)]
 _MetadataValue: TypeAlias = Annotated[str, StringConstraints(max_length=512)]
+_StopText: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
+_Int64: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+_Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
+_CacheSalt: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^@/\\\x00]+$")]
 
 
-class CreateResponse(_Body):
+class CreateResponse(Body):
     """A request for one response.  None means: not said."""
 
     model: str | None = None
     input: (
         Annotated[
-            Annotated[str, Tag("as_text")] | Annotated[list[InputItem], _FAIL_FAST, Tag("as_list")],
-            Discriminator(_text_or_list),
+            Annotated[str, Tag("as_text")] | Annotated[list[InputItem], FAIL_FAST, Tag("as_list")],
+            Discriminator(text_or_list),
         ]
         | None
     ) = None
@@ -213,8 +93,8 @@ class CreateResponse(_Body):
     stream_options: StreamOptions | None = None
     store: bool | None = None
     metadata: Annotated[dict[_MetadataKey, _MetadataValue], BeforeValidator(_few)] | None = None
-    tools: Annotated[list[Tool], _FAIL_FAST] | None = None
-    tool_choice: _ToolChoice | None = None
+    tools: Annotated[list[Tool], FAIL_FAST] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=16)] | None = None
     max_tool_calls: Annotated[int, Field(ge=1)] | None = None
@@ -225,11 +105,52 @@ class CreateResponse(_Body):
     text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     include: Annotated[list[str], Field(fail_fast=True, max_length=100)] | None = None
+    user: str | None = None
+    safety_identifier: Annotated[str, StringConstraints(max_length=128)] | None = None
+    prompt_cache_key: Annotated[str, StringConstraints(max_length=64)] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    service_tier: ServiceTier | None = None
+
+    # Understood, and refused where they ask for something
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
     context_management: Any = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    service_tier: str | None = None
+    moderation: Any = None
+    access_programs: Any = None
+    image: Any = None
+
+    # vLLM's
+    top_k: Annotated[_Int64, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    seed: _Int64 | None = None
+    stop: (
+        Annotated[
+            Annotated[_StopText, Tag("as_text")]
+            | Annotated[list[_StopText], Field(fail_fast=True, max_length=4), Tag("as_list")],
+            Discriminator(text_or_list),
+        ]
+        | None
+    ) = None
+    cache_salt: _CacheSalt | None = None
+    priority: _Int64 | None = None
+    enable_response_messages: bool | None = None
+    previous_input_messages: Annotated[list[RawMessage], FAIL_FAST] | None = None
+
+    _trace_headers: Mapping[str, str] = PrivateAttr(default_factory=dict)
+
+    def traced(self, headers: Mapping[str, str]) -> Self:
+        """The same request, which came with these headers: those that tell of a trace are kept."""
+        copy = self.model_copy()
+        kept = {name.lower(): value for name, value in headers.items() if name.lower() in TRACE_HEADERS}
+        copy._trace_headers = kept  # noqa: SLF001 - its own
+        return copy
+
+    @property
+    def trace_headers(self) -> Mapping[str, str]:
+        """The headers of the trace that this request belongs to, names in lower case; never read from the body."""
+        return self._trace_headers

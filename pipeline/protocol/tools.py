@@ -72,4 +72,7 @@ class Toolset(msgspec.Struct, frozen=True):
         """The tools that may be called."""
         if self.choice == "none":
             return ()
-        return tuple(tool for tool in self.tools if self.allowed is None or tool_key(tool) in self.allowed)
+        if self.allowed is None:
+            return self.tools
+        allowed = frozenset(self.allowed)
+        return tuple(tool for tool in self.tools if tool_key(tool) in allowed)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from pipeline.errors import InvalidRequest
-from pipeline.protocol import request
+from pipeline.protocol import given_items as given
 from pipeline.protocol.body import Pace, shortened
 from pipeline.protocol.items import (
+    AdditionalTools,
+    CustomToolCall,
+    CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
     InputText,
@@ -22,53 +25,110 @@ from pipeline.protocol.items import (
     Refusal,
     SummaryText,
 )
+from stages.normalize.tools import offered
+from stages.persist.store import ResponseStore
 
 
-async def read_input(given: str | list[request.InputItem] | None, suffix: str, pace: Pace) -> tuple[Item, ...]:
-    """The items of ``input``; those without an id get one that ends in ``suffix`` and their position."""
-    if given is None:
+async def read_input(
+    said: str | list[given.InputItem] | None, suffix: str, store: ResponseStore, pace: Pace
+) -> tuple[Item, ...]:
+    """The items of ``input``, those that it refers to fetched from the store.
+
+    Items without an id get one that ends in ``suffix`` and their position.  Raises `InvalidRequest` for a reference to
+    nothing, and for what this server cannot take.
+    """
+    if said is None:
         return ()
-    if isinstance(given, str):
-        return (Message(f"msg_{suffix}i0000", "completed", "user", (InputText(given),)),)
-    items = [
-        await _item(item, f"{suffix}i{position:04x}", f"input[{position}]", pace) for position, item in enumerate(given)
-    ]
+    if isinstance(said, str):
+        return (Message(f"msg_{suffix}i0000", "completed", "user", (InputText(said),)),)
+    references = [item.id for item in said if isinstance(item, given.ItemReference)]
+    stored = await store.items(references) if references else {}
+    items: list[Item] = []
+    for position, item in enumerate(said):
+        await pace()
+        path = f"input[{position}]"
+        if isinstance(item, given.ItemReference):
+            items.append(_referenced(item, stored, path))
+        else:
+            items.append(await _item(item, f"{suffix}i{position:04x}", path, pace))
     return tuple(items)
 
 
 async def check_calls(history: Iterable[Item], items: Iterable[Item], pace: Pace) -> None:
-    """Raise `InvalidRequest` for an output whose call comes nowhere before it."""
-    called = {item.call_id for item in history if isinstance(item, FunctionCall)}
+    """Raise `InvalidRequest` for an output whose call, of its own kind, comes nowhere before it."""
+    functions = {item.call_id for item in history if isinstance(item, FunctionCall)}
+    customs = {item.call_id for item in history if isinstance(item, CustomToolCall)}
     for position, item in enumerate(items):
         await pace()
-        if isinstance(item, FunctionCall):
-            called.add(item.call_id)
-        elif isinstance(item, FunctionCallOutput) and item.call_id not in called:
-            raise InvalidRequest(
-                f"No function call with call_id {shortened(item.call_id)!r} comes before this output.",
-                param=f"input[{position}].call_id",
-            )
+        match item:
+            case FunctionCall():
+                functions.add(item.call_id)
+            case CustomToolCall():
+                customs.add(item.call_id)
+            case FunctionCallOutput() if item.call_id not in functions:
+                raise _unasked("function call", item.call_id, position)
+            case CustomToolCallOutput() if item.call_id not in customs:
+                raise _unasked("custom tool call", item.call_id, position)
 
 
-async def _item(item: request.InputItem, suffix: str, path: str, pace: Pace) -> Item:
-    await pace()
+def _unasked(kind: str, call_id: str, position: int) -> InvalidRequest:
+    message = f"No {kind} with call_id {shortened(call_id)!r} comes before this output."
+    return InvalidRequest(message, param=f"input[{position}].call_id")
+
+
+def _referenced(reference: given.ItemReference, stored: Mapping[str, Item], path: str) -> Item:
+    if (item := stored.get(reference.id)) is None:
+        raise InvalidRequest(f"Item with id {shortened(reference.id)!r} not found.", param=f"{path}.id")
+    return item
+
+
+async def _item(item: given.InputItem, suffix: str, path: str, pace: Pace) -> Item:
     match item:
-        case request.MessageItem():
+        case given.MessageItem():
             content = await _message_parts(item, path, pace)
             phase = UNSET if item.phase is None else item.phase
             return Message(item.id or f"msg_{suffix}", item.status or "completed", item.role, content, phase)
-        case request.ReasoningItem():
+        case given.ReasoningItem():
             return _reasoning(item, suffix)
-        case request.FunctionCallItem():
-            return FunctionCall(
-                item.id or f"fc_{suffix}", item.call_id, item.name, item.arguments, item.status or "completed"
-            )
-        case request.FunctionCallOutputItem():
-            output = item.output if isinstance(item.output, str) else await _texts(item.output, path, pace)
-            return FunctionCallOutput(item.id or f"fco_{suffix}", item.call_id, output, item.status or "completed")
+        case given.AdditionalToolsItem():
+            return await _additional_tools(item, suffix, path, pace)
+        case given.FunctionCallItem() | given.CustomToolCallItem():
+            return _call(item, suffix)
+        case given.FunctionCallOutputItem() | given.CustomToolCallOutputItem():
+            return await _output(item, suffix, path, pace)
+        case given.ItemReference():
+            raise AssertionError("a reference is resolved by now")
 
 
-def _reasoning(item: request.ReasoningItem, suffix: str) -> Reasoning:
+def _call(item: given.FunctionCallItem | given.CustomToolCallItem, suffix: str) -> FunctionCall | CustomToolCall:
+    status, namespace = item.status or "completed", _unset(item.namespace)
+    if isinstance(item, given.FunctionCallItem):
+        return FunctionCall(item.id or f"fc_{suffix}", item.call_id, item.name, item.arguments, status, namespace)
+    return CustomToolCall(item.id or f"ctc_{suffix}", item.call_id, item.name, item.input, status, namespace)
+
+
+async def _output(
+    item: given.FunctionCallOutputItem | given.CustomToolCallOutputItem, suffix: str, path: str, pace: Pace
+) -> FunctionCallOutput | CustomToolCallOutput:
+    status = item.status or "completed"
+    output = item.output if isinstance(item.output, str) else await _texts(item.output, path, pace)
+    if isinstance(item, given.FunctionCallOutputItem):
+        return FunctionCallOutput(item.id or f"fco_{suffix}", item.call_id, output, status)
+    return CustomToolCallOutput(item.id or f"ctco_{suffix}", item.call_id, output, status)
+
+
+async def _additional_tools(item: given.AdditionalToolsItem, suffix: str, path: str, pace: Pace) -> AdditionalTools:
+    for position, tool in enumerate(item.tools):
+        await pace()
+        offered(tool, f"{path}.tools[{position}]")  # to be refused here, where its place is known
+    return AdditionalTools(item.id or f"at_{suffix}", item.role, tuple(tool.given for tool in item.tools))
+
+
+def _unset(said: str | None) -> str | UnsetType:
+    return UNSET if said is None else said
+
+
+def _reasoning(item: given.ReasoningItem, suffix: str) -> Reasoning:
     return Reasoning(
         item.id or f"rs_{suffix}",
         summary=tuple(SummaryText(part.text) for part in item.summary or ()),
@@ -78,33 +138,33 @@ def _reasoning(item: request.ReasoningItem, suffix: str) -> Reasoning:
     )
 
 
-async def _message_parts(item: request.MessageItem, path: str, pace: Pace) -> tuple[MessagePart, ...]:
+async def _message_parts(item: given.MessageItem, path: str, pace: Pace) -> tuple[MessagePart, ...]:
     if isinstance(item.content, str):
         return (OutputText(item.content) if item.role == "assistant" else InputText(item.content),)
     parts: list[MessagePart] = []
     for position, part in enumerate(item.content):
         await pace()
         match part:
-            case request.InputTextPart(text=text):
+            case given.InputTextPart(text=text):
                 parts.append(InputText(text))
-            case request.OutputTextPart(text=text):
+            case given.OutputTextPart(text=text):
                 parts.append(OutputText(text))
-            case request.RefusalPart(refusal=refusal):
+            case given.RefusalPart(refusal=refusal):
                 parts.append(Refusal(refusal))
-            case request.ImagePart() | request.FilePart():
+            case given.ImagePart() | given.FilePart():
                 raise _not_text(part, f"{path}.content[{position}]")
     return tuple(parts)
 
 
-async def _texts(given: Sequence[request.OutputPart], path: str, pace: Pace) -> tuple[InputText, ...]:
+async def _texts(said: Sequence[given.OutputPart], path: str, pace: Pace) -> tuple[InputText, ...]:
     parts = []
-    for position, part in enumerate(given):
+    for position, part in enumerate(said):
         await pace()
-        if not isinstance(part, request.InputTextPart):
+        if not isinstance(part, given.InputTextPart):
             raise _not_text(part, f"{path}.output[{position}]")
         parts.append(InputText(part.text))
     return tuple(parts)
 
 
-def _not_text(part: request.ImagePart | request.FilePart, path: str) -> InvalidRequest:
+def _not_text(part: given.ImagePart | given.FilePart, path: str) -> InvalidRequest:
     return InvalidRequest(f"This model reads text only, no {part.type}.", param=path)

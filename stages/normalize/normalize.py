@@ -6,31 +6,32 @@ output for the same input.
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import quote
 
-import msgspec
+from msgspec import UNSET
 
 from pipeline.errors import InvalidRequest, ModelNotFound, PreviousResponseNotFound, UnsupportedParameter
-from pipeline.frames import Conversation, Sampling
-from pipeline.protocol import request as bodies
+from pipeline.frames import Conversation, Sampling, Scheduling
+from pipeline.logs import current_response
 from pipeline.protocol.body import Pace, shortened
+from pipeline.protocol.given import Echoed
 from pipeline.protocol.items import Item
-from pipeline.protocol.request import CreateResponse, OtherTool
+from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import ReasoningOptions, Response
-from pipeline.protocol.tools import FunctionTool, Toolset
 from stages.normalize.items import check_calls, read_input
+from stages.normalize.raw import RawMessages
+from stages.normalize.tools import Offer, read_tools
 from stages.persist.store import ResponseStore
 
-logger = logging.getLogger(__name__)
+Number = TypeVar("Number", int, float)
 
-HOSTED_TOOLS = frozenset({"file_search", "code_interpreter", "image_generation"})
-"""Tools that OpenAI runs; beside them web_search and computer in all their versions."""
+LOGPROBS = "message.output_text.logprobs"
 
 INCLUDABLE = frozenset(
     {
@@ -41,7 +42,7 @@ INCLUDABLE = frozenset(
         "computer_call_output.output.image_url",
         "code_interpreter_call.outputs",
         "reasoning.encrypted_content",
-        "message.output_text.logprobs",
+        LOGPROBS,
     }
 )
 
@@ -60,32 +61,45 @@ class Normalize:
     """The names that a request may give; the first is what it gets if it names none."""
     draw: Callable[[], str] = draw_suffix
     clock: Callable[[], float] = time.time
+    salt_caches: bool = False
+    """Whether ``prompt_cache_key`` keeps prefix caches apart where no ``cache_salt`` does."""
 
     async def __call__(self, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[Conversation, None]:
         """One conversation per request; raises `InvalidRequest` for what this server cannot do."""
         async for request in source:
-            refuse_unsupported(request)
-            model = self.models[0] if request.model is None else request.model
-            if model not in self.models:
-                served = ", ".join(map(repr, self.models))
-                raise ModelNotFound(f"This server serves {served}, not {shortened(model)!r}.", param="model")
-            pace = Pace()
-            tools = await _tools(request, pace)
-            choice: Any = request.tool_choice or "auto"
-            history = await self._history(request.previous_response_id)
-            suffix, now = self.draw(), self.clock()
-            items = await read_input(request.input, suffix, pace)
-            if not items and not history:
-                raise InvalidRequest("A request without previous_response_id needs an input.", param="input")
-            await check_calls(history, items, pace)
-            yield Conversation(
-                response=_response(request, tools, f"resp_{suffix}", int(now), model),
-                history=history,
-                input=items,
-                sampling=_sampling(request),
-                date=datetime.fromtimestamp(now, UTC).date().isoformat(),
-                tools=Toolset(tuple(msgspec.convert(tool, FunctionTool) for tool in tools), choice),
-            )
+            yield await self._conversation(request)
+
+    async def _conversation(self, request: CreateResponse) -> Conversation:
+        refuse_unsupported(request)
+        model, pace = self._model(request), Pace()
+        offer = await read_tools(request.tools or (), pace)
+        history = await self._history(request.previous_response_id)
+        suffix, now = self.draw(), self.clock()
+        current_response.set(f"resp_{suffix}")
+        raw = RawMessages(suffix, request.instructions, offer.tools)
+        before = await raw.read(request.previous_input_messages or (), pace)
+        items = await read_input(request.input, suffix, self.store, pace)
+        if not items and not before and not history:
+            raise InvalidRequest("A request without previous_response_id needs an input.", param="input")
+        await check_calls((*history, *before), items, pace)
+        await offer.add_later((*history, *items), pace)
+        return Conversation(
+            response=_response(request, offer, f"resp_{suffix}", int(now), model),
+            history=history,
+            input=(*before, *items),
+            sampling=_sampling(request),
+            date=datetime.fromtimestamp(now, UTC).date().isoformat(),
+            tools=offer.toolset(request),
+            scheduling=self._scheduling(request),
+            raw_messages=request.enable_response_messages is True,
+        )
+
+    def _model(self, request: CreateResponse) -> str:
+        model = self.models[0] if request.model is None else request.model
+        if model not in self.models:
+            served = ", ".join(map(repr, self.models))
+            raise ModelNotFound(f"This server serves {served}, not {shortened(model)!r}.", param="model")
+        return model
 
     async def _history(self, previous: str | None) -> tuple[Item, ...]:
         if previous is None:
@@ -95,19 +109,25 @@ class Normalize:
             raise PreviousResponseNotFound(shortened(previous))
         return tuple(item for stored in chain for item in (*stored.input, *stored.response.output))
 
+    def _scheduling(self, request: CreateResponse) -> Scheduling:
+        salt = request.cache_salt
+        if salt is None and self.salt_caches and request.prompt_cache_key:
+            salt = quote(request.prompt_cache_key, safe="")  # vLLM takes no slash and the like in a salt
+        return Scheduling(salt, request.priority or 0, request.trace_headers)
+
 
 def refuse_unsupported(request: CreateResponse) -> None:
     """Raise `UnsupportedParameter` for the first parameter that asks for what this server does not do."""
-    wants_format = request.text is not None and request.text.format is not None and request.text.format.type != "text"
     unsupported = {
         "background": request.background,
         "conversation": request.conversation is not None,
         "prompt": request.prompt is not None,
         "context_management": request.context_management,
-        "truncation": request.truncation == "auto",
-        "top_logprobs": request.top_logprobs,
-        "tool_choice": request.tool_choice not in (None, "auto", "none"),
-        "text.format": wants_format,
+        "moderation": request.moderation is not None,
+        "access_programs": request.access_programs is not None,
+        "image": request.image is not None,
+        "prompt_cache_options.prewarm": request.prompt_cache_options and request.prompt_cache_options.prewarm,
+        "reasoning.mode": request.reasoning and request.reasoning.mode not in (None, "standard"),
     }
     for param, asked in unsupported.items():
         if asked:
@@ -115,21 +135,37 @@ def refuse_unsupported(request: CreateResponse) -> None:
     for position, name in enumerate(request.include or ()):
         if name not in INCLUDABLE:
             raise InvalidRequest(f"{shortened(name)!r} is nothing that can be included.", param=f"include[{position}]")
+    if request.previous_input_messages is not None and request.previous_response_id is not None:
+        raise InvalidRequest(
+            "previous_input_messages and previous_response_id exclude each other.", param="previous_input_messages"
+        )
 
 
 def _sampling(request: CreateResponse) -> Sampling:
+    stop = request.stop or ()
+    asks_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
     return Sampling(
-        temperature=1.0 if request.temperature is None else request.temperature,
-        top_p=1.0 if request.top_p is None else request.top_p,
+        temperature=_or(request.temperature, 1.0),
+        top_p=_or(request.top_p, 1.0),
         max_tokens=request.max_output_tokens,
+        top_k=max(0, _or(request.top_k, 0)),  # vLLM's older way to say 0 is -1
+        min_p=_or(request.min_p, 0.0),
+        presence_penalty=_or(request.presence_penalty, 0.0),
+        frequency_penalty=_or(request.frequency_penalty, 0.0),
+        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        seed=request.seed,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        logprobs=_or(request.top_logprobs, 0) if asks_logprobs else None,
     )
 
 
-def _response(
-    request: CreateResponse, tools: tuple[dict[str, Any], ...], response_id: str, created_at: int, model: str
-) -> Response:
+def _or(said: Number | None, default: Number) -> Number:
+    return default if said is None else said
+
+
+def _response(request: CreateResponse, offer: Offer, response_id: str, created_at: int, model: str) -> Response:
     sampling = _sampling(request)
-    reasoning = request.reasoning
+    tier = request.service_tier
     return Response(
         id=response_id,
         created_at=created_at,
@@ -137,46 +173,40 @@ def _response(
         model=model,
         previous_response_id=request.previous_response_id,
         instructions=request.instructions,
-        tools=tools,
-        tool_choice=request.tool_choice or "auto",
+        tools=tuple(offer.echo),
+        tool_choice=_tool_choice(request),
+        truncation=request.truncation or "disabled",
         parallel_tool_calls=request.parallel_tool_calls is not False,
         text=_text(request),
         top_p=sampling.top_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        top_logprobs=request.top_logprobs or 0,
         temperature=sampling.temperature,
-        reasoning=ReasoningOptions(reasoning.effort, reasoning.summary) if reasoning else ReasoningOptions(None, None),
+        reasoning=_reasoning(request),
         max_output_tokens=request.max_output_tokens,
         max_tool_calls=request.max_tool_calls,
         store=request.store is not False,
+        service_tier="default" if tier in (None, "auto") else tier,
         metadata=request.metadata or {},
         safety_identifier=request.safety_identifier,
         prompt_cache_key=request.prompt_cache_key,
+        user=UNSET if request.user is None else request.user,
     )
 
 
+def _tool_choice(request: CreateResponse) -> str | dict[str, Any]:
+    choice = request.tool_choice or "auto"
+    return choice.given if isinstance(choice, Echoed) else str(choice)
+
+
 def _text(request: CreateResponse) -> dict[str, Any]:
-    text: dict[str, Any] = {"format": {"type": "text"}}
-    if request.text and request.text.verbosity:
-        text["verbosity"] = request.text.verbosity
-    return text
+    said = request.text.given if request.text else {}
+    return {"format": {"type": "text"}} | {key: value for key, value in said.items() if value is not None}
 
 
-async def _tools(request: CreateResponse, pace: Pace) -> tuple[dict[str, Any], ...]:
-    functions: dict[str, dict[str, Any]] = {}
-    hosted: dict[str, None] = {}
-    for position, tool in enumerate(request.tools or ()):
-        await pace()
-        match tool:
-            case bodies.FunctionTool(name=name) if name in functions:
-                raise InvalidRequest(f"There are two functions named {name!r}.", param=f"tools[{position}].name")
-            case bodies.FunctionTool(name=name):
-                functions[name] = dict(tool)
-            case OtherTool(type=kind) if kind in HOSTED_TOOLS or kind.startswith(("web_search", "computer")):
-                hosted[kind] = None
-            case OtherTool(type=kind):
-                raise UnsupportedParameter(
-                    f"This server does not support tools of type {shortened(kind)!r}.", param=f"tools[{position}].type"
-                )
-    if hosted:
-        kinds = shortened(", ".join(hosted))
-        logger.info("Ignored the hosted tools %s: this server has no means to run them", kinds)
-    return tuple(functions.values())
+def _reasoning(request: CreateResponse) -> ReasoningOptions:
+    said = request.reasoning
+    return (
+        ReasoningOptions(said.effort, said.summary or said.generate_summary) if said else ReasoningOptions(None, None)
+    )

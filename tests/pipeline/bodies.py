@@ -92,7 +92,7 @@ AI_SDK: dict[str, Any] = {
     "stream": True,
 }
 
-CODEX = {
+CODEX: dict[str, Any] = {
     "model": "gpt-oss-20b",
     "stream": True,
     "store": False,
@@ -125,10 +125,77 @@ CODEX = {
     "text": {"verbosity": "low"},
 }
 
+CODEX_KNOWN_MODEL: dict[str, Any] = {
+    **CODEX,
+    "input": [
+        {
+            "type": "additional_tools",
+            "role": "developer",
+            "tools": [
+                {
+                    "type": "namespace",
+                    "name": "functions",
+                    "description": "Tools of the shell.",
+                    "tools": [
+                        {
+                            "type": "custom",
+                            "name": "exec",
+                            "description": "Run code.",
+                            "format": {"type": "grammar", "syntax": "lark", "definition": "start: /[^\\0]+/"},
+                        },
+                        {"type": "function", "name": "wait", "parameters": {"type": "object"}, "strict": False},
+                    ],
+                }
+            ],
+        },
+        {"type": "message", "role": "user", "id": "msg_2", "content": [{"type": "input_text", "text": "List files."}]},
+        {
+            "type": "custom_tool_call",
+            "status": "completed",
+            "id": "ctc_1",
+            "call_id": "call_1",
+            "name": "exec",
+            "namespace": "functions",
+            "input": "ls",
+        },
+        {"type": "custom_tool_call_output", "id": "ctco_1", "call_id": "call_1", "output": "README.md"},
+    ],
+    "reasoning": {"effort": "low"},
+}
+del CODEX_KNOWN_MODEL["tools"]
+
+CODEX_APPLY_PATCH: dict[str, Any] = {
+    **CODEX,
+    "tools": [
+        *CODEX["tools"],
+        {
+            "type": "custom",
+            "name": "apply_patch",
+            "description": "Edit files.",
+            "format": {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch" /(.|\\n)*/'},
+        },
+        {"type": "tool_search", "execution": "client", "description": "More tools.", "parameters": {"type": "object"}},
+    ],
+}
+
+AI_SDK_STORED: dict[str, Any] = {
+    "model": "gpt-oss-20b",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "How is Oslo?"}]},
+        {"type": "item_reference", "id": "rs_1"},
+        {"type": "function_call", "call_id": "call_1", "name": "get_weather", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "call_1", "output": "rain"},
+    ],
+    "tools": [WEATHER],
+    "tool_choice": "auto",
+    "stream": True,
+}
+
 STRUCTURED = {
     "model": "gpt-oss-20b",
     "input": "How is Oslo?",
     "text": {"format": {"type": "json_schema", "name": "weather", "schema": {"type": "object"}, "strict": True}},
+    "tools": [WEATHER],
     "tool_choice": {"type": "function", "name": "get_weather"},
     "metadata": {"order": "17"},
     "temperature": 0,
@@ -140,7 +207,10 @@ CLIENTS: dict[str, dict[str, Any]] = {
     "langchain": LANGCHAIN,
     "pydantic-ai": PYDANTIC_AI,
     "ai-sdk": AI_SDK,
+    "ai-sdk stored": AI_SDK_STORED,
     "codex": CODEX,
+    "codex apply_patch": CODEX_APPLY_PATCH,
+    "codex known model": CODEX_KNOWN_MODEL,
     "structured": STRUCTURED,
 }
 
@@ -151,7 +221,15 @@ EVERYTHING: dict[str, Any] = {
     "tool_choice": "auto",
     "stream_options": {"include_obfuscation": False},
     "text": {"format": {"type": "text"}, "verbosity": "low"},
+    "tools": CODEX_APPLY_PATCH["tools"],
+    "stop": ["a", "b"],
+    "previous_input_messages": [
+        {"author": {"role": "tool", "name": "functions.f"}, "content": [{"type": "text", "text": "x"}]},
+        {"role": "user", "content": "x", "channel": None},
+    ],
     "input": [
+        *CODEX_KNOWN_MODEL["input"],
+        {"id": "rs_1"},
         *AGENTS_SDK["input"],
         *AI_SDK["input"],
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}, {"type": "output_text", "text": "x"}]},

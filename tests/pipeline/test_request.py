@@ -12,14 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import InvalidRequest
+from pipeline.protocol.given_items import FunctionCallItem, ItemReference, MessageItem
+from pipeline.protocol.given_tools import CustomTool, FunctionTool, GrammarFormat, NamespaceTool, OtherTool, TextFormat
 from pipeline.protocol.reading import read_request
-from pipeline.protocol.request import (
-    CreateResponse,
-    FunctionCallItem,
-    FunctionTool,
-    MessageItem,
-    OtherTool,
-)
+from pipeline.protocol.request import CreateResponse
 from tests.pipeline.bodies import CLIENTS, CODEX, EVERYTHING
 
 Json: TypeAlias = Any
@@ -57,6 +53,30 @@ def call_output(**fields: Json) -> Json:
 
 def function(**fields: Json) -> Json:
     return {"tools": [{"type": "function", "name": "f"} | fields]}
+
+
+def custom(**fields: Json) -> Json:
+    return {"tools": [{"type": "custom", "name": "f"} | fields]}
+
+
+def namespace(*tools: Json, **fields: Json) -> Json:
+    return {"tools": [{"type": "namespace", "name": "n", "description": "d", "tools": list(tools)} | fields]}
+
+
+def output_format(**fields: Json) -> Json:
+    return {"text": {"format": fields}}
+
+
+def choice(**fields: Json) -> Json:
+    return {"tool_choice": fields}
+
+
+def more_tools(*tools: Json) -> Json:
+    return item(type="additional_tools", role="developer", tools=list(tools))
+
+
+def raw(**fields: Json) -> Json:
+    return {"previous_input_messages": [fields]}
 
 
 @pytest.mark.parametrize(
@@ -107,11 +127,23 @@ TYPES = [
     ({"user": 5}, "valid string", "user"),
     ({"prompt_cache_key": 5}, "valid string", "prompt_cache_key"),
     ({"safety_identifier": 5}, "valid string", "safety_identifier"),
-    ({"service_tier": 5}, "valid string", "service_tier"),
+    ({"service_tier": 5}, "'auto', 'default'", "service_tier"),
+    ({"stop": 5}, "valid array", "stop"),
+    ({"stop": ["x", 5]}, "valid string", "stop[1]"),
+    ({"seed": 1.5}, "valid integer", "seed"),
+    ({"top_k": True}, "valid integer", "top_k"),
+    ({"min_p": "0"}, "valid number", "min_p"),
+    ({"priority": "high"}, "valid integer", "priority"),
+    ({"cache_salt": 5}, "valid string", "cache_salt"),
+    ({"enable_response_messages": 1}, "valid boolean", "enable_response_messages"),
+    ({"previous_input_messages": {}}, "valid array", "previous_input_messages"),
+    ({"prompt_cache_options": "30m"}, "an object", "prompt_cache_options"),
 ]
 
 ITEMS = [
-    (item(type="item_reference", id="rs_1"), "'item_reference' is none of 'message'", "input[0].type"),
+    (item(type="item_reference"), "Field required", "input[0].id"),
+    (item(type="item_reference", id=5), "valid string", "input[0].id"),
+    (item(type="compaction", encrypted_content="x"), "'compaction' is none of 'message'", "input[0].type"),
     (item(type=["message"]), "none of 'message'", "input[0].type"),
     (item(type="", role="user", content="x"), "'message'", "input[0].type"),
     (item(content="x"), "Field required", "input[0].role"),
@@ -147,6 +179,15 @@ ITEMS = [
     (call_output(output=None), "valid array", "input[0].output"),
     (call_output(output=[{"type": "output_text", "text": "x"}]), "is none of", "input[0].output[0].type"),
     (call_output(output=[{"type": "input_text"}]), "Field required", "input[0].output[0].text"),
+    (call(namespace="a b"), "pattern", "input[0].namespace"),
+    (call(type="custom_tool_call"), "Field required", "input[0].input"),
+    (call(type="custom_tool_call", input={}), "valid string", "input[0].input"),
+    (item(type="custom_tool_call_output", call_id="c"), "Field required", "input[0].output"),
+    (item(type="custom_tool_call_output", call_id="", output=""), "at least 1", "input[0].call_id"),
+    (item(type="additional_tools", role="developer"), "Field required", "input[0].tools"),
+    (item(type="additional_tools", role="user", tools=[]), "'developer'", "input[0].role"),
+    (more_tools({"type": "function"}), "Field required", "input[0].tools[0].name"),
+    (more_tools(*namespace({"type": "custom"})["tools"]), "Field required", "input[0].tools[0].tools[0].name"),
 ]
 
 VALUES = [
@@ -164,7 +205,44 @@ VALUES = [
     ({"reasoning": {"effort": "huge"}}, "'none', 'minimal', 'low', 'medium', 'high'", "reasoning.effort"),
     ({"reasoning": {"summary": "long"}}, "'auto', 'concise' or 'detailed'", "reasoning.summary"),
     ({"text": {"format": {}}}, "Field required", "text.format.type"),
-    ({"text": {"format": {"type": "xml"}}}, "'text', 'json_schema' or 'json_object'", "text.format.type"),
+    (output_format(type="xml"), "'xml' is none of 'text', 'json_schema', 'json_object'", "text.format.type"),
+    (output_format(type="json_schema", schema={}), "Field required", "text.format.name"),
+    (output_format(type="json_schema", name="x"), "Field required", "text.format.schema"),
+    (output_format(type="json_schema", name="x", schema="{}"), "an object", "text.format.schema"),
+    (output_format(type="json_schema", name="x y", schema={}), "pattern", "text.format.name"),
+    (output_format(type="json_schema", name="x" * 65, schema={}), "pattern", "text.format.name"),
+    (output_format(type="json_schema", name="x", schema={}, strict=1), "valid boolean", "text.format.strict"),
+    (choice(), "Field required", "tool_choice.type"),
+    (choice(type="function"), "Field required", "tool_choice.name"),
+    (choice(type="custom", name=5), "valid string", "tool_choice.name"),
+    (choice(type="allowed_tools", tools=[]), "Field required", "tool_choice.mode"),
+    (choice(type="allowed_tools", mode="none", tools=[]), "'auto' or 'required'", "tool_choice.mode"),
+    (choice(type="allowed_tools", mode="auto", tools=["f"]), "an object", "tool_choice.tools[0]"),
+    (choice(type="allowed_tools", mode="auto", tools=[{"type": "custom"}]), "required", "tool_choice.tools[0].name"),
+    ({"presence_penalty": -2.1}, "greater than or equal to -2", "presence_penalty"),
+    ({"frequency_penalty": 2.1}, "less than or equal to 2", "frequency_penalty"),
+    ({"repetition_penalty": 0}, "greater than 0", "repetition_penalty"),
+    ({"repetition_penalty": float("inf")}, "finite", "repetition_penalty"),
+    ({"top_k": -2}, "greater than or equal to -1", "top_k"),
+    ({"min_p": 1.1}, "less than or equal to 1", "min_p"),
+    ({"seed": 2**63}, "less than", "seed"),
+    ({"priority": -(2**63) - 1}, "greater than or equal", "priority"),
+    ({"stop": ""}, "at least 1 character", "stop"),
+    ({"stop": ["a", ""]}, "at least 1 character", "stop[1]"),
+    ({"stop": ["a"] * 5}, "at most 4", "stop"),
+    ({"cache_salt": ""}, "at least 1 character", "cache_salt"),
+    ({"cache_salt": "a/b"}, "pattern", "cache_salt"),
+    ({"cache_salt": "a" * 1025}, "at most 1024", "cache_salt"),
+    ({"safety_identifier": "a" * 129}, "at most 128", "safety_identifier"),
+    ({"prompt_cache_key": "a" * 65}, "at most 64", "prompt_cache_key"),
+    ({"prompt_cache_retention": "1h"}, "'in_memory' or '24h'", "prompt_cache_retention"),
+    ({"prompt_cache_options": {"ttl": "1h"}}, "'30m' or '12h'", "prompt_cache_options.ttl"),
+    ({"reasoning": {"generate_summary": "long"}}, "'concise'", "reasoning.generate_summary"),
+    ({"reasoning": {"context": "none"}}, "'auto', 'current_turn' or 'all_turns'", "reasoning.context"),
+    (raw(role="user"), "Field required", "previous_input_messages[0].content"),
+    (raw(role="critic", content="x"), "'system', 'developer'", "previous_input_messages[0].role"),
+    (raw(author={}, content="x"), "Field required", "previous_input_messages[0].author.role"),
+    (raw(role="user", content=[{"type": "image"}]), "'text'", "previous_input_messages[0].content[0].type"),
     ({"text": {"verbosity": "chatty"}}, "'low', 'medium' or 'high'", "text.verbosity"),
     ({"metadata": {str(number): "" for number in range(17)}}, "at most 16", "metadata"),
     ({"metadata": {"k" * 65: ""}}, "at most 64 characters", "metadata." + "k" * 65),
@@ -181,6 +259,17 @@ VALUES = [
     (function(description=5), "valid string", "tools[0].description"),
     (function(parameters="{}"), "an object", "tools[0].parameters"),
     (function(strict="yes"), "valid boolean", "tools[0].strict"),
+    (custom(name="a.b"), "pattern", "tools[0].name"),
+    (custom(format="text"), "an object", "tools[0].format"),
+    (custom(format={"type": "json"}), "'json' is none of 'text', 'grammar'", "tools[0].format.type"),
+    (custom(format={"type": "grammar", "syntax": "lark"}), "Field required", "tools[0].format.definition"),
+    (custom(format={"type": "grammar", "syntax": "bnf", "definition": ""}), "'lark'", "tools[0].format.syntax"),
+    (namespace(name="a b"), "pattern", "tools[0].name"),
+    (namespace(tools=None), "valid array", "tools[0].tools"),
+    (namespace(5), "an object", "tools[0].tools[0]"),
+    (namespace({"type": "web_search"}), "'web_search' is none of", "tools[0].tools[0].type"),
+    (namespace({"type": "function", "name": ""}), "pattern", "tools[0].tools[0].name"),
+    (namespace(*[{"type": "custom", "name": "f"}] * 501), "at most 500", "tools[0].tools"),
 ]
 
 
@@ -213,6 +302,11 @@ FAR = [
     ({"input": [MESSAGE] * MANY + [{"role": "user", "content": [PART, 5]}]}, f"input[{MANY}].content[1]"),
     ({"tools": [{"type": "mcp"}] * MANY + [{"type": "function"}]}, f"tools[{MANY}].name"),
     ({"input": "x", "tools": [{"type": "function", "name": "f", "strict": "x" * MANY}]}, "tools[0].strict"),
+    (more_tools(*[{"type": "mcp"}] * MANY, {"type": "function"}), f"input[0].tools[{MANY}].name"),
+    (
+        {"previous_input_messages": [{"role": "user", "content": "x"}] * MANY + [{"role": "user"}]},
+        f"previous_input_messages[{MANY}].content",
+    ),
 ]
 
 
@@ -251,11 +345,9 @@ def test_what_real_clients_send_is_accepted(client: str) -> None:
     assert len(request.tools or ()) == len(body.get("tools", ()))
     assert len(request.input or ()) == len(body["input"])
     said = request.model_dump(
-        include={"model", "instructions", "store", "stream", "include", "tool_choice", "metadata"}
+        include={"model", "instructions", "store", "stream", "include", "tool_choice", "metadata"}, exclude_none=True
     )
-    assert {name: value for name, value in said.items() if value is not None} == {
-        name: body[name] for name in said if name in body
-    }
+    assert said == {name: body[name] for name in CreateResponse.model_fields if name in said and name in body}
 
 
 def test_keys_that_nobody_knows_are_ignored() -> None:
@@ -264,7 +356,7 @@ def test_keys_that_nobody_knows_are_ignored() -> None:
     assert not hasattr(request, "client_metadata")
     assert isinstance(request.input, list)
     assert isinstance(request.input[3], FunctionCallItem)
-    assert not hasattr(request.input[3], "namespace")
+    assert request.input[3].namespace == "multi_agent_v1"
     assert request == read({name: value for name, value in CODEX.items() if name != "client_metadata"})
 
 
@@ -280,10 +372,47 @@ def test_an_item_without_a_type_is_a_message() -> None:
     assert request.input == [MessageItem(role="user", content="x")] * 2
 
 
-def test_a_tool_is_read_by_its_type() -> None:
-    """Functions are read with their fields, any other tool by its type only."""
-    request = read({"tools": [{"type": "function", "name": "f"}, {"type": "mcp", "name": 5, "server_label": "x"}]})
-    assert request.tools == [FunctionTool(type="function", name="f"), OtherTool(type="mcp")]
+def test_what_has_only_an_id_is_a_reference() -> None:
+    """The type of a reference is optional too, and may be null; anything that a message has makes it a message."""
+    given = [{"type": "item_reference", "id": "x"}, {"id": "x"}, {"type": None, "id": "x", "status": None}]
+    read_as = read({"input": given}).input
+    assert isinstance(read_as, list)
+    assert [item.id for item in read_as if isinstance(item, ItemReference)] == ["x"] * 3
+    assert read({"input": [{"id": "x", **MESSAGE}]}).input == [MessageItem(id="x", role="user", content="x")]
+
+
+@pytest.mark.parametrize("wide", [1, MANY])
+def test_a_tool_is_read_by_its_type(wide: int) -> None:
+    """Functions, custom tools and namespaces are read with their fields, any other tool by its type only."""
+    grammar = {"type": "grammar", "syntax": "regex", "definition": "a" * wide}
+    tools = [
+        {"type": "function", "name": "f", "defer_loading": True},
+        {"type": "custom", "name": "c", "format": {"type": "text"}},
+        {"type": "custom", "name": "g", "format": grammar},
+        *namespace({"type": "function", "name": "f"}, {"type": "custom", "name": "c"})["tools"],
+        {"type": "mcp", "name": 5, "server_label": "x"},
+    ]
+    f, c, g, n, m = read({"tools": tools}).tools or ()
+    assert isinstance(f, FunctionTool)
+    assert isinstance(c, CustomTool)
+    assert c.format == TextFormat(type="text")
+    assert isinstance(g, CustomTool)
+    assert g.format == GrammarFormat(type="grammar", syntax="regex", definition="a" * wide)
+    assert isinstance(n, NamespaceTool)
+    assert [type(inner) for inner in n.tools] == [FunctionTool, CustomTool]
+    assert isinstance(m, OtherTool)
+    assert [tool.given for tool in (f, c, g, n, m)] == tools
+
+
+def test_the_trace_is_read_from_headers_only() -> None:
+    """Of the headers of a request those of its trace are kept, and no body can say them."""
+    said = {"trace_headers": {"traceparent": "00-1"}, "_trace_headers": {"traceparent": "00-1"}}
+    request = read({"input": "x", **said})
+    assert request.trace_headers == {}
+    traced = request.traced({"TraceParent": "00-2", "tracestate": "a=1", "Authorization": "secret"})
+    assert traced.trace_headers == {"traceparent": "00-2", "tracestate": "a=1"}
+    assert request.trace_headers == {}
+    assert traced.input == "x"
 
 
 @pytest.mark.parametrize(
@@ -298,6 +427,13 @@ def test_a_tool_is_read_by_its_type() -> None:
         function(name="f" * 64, parameters=None),
         item(type="reasoning", summary=None),
         call(call_id="c" * 64, arguments="no JSON"),
+        call(namespace=None, id=None, status=None),
+        {"top_k": -1, "min_p": 1, "presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1e-9},
+        {"seed": -(2**63), "priority": 2**63 - 1, "cache_salt": "a" * 1024, "stop": ["a"] * 4},
+        {"safety_identifier": "a" * 128, "prompt_cache_key": "a" * 64},
+        output_format(type="json_schema", name="x" * 64, schema={}, strict=None),
+        namespace(*[{"type": "custom", "name": "f"}] * 500),
+        namespace(description=None, name="n" * 64),
     ],
     ids=lambda body: json.dumps(body)[:60],
 )
@@ -327,7 +463,7 @@ def test_half_an_emoji_is_replaced(blank: int, written: str, read_as: str) -> No
 @pytest.mark.parametrize("wide", [1, MANY])
 def test_pieces_make_the_same_request(wide: int) -> None:
     """A body that is read in pieces is read as pydantic reads it at once."""
-    body = {
+    body: Json = {
         "model": "m" * wide,
         "instructions": "\u4e16\U0001f600" * wide,
         "input": [
@@ -336,7 +472,9 @@ def test_pieces_make_the_same_request(wide: int) -> None:
             {**RESULT, "output": [PART] * wide, "content": [5] * wide},
         ],
         "tools": [function(name=f"f{number}", parameters={"a": [{}]})["tools"][0] for number in range(wide)],
+        "previous_input_messages": [{"role": "user", "content": f"x{number}"} for number in range(wide)],
     }
+    body["input"].append(more_tools(*body["tools"])["input"][0])
     assert read(body) == CreateResponse.model_validate(body)
 
 
@@ -409,7 +547,8 @@ def leads_somewhere(param: str, value: Json) -> bool:
 
 WORDS = sorted(
     {step for place in places(EVERYTHING) for step in place if isinstance(step, str)}
-    | {"message", "function_call", "refusal", "input_text", "as_text", "as_list", "as_object", "function_tool", "[key]"}
+    | {"message", "function_call", "refusal", "input_text", "as_text", "as_list", "function", "custom", "other", "text"}
+    | {"[key]", "_given", "given", "_trace_headers"}
 )
 words = st.sampled_from(WORDS) | st.text(max_size=5)
 json_values: st.SearchStrategy[Json] = st.recursive(

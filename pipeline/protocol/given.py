@@ -1,0 +1,58 @@
+"""What the shapes of a request body have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, ValidatorFunctionWrapHandler
+from pydantic import model_validator as validates
+
+
+class Body(BaseModel):
+    """An object in a body: strict of type, and blind to keys that the API does not have."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
+class Echoed(Body):
+    """An object that a response repeats as the client wrote it, unknown keys included."""
+
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What the client wrote."""
+        return self._given
+
+    @validates(mode="wrap")
+    @classmethod
+    def _keep(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Self:
+        echoed: Self = validate(value)
+        if isinstance(value, dict):
+            echoed._given = value
+        return echoed
+
+
+Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+"""The name of a tool, a namespace or a format."""
+
+CallId: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=64)]
+
+FAIL_FAST: Any = Field(fail_fast=True)
+"""One mistake is told, so one is looked for."""
+
+
+def type_of(value: Any) -> Any:
+    """What an object, read or not yet read, says under ``type``."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+def text_or_list(value: Any) -> str:
+    """The tag of a value that may be either."""
+    return "as_text" if isinstance(value, str) else "as_list"
+
+
+def one_of(*types: str, tag: str) -> Callable[[Any], str]:
+    """A discriminator that knows these types, and gives ``tag`` for all others."""
+    return lambda value: found if (found := type_of(value)) in types else tag

@@ -1,0 +1,176 @@
+"""Input items as a body writes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Discriminator, Field, StringConstraints, Tag
+
+from pipeline.protocol.given import FAIL_FAST, Body, CallId, Name, text_or_list, type_of
+from pipeline.protocol.given_tools import Tool
+from pipeline.protocol.items import ItemStatus, Phase, Role
+
+# Content parts
+
+
+class InputTextPart(Body):
+    type: Literal["input_text"]
+    text: str
+
+
+class OutputTextPart(Body):
+    type: Literal["output_text"]
+    text: str
+
+
+class RefusalPart(Body):
+    type: Literal["refusal"]
+    refusal: str
+
+
+class ReasoningTextPart(Body):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class SummaryTextPart(Body):
+    type: Literal["summary_text"]
+    text: str
+
+
+class ImagePart(Body):
+    type: Literal["input_image"]
+
+
+class FilePart(Body):
+    type: Literal["input_file"]
+
+
+MessagePart: TypeAlias = Annotated[
+    InputTextPart | OutputTextPart | RefusalPart | ImagePart | FilePart, Field(discriminator="type")
+]
+OutputPart: TypeAlias = Annotated[InputTextPart | ImagePart | FilePart, Field(discriminator="type")]
+_MessageContent: TypeAlias = Annotated[
+    Annotated[str, Tag("as_text")] | Annotated[list[MessagePart], FAIL_FAST, Tag("as_list")],
+    Discriminator(text_or_list),
+]
+_CallOutput: TypeAlias = Annotated[
+    Annotated[str, Tag("as_text")] | Annotated[list[OutputPart], FAIL_FAST, Tag("as_list")],
+    Discriminator(text_or_list),
+]
+
+# Items
+
+
+class _InputItem(Body):
+    id: str | None = None
+    status: ItemStatus | None = None
+
+
+class MessageItem(_InputItem):
+    type: Literal["message"] | None = None
+    role: Role
+    content: _MessageContent
+    phase: Phase | None = None
+
+
+class ReasoningItem(_InputItem):
+    type: Literal["reasoning"]
+    summary: Annotated[list[SummaryTextPart], FAIL_FAST] | None = None
+    content: Annotated[list[ReasoningTextPart], FAIL_FAST] | None = None
+    encrypted_content: str | None = None
+
+
+class _CallItem(_InputItem):
+    call_id: CallId
+    name: Annotated[str, StringConstraints(min_length=1)]
+    namespace: Name | None = None
+
+
+class FunctionCallItem(_CallItem):
+    type: Literal["function_call"]
+    arguments: str
+
+
+class CustomToolCallItem(_CallItem):
+    type: Literal["custom_tool_call"]
+    input: str
+
+
+class FunctionCallOutputItem(_InputItem):
+    type: Literal["function_call_output"]
+    call_id: CallId
+    output: _CallOutput
+
+
+class CustomToolCallOutputItem(_InputItem):
+    type: Literal["custom_tool_call_output"]
+    call_id: CallId
+    output: _CallOutput
+
+
+class ItemReference(Body):
+    """A stored item, by its id."""
+
+    type: Literal["item_reference"] | None = None
+    id: str
+
+
+class AdditionalToolsItem(Body):
+    """More tools, from this place of the conversation on."""
+
+    type: Literal["additional_tools"]
+    id: str | None = None
+    role: Literal["developer"]
+    tools: Annotated[list[Tool], FAIL_FAST]
+
+
+def _item_tag(value: Any) -> Any:
+    """The type of an item; without one it is a message, or a reference if it has nothing but an id."""
+    if said := type_of(value):
+        return said
+    is_reference = isinstance(value, dict) and "id" in value and value.keys().isdisjoint(("role", "content"))
+    return "item_reference" if is_reference or isinstance(value, ItemReference) else "message"
+
+
+InputItem: TypeAlias = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
+    | Annotated[CustomToolCallOutputItem, Tag("custom_tool_call_output")]
+    | Annotated[ItemReference, Tag("item_reference")]
+    | Annotated[AdditionalToolsItem, Tag("additional_tools")],
+    Discriminator(_item_tag),
+]
+
+# Messages in Harmony's own terms
+
+
+class RawPart(Body):
+    """Text, or the head of a prompt: what a developer message says beside its tools is ``instructions``."""
+
+    type: Literal["text", "developer_content", "system_content"]
+    text: str | None = None
+    instructions: str | None = None
+
+
+class RawAuthor(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    name: str | None = None
+
+
+class RawMessage(Body):
+    """A message as openai_harmony writes it; its author is one object, or ``role`` and ``name``."""
+
+    author: RawAuthor | None = None
+    role: Literal["system", "developer", "user", "assistant", "tool"] | None = None
+    name: str | None = None
+    content: Annotated[
+        Annotated[str, Tag("as_text")] | Annotated[list[RawPart], FAIL_FAST, Tag("as_list")],
+        Discriminator(text_or_list),
+    ]
+    channel: str | None = None
+    recipient: str | None = None
+    content_type: str | None = None

@@ -1,0 +1,122 @@
+"""Tools, and how freely they may be used, as a body writes them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Discriminator, Field, Tag
+
+from pipeline.protocol.given import Body, Echoed, Name, one_of
+
+MOST_IN_A_NAMESPACE = 500
+"""A namespace is read at once, so it is kept short."""
+
+
+class FunctionTool(Echoed):
+    type: Literal["function"]
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(Body):
+    type: Literal["text"]
+
+
+class GrammarFormat(Body):
+    type: Literal["grammar"]
+    syntax: Literal["lark", "regex"]
+    definition: str
+
+
+class CustomTool(Echoed):
+    type: Literal["custom"]
+    name: Name
+    description: str | None = None
+    format: Annotated[TextFormat | GrammarFormat, Field(discriminator="type")] | None = None
+
+
+class NamespaceTool(Echoed):
+    type: Literal["namespace"]
+    name: Name
+    description: str | None = None
+    tools: Annotated[
+        list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]],
+        Field(fail_fast=True, max_length=MOST_IN_A_NAMESPACE),
+    ]
+
+
+class OtherTool(Echoed):
+    """A tool of another type: its fields are not read."""
+
+    type: str
+
+
+Tool: TypeAlias = Annotated[
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[NamespaceTool, Tag("namespace")]
+    | Annotated[OtherTool, Tag("other")],
+    Discriminator(one_of("function", "custom", "namespace", tag="other")),
+]
+
+# Which of them may be called
+
+
+class ChosenTool(Body):
+    """One tool by its name; without ``namespace`` one that stands alone, or else one of any namespace."""
+
+    type: Literal["function", "custom"]
+    name: str
+    namespace: str | None = None
+
+
+class ChosenNamespace(Body):
+    """All the tools of a namespace."""
+
+    type: Literal["namespace"]
+    name: str
+
+
+class OtherChoice(Body):
+    """A choice of a tool of another type: its fields are not read."""
+
+    type: str
+
+
+AllowedTool: TypeAlias = Annotated[
+    Annotated[ChosenTool, Tag("function")]
+    | Annotated[ChosenTool, Tag("custom")]
+    | Annotated[ChosenNamespace, Tag("namespace")]
+    | Annotated[OtherChoice, Tag("other")],
+    Discriminator(one_of("function", "custom", "namespace", tag="other")),
+]
+
+
+class ChosenFunction(ChosenTool, Echoed):
+    type: Literal["function"]
+
+
+class ChosenCustomTool(ChosenTool, Echoed):
+    type: Literal["custom"]
+
+
+class AllowedTools(Echoed):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], Field(fail_fast=True, max_length=1000)]
+
+
+ToolChoice: TypeAlias = Annotated[
+    Annotated[Literal["auto", "none", "required"], Tag("as_text")]
+    | Annotated[ChosenFunction, Tag("function")]
+    | Annotated[ChosenCustomTool, Tag("custom")]
+    | Annotated[AllowedTools, Tag("allowed_tools")]
+    | Annotated[OtherChoice, Tag("other")],
+    Discriminator(
+        lambda value: (
+            "as_text" if isinstance(value, str) else one_of("function", "custom", "allowed_tools", tag="other")(value)
+        )
+    ),
+]
