@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai_harmony import HarmonyEncoding as HarmonyPackageEncoding
-from openai_harmony import HarmonyEncodingName, Role, load_harmony_encoding
+from msgspec.structs import replace
+from openai_harmony import Role
 
 from pipeline.frames import (
     FinishReason,
+    FunctionCallOpened,
     GenerationFinished,
+    GenerationStarted,
     ItemDelta,
-    ParsedFrame,
     TokenChunk,
     TokenFrame,
+    TokenLogprob,
     TurnFinished,
 )
+from pipeline.protocol.tools import CustomTool, FunctionTool, Toolset
 from pipeline.record import read_frames
 from stages.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START, HarmonyEncoding, load_encoding
 from stages.parse.harmony import HarmonyParser
 from stages.parse.text import TokenDecoder
-from tests.stages.parse.told import items, parse, summary
+from tests.stages.parse.told import items, parse, run, started, summary
+from tests.stages.parse.wellformed import completions, package
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "harmony"
 RECORDINGS = sorted(FIXTURES.glob("*/tokens.jsonl"))
@@ -34,31 +38,100 @@ RECORDINGS = sorted(FIXTURES.glob("*/tokens.jsonl"))
 # Any chunking
 
 
+def chunked(frames: list[TokenFrame], size: int) -> list[TokenFrame]:
+    """A recording in chunks of another size."""
+    chunks = [frame for frame in frames if isinstance(frame, TokenChunk)]
+    tokens = [token for chunk in chunks for token in chunk.token_ids]
+    logprobs = [logprob for chunk in chunks for logprob in chunk.logprobs]
+    starts = range(0, len(tokens), size)
+    cut = [TokenChunk(tuple(tokens[at : at + size]), tuple(logprobs[at : at + size])) for at in starts]
+    return [frames[0], *cut, frames[-1]]
+
+
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.parent.name)
 @pytest.mark.parametrize("size", [2, 5, 1000])
-def test_chunks_do_not_matter(recording: Path, size: int, encoding: HarmonyEncoding) -> None:
-    """However the engine cuts the tokens into chunks, the items are the same (defects 8, 9, 10, B8, B10)."""
+def test_b10_and_row9_chunks_do_not_matter(recording: Path, size: int, encoding: HarmonyEncoding) -> None:
+    """However the engine cuts the tokens into chunks, the items are the same."""
     frames = list(read_frames(recording, TokenFrame))
-    tokens = [token for frame in frames if isinstance(frame, TokenChunk) for token in frame.token_ids]
-    started, finished = frames[0], frames[-1]
+    larger, single = run(encoding, chunked(frames, size)), run(encoding, chunked(frames, 1))
+    assert summary(items(larger)) == summary(items(single))
+    assert larger[-1] == single[-1]
 
-    def run(size: int) -> list[ParsedFrame]:
-        parser = HarmonyParser(encoding)
-        chunks = [TokenChunk(tuple(tokens[at : at + size])) for at in range(0, len(tokens), size)]
-        return [parsed for frame in [started, *chunks, finished] for parsed in list(parser.feed(frame))]
 
-    assert summary(items(run(size))) == summary(items(run(1)))
-    assert run(size)[-1] == run(1)[-1]
+CALLS = [
+    f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{arguments}<|call|>"
+    for arguments in ('{"a":1}', "{}", '{"é":"👩‍🚀"}')
+]
+
+
+@pytest.mark.parametrize("size", range(1, 17))
+def test_row8_several_calls_may_come_in_one_chunk(size: int, encoding: HarmonyEncoding) -> None:
+    """One chunk may end a call, hold another whole, and begin a third."""
+    tokens = encoding.encode_markup("<|start|>assistant".join(CALLS))
+    told = parse(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
+    assert [(item.kind, item.text) for item in told] == [
+        ("FunctionCall", '{"a":1}'),
+        ("FunctionCall", "{}"),
+        ("FunctionCall", '{"é":"👩‍🚀"}'),
+    ]
+
+
+@pytest.mark.parametrize("before", range(4))
+@pytest.mark.parametrize("behind", range(4))
+def test_row10_text_beside_a_boundary_is_kept(before: int, behind: int, encoding: HarmonyEncoding) -> None:
+    """The last tokens of the reasoning and the first of the message may share the chunk of the markers between."""
+    thought, answer = encoding.encode(" one two three four"), encoding.encode(" five six seven eight")
+    boundary = encoding.encode_markup("<|end|><|start|>assistant<|channel|>final<|message|>")
+    tokens = [*encoding.encode_markup("<|channel|>analysis<|message|>"), *thought, *boundary, *answer, RETURN]
+    at = tokens.index(boundary[0])
+    cuts = [0, at - before, at + len(boundary) + behind, len(tokens)]
+    told = parse(encoding, (tokens[start:end] for start, end in pairwise(cuts)))
+    assert [item.text for item in told] == [" one two three four", " five six seven eight"]
+
+
+def test_b8_the_chunk_that_opens_an_item_may_hold_its_text(encoding: HarmonyEncoding) -> None:
+    """What stands behind ``<|message|>`` in one chunk is the item's first delta."""
+    tokens = encoding.encode_markup('<|channel|>commentary to=functions.f<|message|>{"a"')
+    opened, delta = run(encoding, [TokenChunk(tuple(tokens))])
+    assert (opened, delta) == (FunctionCallOpened("f"), ItemDelta('{"a"'))
+
+
+def test_b32_characters_of_arguments_may_be_split(encoding: HarmonyEncoding) -> None:
+    """Inside arguments too, a character that takes several tokens comes whole, and no delta is empty."""
+    tokens = encoding.encode_markup(CALLS[2])
+    assert len(tokens) > len(encoding.encode_markup(CALLS[1])) + 5
+    (item,) = parse(encoding, ([token] for token in tokens))
+    assert all(item.deltas)
+    assert item.text == '{"é":"👩‍🚀"}'
+
+
+def test_b33_a_preamble_is_streamed(encoding: HarmonyEncoding) -> None:
+    """Commentary to nobody is a message, token by token, and the call behind it an item of its own."""
+    preamble = "<|channel|>commentary<|message|>I will look it up.<|end|><|start|>assistant"
+    told = parse(encoding, ([token] for token in encoding.encode_markup(preamble + CALLS[0])))
+    assert [(item.kind, item.name) for item in told] == [("Message", "commentary"), ("FunctionCall", "f")]
+    assert told[0].deltas == ["I", " will", " look", " it", " up", "."]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_b35_markup_of_calls_is_no_text(size: int, encoding: HarmonyEncoding) -> None:
+    """A call's name, channel and form are read, and none of them gets into the text of an item."""
+    text = "<|channel|>final<|message|>So.<|end|><|start|>assistant" + "<|start|>assistant".join(CALLS)
+    tokens = encoding.encode_markup(text)
+    told = parse(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
+    assert not any(word in item.text for item in told for word in ("functions", "commentary", "json", "assistant"))
+    assert [item.kind for item in told] == ["Message", "FunctionCall", "FunctionCall", "FunctionCall"]
 
 
 # Any tokens at all
 
 MARKERS = (START, END, MESSAGE, CHANNEL, CONSTRAIN, RETURN, CALL)
-HEADER_WORDS = ("assistant", "analysis", "commentary", "final", " to=functions.f", " json", "user", " to=python", "\n")
+HEADER_WORDS = ("assistant", "analysis", "commentary", "final", " json", "user", "\n")
+RECIPIENTS = (" to=functions.f", " to=functions.g", " to=team.h", " h", " to=python")
 
 
 def header_tokens() -> list[int]:
-    return [token for word in HEADER_WORDS for token in load_encoding().encode(word)]
+    return [token for word in HEADER_WORDS + RECIPIENTS for token in load_encoding().encode(word)]
 
 
 def soup() -> st.SearchStrategy[list[int]]:
@@ -75,24 +148,51 @@ def soup() -> st.SearchStrategy[list[int]]:
     )
 
 
-@given(soup(), st.sampled_from(["stop", "length"]), st.data())
+TOOLS = Toolset((FunctionTool("f"), CustomTool("g"), FunctionTool("h", namespace="team")))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> GenerationStarted:
+    """Everything that a request may ask of the parser."""
+    return started(
+        tools=draw(st.sampled_from([TOOLS, Toolset(), replace(TOOLS, choice="none"), replace(TOOLS, allowed=())])),
+        stop=draw(st.sampled_from([(), ("e",), (" the", "ing", "\n"), ("��",)])),
+        raw_messages=draw(st.sampled_from([None, ()])),
+    )
+
+
+def cut(tokens: list[int], cuts: Iterable[int], *, likely: bool) -> list[TokenChunk]:
+    """Tokens as chunks, with logprobs that tell them apart."""
+    found = [TokenLogprob(-position / 8) for position in range(len(tokens))] if likely else []
+    spans = pairwise([0, *sorted(cuts), len(tokens)])
+    return [TokenChunk(tuple(tokens[a:b]), tuple(found[a:b])) for a, b in spans if a < b]
+
+
+@given(soup(), st.sampled_from(["stop", "length"]), requests(), st.booleans(), st.data())
 @settings(max_examples=300, deadline=None)
-def test_any_tokens_give_items(tokens: list[int], reason: FinishReason, data: st.DataObject) -> None:
+def test_row26_any_tokens_give_items(
+    tokens: list[int], reason: FinishReason, begun: GenerationStarted, likely: bool, data: st.DataObject
+) -> None:
     """The machine never raises, keeps the grammar of its junction, and does not care for chunks."""
-    encoding = load_encoding()
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(tokens)))))
-    chunks = [tokens[a:b] for a, b in zip([0, *cuts], [*cuts, len(tokens)], strict=True)]
-    assert summary(parse(encoding, chunks, reason)) == summary(parse(encoding, ([t] for t in tokens), reason))
+    cuts = data.draw(st.sets(st.integers(0, len(tokens))))
+    finished = GenerationFinished(reason, 0, 0.0)
+    drawn, single = (
+        run(load_encoding(), [begun, *cut(tokens, some, likely=likely), finished])
+        for some in (cuts, range(len(tokens)))
+    )
+    assert summary(items(drawn)) == summary(items(single))
+    assert drawn[-1] == single[-1]
 
 
-@given(soup())
+@given(soup(), st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_no_content_is_lost_and_no_marker_gets_out(tokens: list[int]) -> None:
+def test_row26_no_content_is_lost_and_no_marker_gets_out(tokens: list[int], likely: bool) -> None:
     """Each ``<|message|>`` opens an item that ends in all the text behind it; no soup is long enough to be cut."""
     encoding = load_encoding()
-    told = [item.text for item in parse(encoding, [tokens]) if "missing message" not in item.repairs]
-    for text, run in zip(told, contents(encoding, tokens), strict=True):
-        assert text.endswith(run)
+    frames = run(encoding, [*cut(tokens, (), likely=likely), GenerationFinished("stop", 0, 0.0)])
+    told = [item.text for item in items(frames) if "missing message" not in item.repairs]
+    for text, content in zip(told, contents(encoding, tokens), strict=True):
+        assert text.endswith(content)
 
 
 def contents(encoding: HarmonyEncoding, tokens: Iterable[int]) -> list[str]:
@@ -123,26 +223,7 @@ def test_split_characters_are_joined(tokens: list[int]) -> None:
 # Agreement with the package
 
 
-@cache
-def package() -> HarmonyPackageEncoding:
-    return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
-
-
-@st.composite
-def conversations(draw: st.DrawFn) -> str:
-    text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).filter(lambda t: "<|" not in t)
-    headers = [
-        "<|channel|>analysis",
-        "<|channel|>commentary",
-        "<|channel|>final",
-        "<|channel|>commentary to=functions.f <|constrain|>json",
-        " to=functions.f<|channel|>commentary json",
-    ]
-    messages = draw(st.lists(st.tuples(st.sampled_from(headers), text), min_size=1, max_size=5))
-    return "<|end|><|start|>assistant".join(f"{header}<|message|>{text}" for header, text in messages) + "<|return|>"
-
-
-@given(conversations())
+@given(completions())
 @settings(max_examples=100, deadline=None)
 def test_well_formed_streams_agree_with_openai_harmony(completion: str) -> None:
     """What openai_harmony's own parser makes of well-formed output, ours makes as well."""

@@ -128,3 +128,14 @@ def test_each_kind_of_repair_is_noted_once(place: str, encoding: HarmonyEncoding
     tokens = encoding.encode_markup("<|channel|>final") + markers + encoding.encode_markup(place) + markers
     (item,) = parse(encoding, [tokens])
     assert item.repairs == ("stray marker",)
+
+
+@pytest.mark.parametrize(
+    "form", [" json", "  json", "<|constrain|>json", " <|constrain|>json", "<|constrain|> json", " <|constrain|> json"]
+)
+@pytest.mark.parametrize("ahead", ["", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"])
+def test_the_envelope_of_structured_output_is_a_message(ahead: str, form: str, encoding: HarmonyEncoding) -> None:
+    """What a grammar puts between the final channel and its JSON is the form of the content, and nobody's name."""
+    *_, item = parse_text(encoding, f'{ahead}<|channel|>final{form}<|message|>{{"a":1}}<|return|>')
+    assert (item.kind, item.name, item.text, item.complete) == ("Message", "final_answer", '{"a":1}', True)
+    assert item.repairs == ()

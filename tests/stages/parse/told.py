@@ -66,6 +66,8 @@ def items(frames: Iterable[ParsedFrame]) -> list[Parsed]:
                 told[-1].complete, told[-1].repairs = complete, repairs
             case TurnFinished() | GenerationStarted():
                 assert not is_open
+            case _:
+                raise AssertionError(f"the parser never says {frame}")
     return told
 
 
