@@ -34,21 +34,35 @@ class Served(Generic[AnyEngine]):
     store: SqliteStore
     client: aiohttp.ClientSession
 
-    async def post(self, body: Any) -> tuple[int, Any]:
-        """Status and JSON of one request."""
+    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Status and JSON of one request; a body of bytes goes out as it is."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.client.post(f"{self.url}/v1/responses", data=data) as answer:
+        async with self.client.request(method, self.url + path, data=None if body is None else data) as answer:
             assert answer.content_type == "application/json"
             return answer.status, await answer.json()
 
+    async def post(self, body: Any, path: str = "/v1/responses") -> tuple[int, Any]:
+        """Status and JSON of a request for a response."""
+        return await self.ask("POST", path, body)
+
     async def get(self, path: str) -> tuple[int, Any]:
         """Status and JSON of one look."""
-        async with self.client.get(self.url + path) as answer:
-            return answer.status, await answer.json()
+        return await self.ask("GET", path)
 
-    async def stream(self, body: dict[str, Any]) -> bytes:
+    async def delete(self, path: str) -> tuple[int, Any]:
+        """Status and JSON of a deletion."""
+        return await self.ask("DELETE", path)
+
+    async def stream(self, body: dict[str, Any], path: str = "/v1/responses") -> bytes:
         """The whole SSE body of one request."""
-        async with self.client.post(f"{self.url}/v1/responses", json={**body, "stream": True}) as answer:
+        return await self._sse("POST", path, json={**body, "stream": True})
+
+    async def again(self, path: str) -> bytes:
+        """The whole SSE body of a stored response."""
+        return await self._sse("GET", path)
+
+    async def _sse(self, method: str, path: str, **options: Any) -> bytes:
+        async with self.client.request(method, self.url + path, **options) as answer:
             assert answer.status == 200
             assert answer.headers["Content-Type"] == "text/event-stream"
             assert answer.headers["Cache-Control"] == "no-cache"
@@ -64,12 +78,13 @@ async def serving(
     *,
     keep_alive: float = 15.0,
     max_body_bytes: int = 100_000,
+    models: tuple[str, ...] = ("tiny",),
     edit: Any = lambda pipeline: pipeline,
 ) -> AsyncGenerator[Served[AnyEngine], None]:
     """Serve for the length of the block; ``edit`` may change the pipeline."""
     store = SqliteStore(folder / "responses.sqlite3")
-    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(harmony_responses(("tiny",), engine, encoding, store))
-    api = Api(pipeline, engine, store, ("tiny",), keep_alive)
+    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(harmony_responses(models, engine, encoding, store))
+    api = Api(pipeline, engine, store, models, keep_alive)
     runner = web.AppRunner(api.app(max_body_bytes), handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
