@@ -98,8 +98,9 @@ async def serve(settings: Settings) -> None:
         closing.push_async_callback(store.close)
         engine = start_vllm(settings.model, settings.engine_arguments)
         closing.push_async_callback(engine.close)
-        pipeline = harmony_responses((engine.model,), engine, load_encoding(), store)
-        api = Api(pipeline, engine, store, (engine.model,), settings.keep_alive)
+        await engine.warm_up()
+        pipeline = harmony_responses(engine.models, engine, load_encoding(), store)
+        api = Api(pipeline, engine, store, engine.models, settings.keep_alive)
         runner = web.AppRunner(
             api.app(settings.max_body_bytes),
             handler_cancellation=True,  # off by default: a client that left would keep the engine busy
@@ -111,7 +112,7 @@ async def serve(settings: Settings) -> None:
         await web.SockSite(runner, listening).start()
         gc.collect()
         gc.freeze()
-        print(greeting(settings, engine.model), flush=True)
+        print(greeting(settings, engine.models[0]), flush=True)
         await _signal_to_stop()
         logger.info("Stopping: running responses get %g s", settings.shutdown_timeout)
         await api.admission.finish(settings.shutdown_timeout)

@@ -13,6 +13,11 @@ class Engine(Protocol):
     """Something that continues prompts."""
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """The names that a request may ask for, that of the model itself first: its other names, and its adapters."""
+        ...
+
+    @property
     def context_length(self) -> int:
         """How many tokens prompt and answer may have together."""
         ...

@@ -20,6 +20,7 @@ class ReplayEngine:
     path: Path
     context_length: int = 131_072
     vocabulary_size: int = VOCABULARY_SIZE
+    models: tuple[str, ...] = ("recorded",)
 
     @property
     def is_alive(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 
 from pipeline.errors import EngineDead, EngineFailed, StageError
-from pipeline.frames import EngineFrame, FinishReason, GenerationFinished, Prompt, TokenChunk
+from pipeline.frames import EngineFrame, FinishReason, GenerationFinished, Prompt, TokenChunk, TokenLogprob
 from stages.harmony import VOCABULARY_SIZE
 
 
@@ -30,6 +30,8 @@ class Script:
     """Whether ``error`` takes the engine down with it."""
     endless: bool = False
     """Whether the tokens come round and round until the consumer leaves."""
+    logprobs: Sequence[TokenLogprob] = ()
+    """One for each token; they are told only where the prompt asks for some."""
 
 
 @dataclass
@@ -39,6 +41,7 @@ class ScriptedEngine:
     script: Script = field(default_factory=Script)
     context_length: int = 131_072
     vocabulary_size: int = VOCABULARY_SIZE
+    models: tuple[str, ...] = ("tiny",)
     is_alive: bool = True
     is_stopping: bool = False
     running: int = 0
@@ -74,13 +77,14 @@ class ScriptedEngine:
         script = self.script
         limit = prompt.sampling.max_tokens
         tokens = islice(cycle(script.token_ids) if script.endless else script.token_ids, limit)
+        logprobs = cycle(() if prompt.sampling.logprobs is None else script.logprobs)
         generated = 0
         while chunk := tuple(islice(tokens, script.chunk_size)):
             await asyncio.sleep(script.latency)
             if self.is_stopping:
                 raise EngineFailed("The server is stopping.")
             generated += len(chunk)
-            yield TokenChunk(chunk)
+            yield TokenChunk(chunk, tuple(islice(logprobs, len(chunk))))
         progress.finished = True
         if script.error:
             self.is_alive = not script.dies

@@ -8,22 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
-from pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk
+from pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.logprobs import FlatLogprobs
+    from vllm.lora.request import LoRARequest
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
 
+_PARAMETERS = {"logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
+"""Those of vLLM's parameters that the protocol calls otherwise."""
+
+_WARM_UP = 'start: /[a-z]+/ %json {"type": "object"}'
+"""A little grammar, to have vLLM make what it needs for any."""
+
+
 class UnknownModel(ValueError):
-    """A model that this server cannot talk to."""
+    """A model, or an adapter of one, that this server cannot run."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +44,11 @@ class VllmEngine:
     """An engine whose workers live in child processes of this one."""
 
     _llm: AsyncLLM
-    model: str
-    """The name under which vLLM serves the model."""
+    models: tuple[str, ...]
     context_length: int
     vocabulary_size: int
+    _adapters: Mapping[str, LoRARequest] = field(default_factory=dict)
+    """The LoRA adapters, by the names under which they are served."""
 
     _running: set[RequestOutputCollector] = field(default_factory=set)
 
@@ -46,7 +60,7 @@ class VllmEngine:
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
         """Add the request to vLLM's queue; abort it on the way out unless it is finished."""
-        reading = _Reading(time.monotonic())
+        reading = _Reading(time.monotonic(), prompt.sampling.logprobs)
         collector = await self._add(prompt)
         self._running.add(collector)
         try:
@@ -66,21 +80,58 @@ class VllmEngine:
         """End the worker processes."""
         self._llm.shutdown()
 
+    async def warm_up(self) -> None:
+        """Load the adapters, and pay what the first request of its kind would pay: seconds for the first grammar.
+
+        Raises `UnknownModel` for an adapter that vLLM cannot load.
+        """
+        from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+        for adapter in self._adapters.values():
+            try:
+                await self._llm.add_lora(adapter)
+            except Exception as error:  # vLLM raises whatever was in the way
+                raise UnknownModel(f"The adapter {adapter.lora_name} cannot be loaded: {error}") from error
+        grammar = StructuredOutputsParams(grammar=_WARM_UP)
+        params = SamplingParams(max_tokens=2, logprobs=0, structured_outputs=grammar)
+        async with aclosing(self._llm.generate({"prompt_token_ids": [0]}, params, "warm-up")) as outputs:
+            async for _ in outputs:
+                pass
+
     async def _add(self, prompt: Prompt) -> RequestOutputCollector:
+        tokens = {"prompt_token_ids": list(prompt.token_ids)}
+        salt = prompt.scheduling.cache_salt
         with _refusals():
             params = _sampling_params(prompt)
             try:
                 return await self._llm.add_request(
-                    prompt.response.id, {"prompt_token_ids": list(prompt.token_ids)}, params
+                    prompt.response.id,
+                    tokens if salt is None else tokens | {"cache_salt": salt},
+                    params,
+                    lora_request=self._adapters.get(prompt.response.model),
+                    trace_headers=prompt.scheduling.trace_headers or None,
+                    priority=self._priority(prompt),
                 )
             except asyncio.CancelledError:  # vLLM may have begun with it already
                 await self._llm.abort(prompt.response.id)
                 raise
 
+    def _priority(self, prompt: Prompt) -> int:
+        """Refuse what the scheduler would ignore in silence."""
+        priority = prompt.scheduling.priority
+        if priority and self._llm.vllm_config.scheduler_config.policy != "priority":
+            raise InvalidPrompt(
+                "This server does not schedule by priority: its engine runs without --scheduling-policy priority.",
+                param="priority",
+            )
+        return priority
+
 
 @dataclass
 class _Reading:
     started: float
+    top: int | None
+    """How many alternatives to report beside each token."""
     finished: bool = False
 
     async def frames(self, collector: RequestOutputCollector) -> AsyncGenerator[EngineFrame, None]:
@@ -93,7 +144,8 @@ class _Reading:
                 cached_tokens = output.num_cached_tokens or cached_tokens
                 completion = output.outputs[0]
                 if completion.token_ids:
-                    yield TokenChunk(tuple(completion.token_ids))
+                    logprobs = _logprobs(completion.logprobs, self.top) if completion.logprobs else ()
+                    yield TokenChunk(tuple(completion.token_ids), logprobs)
                 if self.finished:
                     break
         if completion.finish_reason not in ("stop", "length"):
@@ -101,16 +153,39 @@ class _Reading:
         yield GenerationFinished(completion.finish_reason, cached_tokens, time.monotonic() - self.started)
 
 
-def _sampling_params(prompt: Prompt) -> SamplingParams:
-    from vllm.sampling_params import RequestOutputKind, SamplingParams
+def _logprobs(flat: FlatLogprobs, top: int | None) -> tuple[TokenLogprob, ...]:
+    ranges = zip(flat.start_indices, flat.end_indices, strict=True)
+    return tuple(_logprob(flat.token_ids[start:end], flat.logprobs[start:end], top) for start, end in ranges)
 
+
+def _logprob(token_ids: list[int], logprobs: list[float], top: int | None) -> TokenLogprob:
+    """The token that came stands first, and the likeliest ones behind: not always a second time, if it is of them."""
+    likeliest = sorted(dict(zip(token_ids, logprobs, strict=True)).items(), key=itemgetter(1), reverse=True)
+    return TokenLogprob(logprobs[0], tuple(likeliest[:top]))
+
+
+def _sampling_params(prompt: Prompt) -> SamplingParams:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+    sampling = prompt.sampling
     return SamplingParams(
-        temperature=prompt.sampling.temperature,
-        top_p=prompt.sampling.top_p,
-        max_tokens=prompt.sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=sampling.seed,
+        max_tokens=sampling.max_tokens,
+        stop=list(sampling.stop),
         stop_token_ids=list(prompt.stop_token_ids),
+        logprobs=sampling.logprobs,
+        flat_logprobs=True,  # a few lists, where the default makes an object for each alternative of each token
+        # vLLM writes into the constraints that it is given: each request has its own.
+        structured_outputs=prompt.grammar and StructuredOutputsParams(grammar=prompt.grammar),
         output_kind=RequestOutputKind.DELTA,
-        detokenize=False,
+        detokenize=bool(sampling.stop),  # only to look for these texts
         skip_special_tokens=False,
     )
 
@@ -118,13 +193,16 @@ def _sampling_params(prompt: Prompt) -> SamplingParams:
 @contextmanager
 def _refusals() -> Iterator[None]:
     """Turn what vLLM says to a request that it does not take into our errors."""
-    from vllm.exceptions import GracefulHTTPError, VLLMClientError
+    from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 
     try:
         with _faults():
             yield
     except GracefulHTTPError as error:
         raise EngineOverloaded("The engine's queue is full. Try again in a moment.") from error
+    except VLLMValidationError as error:
+        param = error.parameter and _PARAMETERS.get(error.parameter, error.parameter)
+        raise InvalidPrompt(error.args[0], param=param) from error
     except (VLLMClientError, ValueError) as error:
         raise InvalidPrompt(str(error)) from error
 
@@ -148,18 +226,36 @@ def start_vllm(model: str, arguments: Sequence[str]) -> VllmEngine:
     Takes from ten seconds to minutes.  Exits with vLLM's own message for arguments that it does not know, and raises
     `UnknownModel` for a model that does not speak Harmony, before its weights are loaded.
     """
-    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.lora.request import LoRARequest
     from vllm.usage.usage_lib import UsageContext
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="penstock serve"))
-    namespace: Any = parser.parse_args(["--model", model, *arguments])
-    engine_args = AsyncEngineArgs.from_cli_args(namespace)
+    engine_args, modules = _read_arguments(["--model", model, *arguments])
     config = engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT)
     if (kind := config.model_config.hf_config.model_type) != "gpt_oss":
         raise UnknownModel(f"{model} is a {kind} model: penstock serves models that speak Harmony (gpt_oss).")
+    if config.structured_outputs_config.backend == "auto":
+        config.structured_outputs_config.backend = "guidance"  # our grammars are in its dialect
     llm = AsyncLLM.from_vllm_config(config, disable_log_stats=engine_args.disable_log_stats)
-    served = engine_args.served_model_name
-    name = served[0] if isinstance(served, list) else served or model
-    return VllmEngine(llm, name, llm.model_config.max_model_len, llm.model_config.get_vocab_size())
+    served = engine_args.served_model_name or model
+    names = [served] if isinstance(served, str) else served
+    adapters = {
+        module.name: LoRARequest(module.name, number, module.path, is_3d_lora_weight=module.is_3d_lora_weight)
+        for number, module in enumerate(modules, start=1)
+    }
+    model_config = llm.model_config
+    return VllmEngine(llm, (*names, *adapters), model_config.max_model_len, model_config.get_vocab_size(), adapters)
+
+
+def _read_arguments(arguments: Sequence[str]) -> tuple[AsyncEngineArgs, list[Any]]:
+    """What the command line says of the engine, and the LoRA modules, which are for whoever serves it."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import LoRAParserAction
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="penstock serve"))
+    parser.add_argument("--lora-modules", nargs="+", action=LoRAParserAction, default=[], metavar="NAME=PATH")
+    namespace: Namespace = parser.parse_args(arguments)
+    if namespace.lora_modules and not namespace.enable_lora:
+        parser.error("--lora-modules needs --enable-lora")
+    return AsyncEngineArgs.from_cli_args(namespace), namespace.lora_modules
