@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 _PARAMETERS = {"logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
 """Those of vLLM's parameters that the protocol calls otherwise."""
 
-_WARM_UP = 'start: /[a-z]+/ %json {"type": "object"}'
-"""A little grammar, to have vLLM make what it needs for any."""
-
 
 class UnknownModel(ValueError):
     """A model, or an adapter of one, that this server cannot run."""
@@ -80,8 +77,8 @@ class VllmEngine:
         """End the worker processes."""
         self._llm.shutdown()
 
-    async def warm_up(self) -> None:
-        """Load the adapters, and pay what the first request of its kind would pay: seconds for the first grammar.
+    async def warm_up(self, grammar: str) -> None:
+        """Load the adapters, and pay what the first request with a grammar, or with logprobs, would pay: seconds each.
 
         Raises `UnknownModel` for an adapter that vLLM cannot load.
         """
@@ -92,8 +89,8 @@ class VllmEngine:
                 await self._llm.add_lora(adapter)
             except Exception as error:  # vLLM raises whatever was in the way
                 raise UnknownModel(f"The adapter {adapter.lora_name} cannot be loaded: {error}") from error
-        grammar = StructuredOutputsParams(grammar=_WARM_UP)
-        params = SamplingParams(max_tokens=2, logprobs=0, structured_outputs=grammar)
+        constraint = StructuredOutputsParams(grammar=grammar)
+        params = SamplingParams(max_tokens=2, logprobs=0, structured_outputs=constraint)
         async with aclosing(self._llm.generate({"prompt_token_ids": [0]}, params, "warm-up")) as outputs:
             async for _ in outputs:
                 pass
@@ -234,8 +231,6 @@ def start_vllm(model: str, arguments: Sequence[str]) -> VllmEngine:
     config = engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT)
     if (kind := config.model_config.hf_config.model_type) != "gpt_oss":
         raise UnknownModel(f"{model} is a {kind} model: penstock serves models that speak Harmony (gpt_oss).")
-    if config.structured_outputs_config.backend == "auto":
-        config.structured_outputs_config.backend = "guidance"  # our grammars are in its dialect
     llm = AsyncLLM.from_vllm_config(config, disable_log_stats=engine_args.disable_log_stats)
     served = engine_args.served_model_name or model
     names = [served] if isinstance(served, str) else served
@@ -258,4 +253,11 @@ def _read_arguments(arguments: Sequence[str]) -> tuple[AsyncEngineArgs, list[Any
     namespace: Namespace = parser.parse_args(arguments)
     if namespace.lora_modules and not namespace.enable_lora:
         parser.error("--lora-modules needs --enable-lora")
-    return AsyncEngineArgs.from_cli_args(namespace), namespace.lora_modules
+    engine_args = AsyncEngineArgs.from_cli_args(namespace)
+    structured = engine_args.structured_outputs_config
+    if structured.backend not in {"auto", "guidance"}:
+        parser.error(
+            f"{structured.backend} cannot read the grammars of penstock: leave the backend to it, or to guidance"
+        )
+    structured.backend = "guidance"
+    return engine_args, namespace.lora_modules
