@@ -21,16 +21,22 @@ from pipeline.frames import (
     ReasoningOpened,
 )
 from pipeline.protocol.events import (
-    FunctionCallArgumentsDelta,
     OutputItemAdded,
-    OutputTextDelta,
-    ReasoningTextDelta,
     ResponseEvent,
     ResponseFailed,
     TerminalEvent,
+    TextDelta,
     to_sse,
 )
-from pipeline.protocol.items import FunctionCall, Message, OutputItem, OutputText, Reasoning, ReasoningText
+from pipeline.protocol.items import (
+    CustomToolCall,
+    FunctionCall,
+    Message,
+    OutputItem,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+)
 from pipeline.protocol.response import ErrorDetails, IncompleteDetails, InputTokensDetails, OutputTokensDetails, Usage
 from stages.emit.emit import emit
 from tests.building import (
@@ -307,14 +313,20 @@ async def test_leaving_early_says_nothing_more() -> None:
 
 
 def text_of(item: OutputItem) -> str:
-    return item.arguments if isinstance(item, FunctionCall) else item.text
+    match item:
+        case FunctionCall():
+            return item.arguments
+        case CustomToolCall():
+            return item.input
+        case Message() | Reasoning():
+            return item.text
 
 
 def summed(events: Iterable[ResponseEvent]) -> dict[int, str]:
     """The deltas of each item, put together."""
     texts: dict[int, str] = {}
     for event in events:
-        if isinstance(event, OutputTextDelta | ReasoningTextDelta | FunctionCallArgumentsDelta):
+        if isinstance(event, TextDelta):
             texts[event.output_index] = texts.get(event.output_index, "") + event.delta
     return texts
 
