@@ -96,9 +96,19 @@ class HarmonyParser:
 
     def feed(self, frame: TokenFrame) -> Iterable[ParsedFrame]:
         """Take one frame, give what became clear by it."""
+        if not (self._is_plain and isinstance(frame, TokenChunk)):
+            return self._read(frame)
+        text = ""  # the short way, which nearly every chunk takes: kept in one function, where a call would be felt
+        try:
+            for token in frame.token_ids:
+                text += self._token_texts[token]
+        except KeyError:  # a marker, or part of a character
+            return self._read_tokens(frame)
+        self._output_tokens += len(frame.token_ids)
+        return (ItemDelta(text),)
+
+    def _read(self, frame: TokenFrame) -> Iterable[ParsedFrame]:
         match frame:
-            case TokenChunk() if self._is_plain:
-                return self._read_text(frame)
             case TokenChunk():
                 return self._read_tokens(frame)
             case GenerationStarted():
@@ -108,17 +118,6 @@ class HarmonyParser:
                 return (frame,)
             case GenerationFinished():
                 return self._finish(frame)
-
-    def _read_text(self, chunk: TokenChunk) -> Iterable[ParsedFrame]:
-        """The short way, which nearly every chunk takes."""
-        text = ""
-        try:
-            for token in chunk.token_ids:
-                text += self._token_texts[token]
-        except KeyError:  # a marker, or part of a character
-            return self._read_tokens(chunk)
-        self._output_tokens += len(chunk.token_ids)
-        return (ItemDelta(text),)
 
     def _read_tokens(self, chunk: TokenChunk) -> Iterable[ParsedFrame]:
         self._has_logprobs = bool(chunk.logprobs)
