@@ -6,6 +6,7 @@ out, and of a developer message its instructions are taken, as far as the reques
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -31,7 +32,7 @@ from pipeline.protocol.items import (
 from pipeline.protocol.tools import CustomTool, Tool, ToolKey
 
 _INSTRUCTIONS = "# Instructions\n\n"
-_TOOLS = "# Tools\n\n## "
+_declarations = re.compile(r"(?:^|\n\n)# (?:Tools|Response Formats)\n\n## ")
 
 
 @dataclass
@@ -73,25 +74,26 @@ class RawMessages:
                 return self._spoken(message, text, suffix)
 
     def _instructions(self, text: str) -> str:
-        said = text.partition(_TOOLS)[0].removeprefix(_INSTRUCTIONS)
+        said = _declarations.split(text, maxsplit=1)[0].removeprefix(_INSTRUCTIONS)
         if not self.items and self.instructions:
             said = said.removeprefix(self.instructions)
         return said.strip("\n")
 
     def _spoken(self, message: RawMessage, text: str, suffix: str) -> Item:
         if message.recipient and message.recipient not in ("all", "user"):
-            return self._call(message.recipient, text, suffix)
+            return self._call(message, message.recipient, text, suffix)
         if message.channel == "analysis":
             return Reasoning(f"rs_{suffix}", content=(ReasoningText(text),), status="completed")
         phase: Phase = "commentary" if message.channel == "commentary" else "final_answer"
         return Message(f"msg_{suffix}", "completed", "assistant", (OutputText(text),), phase)
 
-    def _call(self, recipient: str, text: str, suffix: str) -> Call:
+    def _call(self, message: RawMessage, recipient: str, text: str, suffix: str) -> Call:
         head, _, name = recipient.rpartition(".")
+        name = name or recipient
         namespace = head if head not in ("", "functions") else None
         said = UNSET if namespace is None else namespace
         call: Call
-        if isinstance(self.tools.get((namespace, name)), CustomTool):
+        if message.content_type == "code" or isinstance(self.tools.get((namespace, name)), CustomTool):
             call = CustomToolCall(f"ctc_{suffix}", f"call_{suffix}", name, text, "completed", said)
         else:
             call = FunctionCall(f"fc_{suffix}", f"call_{suffix}", name, text, "completed", said)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,12 +10,14 @@ from pipeline.protocol.items import (
     FunctionCall,
     FunctionCallOutput,
     InputText,
+    Item,
     Message,
     OutputText,
     Reasoning,
     ReasoningText,
 )
 from stages.persist.sqlite import SqliteStore
+from stages.persist.store import NoStore
 from tests.pipeline.bodies import WEATHER
 from tests.stages.normalize.conversations import answered, normalized
 
@@ -88,6 +91,8 @@ async def test_an_unknown_previous_response_is_refused(store: SqliteStore, missi
 USER = {"role": "user", "content": "Hi"}
 OWN_CALL = {"type": "function_call", "call_id": "call_2", "name": "clock", "arguments": "{}"}
 OWN_OUTPUT = {"type": "function_call_output", "call_id": "call_2", "output": "noon"}
+CUSTOM_CALL = {"type": "custom_tool_call", "call_id": "call_2", "name": "clock", "input": "now"}
+CUSTOM_OUTPUT = {"type": "custom_tool_call_output", "call_id": "call_2", "output": "noon"}
 
 
 @pytest.mark.parametrize(
@@ -99,10 +104,14 @@ OWN_OUTPUT = {"type": "function_call_output", "call_id": "call_2", "output": "no
         ([OWN_OUTPUT], "input[0].call_id"),
         ([USER, RAIN, OWN_OUTPUT], "input[2].call_id"),
         ([OWN_OUTPUT, OWN_CALL], "input[0].call_id"),
+        ([CUSTOM_CALL, CUSTOM_OUTPUT], None),
+        ([CUSTOM_CALL, OWN_CALL, OWN_OUTPUT, CUSTOM_OUTPUT], None),
+        ([CUSTOM_CALL, OWN_OUTPUT], "input[1].call_id"),
+        ([OWN_CALL, CUSTOM_OUTPUT], "input[1].call_id"),
     ],
 )
 async def test_an_output_comes_behind_its_call(store: SqliteStore, items: list[Any], param: str | None) -> None:
-    """The call may stand in the history or earlier in the input; an output without one is refused at its place."""
+    """The call, of the output's own kind, stands in the history or earlier in the input; else the output is refused."""
     await answered(store, "1", CALL, input="How is Oslo?")
     if param is None:
         conversation = await normalized(store, "2", previous_response_id="resp_1", input=items)
@@ -111,3 +120,44 @@ async def test_an_output_comes_behind_its_call(store: SqliteStore, items: list[A
     with pytest.raises(InvalidRequest, match="call_2") as caught:
         await normalized(store, "2", previous_response_id="resp_1", input=items)
     assert caught.value.param == param
+
+
+# Items by reference
+
+
+async def test_references_bring_stored_items(store: SqliteStore) -> None:
+    """Any item of a stored response, whether it was input or output, can stand in an input by its id alone."""
+    await answered(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
+    references = [{"id": "msg_1i0000"}, {"type": "item_reference", "id": "rs_10000"}, {"type": None, "id": "fc_10001"}]
+    conversation = await normalized(store, "2", input=[*references, RAIN])
+    output = FunctionCallOutput("fco_2i0003", "call_10001", "rain", "completed")
+    assert conversation.input == (asked("msg_1i0000", "How is Oslo?"), THOUGHT, CALL, output)
+    assert conversation.history == ()
+
+
+async def test_a_reference_to_nothing_is_refused(store: SqliteStore) -> None:
+    """The first reference that cannot be followed is named."""
+    await answered(store, "1", THOUGHT, input="Hi", store=True)
+    items = [{"id": "rs_10000"}, {"type": "item_reference", "id": "rs_2"}, {"id": "rs_3"}]
+    with pytest.raises(InvalidRequest, match="Item with id 'rs_2' not found") as caught:
+        await normalized(store, "2", input=items)
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_request", "input[1].id")
+
+
+class CountingStore(NoStore):
+    """Knows one item, and what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    async def items(self, ids: Sequence[str]) -> dict[str, Item]:
+        self.asked.append(list(ids))
+        return {"a": THOUGHT}
+
+
+async def test_references_cost_one_look_at_the_store() -> None:
+    """All references of a request are looked up together, in their order; without one nobody asks."""
+    store = CountingStore()
+    assert (await normalized(store, input=[{"id": "a"}, USER, {"id": "a"}])).input[0] == THOUGHT
+    await normalized(store, input=[USER])
+    assert store.asked == [["a", "a"]]

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from msgspec import UNSET
+from openai.types.responses import ResponseInputItemParam
 
 from pipeline.errors import InvalidRequest
 from pipeline.protocol.items import (
+    AdditionalTools,
+    CustomToolCall,
+    CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
     InputText,
@@ -21,6 +26,8 @@ from pipeline.protocol.items import (
 from stages.persist.sqlite import SqliteStore
 from tests.pipeline.bodies import CLIENTS
 from tests.stages.normalize.conversations import normalized
+
+NAMESPACE = {"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "f", "x": 1}], "y": 2}
 
 
 @pytest.mark.parametrize(
@@ -68,6 +75,22 @@ from tests.stages.normalize.conversations import normalized
             {"type": "function_call", "id": "i", "status": "incomplete", "call_id": "c", "name": "f", "arguments": ""},
             FunctionCall("i", "c", "f", "", "incomplete"),
         ),
+        (
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}", "namespace": "n"},
+            FunctionCall("fc_1i0000", "c", "f", "{}", "completed", "n"),
+        ),
+        (
+            {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": "a\nb"},
+            CustomToolCall("ctc_1i0000", "c", "f", "a\nb", "completed"),
+        ),
+        (
+            {"type": "custom_tool_call", "id": "i", "call_id": "c", "name": "f", "input": "", "namespace": "n"},
+            CustomToolCall("i", "c", "f", "", "completed", "n"),
+        ),
+        (
+            {"type": "additional_tools", "role": "developer", "tools": [{"type": "web_search"}, NAMESPACE]},
+            AdditionalTools("at_1i0000", "developer", ({"type": "web_search"}, NAMESPACE)),
+        ),
     ],
 )
 async def test_items_are_read_as_they_are_meant(store: SqliteStore, given: dict[str, Any], item: Item) -> None:
@@ -105,6 +128,53 @@ async def test_items_without_ids_are_told_apart(store: SqliteStore) -> None:
     """An id that the client left out comes from the response's id and the item's position."""
     conversation = await normalized(store, "ab", input=[{"role": "user", "content": "Hi"}] * 17)
     assert [item.id for item in conversation.input] == [f"msg_abi{position:04x}" for position in range(17)]
+
+
+async def test_row40_outputs_of_custom_tools_are_read_alike(store: SqliteStore) -> None:
+    """What a custom tool returned is a text or a list of texts too."""
+    call = {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": ""}
+    for given, output in (("x", "x"), ([{"type": "input_text", "text": "x"}], (InputText("x"),))):
+        items = [call, {"type": "custom_tool_call_output", "call_id": "c", "output": given}]
+        result = (await normalized(store, input=items)).input[1]
+        assert result == CustomToolCallOutput("ctco_1i0001", "c", output, "completed")
+
+
+UNSUPPORTED_ITEMS = [
+    *("compaction", "compaction_trigger", "configuration_update", "file_search_call", "computer_call"),
+    *("computer_call_output", "web_search_call", "tool_search_call", "tool_search_output", "image_generation_call"),
+    *("code_interpreter_call", "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"),
+    *("apply_patch_call", "apply_patch_call_output", "mcp_list_tools", "mcp_approval_request"),
+    *("mcp_approval_response", "mcp_call", "program", "program_output"),
+]
+
+
+@pytest.mark.parametrize("kind", UNSUPPORTED_ITEMS)
+async def test_items_that_mean_nothing_here_are_refused_by_name(store: SqliteStore, kind: str) -> None:
+    """An item that this server cannot show the model is refused with its type and its place, never left out."""
+    with pytest.raises(InvalidRequest, match=f"'{kind}'") as caught:
+        await normalized(store, input=[{"role": "user", "content": "Hi"}, {"type": kind, "id": "x"}])
+    assert caught.value.param == "input[1].type"
+
+
+def test_every_item_of_the_sdk_is_understood_or_refused() -> None:
+    """The lists of this file name every type of input item that openai-python knows."""
+    accepted = {"message", "reasoning", "function_call", "function_call_output", "custom_tool_call"}
+    accepted |= {"custom_tool_call_output", "item_reference", "additional_tools"}
+    kinds = {kind for item in get_args(ResponseInputItemParam) for kind in sdk_types(item)}
+    assert kinds == accepted | set(UNSUPPORTED_ITEMS)
+
+
+def sdk_types(item: type) -> Iterator[str]:
+    """The values that a TypedDict of the SDK takes for ``type``."""
+
+    def literals(annotation: Any) -> Iterator[str]:
+        if get_origin(annotation) is Literal:
+            yield from get_args(annotation)
+        else:
+            for inner in get_args(annotation):
+                yield from literals(inner)
+
+    return literals(get_type_hints(item)["type"])
 
 
 @pytest.mark.parametrize("client", ["agents", "pydantic-ai"])

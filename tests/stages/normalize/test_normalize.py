@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import logging
+import json
 from collections.abc import Iterator
 from contextlib import aclosing
 from typing import Any
@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from pipeline.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
-from pipeline.frames import Sampling
+from pipeline.frames import Sampling, Scheduling
+from pipeline.logs import current_response
 from pipeline.protocol.reading import read_request
 from pipeline.protocol.response import ReasoningOptions, Response
 from pipeline.record import replay
-from stages.normalize.normalize import INCLUDABLE, Normalize, draw_suffix
+from stages.normalize.normalize import INCLUDABLE, LOGPROBS, Normalize, draw_suffix
 from stages.persist.sqlite import SqliteStore
 from tests.pipeline.bodies import WEATHER
 from tests.stages.normalize.conversations import MODEL, NOW, normalized
@@ -47,6 +48,8 @@ def test_ids_are_hard_to_guess() -> None:
 
 
 # The response
+
+FORMAT = {"type": "json_schema", "x-own": [None], "schema": {"z": 1, "a": {}}, "strict": False, "name": "answer"}
 
 
 def default_response(**fields: Any) -> Response:
@@ -95,6 +98,17 @@ async def test_defaults(store: SqliteStore) -> None:
         ({"reasoning": {"summary": "auto"}}, {"reasoning": ReasoningOptions(None, "auto")}),
         ({"text": {"verbosity": "low"}}, {"text": {"format": {"type": "text"}, "verbosity": "low"}}),
         ({"text": {"format": {"type": "text"}}}, {}),
+        ({"text": {"format": None, "verbosity": None}}, {}),
+        ({"text": {"format": FORMAT, "verbosity": "high"}}, {"text": {"format": FORMAT, "verbosity": "high"}}),
+        ({"text": {"format": {"type": "json_object"}}}, {"text": {"format": {"type": "json_object"}}}),
+        ({"reasoning": {"generate_summary": "concise"}}, {"reasoning": ReasoningOptions(None, "concise")}),
+        ({"reasoning": {"context": "all_turns", "mode": "standard"}}, {}),
+        ({"truncation": "auto"}, {"truncation": "auto"}),
+        ({"top_logprobs": 3}, {"top_logprobs": 3}),
+        ({"presence_penalty": 1, "frequency_penalty": -1}, {"presence_penalty": 1.0, "frequency_penalty": -1.0}),
+        ({"service_tier": "flex"}, {"service_tier": "flex"}),
+        ({"service_tier": "auto"}, {}),
+        ({"user": "u1"}, {"user": "u1"}),
         ({"store": False}, {"store": False}),
         ({"metadata": {"order": "17"}}, {"metadata": {"order": "17"}}),
         ({"safety_identifier": "u1"}, {"safety_identifier": "u1"}),
@@ -105,39 +119,84 @@ async def test_defaults(store: SqliteStore) -> None:
             {"tools": ({"type": "function", "name": "f", "description": None, "parameters": None, "strict": None},)},
         ),
         ({"background": False, "truncation": "disabled", "top_logprobs": 0, "context_management": []}, {}),
-        ({"include": sorted(INCLUDABLE), "user": "u1", "service_tier": "flex", "stream": True}, {}),
+        ({"include": sorted(INCLUDABLE), "stream": True, "stream_options": {"include_obfuscation": False}}, {}),
+        ({"prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit", "ttl": "30m"}}, {}),
     ],
     ids=str,
 )
 async def test_what_is_asked_is_echoed(store: SqliteStore, said: dict[str, Any], echo: dict[str, Any]) -> None:
     """The response repeats every parameter that has a place in it, and changes no other field."""
     conversation = await normalized(store, input="Hi", **said)
-    response = default_response(**echo)
-    assert conversation.response == response
-    assert conversation.sampling == Sampling(response.temperature, response.top_p, response.max_output_tokens)
+    assert conversation.response == default_response(**echo)
+    assert json.dumps(conversation.response.text) == json.dumps(default_response(**echo).text)  # in the client's order
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation", "computer_use_preview"],
+    ("said", "sampling"),
+    [
+        ({}, {}),
+        (
+            {"temperature": 0, "top_p": 0.5, "max_output_tokens": 16},
+            {"temperature": 0.0, "top_p": 0.5, "max_tokens": 16},
+        ),
+        ({"top_k": 5, "min_p": 0.1, "seed": 7}, {"top_k": 5, "min_p": 0.1, "seed": 7}),
+        ({"top_k": -1}, {}),
+        ({"presence_penalty": 1, "frequency_penalty": -1}, {"presence_penalty": 1.0, "frequency_penalty": -1.0}),
+        ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
+        ({"stop": "END"}, {"stop": ("END",)}),
+        ({"stop": ["a", "b"]}, {"stop": ("a", "b")}),
+        ({"stop": []}, {}),
+        ({"top_logprobs": 0}, {}),
+        ({"top_logprobs": 2}, {"logprobs": 2}),
+        ({"include": [LOGPROBS]}, {"logprobs": 0}),
+        ({"include": [LOGPROBS], "top_logprobs": 2}, {"logprobs": 2}),
+    ],
+    ids=str,
 )
-async def test_hosted_tools_are_left_out_with_a_word(
-    store: SqliteStore, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Clients send hosted tools unasked: those that nobody runs here are left out, and the log says so."""
-    with caplog.at_level(logging.INFO):
-        conversation = await normalized(store, input="Hi", tools=[{"type": kind, "x": 1}, WEATHER])
-    assert conversation.response.tools == (WEATHER,)
-    (record,) = caplog.records
-    assert kind in record.getMessage()
+async def test_sampling_is_as_asked(store: SqliteStore, said: dict[str, Any], sampling: dict[str, Any]) -> None:
+    """What concerns the choice of tokens reaches the engine in its own terms, vLLM's extras included."""
+    expected: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0} | sampling
+    assert (await normalized(store, input="Hi", **said)).sampling == Sampling(**expected)
 
 
-@pytest.mark.parametrize("kind", ["mcp", "custom", "namespace", "local_shell", "tool_search", "unheard_of"])
-async def test_tools_that_the_client_relies_on_are_refused(store: SqliteStore, kind: str) -> None:
-    """A tool that the client would run or configure itself cannot be left out in silence."""
-    with pytest.raises(UnsupportedParameter, match=kind) as caught:
-        await normalized(store, input="Hi", tools=[WEATHER, {"type": kind, "name": "x"}])
-    assert caught.value.param == "tools[1].type"
+@pytest.mark.parametrize(
+    ("salted", "said", "salt"),
+    [
+        (False, {"prompt_cache_key": "k1"}, None),
+        (True, {"prompt_cache_key": "k1"}, "k1"),
+        (True, {"prompt_cache_key": "team/k@1"}, "team%2Fk%401"),
+        (True, {"prompt_cache_key": "k1", "cache_salt": "s"}, "s"),
+        (True, {}, None),
+        (True, {"prompt_cache_key": ""}, None),
+        (False, {"cache_salt": "s"}, "s"),
+    ],
+)
+async def test_caches_are_salted(store: SqliteStore, salted: bool, said: dict[str, Any], salt: str | None) -> None:
+    """A salt that is given counts; a server may make one of the prompt cache's key, in letters that vLLM takes."""
+    stage = Normalize(store, (MODEL,), salt_caches=salted)
+    request = await read_request(json.dumps({"input": "Hi", **said}).encode())
+    async with aclosing(stage(replay([request]))) as conversations:
+        assert (await anext(conversations)).scheduling == Scheduling(salt)
+
+
+async def test_the_trace_and_the_priority_reach_the_engine(store: SqliteStore) -> None:
+    """A request is scheduled as it asks, and belongs to the trace of its headers."""
+    request = (await read_request(b'{"input": "Hi", "priority": -3}')).traced({"traceparent": "00-1"})
+    async with aclosing(Normalize(store, (MODEL,))(replay([request]))) as conversations:
+        assert (await anext(conversations)).scheduling == Scheduling(None, -3, {"traceparent": "00-1"})
+
+
+async def test_raw_messages_are_for_who_asks(store: SqliteStore) -> None:
+    """``enable_response_messages`` is off until it is said."""
+    assert not (await normalized(store, input="Hi")).raw_messages
+    assert (await normalized(store, input="Hi", enable_response_messages=True)).raw_messages
+
+
+async def test_lines_of_the_log_know_their_response(store: SqliteStore) -> None:
+    """From where the id is drawn on, whatever this task logs belongs to the response."""
+    assert current_response.get() == "-"
+    await normalized(store, "ab", input="Hi")
+    assert current_response.get() == "resp_ab"
 
 
 @pytest.mark.parametrize(
@@ -150,14 +209,11 @@ async def test_tools_that_the_client_relies_on_are_refused(store: SqliteStore, k
         ("prompt", {"prompt": {"id": "pmpt_1"}}),
         ("prompt", {"prompt": {}}),
         ("context_management", {"context_management": [{"type": "compaction"}]}),
-        ("truncation", {"truncation": "auto"}),
-        ("top_logprobs", {"top_logprobs": 1}),
-        ("tool_choice", {"tool_choice": "required"}),
-        ("tool_choice", {"tool_choice": {"type": "function", "name": "f"}}),
-        ("tool_choice", {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}),
-        ("tool_choice", {"tool_choice": {}}),
-        ("text.format", {"text": {"format": {"type": "json_object"}}}),
-        ("text.format", {"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}),
+        ("moderation", {"moderation": {"model": "omni-moderation-latest"}}),
+        ("access_programs", {"access_programs": {"cyber": "standard"}}),
+        ("image", {"image": {"context_compression": "auto"}}),
+        ("prompt_cache_options.prewarm", {"prompt_cache_options": {"prewarm": True}}),
+        ("reasoning.mode", {"reasoning": {"mode": "pro"}}),
     ],
     ids=str,
 )
@@ -182,11 +238,12 @@ async def test_another_model_is_not_found(store: SqliteStore) -> None:
     assert (caught.value.status, caught.value.param, caught.value.code) == (404, "model", "model_not_found")
 
 
-async def test_two_functions_of_one_name_are_refused(store: SqliteStore) -> None:
-    """A call could mean either of them; the second one is named."""
-    with pytest.raises(InvalidRequest, match="'get_weather'") as caught:
-        await normalized(store, input="Hi", tools=[WEATHER, {"type": "web_search"}, WEATHER])
-    assert (caught.value.status, caught.value.param) == (400, "tools[2].name")
+async def test_raw_messages_and_a_response_are_two_ways_to_go_on(store: SqliteStore) -> None:
+    """A request continues a response or messages of its own, not both."""
+    both = {"previous_response_id": "resp_1", "previous_input_messages": []}
+    with pytest.raises(InvalidRequest, match="exclude") as caught:
+        await normalized(store, input="Hi", **both)
+    assert caught.value.param == "previous_input_messages"
 
 
 @pytest.mark.parametrize(
