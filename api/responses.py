@@ -57,7 +57,7 @@ class Responses:
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Create a response, as a stream of events or as one object."""
         with self.admission.one():
-            wanted = await read_request(await request.read())
+            wanted = (await read_request(await request.read())).traced(request.headers)
             answering: Pipeline[CreateResponse, Any] = Pipeline((*self.pipeline.steps, *self.outgoing.steps))
             async with answering.open(replay([wanted])) as events:
                 first = await anext(events)

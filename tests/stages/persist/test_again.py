@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from pipeline.frames import AnnotationAdded, CustomToolCallOpened, ItemClosed, ItemDelta, MessageOpened, RefusalOpened
-from pipeline.protocol.events import DELTAS, ResponseEvent, ResponseIncomplete
+from pipeline.protocol.events import DELTAS, OutputTextAnnotationAdded, ResponseEvent, ResponseIncomplete
 from pipeline.protocol.items import Logprob
 from pipeline.protocol.response import ReasoningOptions
 from stages.persist.again import events_again
@@ -17,18 +17,18 @@ from tests.streams import checked, final
 CITATION = {"type": "url_citation", "start_index": 0, "end_index": 2, "url": "https://oslo.example", "title": "Oslo"}
 
 
-def told(events: list[ResponseEvent]) -> list[dict[str, Any]]:
-    """The events without their numbers, and each item's deltas joined to one."""
-    said: list[dict[str, Any]] = []
+def told(events: list[ResponseEvent]) -> tuple[list[Any], list[Any]]:
+    """The events without their numbers, each item's deltas joined to one; and the annotations, which may come later."""
+    said, annotations = list[dict[str, Any]](), list[dict[str, Any]]()
     for event in events:
-        body = on_the_wire(event)
-        del body["sequence_number"]
-        if type(event) in DELTAS and said and said[-1]["type"] == body["type"]:
-            said[-1]["delta"] += body["delta"]
-            said[-1]["logprobs"] = [*said[-1].get("logprobs", []), *body.get("logprobs", [])]
+        body = on_the_wire(event) | {"sequence_number": 0}
+        if isinstance(event, OutputTextAnnotationAdded):
+            annotations.append(body)
+        elif type(event) in DELTAS and said[-1]["type"] == body["type"]:
+            said[-1] |= {key: said[-1][key] + body[key] for key in ("delta", "logprobs") if key in body}
         else:
-            said.append(body | {"logprobs": body.get("logprobs", [])})
-    return said
+            said.append(body)
+    return said, annotations
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -1,0 +1,35 @@
+"""A stage for those who want to read what their model says: behind ``emit``, it logs each item as it is finished."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TypeVar
+
+from pipeline.protocol.events import OutputItemDone
+from pipeline.protocol.items import CustomToolCall, FunctionCall, Message, OutputItem, Reasoning
+
+logger = logging.getLogger(__name__)
+
+Frame = TypeVar("Frame")
+
+
+async def log_outputs(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
+    """Let everything pass."""
+    async for frame in source:
+        if type(frame) is OutputItemDone:
+            logger.info("%s", in_words(frame.item))
+        yield frame
+
+
+def in_words(item: OutputItem) -> str:
+    """An item on one line: line breaks in it are escaped."""
+    match item:
+        case Reasoning():
+            return f"reasoning: {item.text!r}"
+        case Message():
+            return f"message: {item.text!r}"
+        case FunctionCall():
+            return f"call of {item.namespace + '.' if item.namespace else ''}{item.name}: {item.arguments!r}"
+        case CustomToolCall():
+            return f"call of {item.namespace + '.' if item.namespace else ''}{item.name}: {item.input!r}"

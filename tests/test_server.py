@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from pipeline.logs import name_response
+from server import Settings, assembled, log_to_stderr
+from stages.generate.scripted import ScriptedEngine
+from stages.normalize.normalize import Normalize
+from stages.persist.store import NoStore
+
+
+def stages(**settings: Any) -> dict[str, Any]:
+    """The stages of the pipeline that the settings make, by name."""
+    chosen = Settings(engine_arguments=[], **settings)
+    return {step.name: step.stage for step in assembled(chosen, ("tiny",), ScriptedEngine(), NoStore()).steps}
+
+
+def test_outputs_are_logged_only_when_asked() -> None:
+    """What the model says stays out of the log unless the operator wants it there."""
+    assert "log" not in stages()
+    assert [*stages(log_outputs=True)][-3:] == ["emit", "log", "persist"]
+
+
+def test_caches_are_salted_only_when_asked() -> None:
+    """Requests share the prefix cache unless the operator parts them by their key."""
+    for salted in (False, True):
+        normalize = stages(salt_caches=salted)["normalize"]
+        assert isinstance(normalize, Normalize)
+        assert normalize.salt_caches is salted
+
+
+def test_every_handler_of_the_log_names_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command's log is set up so that each line has the id of its response."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", logging.WARNING)
+    log_to_stderr("INFO")
+    assert root.level == logging.INFO
+    assert all(name_response in handler.filters for handler in root.handlers)
