@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from pipeline.ending import Follower
+from pipeline.errors import EngineFailed
+from pipeline.frames import AnnotationAdded
+from pipeline.protocol.events import (
+    OutputItemAdded,
+    ResponseCreated,
+    ResponseEvent,
+    ResponseFailed,
+    ResponseQueued,
+    TerminalEvent,
+    TextDelta,
+)
+from pipeline.protocol.items import Message, OutputText, ReasoningText, Refusal, SummaryText
+from pipeline.protocol.response import ErrorDetails, Response
+from tests.building import (
+    SUMMARISED,
+    Frames,
+    custom_tool_call,
+    finished,
+    function_call,
+    message,
+    reasoning,
+    refusal,
+    spelled,
+    started,
+    turns,
+    whole_turn,
+    written,
+)
+from tests.streams import checked, final
+
+NOTE = {"type": "url_citation", "url": "https://a.example/", "title": "A", "start_index": 0, "end_index": 2}
+
+
+def broken_off(events: Iterable[ResponseEvent]) -> list[ResponseEvent]:
+    """A stream that goes no further, and how it is ended; checked."""
+    stream, seen = Follower(), []
+    for event in events:
+        stream.feed(event)
+        seen.append(event)
+    return checked([*seen, *stream.fail(EngineFailed("It broke."))])
+
+
+def upto_last_delta(frames: Frames) -> list[ResponseEvent]:
+    events = written(frames)
+    last = max(at for at, event in enumerate(events) if isinstance(event, TextDelta))
+    return events[: last + 1]
+
+
+@pytest.mark.parametrize(
+    ("item", "fields", "last"),
+    [
+        (reasoning("So", "."), {}, {"content": (ReasoningText("So."),), "summary": ()}),
+        (reasoning("So", "."), {"reasoning": SUMMARISED}, {"content": UNSET, "summary": (SummaryText("So."),)}),
+        (refusal("N", "o."), {}, {"content": (Refusal("No."),)}),
+        (function_call('{"', "a"), {}, {"arguments": '{"a'}),
+        (custom_tool_call("l", "s"), {}, {"input": "ls"}),
+    ],
+)
+def test_what_was_said_is_kept(item: Frames, fields: Any, last: Any) -> None:
+    """The open item of any kind is closed as incomplete with all the text that it had."""
+    response = final(broken_off(upto_last_delta((started(**fields), *message("Hello!"), *item, finished()))))
+    first, cut = response.output
+    assert (first.status, cut.status) == ("completed", "incomplete")
+    assert {name: getattr(cut, name) for name in last} == last
+
+
+def test_notes_and_logprobs_are_kept() -> None:
+    """A message that breaks off has the annotations and logprobs that its reader saw."""
+    tokens = spelled("Hé")
+    events = upto_last_delta((started(), *message(AnnotationAdded(NOTE), tokens), finished()))
+    (cut,) = final(broken_off(events)).output
+    assert cut == Message(
+        "msg_10000", "incomplete", "assistant", (OutputText("Hé", (NOTE,), tokens.logprobs),), "final_answer"
+    )
+
+
+def test_a_message_without_a_part_gets_one() -> None:
+    """Readers take the first part of a message for granted: one that breaks off before it has an empty one."""
+    (cut,) = final(broken_off(written((started(), *message("Hello!"), finished()))[:3])).output
+    assert cut == Message("msg_10000", "incomplete", "assistant", (OutputText(""),), "final_answer")
+
+
+def test_a_response_in_the_queue_fails_there() -> None:
+    """What breaks before the response is in progress ends in response.failed alone."""
+    events = written(whole_turn())
+    assert isinstance(events[0], ResponseCreated)
+    waiting = replace(events[0].response, status="queued")
+    ended = broken_off([ResponseCreated(0, waiting), ResponseQueued(1, waiting)])
+    assert [type(event) for event in ended] == [ResponseCreated, ResponseQueued, ResponseFailed]
+    assert final(ended).error == ErrorDetails("server_error", "It broke.")
+
+
+def test_a_stream_that_has_not_begun_cannot_end() -> None:
+    """Without a response there is nothing to fail: the error is the caller's."""
+    with pytest.raises(RuntimeError, match="not begun"):
+        list(Follower().fail(EngineFailed("It broke.")))
+
+
+@settings(max_examples=100, deadline=None)
+@given(frames=turns(), data=st.data())
+def test_row11_any_stream_can_end_anywhere(frames: Frames, data: st.DataObject) -> None:
+    """Behind any of its events a stream can be ended in good order, and what was seen is not taken back."""
+    events = written(frames)
+    at = data.draw(st.integers(1, len(events) - 1))
+    ended = broken_off(events[:at])
+    assert ended[:at] == events[:at]
+    assert sum(isinstance(event, TerminalEvent) for event in ended) == 1
+    assert isinstance(ended[-1], ResponseFailed)
+    added = [event.item.id for event in events[:at] if isinstance(event, OutputItemAdded)]
+    assert [item.id for item in ended[-1].response.output] == added
+
+
+@settings(max_examples=50, deadline=None)
+@given(frames=turns())
+def test_the_end_is_seen(frames: Frames) -> None:
+    """A follower knows the end when it comes, and not before; and the response from the first event on."""
+    stream = Follower()
+    events = written(frames)
+    for event in events:
+        assert not stream.ended
+        stream.feed(event)
+        assert isinstance(stream.response, Response)
+    assert stream.ended
