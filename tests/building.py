@@ -108,6 +108,11 @@ def written(frames: Iterable[ParsedFrame]) -> list[ResponseEvent]:
     return [*events, *writer.finish()]
 
 
+def types(events: Iterable[Event]) -> list[str]:
+    """The names of events, without what all of them begin with."""
+    return [str(event.__struct_config__.tag).removeprefix("response.") for event in events]
+
+
 def on_the_wire(event: Event) -> dict[str, Any]:
     """The JSON of an event, as its SSE frame carries it."""
     name, data, *rest = to_sse(event).decode().split("\n")

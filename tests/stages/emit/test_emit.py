@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ContextTooLong, EngineDead, EngineFailed, EngineOverloaded, StageError
 from pipeline.frames import (
+    AnnotationAdded,
+    CustomToolCallOpened,
     FunctionCallOpened,
     GenerationStarted,
     ItemClosed,
@@ -19,9 +21,9 @@ from pipeline.frames import (
     MessageOpened,
     ParsedFrame,
     ReasoningOpened,
+    RefusalOpened,
 )
 from pipeline.protocol.events import (
-    OutputItemAdded,
     ResponseEvent,
     ResponseFailed,
     TerminalEvent,
@@ -33,22 +35,23 @@ from pipeline.protocol.items import (
     FunctionCall,
     Message,
     OutputItem,
-    OutputText,
     Reasoning,
-    ReasoningText,
 )
 from pipeline.protocol.response import ErrorDetails, IncompleteDetails, InputTokensDetails, OutputTokensDetails, Usage
 from stages.emit.emit import emit
 from tests.building import (
     Frames,
+    custom_tool_call,
     finished,
     function_call,
     message,
     on_the_wire,
     reasoning,
+    refusal,
     source,
     started,
     turns,
+    types,
     whole_turn,
 )
 from tests.streams import checked, final
@@ -63,94 +66,7 @@ async def emitted(frames: Iterable[ParsedFrame], error: BaseException | None = N
     return checked(event for event in events if not isinstance(event, GenerationStarted))
 
 
-def types(events: Iterable[ResponseEvent]) -> list[str]:
-    return [str(event.__struct_config__.tag).removeprefix("response.") for event in events]
-
-
-# The ladders
-
 BEGIN = ["created", "in_progress"]
-
-
-def text_ladder(kind: str, deltas: int) -> list[str]:
-    grow = [f"{kind}.delta"] * deltas
-    return ["output_item.added", "content_part.added", *grow, f"{kind}.done", "content_part.done", "output_item.done"]
-
-
-def call_ladder(deltas: int) -> list[str]:
-    grow = ["function_call_arguments.delta"] * deltas
-    return ["output_item.added", *grow, "function_call_arguments.done", "output_item.done"]
-
-
-@pytest.mark.parametrize(
-    ("item", "ladder"),
-    [
-        (reasoning("Let me ", "think."), text_ladder("reasoning_text", 2)),
-        (message("Hello!"), text_ladder("output_text", 1)),
-        (message("Wait.", phase="commentary"), text_ladder("output_text", 1)),
-        (function_call('{"city":', '"Oslo"', "}"), call_ladder(3)),
-        (reasoning(), text_ladder("reasoning_text", 0)),
-        (message(), text_ladder("output_text", 0)),
-        (function_call(), call_ladder(0)),
-    ],
-)
-async def test_v18_every_item_climbs_its_whole_ladder(item: Frames, ladder: list[str]) -> None:
-    """An item of each kind has its events in their order, also one without any text."""
-    events = await emitted((started(), *item, finished()))
-    assert types(events) == [*BEGIN, *ladder, "completed"]
-
-
-async def test_items_follow_one_another() -> None:
-    """Ladders never interleave, and one numbering runs through all of them."""
-    events = await emitted(whole_turn())
-    assert types(events) == [
-        *BEGIN,
-        *text_ladder("reasoning_text", 2),
-        *text_ladder("output_text", 2),
-        *call_ladder(2),
-        "completed",
-    ]
-    assert [event.sequence_number for event in events] == list(range(len(events)))
-    assert [event.output_index for event in events if isinstance(event, OutputItemAdded)] == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("opening", "fields"),
-    [
-        (ReasoningOpened(), {"id": "rs_10000", "type": "reasoning", "summary": [], "content": []}),
-        (
-            MessageOpened("commentary"),
-            {"id": "msg_10000", "type": "message", "role": "assistant", "content": [], "phase": "commentary"},
-        ),
-        (
-            FunctionCallOpened("clock"),
-            {"id": "fc_10000", "type": "function_call", "call_id": "call_10000", "name": "clock", "arguments": ""},
-        ),
-    ],
-)
-async def test_an_item_is_added_with_zero_values(opening: ParsedFrame, fields: dict[str, Any]) -> None:
-    """``output_item.added`` has every field of its item, with nothing in those that will grow, and no null."""
-    added = (await emitted((started(), opening, ItemClosed(complete=True), finished())))[2]
-    assert on_the_wire(added)["item"] == {**fields, "status": "in_progress"}
-
-
-async def test_the_output_is_what_was_said() -> None:
-    """The final response holds every item with its whole text."""
-    events = await emitted(whole_turn())
-    assert final(events).output == (
-        Reasoning("rs_10000", content=(ReasoningText("Let me think."),), status="completed"),
-        Message("msg_10001", "completed", "assistant", (OutputText("Hello!"),), "final_answer"),
-        FunctionCall("fc_10002", "call_10002", "get_weather", '{"city":"Oslo"}', "completed"),
-    )
-
-
-async def test_parallel_calls_have_ids_of_their_own() -> None:
-    """Calls of one turn, even to the same function with the same arguments, are told apart by both of their ids."""
-    events = await emitted((started(), *function_call("{}"), *function_call("{}"), *function_call(), finished()))
-    calls = [item for item in final(events).output if isinstance(item, FunctionCall)]
-    assert [call.id for call in calls] == ["fc_10000", "fc_10001", "fc_10002"]
-    assert [call.call_id for call in calls] == ["call_10000", "call_10001", "call_10002"]
-    assert [call.arguments for call in calls] == ["{}", "{}", ""]
 
 
 async def test_a_replay_has_the_same_bytes() -> None:
@@ -185,8 +101,8 @@ async def test_a_turn_that_says_nothing_completes() -> None:
     assert types(events) == [*BEGIN, "completed"]
 
 
-@pytest.mark.parametrize("cut", [reasoning, message, function_call])
-async def test_v14_an_item_that_was_cut_is_incomplete(cut: Any) -> None:
+@pytest.mark.parametrize("cut", [reasoning, message, refusal, function_call, custom_tool_call])
+async def test_row14_row16_an_item_that_was_cut_is_incomplete(cut: Any) -> None:
     """At the token limit the open item and the response are incomplete, and what came before is not."""
     events = await emitted((started(), *reasoning("So."), *cut("Hel", complete=False), finished("length")))
     response = final(events)
@@ -197,6 +113,13 @@ async def test_v14_an_item_that_was_cut_is_incomplete(cut: Any) -> None:
     assert response.usage is not None
 
 
+async def test_row16_v17_a_filtered_response_says_so() -> None:
+    """The reason of an incomplete response is the one that ended it."""
+    response = final(await emitted((started(), *message("Hel", complete=False), finished("content_filter"))))
+    assert (response.status, response.completed_at) == ("incomplete", None)
+    assert response.incomplete_details == IncompleteDetails("content_filter")
+
+
 async def test_a_cut_between_items_leaves_them_complete() -> None:
     """The limit may fall on the end of an item: then only the response is incomplete."""
     response = final(await emitted((started(), *message("Hello!"), finished("length"))))
@@ -204,10 +127,38 @@ async def test_a_cut_between_items_leaves_them_complete() -> None:
     assert [item.status for item in response.output] == ["completed"]
 
 
+RAW = ({"role": "user", "content": []},)
+SAID = ({"role": "assistant", "channel": "final", "content": []},)
+
+
+async def test_raw_messages_come_with_the_end() -> None:
+    """Where they were asked for, the last event has the prompt and the answer in the model's own terms."""
+    events = await emitted((started(raw_messages=RAW), *message("Hello!"), finished(raw_messages=SAID)))
+    assert (final(events).input_messages, final(events).output_messages) == (RAW, SAID)
+    assert "input_messages" not in on_the_wire(events[0])["response"]
+    events = await emitted((started(), *message("Hello!"), finished()))
+    assert not {"input_messages", "output_messages"} & set(on_the_wire(events[-1])["response"])
+
+
+async def test_a_failed_response_has_its_prompt() -> None:
+    """Raw messages are for looking into what went wrong: of an answer that broke there are none yet."""
+    events = await emitted((started(raw_messages=RAW), *message("Hello!")), EngineFailed("x"))
+    assert (final(events).input_messages, final(events).output_messages) == (RAW, ())
+
+
 # Failures
 
 
-@pytest.mark.parametrize("opening", [ReasoningOpened(), MessageOpened("final_answer"), FunctionCallOpened("clock")])
+@pytest.mark.parametrize(
+    "opening",
+    [
+        ReasoningOpened(),
+        MessageOpened("final_answer"),
+        RefusalOpened(),
+        FunctionCallOpened("clock"),
+        CustomToolCallOpened("shell"),
+    ],
+)
 @pytest.mark.parametrize(
     "error", [EngineFailed("The engine gave up."), EngineDead("It died."), EngineOverloaded("The queue is full.")]
 )
@@ -282,6 +233,10 @@ async def test_an_error_behind_the_last_turn_fails_too() -> None:
         (*message("Hello!"), ItemDelta("!")),
         (ReasoningOpened(), ItemDelta("So"), MessageOpened("final_answer")),
         (ReasoningOpened(), ItemDelta("So"), finished()),
+        (AnnotationAdded({}),),
+        (ReasoningOpened(), AnnotationAdded({})),
+        (RefusalOpened(), AnnotationAdded({})),
+        (FunctionCallOpened("clock"), AnnotationAdded({})),
     ],
 )
 async def test_frames_against_the_grammar_are_a_bug(frames: Frames, caplog: pytest.LogCaptureFixture) -> None:
