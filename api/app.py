@@ -18,10 +18,12 @@ from pipeline.protocol.body import shortened
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
 from stages.generate.engine import Engine
+from stages.openresponses import open_responses
 from stages.persist.store import ResponseStore
 
 DIALECTS: dict[str, Pipeline[ResponseEvent, Any]] = {
     "/v1": Pipeline.start("whole", whole),
+    "/openresponses/v1": Pipeline.start("whole", whole).then("open_responses", open_responses),
 }
 """Each base URL, and the stages that its events go through on their way out."""
 

@@ -28,7 +28,7 @@ from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
 from pipeline.record import replay
 from stages.normalize.normalize import INCLUDABLE
-from stages.persist.again import events_again
+from stages.persist.again import events_again, last_event
 from stages.persist.store import ResponseStore, StoredResponse
 
 
@@ -83,7 +83,8 @@ class Responses:
         after = number(request, "starting_after", default=-1, least=0)
         response = (await self._stored(request)).response
         if not streams:
-            return as_json(response)
+            async with self.outgoing.open(replay([last_event(0, response)])) as end:
+                return as_json(await _last_response(end))
         async with self.outgoing.open(replay(events_again(response))) as again:
             events = [event async for event in again if event.sequence_number > after]
         return await self._send(request, events, None, hides)

@@ -50,10 +50,11 @@ def events_again(response: Response) -> Iterator[ResponseEvent]:
             if not isinstance(event, GenerationStarted):
                 last = event.sequence_number
                 yield event
-    yield _end(last + 1, response)
+    yield last_event(last + 1, response)
 
 
-def _end(number: int, response: Response) -> TerminalEvent:
+def last_event(number: int, response: Response) -> TerminalEvent:
+    """What the stream of a response that has ended ends with."""
     if response.status == "completed":
         return ResponseCompleted(number, response)
     if response.status == "failed":
