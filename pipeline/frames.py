@@ -20,7 +20,7 @@ from pipeline.protocol.response import Response
 from pipeline.protocol.tools import Toolset
 
 
-class _Frame(msgspec.Struct, frozen=True, gc=False, tag=True):
+class _Frame(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=True):
     pass
 
 
