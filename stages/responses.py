@@ -23,7 +23,7 @@ def harmony_responses(
     """Responses of a model that speaks Harmony, under any of its names."""
     return (
         Pipeline.start("normalize", Normalize(store, models))
-        .then("render", RenderHarmony(encoding))
+        .then("render", RenderHarmony(encoding, engine.context_length))
         .then("generate", Generate(engine))
         .then("parse", ParseHarmony(encoding))
         .then("emit", emit)

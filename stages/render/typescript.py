@@ -1,4 +1,4 @@
-"""Function tools as Harmony shows them to the model: a TypeScript namespace with one type per function.
+"""Tools as Harmony shows them to the model: TypeScript namespaces with one type per tool.
 
 The layout is openai_harmony's, comment for comment and blank for blank, because it is what the model was trained on;
 its oddities (the indentation of nested objects, a description that is said twice) are kept on purpose.  Where the
@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, Tool
+from stages.harmony import FUNCTIONS
 from stages.render.schema import literal, read
 from stages.render.shapes import Array, Choice, Intersection, Node, Notes, Object, Union, Word
 
@@ -18,24 +20,52 @@ _LINE_BREAK = re.compile("\r\n|[\n\r\u2028\u2029]")
 _IDENTIFIER = re.compile(r"[^\W\d][\w$]*|\$[\w$]*")
 
 
-def functions_section(tools: Iterable[Mapping[str, Any]]) -> str:
-    """The part of the developer message that declares ``tools``, which are function tools as the client sent them."""
-    lines = ["# Tools", "", "## functions", "", "namespace functions {", ""]
+def tools_section(tools: Iterable[Tool], descriptions: Mapping[str, str]) -> str:
+    """The part of the developer message that declares ``tools``; ``descriptions`` are those of their namespaces."""
+    lines = ["# Tools"]
+    for namespace, members in by_namespace(tools).items():
+        description = descriptions.get(namespace)
+        lines += ["", f"## {namespace}", "", *(comment(description) if description else ())]
+        lines += [f"namespace {namespace} {{", ""]
+        for tool in members:
+            lines += _function(tool) if isinstance(tool, FunctionTool) else _custom(tool)
+        lines.append(f"}} // namespace {namespace}")
+    return "\n".join(lines)
+
+
+def by_namespace(tools: Iterable[Tool]) -> dict[str, list[Tool]]:
+    """The tools of each namespace; plain ones first, together with those of a namespace that is called like theirs."""
+    members: dict[str, list[Tool]] = {FUNCTIONS: []}
     for tool in tools:
-        lines += _function(tool)
-    return "\n".join([*lines, "} // namespace functions"])
+        members.setdefault(tool.namespace or FUNCTIONS, []).append(tool)
+    return {namespace: tools for namespace, tools in members.items() if tools}
 
 
-def _function(tool: Mapping[str, Any]) -> list[str]:
-    comment = _comment(tool["description"], "") if tool.get("description") else []
-    return [*comment, f"type {tool['name']} = ({_parameter(tool.get('parameters'))}) => any;", ""]
+def _function(tool: FunctionTool) -> list[str]:
+    told = comment(tool.description) if tool.description else []
+    return [*told, f"type {tool.name} = ({_parameter(tool.parameters)}) => any;", ""]
+
+
+def _custom(tool: CustomTool) -> list[str]:
+    """A type that takes a string, with a word on how the string is written, for which TypeScript has no type."""
+    told = comment(tool.description) if tool.description else []
+    told += [f"// The input is plain text, not JSON{_rule(tool.grammar)}"]
+    rule = comment(tool.grammar.definition) if tool.grammar else []
+    return [*told, *rule, f"type {tool.name} = (_: string) => any;", ""]
+
+
+def _rule(grammar: Grammar | None) -> str:
+    if grammar is None:
+        return "."
+    kind = "Lark grammar" if grammar.syntax == "lark" else "regular expression"
+    return f", and matches this {kind}:"
 
 
 def _parameter(schema: Any) -> str:
     if schema is None:
         return ""
     node = read(schema)
-    return f"_: {typescript(node)}" + ("\n" if _ends_in_comment(node) else "")
+    return f"_: {typescript(node)}" + ("\n" if _ends_incomment(node) else "")
 
 
 # Types
@@ -72,7 +102,7 @@ def _operand(node: Node, indent: str) -> str:
 
 def _object(shape: Object, description: str | None, indent: str) -> Iterator[str]:
     if description is not None:
-        yield from _comment(description, indent)
+        yield from comment(description, indent)
     yield "{"
     for name, node in shape.properties:
         key = name if _IDENTIFIER.fullmatch(name) else literal(name)
@@ -85,13 +115,13 @@ def _object(shape: Object, description: str | None, indent: str) -> Iterator[str
 def _property(key: str, node: Node, indent: str) -> Iterator[str]:
     notes = node.notes
     if notes.title is not None:
-        yield from (*_comment(notes.title, indent), f"{indent}//")
+        yield from (*comment(notes.title, indent), f"{indent}//")
     if isinstance(node.shape, Union):
         yield from _examples(notes, indent)
         yield from _union_property(key, node.shape, notes, indent)
         return
     if notes.description is not None:
-        yield from _comment(notes.description, indent)
+        yield from comment(notes.description, indent)
     yield from _examples(notes, indent)
     default = f" // {_default(notes)}" if notes.default is not None else ""
     yield f"{indent}{key}: {typescript(node, indent + '    ')},{default}"
@@ -102,7 +132,7 @@ def _union_property(key: str, union: Union, notes: Notes, indent: str) -> Iterat
     first = union.variants[0].notes.description
     is_described = notes.description is not None and notes.description != first
     if is_described:
-        yield from _comment(notes.description or "", indent)
+        yield from comment(notes.description or "", indent)
     if notes.default is not None:
         yield f"{indent}// {_default(notes)}"
     yield f"{indent}{key}:"
@@ -116,12 +146,12 @@ def _variants(union: Union, remarks: Iterable[list[str]], indent: str) -> Iterat
         yield f"{indent} | {typescript(variant, indent + '   ')}{comment}"
 
 
-def _ends_in_comment(node: Node) -> bool:
+def _ends_incomment(node: Node) -> bool:
     """True where code after the type, on the same line, would be part of a comment."""
     if not isinstance(node.shape, Union):
         return False
     last = node.shape.variants[-1]
-    return bool(_remarks(last.notes)) or _ends_in_comment(last)
+    return bool(_remarks(last.notes)) or _ends_incomment(last)
 
 
 # Notes
@@ -158,7 +188,8 @@ def _one_line(text: str | None) -> list[str]:
     return [] if text is None else [" ".join(_lines(text))]
 
 
-def _comment(text: str, indent: str) -> list[str]:
+def comment(text: str, indent: str = "") -> list[str]:
+    """``text`` as lines that TypeScript skips."""
     return [f"{indent}// {line}" for line in _lines(text)]
 
 

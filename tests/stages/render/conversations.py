@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import openai_harmony as reference
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from pipeline.frames import Conversation, Sampling
 from pipeline.protocol.items import (
+    CustomToolCall,
+    CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
     InputText,
@@ -25,6 +27,8 @@ from pipeline.protocol.items import (
     Role,
 )
 from pipeline.protocol.response import Effort, ReasoningOptions, Response
+from pipeline.protocol.tools import FunctionTool, Tool, Toolset
+from stages.render.typescript import tools_section
 
 DATE = "2026-03-14"
 SAMPLING = Sampling(temperature=0.5, top_p=0.9, max_tokens=100)
@@ -36,11 +40,14 @@ def conversation(
     *items: Item,
     history: Sequence[Item] = (),
     instructions: str | None = None,
-    tools: Sequence[dict[str, Any]] = (),
-    tool_choice: str = "auto",
+    tools: Sequence[Tool] | Toolset = (),
     effort: Effort | None = None,
+    text_format: Mapping[str, Any] | None = None,
+    truncation: Literal["auto", "disabled"] = "disabled",
+    sampling: Sampling = SAMPLING,
 ) -> Conversation:
     """A request with ``items`` as its input."""
+    toolset = tools if isinstance(tools, Toolset) else Toolset(tuple(tools))
     response = Response(
         id="resp_1",
         created_at=1_773_446_400,
@@ -48,10 +55,11 @@ def conversation(
         model="gpt-oss-20b",
         previous_response_id=None,
         instructions=instructions,
-        tools=tuple(tools),
-        tool_choice=tool_choice,
+        tools=(),
+        tool_choice="auto",
+        truncation=truncation,
         parallel_tool_calls=True,
-        text={"format": {"type": "text"}},
+        text={"format": text_format or {"type": "text"}},
         top_p=SAMPLING.top_p,
         temperature=SAMPLING.temperature,
         reasoning=ReasoningOptions(effort=effort, summary=None),
@@ -61,7 +69,7 @@ def conversation(
         safety_identifier=None,
         prompt_cache_key=None,
     )
-    return Conversation(response=response, history=tuple(history), input=items, sampling=SAMPLING, date=DATE)
+    return Conversation(response, tuple(history), items, sampling, DATE, toolset)
 
 
 def message(role: Role, *texts: str, phase: Phase | None = None) -> Message:
@@ -81,9 +89,15 @@ def reasoning(*texts: str) -> Reasoning:
     return Reasoning(id=f"rs_{next(_numbers)}", content=tuple(ReasoningText(text) for text in texts))
 
 
-def call(name: str, arguments: str, call_id: str = "call_1", status: ItemStatus = "completed") -> FunctionCall:
+def call(
+    name: str,
+    arguments: str,
+    call_id: str = "call_1",
+    status: ItemStatus = "completed",
+    namespace: str | UnsetType = UNSET,
+) -> FunctionCall:
     """A function call."""
-    return FunctionCall(id=f"fc_{next(_numbers)}", call_id=call_id, name=name, arguments=arguments, status=status)
+    return FunctionCall(f"fc_{next(_numbers)}", call_id, name, arguments, status, namespace)
 
 
 def output(text: str | tuple[InputText, ...], call_id: str = "call_1") -> FunctionCallOutput:
@@ -91,9 +105,21 @@ def output(text: str | tuple[InputText, ...], call_id: str = "call_1") -> Functi
     return FunctionCallOutput(id=f"fco_{next(_numbers)}", call_id=call_id, output=text, status="completed")
 
 
-def function(name: str, parameters: Any = None, description: str | None = None) -> dict[str, Any]:
+def custom_call(name: str, text: str, call_id: str = "call_1", namespace: str | UnsetType = UNSET) -> CustomToolCall:
+    """A call of a custom tool."""
+    return CustomToolCall(f"ctc_{next(_numbers)}", call_id, name, text, "completed", namespace)
+
+
+def custom_output(text: str | tuple[InputText, ...], call_id: str = "call_1") -> CustomToolCallOutput:
+    """What the custom tool call returned."""
+    return CustomToolCallOutput(f"ctco_{next(_numbers)}", call_id, text, "completed")
+
+
+def function(
+    name: str, parameters: Any = None, description: str | None = None, namespace: str | None = None
+) -> FunctionTool:
     """A function tool."""
-    return {"type": "function", "name": name, "description": description, "parameters": parameters, "strict": None}
+    return FunctionTool(name, description, parameters, namespace=namespace)
 
 
 # The package's side
@@ -112,21 +138,26 @@ def system(effort: str = "Medium") -> reference.Message:
     return reference.Message.from_role_and_content(reference.Role.SYSTEM, content)
 
 
-def developer(instructions: str | None = None, tools: Sequence[dict[str, Any]] = ()) -> reference.Message:
+def developer(
+    instructions: str | None = None, tools: Sequence[FunctionTool] = (), descriptions: Mapping[str, str] | None = None
+) -> reference.Message:
     """The package's developer message."""
     content = reference.DeveloperContent.new()
     if instructions is not None:
         content = content.with_instructions(instructions)
-    if tools:
-        content = content.with_function_tools(
-            [
-                reference.ToolDescription(
-                    name=tool["name"], description=tool["description"] or "", parameters=tool["parameters"]
-                )
-                for tool in tools
-            ]
+    for namespace in dict.fromkeys(tool.namespace or "functions" for tool in tools):
+        content = content.with_tools(
+            reference.ToolNamespaceConfig(
+                name=namespace,
+                description=(descriptions or {}).get(namespace),
+                tools=[_described(tool) for tool in tools if (tool.namespace or "functions") == namespace],
+            )
         )
     return reference.Message.from_role_and_content(reference.Role.DEVELOPER, content)
+
+
+def _described(tool: FunctionTool) -> reference.ToolDescription:
+    return reference.ToolDescription(name=tool.name, description=tool.description or "", parameters=tool.parameters)
 
 
 def said(role: str, text: str, channel: str | None = None) -> reference.Message:
@@ -144,7 +175,12 @@ def package_ids(messages: Sequence[reference.Message]) -> list[int]:
     )
 
 
-def package_section(tools: Sequence[dict[str, Any]]) -> str:
+def section(*tools: Tool, **descriptions: str) -> str:
+    """The tools section of ours."""
+    return tools_section(tools, descriptions)
+
+
+def package_section(tools: Sequence[FunctionTool], **descriptions: str) -> str:
     """The tools section as the package renders it."""
-    text = package().decode(package().render(developer(tools=tools)))
+    text = package().decode(package().render(developer(tools=tools, descriptions=descriptions)))
     return text.removeprefix("<|start|>developer<|message|>").removesuffix("<|end|>")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stages.render.schema import INLINE_LIMIT, read
-from stages.render.typescript import functions_section, typescript
-from tests.stages.render.conversations import function
+from stages.render.typescript import typescript
+from tests.stages.render.conversations import function, section
 
 STRING = {"type": "string"}
 NUMBER = {"type": "number"}
@@ -294,8 +294,8 @@ def test_a_reference_reads_as_what_it_points_at(schema: Any, expected: str) -> N
 
 def test_a_comment_at_the_end_leaves_the_code_alone() -> None:
     """Where a function's type ends in a comment, the rest of the declaration begins a new line."""
-    section = functions_section([function("f", {"oneOf": [NUMBER, {**STRING, "description": "s"}]})])
-    assert "type f = (_: \n | number\n | string // s\n) => any;\n" in section
+    declared = section(function("f", {"oneOf": [NUMBER, {**STRING, "description": "s"}]}))
+    assert "type f = (_: \n | number\n | string // s\n) => any;\n" in declared
 
 
 def test_references_cannot_multiply_without_end() -> None:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.render.typescript import functions_section
-from tests.stages.render.conversations import function, package_section
+from tests.stages.render.conversations import function, package_section, section
 
 STRING = {"type": "string"}
 NUMBER = {"type": "number"}
@@ -85,14 +84,14 @@ SAME: dict[str, Any] = {
 def test_a_schema_that_the_package_renders_right_reads_the_same(schema: Any) -> None:
     """Where openai_harmony is right, its text is ours."""
     tools = [function("f", schema, "Does it.")]
-    assert functions_section(tools) == package_section(tools)
+    assert section(*tools) == package_section(tools)
 
 
 @pytest.mark.parametrize("description", [None, "", "One line.", "Two\nlines.", "A\n\nblank.\n", "\n", "\r\na\r\n"])
 def test_a_function_is_described_as_the_package_does(description: str | None) -> None:
     """Each line of a function's description is a comment of its own."""
     tools = [function("get_it", None, description), function("other-name", record({}), description)]
-    assert functions_section(tools) == package_section(tools)
+    assert section(*tools) == package_section(tools)
 
 
 # Whatever a client sends
@@ -143,7 +142,7 @@ RENDERED_RIGHT = annotated(records(st.recursive(annotated(LEAVES), bigger, max_l
 def test_any_schema_that_the_package_renders_right_reads_the_same(schema: Any) -> None:
     """Descriptions, defaults, options and nesting: every combination is laid out as openai_harmony does."""
     tools = [function("f", schema)]
-    assert functions_section(tools) == package_section(tools)
+    assert section(*tools) == package_section(tools)
 
 
 JSON = st.recursive(
@@ -193,11 +192,11 @@ def unbalanced(text: str) -> str:
 @given(keywords(ANYTHING) | ANYTHING)
 def test_no_schema_breaks_the_namespace(schema: Any) -> None:
     """Whatever stands where a schema should be, the function after it is declared, on code that is balanced."""
-    section = functions_section([function("f", schema), function("g")])
-    code = _NO_CODE.sub("", section)
-    assert section.endswith("type g = () => any;\n\n} // namespace functions")
+    declared = section(function("f", schema), function("g"))
+    code = _NO_CODE.sub("", declared)
+    assert declared.endswith("type g = () => any;\n\n} // namespace functions")
     assert code.count("=> any;") == 2
-    assert not unbalanced(section)
+    assert not unbalanced(declared)
     assert not {'"', "\\"} & set(code)
 
 

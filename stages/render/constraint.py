@@ -1,0 +1,129 @@
+"""What one text must look like, in llguidance's dialect of Lark: a client's schema, regular expression or grammar.
+
+Each is checked before it becomes part of a bigger grammar, so that it can neither reach outside its own braces nor name
+a special token, and so that what is wrong with it is told in its own terms.  What llguidance unrolls before it looks at
+its limits is counted here: the items of arrays when it compiles, and text that repeats itself when it generates.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from llguidance import LLMatcher, regex_to_lark
+
+from pipeline.protocol.body import shortened
+from stages.render.repeats import shortest
+
+LARGEST = 1_000_000
+"""Characters of the largest grammar; one of this size takes about half a second to check."""
+
+MOST_ITEMS = 20_000
+"""What the ``minItems`` and ``maxItems`` of all arrays may add up to; as many take a tenth of a second to check."""
+
+LONGEST_REPEATED = 4_000
+"""Characters that repetitions may demand; text that is certain to come is spelled out again at every token."""
+
+_KEPT_CHECKS = 32
+
+_COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+"""No white space but a blank behind a separator: a small model that may write blanks may write nothing else."""
+
+_ITEM_BOUND = re.compile(r'"(?:min|max)Items"\s*:\s*(\d[\d.eE+]*)')
+_PATTERN = re.compile(r'"pattern"\s*:\s*("(?:\\.|[^"\\])*")|("(?:\\.|[^"\\])*\{\d(?:\\.|[^"\\])*")\s*:')
+_LARK = re.compile(
+    r"""(?P<quoted>"(?:\\.|[^"\\\n])*"|/(?!/)(?:\\.|[^/\\])+/|(?://|\#)[^\n]*)
+    | (?P<special><[|\[])
+    | %(?P<directive>\w+)
+    | \{(?P<times>\d+)""",
+    re.VERBOSE,
+)
+_CONTEXT = re.compile(r"\n\s*\d+ \| ")
+_PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
+_PARSER = re.compile(r"(?m)^error: (.+)")
+
+
+class Unenforceable(Exception):
+    """Why something cannot be enforced, for the client to read."""
+
+
+def json_body(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
+    """JSON that matches ``schema``; a ``lenient`` one may ask for what cannot be enforced, and does not get it.
+
+    The schema itself is only checked with the whole grammar; `schema_problem` says then what is wrong with it.
+    Raises `Unenforceable` for one that is too large.
+    """
+    body = f"%json {json.dumps({**schema, 'x-guidance': _COMPACT | {'lenient': lenient}})}"
+    _refuse_large(body)
+    for found in _PATTERN.finditer(body):
+        _refuse_repeated(shortest(json.loads(found[1] or found[2])))
+    return body
+
+
+def regex_body(pattern: str) -> str:
+    """Text that matches ``pattern`` as a whole.  Raises `Unenforceable`."""
+    _refuse_large(pattern)
+    _refuse_repeated(shortest(pattern))
+    if problem := LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern)):
+        raise Unenforceable(_readable(_PLACE.sub("", problem, count=1)))
+    return f"/{regex_to_lark(pattern, '')}/"
+
+
+def lark_body(definition: str) -> str:
+    """Text that matches a whole Lark grammar, whose names stay its own.  Raises `Unenforceable`."""
+    _refuse_large(definition)
+    repeated, longest = 1, 1
+    for found in _LARK.finditer(definition):
+        if found["special"]:
+            raise Unenforceable("a grammar cannot name special tokens")
+        if found["directive"] not in (None, "ignore", "import"):
+            raise Unenforceable(f"%{shortened(found['directive'])} is not supported")
+        repeated *= max(1, int(found["times"] or 1))
+        if (found["quoted"] or "").startswith("/") and not found["quoted"].startswith("//"):
+            longest = max(longest, shortest(found["quoted"][1:-1]))
+    _refuse_repeated(repeated * longest if repeated > 1 else longest)
+    if problem := LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(definition)):
+        raise Unenforceable(_readable(problem))
+    return f"%lark {{\n{definition}\n}}"
+
+
+def schema_problem(body: str) -> str:
+    """What is wrong with a `json_body`, or nothing."""
+    return _readable(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(body.removeprefix("%json "))))
+
+
+def grammar_problem(grammar: str) -> str:
+    """What is wrong with a whole grammar, or nothing.  Raises `Unenforceable` for one that is too large."""
+    _refuse_large(grammar)
+    return _grammar_problem(grammar)
+
+
+@lru_cache(_KEPT_CHECKS)
+def _grammar_problem(grammar: str) -> str:
+    return _readable(LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar)))
+
+
+def _refuse_large(text: str) -> None:
+    if len(text) > LARGEST:
+        raise Unenforceable(f"it has {len(text)} characters, and {LARGEST} are the most")
+    items = sum(float(bound) for bound in _ITEM_BOUND.findall(text))
+    if items > MOST_ITEMS:
+        raise Unenforceable(f"its minItems and maxItems add up to {items:.0f}, and {MOST_ITEMS} are the most")
+
+
+def _refuse_repeated(length: int) -> None:
+    if length > LONGEST_REPEATED:
+        raise Unenforceable(f"its repetitions demand {length} characters, and {LONGEST_REPEATED} are the most")
+
+
+def _readable(problem: str) -> str:
+    """A message of llguidance's without the text that it is about, in one line."""
+    told = _CONTEXT.split(problem, maxsplit=1)[0]
+    if found := _PARSER.search(told):  # a message from the parser of regular expressions, in several lines
+        place = _PLACE.match(told)
+        told = f"{place[0] if place else 'pattern: '}{found[1]}"
+    first = told.partition("\n")[0].partition(". Enable")[0]
+    return shortened(_PLACE.sub(r"line \1, column \2: ", first, count=1))

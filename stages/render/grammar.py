@@ -1,0 +1,176 @@
+"""One grammar over the whole turn of gpt-oss, where a request promises what the model will write.
+
+The prompt ends where the model begins the header of its first message, so the grammar begins there.  It leaves the
+model free to think, and to speak before it calls, a few messages long; what it writes in the end is a call of a tool
+that may be called, or an answer in the format that was asked for.  Special tokens stand in it by their ids, and no
+text can match one.
+
+    start:  before{0,n} (final | calls)
+    before: (thought | preamble) next
+    calls:  call (next before{0,n} call){0,m} <|call|>
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.errors import InvalidRequest
+from pipeline.protocol.body import shortened
+from pipeline.protocol.tools import CustomTool, FunctionTool, Tool, Toolset
+from stages.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START, recipient_of
+from stages.render.constraint import (
+    Unenforceable,
+    grammar_problem,
+    json_body,
+    lark_body,
+    regex_body,
+    schema_problem,
+)
+
+MOST_BEFORE = 8
+"""Messages ahead of an answer or a call: a model that never wants to come to the point would write on for ever."""
+
+MOST_CALLS = 16
+"""Calls in one turn."""
+
+_FREE = "FREE"
+_ANY_OBJECT = json_body({"type": "object"})
+
+
+def grammar(tools: Toolset, text_format: Mapping[str, Any]) -> str | None:
+    """The grammar of the next turn; None where there is nothing to enforce.
+
+    ``text_format`` is the request's ``text.format``.  Raises `InvalidRequest` for what cannot be enforced.
+    """
+    final = _final(text_format)
+    if final == _FREE and not _is_bound(tools):
+        return None
+    calls = {recipient_of(tool): _input(tool) for tool in tools.callable}
+    must_call = bool(calls) and tools.choice == "required"
+    turn = _turn(calls, None if must_call else final, parallel=tools.parallel)
+    try:
+        problem = grammar_problem(turn)
+    except Unenforceable as error:
+        problem = str(error)
+    if problem:
+        _blame(tools, final, problem)
+    return turn
+
+
+def _is_bound(tools: Toolset) -> bool:
+    """Whether anything is promised of the calls."""
+    if tools.choice == "none":
+        return False
+    return tools.choice == "required" or tools.allowed is not None or any(map(_is_strict, tools.callable))
+
+
+def _is_strict(tool: Tool) -> bool:
+    return tool.strict is True if isinstance(tool, FunctionTool) else tool.grammar is not None
+
+
+# What stands in the messages
+
+
+def _final(text_format: Mapping[str, Any]) -> str:
+    """What the answer must be."""
+    match text_format.get("type"):
+        case "json_object":
+            return _ANY_OBJECT
+        case "json_schema":
+            try:
+                return json_body(text_format.get("schema") or {}, lenient=text_format.get("strict") is not True)
+            except Unenforceable as error:
+                raise _bad_schema(str(error)) from error
+        case _:
+            return _FREE
+
+
+def _input(tool: Tool) -> str:
+    """What the input of a call of ``tool`` must be."""
+    try:
+        return _function_input(tool) if isinstance(tool, FunctionTool) else _custom_input(tool)
+    except Unenforceable as error:
+        raise _bad_tool(tool, str(error)) from error
+
+
+def _function_input(tool: FunctionTool) -> str:
+    return json_body(tool.parameters) if tool.strict and tool.parameters is not None else _ANY_OBJECT
+
+
+def _custom_input(tool: CustomTool) -> str:
+    if tool.grammar is None:
+        return _FREE
+    return (lark_body if tool.grammar.syntax == "lark" else regex_body)(tool.grammar.definition)
+
+
+# What is wrong
+
+
+def _blame(tools: Toolset, final: str, problem: str) -> None:
+    """Raise `InvalidRequest` for the schema that is the reason for ``problem``, or for all of them together."""
+    if final != _FREE and (reason := schema_problem(final)):
+        raise _bad_schema(reason)
+    for tool in tools.callable:
+        if (body := _input(tool)).startswith("%json") and (reason := schema_problem(body)):
+            raise _bad_tool(tool, reason)
+    raise InvalidRequest(f"The formats of this request cannot be enforced together: {problem}.", param="tools")
+
+
+def _bad_schema(reason: str) -> InvalidRequest:
+    return InvalidRequest(f"This schema cannot be enforced: {reason}.", param="text.format.schema")
+
+
+def _bad_tool(tool: Tool, reason: str) -> InvalidRequest:
+    what = "parameters" if isinstance(tool, FunctionTool) else "format"
+    return InvalidRequest(
+        f"The {what} of the tool {shortened(tool.name)!r} cannot be enforced: {reason}.", param="tools"
+    )
+
+
+# The turn
+
+
+def _turn(calls: Mapping[str, str], final: str | None, *, parallel: bool) -> str:
+    """The grammar of a turn; ``calls`` are recipients with what they are sent, ``final`` None where one must call."""
+    ends = [*(["final"] if final else []), *(["calls"] if calls else [])]
+    befores = ["thought", *(["preamble"] if calls or final == _FREE else [])]
+    rules = [
+        f"start: before{{0,{MOST_BEFORE}}} ({' | '.join(ends)})",
+        f"before: ({' | '.join(befores)}) next",
+        f'next: <[{END}]> <[{START}]> "assistant"',
+        f'thought: <[{CHANNEL}]> "analysis" <[{MESSAGE}]> {_FREE}',
+        rf"{_FREE}: /(.|\n)*/",
+    ]
+    if len(befores) > 1:
+        rules.append(f'preamble: <[{CHANNEL}]> "commentary" <[{MESSAGE}]> {_FREE}')
+    if final:
+        marked = "" if final == _FREE else f' (" " <[{CONSTRAIN}]> "json")?'
+        rules.append(f'final: <[{CHANNEL}]> "final"{marked} <[{MESSAGE}]> answer <[{RETURN}]>')
+        rules.append(f"answer: {final}")
+    return "\n".join([*rules, *(_calls(calls, parallel=parallel) if calls else ())]) + "\n"
+
+
+def _calls(calls: Mapping[str, str], *, parallel: bool) -> list[str]:
+    more = f" (next before{{0,{MOST_BEFORE}}} call){{0,{MOST_CALLS - 1}}}" if parallel else ""
+    names = {body: f"input{at}" for at, body in enumerate(dict.fromkeys(calls.values()))}
+    return [
+        f"calls: call{more} <[{CALL}]>",
+        f"call: {' | '.join(f'call{at}' for at in range(len(calls)))}",
+        *(f"call{at}: {_call(*call, names)}" for at, call in enumerate(calls.items())),
+        *(f"{name}: {body}" for body, name in names.items()),
+        *(f'{kind}: " {kind}" | " " <[{CONSTRAIN}]> "{kind}"' for kind in ("json", "code")),
+    ]
+
+
+def _call(recipient: str, body: str, names: Mapping[str, str]) -> str:
+    """A call whose header names the recipient behind the channel, or ahead of it."""
+    kind = "json" if body.startswith("%json") else "code"
+    behind, ahead = (json.dumps(f"{channel} to={recipient}") for channel in ("commentary", ""))
+    headers = f'<[{CHANNEL}]> {behind} {kind} | {ahead} <[{CHANNEL}]> "commentary" {kind}'
+    return f"({headers}) <[{MESSAGE}]> {names[body]}"
+
+
+WARM_UP = _turn({}, _ANY_OBJECT, parallel=False)
+"""The smallest grammar there is: an engine's first one takes seconds, whatever it says."""
