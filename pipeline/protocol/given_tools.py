@@ -94,12 +94,8 @@ AllowedTool: TypeAlias = Annotated[
 ]
 
 
-class ChosenFunction(ChosenTool, Echoed):
-    type: Literal["function"]
-
-
-class ChosenCustomTool(ChosenTool, Echoed):
-    type: Literal["custom"]
+class OnlyTool(ChosenTool, Echoed):
+    """The one tool that has to be called."""
 
 
 class AllowedTools(Echoed):
@@ -110,8 +106,8 @@ class AllowedTools(Echoed):
 
 ToolChoice: TypeAlias = Annotated[
     Annotated[Literal["auto", "none", "required"], Tag("as_text")]
-    | Annotated[ChosenFunction, Tag("function")]
-    | Annotated[ChosenCustomTool, Tag("custom")]
+    | Annotated[OnlyTool, Tag("function")]
+    | Annotated[OnlyTool, Tag("custom")]
     | Annotated[AllowedTools, Tag("allowed_tools")]
     | Annotated[OtherChoice, Tag("other")],
     Discriminator(

@@ -99,7 +99,7 @@ class Offer:
                 return choice, None
             case given.AllowedTools():
                 return choice.mode, self._allowed(choice.tools)
-            case given.ChosenFunction() | given.ChosenCustomTool():
+            case given.OnlyTool():
                 return "required", self._allowed([choice])
             case given.OtherChoice(type=kind):
                 raise _bad_choice(f"This server has no tool of type {shortened(kind)!r} that could be chosen.")

@@ -392,7 +392,7 @@ def test_a_tool_is_read_by_its_type(wide: int) -> None:
         *namespace({"type": "function", "name": "f"}, {"type": "custom", "name": "c"})["tools"],
         {"type": "mcp", "name": 5, "server_label": "x"},
     ]
-    f, c, g, n, m = read({"tools": tools}).tools or ()
+    f, c, g, n, m = read({"tools": tools}).tools or []
     assert isinstance(f, FunctionTool)
     assert isinstance(c, CustomTool)
     assert c.format == TextFormat(type="text")
