@@ -70,11 +70,11 @@ async def validation(normalize: Pipeline[CreateResponse, Conversation], body: by
     return max(holds), total
 
 
-async def validation_table() -> None:
-    """Print the medians."""
+async def validation_figures() -> str:
+    """The medians, for people to read."""
     body = json.dumps(agent_body()).encode()
     tokens = len(load_encoding().encode(body.decode()))
     normalize = Pipeline.start("normalize", Normalize(NoStore(), ("recorded",)))
     figures = [await validation(normalize, body) for _ in range(ROUNDS)]
     held, total = (statistics.median(column) for column in zip(*figures, strict=True))
-    print(f"\nunderstanding {len(body):,} bytes ({tokens:,} tokens): {total:.1f} ms, at most {held:.1f} ms at a time")
+    return f"understanding {len(body):,} bytes ({tokens:,} tokens): {total:.1f} ms, at most {held:.1f} ms at a time"
