@@ -220,7 +220,7 @@ def _faults() -> Iterator[None]:
 def start_vllm(model: str, arguments: Sequence[str]) -> VllmEngine:
     """Start vLLM for ``model`` with ``arguments`` as its own command line takes them; call it in the event loop.
 
-    Takes from ten seconds to minutes.  Exits with vLLM's own message for arguments that it does not know, and raises
+    Takes from ten seconds to minutes.  Exits with a message for arguments that it does not know, and raises
     `UnknownModel` for a model that does not speak Harmony, before its weights are loaded.
     """
     from vllm.lora.request import LoRARequest
@@ -252,12 +252,12 @@ def _read_arguments(arguments: Sequence[str]) -> tuple[AsyncEngineArgs, list[Any
     parser.add_argument("--lora-modules", nargs="+", action=LoRAParserAction, default=[], metavar="NAME=PATH")
     namespace: Namespace = parser.parse_args(arguments)
     if namespace.lora_modules and not namespace.enable_lora:
-        parser.error("--lora-modules needs --enable-lora")
+        raise SystemExit("penstock: --lora-modules needs --enable-lora")
     engine_args = AsyncEngineArgs.from_cli_args(namespace)
     structured = engine_args.structured_outputs_config
     if structured.backend not in {"auto", "guidance"}:
-        parser.error(
-            f"{structured.backend} cannot read the grammars of penstock: leave the backend to it, or to guidance"
+        raise SystemExit(
+            f"penstock: structured output needs the backend guidance, and {structured.backend} is asked for"
         )
-    structured.backend = "guidance"
+    structured.backend = "guidance"  # our grammars are in its dialect
     return engine_args, namespace.lora_modules

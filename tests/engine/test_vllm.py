@@ -3,71 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
-from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import psutil
 import pytest
-import pytest_asyncio
 
-from pipeline.errors import ContextTooLong, EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
-from pipeline.frames import EngineFrame, GenerationFinished, Prompt, Sampling, TokenChunk, TokenFrame
+from pipeline.errors import ContextTooLong, EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, InvalidRequest
+from pipeline.frames import GenerationFinished, Prompt, Sampling, TokenChunk, TokenFrame
+from pipeline.protocol.items import Message, OutputText
 from pipeline.record import read_frames, replay, write_frames
 from stages.generate.generate import Generate
-from stages.generate.vllm import VllmEngine, start_vllm
+from stages.generate.vllm import UnknownModel, VllmEngine
 from stages.harmony import STOP_TOKENS, VOCABULARY_SIZE, HarmonyEncoding
-from tests.engine.tiny import ARGUMENTS, CHECKPOINT, CONTEXT_LENGTH
+from stages.render.grammar import WARM_UP
+from tests.engine.asking import (
+    answer,
+    generate,
+    last,
+    logprobs,
+    prompt,
+    rename,
+    respond,
+    sampled,
+    scheduled,
+    spoken,
+    token_ids,
+    until_idle,
+)
+from tests.engine.tiny import CONTEXT_LENGTH, QUEUE
 from tests.serving import serving
 from tests.streams import final, read_sse
 from tests.test_fixtures import CASES
 
 pytestmark = [
     pytest.mark.engine,
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
 ]
 
-QUEUE = 12
 RECORDED = [case for case in CASES if not (case / "completion.txt").exists()]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine() -> AsyncGenerator[VllmEngine, None]:
-    engine = start_vllm(str(CHECKPOINT), [*ARGUMENTS, f"--max-num-queued-reqs={QUEUE}"])
-    yield engine
-    await engine.close()
-
-
-def prompt(encoding: HarmonyEncoding, text: str, name: str = "greeting", max_tokens: int | None = 200) -> Prompt:
-    """A fixture's prompt with another last user message."""
-    recorded: Prompt
-    (recorded,) = read_frames(CASES[0].parent / name / "prompt.jsonl", Prompt)
-    head = encoding.decode(recorded.token_ids).split("<|start|>user")[0]
-    tokens = encoding.encode_markup(f"{head}<|start|>user<|message|>{text}<|end|><|start|>assistant")
-    return msgspec.structs.replace(recorded, token_ids=tuple(tokens), sampling=Sampling(0.0, 1.0, max_tokens))
-
-
-async def generate(engine: VllmEngine, prompt: Prompt, *, pause: float = 0.0) -> list[EngineFrame]:
-    frames = []
-    async with engine.open(prompt) as stream:
-        async for frame in stream:
-            frames.append(frame)
-            await asyncio.sleep(pause)
-    return frames
-
-
-def token_ids(frames: Iterable[Any]) -> list[int]:
-    return [token for frame in frames if isinstance(frame, TokenChunk) for token in frame.token_ids]
-
-
-async def until_idle(engine: VllmEngine) -> None:
-    async with asyncio.timeout(5):
-        while engine._llm.get_num_unfinished_requests():
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
@@ -187,8 +167,227 @@ async def test_a_full_queue_is_overload(engine: VllmEngine, encoding: HarmonyEnc
     assert {len(token_ids(frames)) for frames in await asyncio.gather(*inside)} == {100}
 
 
-def rename(asked: Prompt, response_id: str) -> Prompt:
-    return msgspec.structs.replace(asked, response=msgspec.structs.replace(asked.response, id=response_id))
+# Sampling
+
+
+async def test_logprobs_are_those_of_the_tokens(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Each token has its logprob and the likeliest ones in its place, in order; greedy, it is the likeliest itself."""
+    frames = await generate(engine, sampled(prompt(encoding, "Say hello."), logprobs=5))
+    told = logprobs(frames)
+    assert len(told) == len(token_ids(frames))
+    for token, logprob in zip(token_ids(frames), told, strict=True):
+        values = [value for _, value in logprob.top]
+        assert logprob.top[0] == (token, logprob.logprob)
+        assert len({token for token, _ in logprob.top}) == 5
+        assert values == sorted(values, reverse=True)
+        assert sum(map(math.exp, values)) <= 1.001
+
+
+async def test_logprobs_of_unlikely_tokens(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A token that is not among the likeliest has its own logprob, which is below theirs."""
+    wild = sampled(prompt(encoding, "Say hello.", max_tokens=100), temperature=2.0, seed=1, logprobs=2)
+    frames = await generate(engine, wild)
+    unlikely = 0
+    for token, logprob in zip(token_ids(frames), logprobs(frames), strict=True):
+        assert len(logprob.top) == 2
+        if token not in dict(logprob.top):
+            unlikely += 1
+            assert logprob.logprob <= logprob.top[-1][1] <= logprob.top[0][1] <= 0
+    assert unlikely
+
+
+async def test_logprobs_without_alternatives(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """0 alternatives are none, beside a logprob for each token; nothing asked is nothing told."""
+    asked = prompt(encoding, "Say hello.")
+    frames = await generate(engine, sampled(asked, logprobs=0))
+    assert [logprob.top for logprob in logprobs(frames)] == [()] * len(token_ids(frames))
+    assert logprobs(await generate(engine, asked)) == []
+
+
+async def test_a_slow_reader_gets_every_logprob(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Outputs that vLLM has merged keep one logprob for each token, and the alternatives of each (defects 9, B10)."""
+    asked = sampled(prompt(encoding, "Count from 1 to 100.", max_tokens=500), logprobs=3)
+    quick, slow = await generate(engine, asked), await generate(engine, asked, pause=0.1)
+    assert len(slow) < len(quick)
+    for mine, theirs in zip(logprobs(quick), logprobs(slow), strict=True):
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=0.1)
+        assert mine.top[0][0] == theirs.top[0][0]
+        assert len(mine.top) == len(theirs.top) == 3
+
+
+async def test_too_many_alternatives_are_refused(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Beyond vLLM's ``--max-logprobs`` a request is refused, in the protocol's own terms."""
+    with pytest.raises(InvalidRequest, match="21") as refused:
+        await generate(engine, sampled(prompt(encoding, "Say hello."), logprobs=21))
+    assert refused.value.param == "top_logprobs"
+
+
+async def test_a_seed_repeats(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """The same seed gives the same tokens at any temperature, and others give others."""
+    wild = sampled(prompt(encoding, "Say hello.", max_tokens=40), temperature=2.0)
+    said = [token_ids(await generate(engine, sampled(wild, seed=seed))) for seed in (1, 1, 2, 3)]
+    assert said[0] == said[1]
+    assert said[2] != said[0] != said[3]
+
+
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}], ids=str)
+async def test_narrow_sampling_is_greedy(engine: VllmEngine, encoding: HarmonyEncoding, narrow: dict[str, Any]) -> None:
+    """Where only the likeliest token may come, it comes at any temperature."""
+    asked = prompt(encoding, "Say hello.")
+    wild = sampled(asked, temperature=2.0, **narrow)
+    assert token_ids(await generate(engine, wild)) == token_ids(await generate(engine, asked))
+
+
+@pytest.mark.parametrize(
+    "penalty", [{"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repetition_penalty": 2.0}], ids=str
+)
+async def test_penalties_change_what_is_said(
+    engine: VllmEngine, encoding: HarmonyEncoding, penalty: dict[str, float]
+) -> None:
+    """A model that says one word for ever says others when each costs it something."""
+    asked = sampled(prompt(encoding, "Never stop talking.", max_tokens=100), temperature=2.0, seed=1)
+    assert token_ids(await generate(engine, sampled(asked, **penalty))) != token_ids(await generate(engine, asked))
+
+
+async def test_a_stop_text_ends_the_generation(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Generation ends with the token that completes a stop text; that is no different from a stop token."""
+    frames = await generate(engine, sampled(prompt(encoding, "Count from 1 to 100."), stop=("20 21", "nowhere")))
+    assert encoding.decode(token_ids(frames)).endswith("19 20 21")
+    assert last(frames).reason == "stop"
+
+
+async def test_a_stop_text_is_cut_off(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Through the pipeline, the text ends ahead of the stop text, and the response is complete."""
+    response = await respond(engine, encoding, "Count from 1 to 100.", stop=["20 21"])
+    assert response.status == "completed"
+    assert answer(response).endswith("18 19 ")
+
+
+# Scheduling
+
+
+async def test_a_salt_keeps_caches_apart(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A prompt is found in the cache only under the salt that it came with."""
+    asked = prompt(encoding, "Pepper. " * 300, max_tokens=1)
+    salted, other = scheduled(asked, cache_salt="salt"), scheduled(asked, cache_salt="other")
+    cached = [last(await generate(engine, each)).cached_tokens for each in (salted, salted, other, asked, asked)]
+    assert [bool(tokens) for tokens in cached] == [False, True, False, False, True]
+
+
+async def test_priorities_need_a_scheduler_that_knows_them(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A priority that vLLM would ignore in silence is refused; 0 is none."""
+    asked = prompt(encoding, "Say hello.")
+    with pytest.raises(InvalidRequest) as refused:
+        await generate(engine, scheduled(asked, priority=-1))
+    assert refused.value.param == "priority"
+    assert token_ids(await generate(engine, scheduled(asked, priority=0)))
+
+
+@dataclass
+class Seam:
+    """An `AsyncLLM` that notes what it is asked for."""
+
+    llm: Any
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.llm, name)
+
+    async def add_request(self, *values: Any, **options: Any) -> Any:
+        self.asked.append(options)
+        return await self.llm.add_request(*values, **options)
+
+
+async def test_trace_headers_reach_the_engine(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """The client's trace goes on in vLLM, where it is switched on, and does no harm where it is not."""
+    traced = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    seam: Any = Seam(engine._llm)
+    watched = replace(engine, _llm=seam)
+    assert token_ids(await generate(watched, scheduled(prompt(encoding, "Say hello."), trace_headers=traced)))
+    assert token_ids(await generate(watched, prompt(encoding, "Say hello.")))
+    assert [options["trace_headers"] for options in seam.asked] == [traced, None]
+
+
+# Adapters
+
+
+async def test_an_adapter_is_a_model(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A LoRA adapter answers under its own name, and leaves the model itself as it is."""
+    assert engine.models == ("tiny-gpt-oss", "nonsense")
+    body: dict[str, Any] = {"max_output_tokens": 40}
+    before = await respond(engine, encoding, "Say hello.", **body)
+    adapted = await respond(engine, encoding, "Say hello.", model="nonsense", **body)
+    after = await respond(engine, encoding, "Say hello.", model="tiny-gpt-oss", **body)
+    assert adapted.model == "nonsense"
+    assert after.model == "tiny-gpt-oss"
+    assert answer(before) == answer(after) == "Hello! How can I help you today?"
+    assert "Hello! How can I help" not in "".join(map(spoken, adapted.output))
+
+
+async def test_a_missing_adapter_stops_the_start(engine: VllmEngine, tmp_path: Path) -> None:
+    """An adapter that cannot be loaded is told at the start, by its name."""
+    from vllm.lora.request import LoRARequest  # noqa: PLC0415 - takes seconds
+
+    broken = replace(engine, _adapters={"lost": LoRARequest("lost", 9, str(tmp_path / "nowhere"))})
+    with pytest.raises(UnknownModel, match="lost"):
+        await broken.warm_up(WARM_UP)
+    assert engine.is_alive
+
+
+async def test_logprobs_of_an_answer(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """The bytes of a part's logprobs join to its text, characters of many tokens included (B27)."""
+    response = await respond(
+        engine,
+        encoding,
+        "Say hello in many scripts.",
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+    )
+    message = response.output[-1]
+    assert isinstance(message, Message)
+    (part,) = message.content
+    assert isinstance(part, OutputText)
+    assert b"".join(bytes(logprob.bytes) for logprob in part.logprobs).decode() == part.text
+    assert {len(logprob.top_logprobs) for logprob in part.logprobs} == {2}
+
+
+# What goes wrong
+
+
+async def test_a_bad_grammar_is_refused(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A grammar that nobody can read is refused before the stream begins, and the engine lives on."""
+    asked = prompt(encoding, "Say hello.")
+    with pytest.raises(InvalidRequest):
+        await generate(engine, msgspec.structs.replace(asked, grammar="start: ("))
+    assert token_ids(await generate(engine, asked))
+
+
+async def test_a_grammar_that_breaks_fails_the_response(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A grammar beyond vLLM's means fails this response alone, in its course."""
+    words = " | ".join(f'"a{number}b{number * 7919 % 20011}"' for number in range(20000))
+    asked = msgspec.structs.replace(prompt(encoding, "Say hello."), grammar=f"start: ({words})+")
+    with pytest.raises(EngineFailed):
+        await generate(engine, asked)
+    assert token_ids(await generate(engine, prompt(encoding, "Say hello.")))
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["free", "constrained"])
+@pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
+async def test_row31_leaving_at_any_point_aborts(
+    engine: VllmEngine, encoding: HarmonyEncoding, phase: str, bound: bool
+) -> None:
+    """Whoever leaves while a request waits, is read or is answered leaves nothing behind within a second."""
+    text = "word " * 7000 if phase == "prefill" else "Never stop talking."
+    asked = prompt(encoding, text, max_tokens=1000)
+    if bound:
+        asked = msgspec.structs.replace(sampled(asked, logprobs=5), grammar=r"start: /(.|\n)*/")
+    async with engine.open(asked) as stream:
+        if phase == "prefill":
+            await asyncio.sleep(0.05)
+        for _ in range(5 if phase == "decode" else 0):
+            await anext(stream)
+    await asyncio.wait_for(until_idle(engine), 1)
+    assert token_ids(await generate(engine, prompt(encoding, "Say hello.")))
 
 
 async def test_zz_a_dead_engine_is_told(engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 CHECKPOINT = Path(__file__).parents[2] / ".cache" / "tiny_gpt_oss"
@@ -14,3 +15,46 @@ ARGUMENTS = (
     "--max-num-seqs=32",
     "--kv-cache-memory-bytes=67108864",
 )
+QUEUE = 12
+"""Requests that the engine of the tests takes at a time."""
+LORA_ARGUMENTS = ("--enable-lora", "--max-lora-rank=8", "--lora-target-modules=o_proj")
+
+_LAYERS, _HIDDEN, _ATTENTION, _RANK = 4, 64, 128, 8
+
+
+def write_adapter(folder: Path) -> Path:
+    """A LoRA adapter that makes the tiny model talk nonsense, in the form that peft writes."""
+    import torch  # noqa: PLC0415 - takes seconds
+    from safetensors.torch import save_file  # noqa: PLC0415
+
+    torch.manual_seed(0)
+    tensors = {}
+    for layer in range(_LAYERS):
+        name = f"base_model.model.model.layers.{layer}.self_attn.o_proj"
+        tensors[f"{name}.lora_A.weight"] = torch.randn(_RANK, _ATTENTION)
+        tensors[f"{name}.lora_B.weight"] = torch.randn(_HIDDEN, _RANK)
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": _RANK, "lora_alpha": _RANK, "target_modules": ["o_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def write_plugin(folder: Path) -> Path:
+    """A folder that, once on ``sys.path``, makes `keep_experts_on_the_cpu` a plugin of vLLM, in its workers too."""
+    metadata = folder / "experts_on_the_cpu-0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: experts-on-the-cpu\nVersion: 0\n")
+    entry = f"{__name__}:{keep_experts_on_the_cpu.__name__}"
+    (metadata / "entry_points.txt").write_text(f"[vllm.general_plugins]\nexperts_on_the_cpu = {entry}\n")
+    return folder
+
+
+def keep_experts_on_the_cpu() -> None:
+    """Have vLLM run experts without adapters on the CPU: with LoRA on, it runs all experts on Triton, which has none.
+
+    Our adapters are on the attention alone, so the experts' kernel need not know of them.
+    """
+    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig  # noqa: PLC0415
+
+    FusedMoEConfig.is_lora_enabled = property(lambda self: False, lambda self, value: None)
