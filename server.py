@@ -29,10 +29,19 @@ from pydantic_settings import (
 )
 
 from api.app import Api
+from pipeline.core import Pipeline
 from pipeline.errors import StageError
+from pipeline.logs import FORMAT, name_response
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.request import CreateResponse
+from stages.generate.engine import Engine
 from stages.generate.vllm import UnknownModel, start_vllm
 from stages.harmony import ClobberedInstall, load_encoding
+from stages.log import log_outputs
+from stages.normalize.normalize import Normalize
 from stages.persist.sqlite import SqliteStore
+from stages.persist.store import ResponseStore
+from stages.render.grammar import WARM_UP
 from stages.responses import harmony_responses
 
 logger = logging.getLogger("penstock")
@@ -68,6 +77,8 @@ class Settings(BaseSettings):
     keep_alive: float = Field(15.0, description="seconds of silence before a stream says that it lives")
     shutdown_timeout: float = Field(20.0, description="seconds that running responses get after SIGTERM")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_outputs: bool = Field(False, description="log what the model says, reasoning included")
+    salt_caches: bool = Field(False, description="share the engine's prefix cache only within one prompt_cache_key")
     engine_arguments: CliUnknownArgs
 
     @field_validator("engine_arguments")
@@ -98,8 +109,8 @@ async def serve(settings: Settings) -> None:
         closing.push_async_callback(store.close)
         engine = start_vllm(settings.model, settings.engine_arguments)
         closing.push_async_callback(engine.close)
-        await engine.warm_up()
-        pipeline = harmony_responses(engine.models, engine, load_encoding(), store)
+        await engine.warm_up(WARM_UP)
+        pipeline = assembled(settings, engine.models, engine, store)
         api = Api(pipeline, engine, store, engine.models, settings.keep_alive)
         runner = web.AppRunner(
             api.app(settings.max_body_bytes),
@@ -118,6 +129,23 @@ async def serve(settings: Settings) -> None:
         await api.admission.finish(settings.shutdown_timeout)
         await engine.stop()
         await api.admission.finish(LAST_WORDS)
+
+
+def assembled(
+    settings: Settings, models: tuple[str, ...], engine: Engine, store: ResponseStore
+) -> Pipeline[CreateResponse, ResponseEvent]:
+    """The pipeline, as the settings want it."""
+    pipeline = harmony_responses(models, engine, load_encoding(), store)
+    if settings.salt_caches:
+        pipeline = pipeline.replace("normalize", Normalize(store, models, salt_caches=True))
+    return pipeline.after("emit", "log", log_outputs) if settings.log_outputs else pipeline
+
+
+def log_to_stderr(level: str) -> None:
+    """Write the log, each line of which names the response that it is about."""
+    logging.basicConfig(level=level, format=FORMAT)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(name_response)
 
 
 def _bound(host: str, port: int) -> socket.socket:
@@ -154,7 +182,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         settings = CliApp.run(Settings, cli_args=sys.argv[2:])
-        logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        log_to_stderr(settings.log_level)
         uvloop.run(serve(settings))
     except ValidationError as error:
         sys.exit("\n".join(f"penstock: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()))

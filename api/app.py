@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from aiohttp import web
 
 from api.admission import Admission
+from api.answers import Health, Model, Models, OpenApi
 from api.errors import as_json, errors_as_json
 from api.log import log_requests
+from api.openapi import describe
+from api.operation import Operation, operation
 from api.responses import Responses
 from api.stream import whole
 from pipeline.core import Pipeline
@@ -43,31 +48,47 @@ class Api:
     def app(self, max_body_bytes: int) -> web.Application:
         """The aiohttp application."""
         app = web.Application(middlewares=[log_requests, errors_as_json], client_max_size=max_body_bytes)
-        for base, outgoing in DIALECTS.items():
-            responses = Responses(self.pipeline, outgoing, self.store, self.admission, self.keep_alive)
-            app.add_routes(responses.routes(base))
-            app.add_routes([web.get(f"{base}/models", self.list_models)])
-            app.add_routes([web.get(f"{base}/models/{{model:.+}}", self.retrieve_model)])
-        app.add_routes([web.get("/health", self.health)])
+        app.add_routes(self.routes)
         return app
 
+    @cached_property
+    def routes(self) -> list[web.RouteDef]:
+        """Every method of every path."""
+        routes = [web.get("/health", self.health), web.get("/openapi.json", self.describe)]
+        for base, outgoing in DIALECTS.items():
+            responses = Responses(self.pipeline, outgoing, self.store, self.admission, self.keep_alive)
+            routes += responses.routes(base)
+            routes += [web.get(f"{base}/models", self.list_models)]
+            routes += [web.get(f"{base}/models/{{model:.+}}", self.retrieve_model)]
+        return routes
+
+    @operation(Operation(Models))
     async def list_models(self, request: web.Request) -> web.Response:
         """Name the models."""
-        return as_json({"object": "list", "data": [_model(name) for name in self.models]})
+        return as_json(Models(tuple(map(Model, self.models))))
 
+    @operation(Operation(Model, refusals=(ModelNotFound,)))
     async def retrieve_model(self, request: web.Request) -> web.Response:
         """Say whether a model is served."""
         name = request.match_info["model"]
         if name not in self.models:
             raise ModelNotFound(f"This server does not serve {shortened(name)!r}.", param="model")
-        return as_json(_model(name))
+        return as_json(Model(name))
 
+    @operation(Operation(Health, statuses=(200, 503)))
     async def health(self, request: web.Request) -> web.Response:
-        """200 while the engine lives."""
+        """Say whether the engine lives."""
         if self.engine.is_alive:
-            return as_json({"status": "ok"})
-        return as_json({"status": "engine dead"}, status=503)
+            return as_json(Health("ok"))
+        return as_json(Health("engine dead"), status=503)
 
+    @operation(Operation(OpenApi))
+    async def describe(self, request: web.Request) -> web.Response:
+        """Describe this server in the terms of OpenAPI."""
+        return as_json(await asyncio.to_thread(lambda: self.description))
 
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "penstock"}
+    @cached_property
+    def description(self) -> OpenApi:
+        """What the routes are, and all that goes in and out of them."""
+        events = {base: outgoing.steps[-1].emits().frames for base, outgoing in DIALECTS.items()}
+        return describe(self.routes, events)

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import msgspec
 from aiohttp import web
 
+from api.answers import ErrorBody, Problem
 from pipeline.errors import BodyTooLarge, EngineOverloaded, InvalidRequest, ServerStopping, StageError
 
 logger = logging.getLogger(__name__)
@@ -63,4 +64,4 @@ def as_json(body: object, status: int = 200) -> web.Response:
 
 
 def _error_body(status: int, message: str, kind: str, param: str | None, code: str | None) -> web.Response:
-    return as_json({"error": {"message": message, "type": kind, "param": param, "code": code}}, status)
+    return as_json(ErrorBody(Problem(message, kind, param, code)), status)

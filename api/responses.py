@@ -13,12 +13,21 @@ from typing import Any
 from aiohttp import web
 
 from api.admission import Admission
+from api.answers import DeletedResponse, InputItems, InputTokens
 from api.errors import as_json
 from api.log import ANSWERED
-from api.query import choice, flag, listed, number
+from api.operation import Operation, operation
+from api.query import Choice, Flag, Number, Several, Text
 from api.stream import obfuscated, send
 from pipeline.core import Pipeline
-from pipeline.errors import InvalidRequest, ResponseNotFound
+from pipeline.errors import (
+    BodyTooLarge,
+    EngineOverloaded,
+    InvalidRequest,
+    ModelNotFound,
+    ResponseNotFound,
+    StoreFailed,
+)
 from pipeline.logs import current_response
 from pipeline.protocol.body import shortened
 from pipeline.protocol.events import Event, ResponseEvent, TerminalEvent, to_sse
@@ -30,6 +39,16 @@ from pipeline.record import replay
 from stages.normalize.normalize import INCLUDABLE
 from stages.persist.again import events_again, last_event
 from stages.persist.store import ResponseStore, StoredResponse
+
+INCLUDE = Several("include", INCLUDABLE)
+STREAM = Flag("stream")
+STARTING_AFTER = Number("starting_after", default=-1, least=0)
+INCLUDE_OBFUSCATION = Flag("include_obfuscation")
+LIMIT = Number("limit", default=20, least=1, most=100)
+ORDER = Choice("order", ("desc", "asc"))
+AFTER = Text("after")
+
+_CREATING = (InvalidRequest, ModelNotFound, BodyTooLarge, EngineOverloaded, StoreFailed)
 
 
 @dataclass(frozen=True)
@@ -54,6 +73,7 @@ class Responses:
             web.get(f"{one}/input_items", self.list_input_items),
         )
 
+    @operation(Operation(Response, body=CreateResponse, refusals=_CREATING, streams=True))
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Create a response, as a stream of events or as one object."""
         with self.admission.one():
@@ -68,19 +88,27 @@ class Responses:
                 hides = options is not None and options.include_obfuscation is True
                 return await self._send(request, [first], events, hides)
 
+    @operation(Operation(InputTokens, body=CreateResponse, refusals=_CREATING))
     async def count_input_tokens(self, request: web.Request) -> web.Response:
         """Say how many tokens a request would be, by rendering it."""
         with self.admission.one():
             wanted = await read_request(await request.read())
             async with self.pipeline.upto("render").open(replay([wanted])) as prompts:
                 prompt = await anext(prompts)
-        return as_json({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
+        return as_json(InputTokens(len(prompt.token_ids)))
 
+    @operation(
+        Operation(
+            Response,
+            query=(INCLUDE, STREAM, STARTING_AFTER, INCLUDE_OBFUSCATION),
+            refusals=(InvalidRequest, ResponseNotFound),
+            streams=True,
+        )
+    )
     async def retrieve(self, request: web.Request) -> web.StreamResponse:
         """Look a stored response up, or stream it again."""
-        _check_include(request)
-        streams, hides = flag(request, "stream"), flag(request, "include_obfuscation")
-        after = number(request, "starting_after", default=-1, least=0)
+        INCLUDE.read(request)
+        streams, hides, after = STREAM.read(request), INCLUDE_OBFUSCATION.read(request), STARTING_AFTER.read(request)
         response = (await self._stored(request)).response
         if not streams:
             async with self.outgoing.open(replay([last_event(0, response)])) as end:
@@ -89,39 +117,34 @@ class Responses:
             events = [event async for event in again if event.sequence_number > after]
         return await self._send(request, events, None, hides)
 
+    @operation(Operation(DeletedResponse, refusals=(ResponseNotFound,)))
     async def delete(self, request: web.Request) -> web.Response:
         """Forget a stored response."""
         response_id = request.match_info["response_id"]
         if not await self.store.delete(response_id):
             raise ResponseNotFound(shortened(response_id))
-        return as_json({"id": response_id, "object": "response", "deleted": True})
+        return as_json(DeletedResponse(response_id))
 
+    @operation(Operation(None, refusals=(InvalidRequest, ResponseNotFound)))
     async def cancel(self, request: web.Request) -> web.Response:
         """Refuse: only what runs in the background can be cancelled, and whatever is stored has ended."""
         response = (await self._stored(request)).response
         raise InvalidRequest(f"The response {response.id} is not running in the background.", param="response_id")
 
+    @operation(Operation(InputItems, query=(LIMIT, ORDER, AFTER, INCLUDE), refusals=(InvalidRequest, ResponseNotFound)))
     async def list_input_items(self, request: web.Request) -> web.Response:
         """List what a stored response was given to read, page by page: the history that it continues included."""
-        _check_include(request)
-        limit = number(request, "limit", default=20, least=1, most=100)
-        newest_first = choice(request, "order", ("desc", "asc")) == "desc"
+        INCLUDE.read(request)
+        limit, order, after = LIMIT.read(request), ORDER.read(request), AFTER.read(request)
         response_id = request.match_info["response_id"]
         chain = await self.store.chain(response_id)
         if not chain:
             raise ResponseNotFound(shortened(response_id))
         items = _input_items(chain)
-        rest = _behind(items[::-1] if newest_first else items, request.query.get("after"))
+        rest = _behind(items if order == "asc" else items[::-1], after)
         page = rest[:limit]
-        return as_json(
-            {
-                "object": "list",
-                "data": page,
-                "first_id": page[0].id if page else None,
-                "last_id": page[-1].id if page else None,
-                "has_more": len(rest) > limit,
-            }
-        )
+        first, last = (page[0].id, page[-1].id) if page else (None, None)
+        return as_json(InputItems(page, first, last, has_more=len(rest) > limit))
 
     async def _stored(self, request: web.Request) -> StoredResponse:
         response_id = request.match_info["response_id"]
@@ -144,19 +167,13 @@ async def _last_response(events: AsyncIterator[Any]) -> Response:
     raise RuntimeError("the stream ended without a terminal event")
 
 
-def _check_include(request: web.Request) -> None:
-    for name in listed(request, "include"):
-        if name not in INCLUDABLE:
-            raise InvalidRequest(f"{shortened(name)!r} is nothing that can be included.", param="include")
-
-
-def _input_items(chain: Sequence[StoredResponse]) -> Sequence[Item]:
+def _input_items(chain: Sequence[StoredResponse]) -> tuple[Item, ...]:
     """The input of the last response of a chain, and all that came before it."""
     *older, last = chain
     return (*(item for stored in older for item in (*stored.input, *stored.response.output)), *last.input)
 
 
-def _behind(items: Sequence[Item], after: str | None) -> Sequence[Item]:
+def _behind(items: tuple[Item, ...], after: str | None) -> tuple[Item, ...]:
     """The items behind the one that is called ``after``: the last of that name, so that every page gets further."""
     if after is None:
         return items
