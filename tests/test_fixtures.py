@@ -1,7 +1,8 @@
 """Every fixture through every stage, one junction at a time.
 
 Each stage gets the recorded frames of its source and must give the recorded frames behind it.  ``pytest --regen``
-rewrites what is derived: everything but ``request.json`` and, for recorded cases, ``tokens.jsonl``.
+rewrites what is derived: everything but ``request.json`` and, for recorded cases, the tokens in ``tokens.jsonl``, whose
+first frame is derived from the prompt like any other.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
+from math import inf
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +29,16 @@ from pipeline.frames import (
     Prompt,
     TokenChunk,
     TokenFrame,
+    TokenLogprob,
 )
+from pipeline.protocol.events import OutputItemAdded, OutputItemDone
 from pipeline.protocol.reading import read_request
 from pipeline.protocol.response import Response
 from pipeline.record import read_frames, replay, write_frames
 from stages.emit.emit import emit
 from stages.generate.generate import Generate
 from stages.generate.replay import ReplayEngine
-from stages.harmony import STOP_TOKENS, HarmonyEncoding
+from stages.harmony import RETURN, STOP_TOKENS, HarmonyEncoding
 from stages.normalize.normalize import Normalize
 from stages.parse.harmony import ParseHarmony
 from stages.persist.persist import Persist
@@ -106,13 +111,29 @@ async def test_fixture(case: Case, encoding: HarmonyEncoding, tmp_path: Path) ->
 
 def hand_written(completion: Path, prompt: Prompt, encoding: HarmonyEncoding) -> list[TokenFrame]:
     r"""Token frames from text with markers; ``<|123|>`` is the token of that id, ``<\|`` no marker at all."""
-    token_ids = read_completion(completion.read_text(), encoding)
-    reason: FinishReason = "stop" if token_ids and set(token_ids[-6:]) & {*STOP_TOKENS, 199_999} else "length"
+    text = completion.read_text()
+    token_ids = read_completion(text, encoding)
+    stopped = set(token_ids[-6:]) & {*STOP_TOKENS, 199_999} or text.endswith(prompt.sampling.stop or "\0")
+    reason: FinishReason = "stop" if stopped else "length"
+    logprobs = made_up(token_ids, prompt.sampling.logprobs)
     return [
         GenerationStarted(prompt.response, prompt.input, len(prompt.token_ids)),
-        *(TokenChunk((token,)) for token in token_ids),
+        *(TokenChunk((token,), logprobs[at : at + 1]) for at, token in enumerate(token_ids)),
         GenerationFinished(reason, cached_tokens=0, duration=0.0),
     ]
+
+
+OTHERS = ((RETURN, -1.0625), (9552, -2.0625), (40, -3.0625), (200_014, -4.0625), (13, -inf))
+"""What else might have come, in a hand-written case: a marker, part of a character, a word, no token at all, a dot."""
+
+
+def made_up(token_ids: list[int], top: int | None) -> tuple[TokenLogprob, ...]:
+    """A logprob for each token, if they were asked for: 0, -1/8, -2/8 and so on down to -15/8, and from 0 again."""
+    if top is None:
+        return ()
+    found = [(token, -(position % 16) / 8) for position, token in enumerate(token_ids)]
+    likeliest = (sorted([own, *OTHERS], key=itemgetter(1), reverse=True) for own in found)
+    return tuple(TokenLogprob(own[1], tuple(others[:top])) for own, others in zip(found, likeliest, strict=True))
 
 
 def read_completion(text: str, encoding: HarmonyEncoding) -> list[int]:
@@ -125,6 +146,19 @@ def read_completion(text: str, encoding: HarmonyEncoding) -> list[int]:
         else:
             token_ids += encoding.encode(piece.replace("<\\|", "<|"))
     return token_ids
+
+
+@pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
+def test_b1_every_event_carries_the_index_of_its_item(folder: Path) -> None:
+    """From ``added`` to ``done`` an item stays at one index: its place in the output, the first at 0."""
+    item_ids: list[str] = []
+    for event in read_frames(folder / "events.jsonl", EmittedFrame):
+        if isinstance(event, OutputItemAdded):
+            assert event.output_index == len(item_ids)
+            item_ids.append(event.item.id)
+        elif hasattr(event, "output_index"):
+            assert event.output_index == len(item_ids) - 1
+            assert (event.item.id if isinstance(event, OutputItemDone) else event.item_id) == item_ids[-1]
 
 
 def test_the_readme_lists_every_case() -> None:

@@ -15,7 +15,7 @@ import platform
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import cycle, islice
 from pathlib import Path
@@ -23,14 +23,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import uvloop
+from msgspec.structs import replace as with_fields
 from openai_harmony import HarmonyEncoding, HarmonyEncodingName, Role, StreamableParser, load_harmony_encoding
 
-from pipeline.frames import GenerationStarted, TokenChunk, TokenFrame
-from pipeline.protocol.events import ResponseEvent, to_sse
+from pipeline.frames import GenerationStarted, TokenChunk, TokenFrame, TokenLogprob
+from pipeline.protocol.events import Delta, ResponseEvent, to_sse
 from pipeline.record import read_frames, replay
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import TEXT_TOKENS, load_encoding
 from stages.responses import recorded_responses
+from tests.bench.validation import validation_figures
 from tests.serving import serving
 
 RECORDING = Path(__file__).parents[2] / "fixtures/harmony/long_reasoning/tokens.jsonl"
@@ -44,32 +46,61 @@ Measurement = Callable[[], Coroutine[Any, Any, float]]
 
 @dataclass(frozen=True)
 class Stream:
-    """A recorded start of a response, and its text tokens over and over."""
+    """A recorded response whose text tokens come over and over, in an item that ``header`` opens."""
 
     started: GenerationStarted
-    header: tuple[int, ...]
     tokens: tuple[int, ...]
+    header: str = "<|channel|>analysis<|message|>"
+    top_logprobs: int | None = None
+
+    def opening(self) -> list[int]:
+        return load_encoding().encode_markup(self.header)
 
     def text(self, length: int) -> list[int]:
         return list(islice(cycle(self.tokens), length))
 
     def frames(self, depth: int, chunk_size: int) -> list[TokenFrame]:
         tokens = self.text(depth + MEASURED)
-        chunks = [TokenChunk(tuple(tokens[at : at + chunk_size])) for at in range(0, len(tokens), chunk_size)]
-        return [self.started, TokenChunk(self.header), *chunks]
+        chunks = [self.chunk(tokens[at : at + chunk_size]) for at in range(0, len(tokens), chunk_size)]
+        return [self.started, self.chunk([*self.opening(), *tokens[:1]]), *chunks]
+
+    def chunk(self, token_ids: list[int]) -> TokenChunk:
+        if self.top_logprobs is None:
+            return TokenChunk(tuple(token_ids))
+        top = tuple((other, -1.0 - other / 8) for other in range(self.top_logprobs))
+        return TokenChunk(tuple(token_ids), (TokenLogprob(-0.5, top),) * len(token_ids))
 
 
 def recorded() -> Stream:
     frames = list(read_frames(RECORDING, TokenFrame))
     tokens = [token for frame in frames if isinstance(frame, TokenChunk) for token in frame.token_ids]
-    return Stream(frames[0], tuple(tokens[:3]), tuple(token for token in tokens[3:] if token < TEXT_TOKENS))
+    return Stream(frames[0], tuple(token for token in tokens[3:] if token < TEXT_TOKENS))
+
+
+def variants(stream: Stream) -> dict[str, Stream]:
+    """The same text in items of every kind, and with what else a request may ask of each token."""
+    response = stream.started.response
+    summarised = with_fields(response, reasoning=with_fields(response.reasoning, summary="auto"))
+    message = replace(stream, header="<|channel|>final<|message|>")
+    call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+    return {
+        "a message": message,
+        "reasoning": stream,
+        "reasoning, as a summary": replace(stream, started=with_fields(stream.started, response=summarised)),
+        "a function's arguments": replace(stream, header=call),
+        "a message with a stop text": replace(message, started=with_fields(stream.started, stop=("\nObservation:",))),
+        "a message with logprobs": replace(message, top_logprobs=0),
+        "a message with 5 top_logprobs": replace(message, top_logprobs=5),
+    }
 
 
 async def ours(frames: list[TokenFrame], depth: int, chunk_size: int) -> float:
     """Microseconds per token from ids to SSE bytes, behind ``depth`` tokens."""
     pipeline = recorded_responses().since("parse")
     async with pipeline.open(replay(frames)) as events:
-        await consume(events, depth // chunk_size + 4)
+        while not isinstance(await anext(events), Delta):
+            pass
+        await consume(events, depth // chunk_size)
         started = time.process_time_ns()
         await consume(events, MEASURED // chunk_size)
         return (time.process_time_ns() - started) / 1e3 / MEASURED
@@ -88,7 +119,7 @@ def package_encoding() -> HarmonyEncoding:
 async def package(stream: Stream) -> float:
     """Microseconds per token of openai_harmony's parser, with the delta and the channel read once per token."""
     parser = StreamableParser(package_encoding(), Role.ASSISTANT)
-    for token in stream.header:
+    for token in stream.opening():
         parser.process(token)
     tokens = stream.text(MEASURED)
     started = time.process_time_ns()
@@ -110,15 +141,25 @@ async def measure(variants: dict[str, Measurement]) -> dict[str, float]:
 async def token_table() -> None:
     stream = recorded()
     names = {(size, depth): f"{size}/{depth}" for size in CHUNK_SIZES for depth in DEPTHS}
-    variants: dict[str, Measurement] = {
+    measurements: dict[str, Measurement] = {
         name: partial(ours, stream.frames(depth, size), depth, size) for (size, depth), name in names.items()
     }
-    medians = await measure({"package": partial(package, stream), **variants})
+    medians = await measure({"package": partial(package, stream), **measurements})
     print(f"openai_harmony's parser alone: {medians['package']:.2f} us per token\n")
     print("tokens per chunk   behind tokens   us per token   to the parser alone   to the start")
     for (size, depth), name in names.items():
         figure, start = medians[name], medians[names[size, 0]]
         print(f"{size:16d}{depth:16,d}{figure:15.2f}{figure / medians['package']:22.2f}{figure / start:15.2f}")
+
+
+async def variant_table() -> None:
+    measurements: dict[str, Measurement] = {
+        name: partial(ours, stream.frames(0, 1), 0, 1) for name, stream in variants(recorded()).items()
+    }
+    medians = await measure(measurements)
+    print("\n1 token per chunk               us per token   to a message")
+    for name, figure in medians.items():
+        print(f"{name:30s}{figure:14.2f}{figure / medians['a message']:15.2f}")
 
 
 def large_bodies() -> dict[str, dict[str, Any]]:
@@ -177,6 +218,9 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # as the server does once it is up
     uvloop.run(token_table())
+    uvloop.run(variant_table())
+    print()
+    print(uvloop.run(validation_figures()))
     uvloop.run(stall_table())
 
 
