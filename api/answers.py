@@ -10,7 +10,7 @@ from pipeline.protocol.items import Item
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What is wrong: ``type`` is the kind of error, ``param`` the place in the request, ``code`` a word for programs."""
+    """What is wrong: ``type`` is its kind, ``param`` the place in the request, ``code`` a word for programs."""
 
     message: str
     type: str

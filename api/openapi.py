@@ -123,6 +123,7 @@ def _parameters(path: str, operation: Operation) -> Iterator[Schema]:
 def _refusals(operation: Operation) -> dict[int, str]:
     """What each status of an error means."""
     meanings: dict[int, list[str]] = {}
-    for error in (*operation.refusals, StageError):
+    errors: tuple[type[StageError], ...] = (*operation.refusals, StageError)
+    for error in errors:
         meanings.setdefault(error.status, []).append((getdoc(error) or "").partition("\n")[0])
     return {status: " ".join(reasons) for status, reasons in meanings.items()}

@@ -17,7 +17,7 @@ Frame = TypeVar("Frame")
 async def log_outputs(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
     """Let everything pass."""
     async for frame in source:
-        if type(frame) is OutputItemDone:
+        if isinstance(frame, OutputItemDone):
             logger.info("%s", in_words(frame.item))
         yield frame
 

@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.core import Pipeline
 from pipeline.logs import FORMAT, current_response, name_response
+from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.items import (
     CustomToolCall,
     FunctionCall,
@@ -24,7 +25,8 @@ async def test_each_item_is_logged_once_it_is_done(caplog: pytest.LogCaptureFixt
     """Every event passes as it came, and every item leaves one line that says what it is."""
     events = written(whole_turn())
     with caplog.at_level(logging.INFO):
-        async with Pipeline.start("log", log_outputs).open(replay(events)) as stream:
+        logged: Pipeline[ResponseEvent, ResponseEvent] = Pipeline.start("log", log_outputs)
+        async with logged.open(replay(events)) as stream:
             assert [event async for event in stream] == events
     said = ["reasoning: 'Let me think.'", "message: 'Hello!'", """call of get_weather: '{"city":"Oslo"}'"""]
     assert [record.getMessage() for record in caplog.records] == said
