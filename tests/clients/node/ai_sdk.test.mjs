@@ -1,0 +1,66 @@
+// The AI SDK with its OpenAI provider, which sends ids in place of the items that the server has.
+
+import assert from "node:assert/strict";
+import test from "node:test";
+import { createOpenAI } from "@ai-sdk/openai";
+import { APICallError, generateText, Output, stepCountIs, streamText, tool } from "ai";
+import { z } from "zod";
+
+const openai = createOpenAI({ baseURL: process.env.BASE_URL, apiKey: "none" });
+const model = openai.responses("tiny-gpt-oss");
+const temperature = 0;
+const hello = "Hello! How can I help you today?";
+
+const tools = {
+  get_weather: tool({
+    description: "Get the weather of a city.",
+    inputSchema: z.object({ city: z.string() }),
+    execute: async ({ city }) => ({ temperature: city === "Paris" ? 18 : 0, unit: "C" }),
+  }),
+};
+
+test("text", async () => {
+  const { text } = await generateText({ model, temperature, prompt: "Say hello." });
+  assert.equal(text, hello);
+});
+
+test("streamed text", async () => {
+  const { textStream } = streamText({ model, temperature, prompt: "Say hello." });
+  const pieces = await Array.fromAsync(textStream);
+  assert.equal(pieces.join(""), hello);
+});
+
+for (const store of [true, false]) {
+  test(`a tool round trip, store: ${store}`, async () => {
+    const providerOptions = { openai: { store } };
+    const prompt = "What is the weather in Paris?";
+    const stopWhen = stepCountIs(3);
+    const { text, steps } = await generateText({ model, temperature, tools, prompt, stopWhen, providerOptions });
+    assert.equal(text, "It is 18 °C in Paris right now.");
+    assert.deepEqual(steps[0].toolCalls[0].input, { city: "Paris" });
+  });
+}
+
+test("a streamed tool round trip", async () => {
+  const prompt = "What is the weather in Paris?";
+  const { textStream } = streamText({ model, temperature, tools, prompt, stopWhen: stepCountIs(3) });
+  const pieces = await Array.fromAsync(textStream);
+  assert.equal(pieces.join(""), "It is 18 °C in Paris right now.");
+});
+
+test("reasoning, as a summary", async () => {
+  const providerOptions = { openai: { reasoningSummary: "auto", forceReasoning: true } };
+  const { reasoningText } = await generateText({ model, prompt: "Say hello.", providerOptions });
+  assert.equal(reasoningText, "The user wants a greeting.");
+});
+
+test("structured output", async () => {
+  const output = Output.object({ schema: z.object({ name: z.string(), age: z.number().int() }) });
+  const result = await generateText({ model, temperature, output, prompt: "Describe a person as JSON." });
+  assert.deepEqual(result.output, { name: "Ada", age: 36 });
+});
+
+test("an unknown model", async () => {
+  const asked = generateText({ model: openai.responses("gpt-9"), prompt: "Hi", maxRetries: 0 });
+  await assert.rejects(asked, (error) => APICallError.isInstance(error) && error.statusCode === 404);
+});

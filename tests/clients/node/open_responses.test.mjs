@@ -1,0 +1,44 @@
+// The AI SDK with its Open Responses provider, which sends everything back.
+
+import assert from "node:assert/strict";
+import test from "node:test";
+import { createOpenResponses } from "@ai-sdk/open-responses";
+import { generateText, Output, stepCountIs, streamText, tool } from "ai";
+import { z } from "zod";
+
+const provider = createOpenResponses({ name: "penstock", url: `${process.env.BASE_URL}/responses`, apiKey: "none" });
+const model = provider("tiny-gpt-oss");
+const temperature = 0;
+const hello = "Hello! How can I help you today?";
+
+const tools = {
+  get_weather: tool({
+    description: "Get the weather of a city.",
+    inputSchema: z.object({ city: z.string() }),
+    execute: async ({ city }) => ({ temperature: city === "Paris" ? 18 : 0, unit: "C" }),
+  }),
+};
+
+test("text and reasoning", async () => {
+  const { text, reasoningText } = await generateText({ model, temperature, prompt: "Say hello." });
+  assert.equal(text, hello);
+  assert.equal(reasoningText, "The user wants a greeting.");
+});
+
+test("streamed text", async () => {
+  const { textStream } = streamText({ model, temperature, prompt: "Say hello." });
+  const pieces = await Array.fromAsync(textStream);
+  assert.equal(pieces.join(""), hello);
+});
+
+test("a tool round trip", async () => {
+  const prompt = "What is the weather in Paris?";
+  const { text } = await generateText({ model, temperature, tools, prompt, stopWhen: stepCountIs(3) });
+  assert.equal(text, "It is 18 °C in Paris right now.");
+});
+
+test("structured output", async () => {
+  const output = Output.object({ schema: z.object({ name: z.string(), age: z.number().int() }) });
+  const result = await generateText({ model, temperature, output, prompt: "Describe a person as JSON." });
+  assert.deepEqual(result.output, { name: "Ada", age: 36 });
+});

@@ -1,0 +1,103 @@
+"""openai-agents: agents with tools, sessions and typed output."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIResponsesModel,
+    Runner,
+    SQLiteSession,
+    function_tool,
+    set_tracing_disabled,
+)
+from openai.types.responses import ResponseTextDeltaEvent
+from pydantic import BaseModel
+
+set_tracing_disabled(disabled=True)  # traces would go to OpenAI
+
+GREEDY = ModelSettings(temperature=0)
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+@function_tool
+def get_weather(city: str) -> str:
+    """Get the weather of a city."""
+    assert city == "Paris"
+    return '{"temperature":18,"unit":"C"}'
+
+
+@pytest.fixture
+def model(url: str) -> OpenAIResponsesModel:
+    return OpenAIResponsesModel("tiny-gpt-oss", openai.AsyncOpenAI(base_url=url, api_key="none"))
+
+
+async def test_text(model: OpenAIResponsesModel) -> None:
+    """An agent answers."""
+    agent = Agent("Greeter", model=model, model_settings=GREEDY, instructions="You greet people.")
+    result = await Runner.run(agent, "Say hello.")
+    assert result.final_output == "Hello! How can I help you today?"
+
+
+async def test_streamed_text(model: OpenAIResponsesModel) -> None:
+    """Its deltas pass through the runner."""
+    result = Runner.run_streamed(Agent("Greeter", model=model, model_settings=GREEDY), "Say hello.")
+    text = ""
+    async for event in result.stream_events():
+        if event.type == "raw_response_event" and isinstance(event.data, ResponseTextDeltaEvent):
+            text += event.data.delta
+    assert text == result.final_output == "Hello! How can I help you today?"
+
+
+@pytest.mark.parametrize("by_id", [False, True], ids=["replayed", "by_id"])
+async def test_tool_round_trip(model: OpenAIResponsesModel, by_id: bool) -> None:
+    """The runner calls the tool and sends the result, with all items or with the response's id."""
+    agent = Agent("Forecaster", model=model, model_settings=GREEDY, tools=[get_weather])
+    result = await Runner.run(agent, "What is the weather in Paris?", auto_previous_response_id=by_id)
+    assert result.final_output == "It is 18 °C in Paris right now."
+    kinds = [item.type for item in result.new_items]
+    assert kinds == [
+        "reasoning_item",
+        "tool_call_item",
+        "tool_call_output_item",
+        "reasoning_item",
+        "message_output_item",
+    ]
+
+
+async def test_streamed_tool_round_trip(model: OpenAIResponsesModel) -> None:
+    """The same as a stream."""
+    agent = Agent("Forecaster", model=model, model_settings=GREEDY, tools=[get_weather])
+    result = Runner.run_streamed(agent, "What is the weather in Paris?")
+    async for _ in result.stream_events():
+        pass
+    assert result.final_output == "It is 18 °C in Paris right now."
+
+
+async def test_session(model: OpenAIResponsesModel) -> None:
+    """A session keeps the history on the client's side, and sends it with each turn."""
+    agent = Agent("Listener", model=model, model_settings=GREEDY)
+    session = SQLiteSession("one")
+    await Runner.run(agent, "Remember the number seven.", session=session)
+    result = await Runner.run(agent, "What did I say before?", session=session)
+    assert result.final_output == "You asked me to remember the number seven."
+
+
+async def test_structured_output(model: OpenAIResponsesModel) -> None:
+    """An agent's answer has the type that it is declared with."""
+    agent = Agent("Author", model=model, model_settings=GREEDY, output_type=Person)
+    result = await Runner.run(agent, "Describe a person as JSON.")
+    assert result.final_output == Person(name="Ada", age=36)
+
+
+async def test_unknown_model(url: str) -> None:
+    """An unknown model is openai-python's exception."""
+    model = OpenAIResponsesModel("gpt-9", openai.AsyncOpenAI(base_url=url, api_key="none"))
+    with pytest.raises(openai.NotFoundError):
+        await Runner.run(Agent("Greeter", model=model), "Say hello.")

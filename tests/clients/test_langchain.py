@@ -1,0 +1,88 @@
+"""langchain-openai: chat models over the Responses API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
+
+
+class Person(BaseModel):
+    """Somebody."""
+
+    name: str
+    age: int
+
+
+@tool
+def get_weather(city: str) -> str:
+    """Get the weather of a city."""
+    assert city == "Paris"
+    return '{"temperature":18,"unit":"C"}'
+
+
+def chat(url: str, **options: Any) -> ChatOpenAI:
+    settings = {"model": "tiny-gpt-oss", "temperature": 0, "use_responses_api": True} | options
+    return ChatOpenAI(base_url=url, api_key="none", **settings)
+
+
+def test_text(url: str) -> None:
+    """One call, one text, and what it took."""
+    message = chat(url).invoke("Say hello.")
+    assert message.text == "Hello! How can I help you today?"
+    assert message.usage_metadata
+    assert message.usage_metadata["output_token_details"]["reasoning"] > 0
+
+
+def test_streamed_text(url: str) -> None:
+    """The chunks sum to the text."""
+    assert "".join(chunk.text for chunk in chat(url).stream("Say hello.")) == "Hello! How can I help you today?"
+
+
+def test_reasoning(url: str) -> None:
+    """Summarized reasoning is a block of the message."""
+    message = chat(url, reasoning={"summary": "auto"}).invoke("Say hello.")
+    thoughts = [block["reasoning"] for block in message.content_blocks if block["type"] == "reasoning"]
+    assert thoughts == ["The user wants a greeting."]
+
+
+@pytest.mark.parametrize("by_id", [False, True], ids=["replayed", "by_id"])
+def test_tool_round_trip(url: str, by_id: bool) -> None:
+    """Call, output, answer, with all messages or with the response's id."""
+    model = chat(url, use_previous_response_id=by_id).bind_tools([get_weather])
+    messages: list[Any] = [HumanMessage("What is the weather in Paris?")]
+    messages.append(model.invoke(messages))
+    messages += [get_weather.invoke(call) for call in messages[-1].tool_calls]
+    assert model.invoke(messages).text == "It is 18 °C in Paris right now."
+
+
+def test_streamed_tool_round_trip(url: str) -> None:
+    """The same from chunks, which sum to the message."""
+    model = chat(url).bind_tools([get_weather])
+    messages: list[Any] = [HumanMessage("What is the weather in Paris?")]
+    first, *rest = model.stream(messages)
+    messages.append(sum(rest, start=first))
+    messages += [get_weather.invoke(call) for call in messages[-1].tool_calls]
+    assert model.invoke(messages).text == "It is 18 °C in Paris right now."
+
+
+def test_structured_output(url: str) -> None:
+    """A chain gives an instance of the class that it is given."""
+    assert chat(url).with_structured_output(Person).invoke("Describe a person as JSON.") == Person(name="Ada", age=36)
+
+
+def test_required_tool(url: str) -> None:
+    """`any` makes the model call."""
+    message = chat(url).bind_tools([get_weather], tool_choice="any").invoke("What is the weather in Paris?")
+    assert [call["name"] for call in message.tool_calls] == ["get_weather"]
+
+
+def test_unknown_model(url: str) -> None:
+    """An unknown model is openai-python's exception."""
+    with pytest.raises(openai.NotFoundError):
+        chat(url, model="gpt-9").invoke("Say hello.")

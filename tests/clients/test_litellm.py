@@ -1,0 +1,59 @@
+"""LiteLLM: its Responses API, and its chat completions bridged to ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import litellm
+import pytest
+
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Get the weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+def respond(url: str, **options: Any) -> Any:
+    settings = {"model": "openai/tiny-gpt-oss", "temperature": 0} | options
+    return litellm.responses(api_base=url, api_key="none", **settings)
+
+
+def test_text(url: str) -> None:
+    """One call, one text."""
+    assert respond(url, input="Say hello.").output_text == "Hello! How can I help you today?"
+
+
+def test_streamed_text(url: str) -> None:
+    """The deltas sum to the text."""
+    events = respond(url, input="Say hello.", stream=True)
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == "Hello! How can I help you today?"
+
+
+def test_tool_round_trip(url: str) -> None:
+    """Call, output, answer: the server remembers the call."""
+    called = respond(url, input="What is the weather in Paris?", tools=[WEATHER])
+    call = called.output[-1]
+    assert call.name == "get_weather"
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature":18,"unit":"C"}'}
+    answered = respond(url, input=[output], previous_response_id=called.id, tools=[WEATHER])
+    assert answered.output_text == "It is 18 °C in Paris right now."
+
+
+def test_chat_completion(url: str) -> None:
+    """A chat completion becomes a response and comes back as a chat completion."""
+    completion: Any = litellm.completion(
+        model="openai/responses/tiny-gpt-oss",
+        messages=[{"role": "user", "content": "Say hello."}],
+        api_base=url,
+        api_key="none",
+    )
+    assert completion.choices[0].message.content == "Hello! How can I help you today?"
+
+
+def test_unknown_model(url: str) -> None:
+    """An unknown model is its own exception."""
+    with pytest.raises(litellm.NotFoundError):
+        respond(url, model="openai/gpt-9", input="Say hello.")

@@ -1,0 +1,152 @@
+"""openai-python: the client that the wire was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Get the weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Generator[openai.OpenAI, None, None]:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_text(client: openai.OpenAI) -> None:
+    """One call, one text."""
+    response = client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0)
+    assert response.output_text == "Hello! How can I help you today?"
+
+
+def test_streamed_text(client: openai.OpenAI) -> None:
+    """The helper's deltas sum to its final text."""
+    with client.responses.stream(model="tiny-gpt-oss", input="Say hello.", temperature=0) as stream:
+        text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+        assert stream.get_final_response().output_text == text == "Hello! How can I help you today?"
+
+
+async def test_async(url: str) -> None:
+    """The asynchronous client speaks the same."""
+    async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
+        events = await client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0, stream=True)
+        text = "".join([event.delta async for event in events if event.type == "response.output_text.delta"])
+    assert text == "Hello! How can I help you today?"
+
+
+def test_reasoning(client: openai.OpenAI) -> None:
+    """Raw reasoning is the content of a reasoning item, and its summary where that is asked for."""
+    raw = client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0).output[0]
+    assert raw.type == "reasoning"
+    assert raw.content
+    assert raw.content[0].text == "The user wants a greeting."
+    summarized = client.responses.create(
+        model="tiny-gpt-oss", input="Say hello.", temperature=0, reasoning={"summary": "auto"}
+    ).output[0]
+    assert summarized.type == "reasoning"
+    assert summarized.summary[0].text == "The user wants a greeting."
+
+
+def test_tool_round_trip(client: openai.OpenAI) -> None:
+    """Call, output, answer: the server remembers the call."""
+    called = client.responses.create(
+        model="tiny-gpt-oss", input="What is the weather in Paris?", tools=[WEATHER], temperature=0
+    )
+    call = called.output[-1]
+    assert call.type == "function_call"
+    assert (call.name, call.arguments) == ("get_weather", '{"city":"Paris"}')
+    answered = client.responses.create(
+        model="tiny-gpt-oss",
+        previous_response_id=called.id,
+        input=[{"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature":18,"unit":"C"}'}],
+        tools=[WEATHER],
+        temperature=0,
+    )
+    assert answered.output_text == "It is 18 °C in Paris right now."
+
+
+def test_tool_round_trip_without_the_store(client: openai.OpenAI) -> None:
+    """Call, output, answer: the client sends everything back as it came."""
+    context: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+    called = client.responses.create(model="tiny-gpt-oss", input=context, tools=[WEATHER], temperature=0, store=False)
+    context += called.output
+    call: Any = called.output[-1]
+    context += [{"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature":18,"unit":"C"}'}]
+    answered = client.responses.create(model="tiny-gpt-oss", input=context, tools=[WEATHER], temperature=0, store=False)
+    assert answered.output_text == "It is 18 °C in Paris right now."
+
+
+def test_structured_output(client: openai.OpenAI) -> None:
+    """`parse` gives an instance of the class that it is given."""
+    response = client.responses.parse(
+        model="tiny-gpt-oss", input="Describe a person as JSON.", text_format=Person, temperature=0
+    )
+    assert response.output_parsed == Person(name="Ada", age=36)
+
+
+def test_structured_stream(client: openai.OpenAI) -> None:
+    """So does the helper of streams."""
+    with client.responses.stream(
+        model="tiny-gpt-oss", input="Describe a person as JSON.", text_format=Person, temperature=0
+    ) as stream:
+        assert stream.get_final_response().output_parsed == Person(name="Ada", age=36)
+
+
+def test_required_tool(client: openai.OpenAI) -> None:
+    """A call that is required comes, whatever the model would rather do."""
+    response = client.responses.create(
+        model="tiny-gpt-oss",
+        input="What is the weather in Paris?",
+        tools=[WEATHER],
+        tool_choice="required",
+        temperature=0,
+    )
+    assert response.output[-1].type == "function_call"
+
+
+def test_errors(client: openai.OpenAI) -> None:
+    """What goes wrong is an exception of the client's own."""
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model="gpt-9", input="Hi")
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve("resp_unknown")
+    with pytest.raises(openai.BadRequestError) as unknown:
+        client.responses.create(model="tiny-gpt-oss", input="Hi", previous_response_id="resp_unknown")
+    assert unknown.value.code == "previous_response_not_found"
+
+
+def test_stored_responses(client: openai.OpenAI) -> None:
+    """A response can be looked up, with its input, and forgotten."""
+    created = client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0)
+    assert client.responses.retrieve(created.id) == created
+    [item] = client.responses.input_items.list(created.id)
+    assert item.type == "message"
+    client.responses.delete(created.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(created.id)
+
+
+def test_models(client: openai.OpenAI) -> None:
+    """The server says what it serves."""
+    assert "tiny-gpt-oss" in [model.id for model in client.models.list()]

@@ -1,0 +1,76 @@
+"""pydantic-ai: agents with tools and typed output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from pydantic_ai import Agent, ModelHTTPError, NativeOutput, ThinkingPart
+from pydantic_ai.models.openai import OpenAIResponsesModel, OpenAIResponsesModelSettings
+from pydantic_ai.providers.openai import OpenAIProvider
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+def agent(url: str, model: str = "tiny-gpt-oss", **options: Any) -> Agent[None, Any]:
+    provider = OpenAIProvider(base_url=url, api_key="none")
+    settings = OpenAIResponsesModelSettings(temperature=0)
+    return Agent(OpenAIResponsesModel(model, provider=provider), model_settings=settings, **options)
+
+
+def get_weather(city: str) -> str:
+    """Get the weather of a city."""
+    assert city == "Paris"
+    return '{"temperature":18,"unit":"C"}'
+
+
+async def test_text(url: str) -> None:
+    """An agent answers, and its thoughts can be read."""
+    result = await agent(url, instructions="You greet people.").run("Say hello.")
+    assert result.output == "Hello! How can I help you today?"
+    [thought] = [part for part in result.response.parts if isinstance(part, ThinkingPart)]
+    assert "The user wants a greeting." in str(thought)
+
+
+async def test_streamed_text(url: str) -> None:
+    """The deltas sum to the text."""
+    async with agent(url).run_stream("Say hello.") as result:
+        text = "".join([delta async for delta in result.stream_text(delta=True)])
+    assert text == "Hello! How can I help you today?"
+
+
+async def test_tool_round_trip(url: str) -> None:
+    """The agent calls the tool and sends everything back with its result."""
+    result = await agent(url, tools=[get_weather]).run("What is the weather in Paris?")
+    assert result.output == "It is 18 °C in Paris right now."
+
+
+async def test_history(url: str) -> None:
+    """A second run sees the first."""
+    listener = agent(url)
+    first = await listener.run("Remember the number seven.")
+    second = await listener.run("What did I say before?", message_history=first.all_messages())
+    assert second.output == "You asked me to remember the number seven."
+
+
+async def test_structured_output(url: str) -> None:
+    """The server keeps to the schema of the output."""
+    result = await agent(url, output_type=NativeOutput(Person)).run("Describe a person as JSON.")
+    assert result.output == Person(name="Ada", age=36)
+
+
+async def test_structured_output_by_a_tool(url: str) -> None:
+    """The output is the arguments of a call, which is required."""
+    result = await agent(url, output_type=Person).run("Describe a person as JSON.")
+    assert isinstance(result.output, Person)
+
+
+async def test_unknown_model(url: str) -> None:
+    """An unknown model is its own exception, with the status."""
+    with pytest.raises(ModelHTTPError) as unknown:
+        await agent(url, model="gpt-9").run("Say hello.")
+    assert unknown.value.status_code == 404
