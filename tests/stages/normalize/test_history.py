@@ -34,7 +34,7 @@ def said(text: str) -> Message:
     return Message(f"msg_{text}", "completed", "assistant", (OutputText(text),), "final_answer")
 
 
-async def test_v12_the_history_is_all_that_was_said(store: SqliteStore) -> None:
+async def test_v12_row19_the_history_is_all_that_was_said(store: SqliteStore) -> None:
     """Every input and output of the chain comes back in order: thoughts, calls and what they returned included."""
     await answered(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
     second = await answered(store, "2", said("Rain."), previous_response_id="resp_1", input=[RAIN])
@@ -47,7 +47,7 @@ async def test_v12_the_history_is_all_that_was_said(store: SqliteStore) -> None:
     assert third.response.previous_response_id == "resp_2"
 
 
-async def test_b18_branches_are_isolated(store: SqliteStore) -> None:
+async def test_b18_b19_row46_branches_are_isolated(store: SqliteStore) -> None:
     """A response may be continued twice: neither branch sees the other, nor do their children."""
     await answered(store, "1", said("Hello."), input="Hi")
     root = (asked("msg_1i0000", "Hi"), said("Hello."))
@@ -59,7 +59,7 @@ async def test_b18_branches_are_isolated(store: SqliteStore) -> None:
         assert child.history == (*root, asked(f"msg_{name}i0000", f"to {name}"), said(name))
 
 
-async def test_b20_a_continuation_brings_its_own_parameters(store: SqliteStore) -> None:
+async def test_v11_b20_a_continuation_brings_its_own_parameters(store: SqliteStore) -> None:
     """Instructions, tools and options are those of the new request: only items are inherited."""
     before: dict[str, Any] = {"instructions": "Rhyme.", "tools": [WEATHER], "reasoning": {"effort": "high"}}
     await answered(store, "1", said("Hello."), input="Hi", temperature=0, metadata={"order": "17"}, **before)

@@ -107,7 +107,7 @@ async def test_items_are_read_as_they_are_meant(store: SqliteStore, given: dict[
         ([], (), ""),
     ],
 )
-async def test_outputs_are_texts_or_lists_of_texts(store: SqliteStore, given: Any, output: Any, text: str) -> None:
+async def test_v15_outputs_are_texts_or_lists_of_texts(store: SqliteStore, given: Any, output: Any, text: str) -> None:
     """The output of a call keeps its form, and reads as one text."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     items = [call, {"type": "function_call_output", "call_id": "c", "output": given}]
@@ -183,6 +183,25 @@ async def test_b28_histories_of_real_clients_arrive_whole(store: SqliteStore, cl
     body = {**CLIENTS[client], "tool_choice": "auto"}
     kinds = [type(item) for item in (await normalized(store, **body)).input]
     assert kinds == [Message, Reasoning, FunctionCall, FunctionCallOutput]
+
+
+@pytest.mark.parametrize("client", ["langchain", "codex", "codex apply_patch", "codex known model", "structured"])
+async def test_row20_requests_of_real_clients_are_understood(store: SqliteStore, client: str) -> None:
+    """What a client sends, with ids and types and nulls or without them, is taken item by item."""
+    body = CLIENTS[client]
+    choice = {"tool_choice": "auto"} if client == "langchain" else {}
+    given = body["input"]
+    items = (await normalized(store, **{**body, **choice})).input
+    assert len(items) == (1 if isinstance(given, str) else len(given))
+
+
+async def test_v13_all_parts_of_a_message_are_read(store: SqliteStore) -> None:
+    """A message may have several parts, refusals among them, or none."""
+    refusal, text = {"type": "refusal", "refusal": "No. "}, {"type": "output_text", "text": "Sorry."}
+    for parts, said in (([refusal, text, text], "No. Sorry.Sorry."), ([refusal], "No. "), ([], "")):
+        (message,) = (await normalized(store, input=[{"role": "assistant", "content": parts}])).input
+        assert isinstance(message, Message)
+        assert (len(message.content), message.text) == (len(parts), said)
 
 
 @pytest.mark.parametrize("kind", ["input_image", "input_file"])

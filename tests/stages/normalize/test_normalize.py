@@ -186,6 +186,12 @@ async def test_the_trace_and_the_priority_reach_the_engine(store: SqliteStore) -
         assert (await anext(conversations)).scheduling == Scheduling(None, -3, {"traceparent": "00-1"})
 
 
+async def test_b29_row36_a_response_says_whether_it_is_kept(store: SqliteStore) -> None:
+    """``store`` is on unless it is switched off, and the response says which."""
+    for said, kept in (({}, True), ({"store": None}, True), ({"store": True}, True), ({"store": False}, False)):
+        assert (await normalized(store, input="Hi", **said)).response.store is kept
+
+
 async def test_raw_messages_are_for_who_asks(store: SqliteStore) -> None:
     """``enable_response_messages`` is off until it is said."""
     assert not (await normalized(store, input="Hi")).raw_messages

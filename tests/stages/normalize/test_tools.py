@@ -69,7 +69,7 @@ async def test_tools_are_echoed(store: SqliteStore) -> None:
         *("computer", "computer_use_preview", "tool_search", "programmatic_tool_calling"),
     ],
 )
-async def test_hosted_tools_are_left_out_with_a_word(
+async def test_row40_hosted_tools_are_left_out_with_a_word(
     store: SqliteStore, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Clients send hosted tools unasked: those that nobody runs here are left out, and the log says so."""
