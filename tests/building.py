@@ -35,6 +35,8 @@ INPUT = (Message("msg_in", "completed", "user", (InputText("How is Oslo?"),)),)
 SUMMARISED = ReasoningOptions("medium", "auto")
 """The reasoning options of a request that asks for a summary."""
 
+NOTE = {"type": "url_citation", "url": "https://a.example/", "title": "A", "start_index": 0, "end_index": 2}
+
 Piece = str | ItemDelta | AnnotationAdded
 Frames = tuple[ParsedFrame, ...]
 
@@ -101,6 +103,17 @@ def whole_turn() -> Frames:
     return (started(), *items, finished())
 
 
+def rare_turn() -> Frames:
+    """A turn with the items that a model writes least, and with all that may stand beside text."""
+    text = message(spelled("Hé", 2), AnnotationAdded(NOTE), spelled("y", 2))
+    return (started(top_logprobs=2), *text, *refusal("No."), *custom_tool_call("ls"), finished())
+
+
+def summarised_turn() -> Frames:
+    """A turn whose thinking comes out as a summary."""
+    return (started(reasoning=SUMMARISED), *reasoning("So."), finished())
+
+
 def written(frames: Iterable[ParsedFrame]) -> list[ResponseEvent]:
     """The events of a turn that ends."""
     writer = ResponseWriter()
@@ -144,19 +157,7 @@ _openings: st.SearchStrategy[ItemOpened] = st.one_of(
 # `checked` takes a frame apart with str.splitlines; what that splits at and SSE does not, test_events looks at.
 _characters = st.characters(codec="utf-8", exclude_characters="\x85\u2028\u2029")
 _texts = st.text(_characters, min_size=1, max_size=5)
-_notes = st.builds(
-    AnnotationAdded,
-    st.builds(
-        lambda at: {
-            "type": "url_citation",
-            "url": "https://a.example/",
-            "title": "A",
-            "start_index": 0,
-            "end_index": at,
-        },
-        st.integers(0, 9),
-    ),
-)
+_notes = st.builds(lambda end: AnnotationAdded({**NOTE, "end_index": end}), st.integers(0, 9))
 
 
 def _pieces(opening: ItemOpened, alternatives: int | None) -> st.SearchStrategy[list[Piece]]:

@@ -24,6 +24,7 @@ from pipeline.protocol.events import (
 from pipeline.protocol.items import Message, OutputText, ReasoningText, Refusal, SummaryText
 from pipeline.protocol.response import ErrorDetails, Response
 from tests.building import (
+    NOTE,
     SUMMARISED,
     Frames,
     custom_tool_call,
@@ -39,8 +40,6 @@ from tests.building import (
     written,
 )
 from tests.streams import checked, final
-
-NOTE = {"type": "url_citation", "url": "https://a.example/", "title": "A", "start_index": 0, "end_index": 2}
 
 
 def broken_off(events: Iterable[ResponseEvent]) -> list[ResponseEvent]:

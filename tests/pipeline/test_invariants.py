@@ -13,7 +13,6 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from pipeline import invariants, lifecycle
-from pipeline.frames import AnnotationAdded
 from pipeline.invariants import StreamChecker, check
 from pipeline.lifecycle import InvariantBroken
 from pipeline.protocol.events import (
@@ -51,16 +50,17 @@ from pipeline.protocol.response import (
 )
 from pipeline.record import replay
 from tests.building import (
-    SUMMARISED,
+    NOTE,
     Frames,
     custom_tool_call,
     finished,
     function_call,
     message,
+    rare_turn,
     reasoning,
-    refusal,
     spelled,
     started,
+    summarised_turn,
     turns,
     whole_turn,
     written,
@@ -71,15 +71,7 @@ Change: TypeAlias = Callable[[Events], Events]
 
 CUT_TURN: Frames = (started(), *reasoning("So."), *message("Hel", complete=False), finished("length"))
 TWO_CALLS: Frames = (started(), *function_call("{}"), *custom_tool_call("{}"), finished())
-NOTE = {"type": "url_citation", "url": "https://a.example/", "title": "A", "start_index": 0, "end_index": 2}
-RARE: Frames = (
-    started(top_logprobs=2),
-    *message(spelled("Hé", 2), AnnotationAdded(NOTE), spelled("y", 2)),
-    *refusal("No."),
-    *custom_tool_call("ls"),
-    finished(),
-)
-SUMMARY: Frames = (started(reasoning=SUMMARISED), *reasoning("So."), finished())
+RARE, SUMMARY = rare_turn(), summarised_turn()
 
 # In the events of `whole_turn`, reasoning begins at 2, the message at 9, the call at 16, and 21 is the end.
 # In those of RARE, the message begins at 2, the refusal at 10, the call at 16, and 20 is the end.

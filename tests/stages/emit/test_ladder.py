@@ -33,6 +33,7 @@ from pipeline.protocol.items import (
     SummaryText,
 )
 from tests.building import (
+    NOTE,
     SUMMARISED,
     Frames,
     custom_tool_call,
@@ -52,7 +53,6 @@ from tests.building import (
 from tests.streams import checked, final
 
 BEGIN = ["created", "in_progress"]
-NOTE = {"type": "url_citation", "url": "https://a.example/", "title": "A", "start_index": 0, "end_index": 2}
 
 
 def emitted(*items: Frames, **fields: Any) -> list[ResponseEvent]:
