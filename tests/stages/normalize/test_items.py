@@ -188,10 +188,8 @@ async def test_b28_histories_of_real_clients_arrive_whole(store: SqliteStore, cl
 @pytest.mark.parametrize("client", ["langchain", "codex", "codex apply_patch", "codex known model", "structured"])
 async def test_row20_requests_of_real_clients_are_understood(store: SqliteStore, client: str) -> None:
     """What a client sends, with ids and types and nulls or without them, is taken item by item."""
-    body = CLIENTS[client]
-    choice = {"tool_choice": "auto"} if client == "langchain" else {}
-    given = body["input"]
-    items = (await normalized(store, **{**body, **choice})).input
+    given = CLIENTS[client]["input"]
+    items = (await normalized(store, **CLIENTS[client])).input
     assert len(items) == (1 if isinstance(given, str) else len(given))
 
 
