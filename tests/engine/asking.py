@@ -60,6 +60,11 @@ def scheduled(asked: Prompt, **scheduling: Any) -> Prompt:
     return msgspec.structs.replace(asked, scheduling=Scheduling(**scheduling))
 
 
+def adapted(asked: Prompt) -> Prompt:
+    """The prompt for the adapter of the tests."""
+    return msgspec.structs.replace(asked, response=msgspec.structs.replace(asked.response, model="nonsense"))
+
+
 async def respond(engine: VllmEngine, encoding: HarmonyEncoding, question: str, /, **body: Any) -> Response:
     """The answer of the whole pipeline, every event of it checked; greedy and short unless ``body`` says otherwise."""
     pipeline = harmony_responses(engine.models, engine, encoding, NoStore())

@@ -23,6 +23,7 @@ from stages.generate.vllm import UnknownModel, VllmEngine
 from stages.harmony import STOP_TOKENS, VOCABULARY_SIZE, HarmonyEncoding
 from stages.render.grammar import WARM_UP
 from tests.engine.asking import (
+    adapted,
     answer,
     generate,
     last,
@@ -244,8 +245,8 @@ async def test_narrow_sampling_is_greedy(engine: VllmEngine, encoding: HarmonyEn
 async def test_penalties_change_what_is_said(
     engine: VllmEngine, encoding: HarmonyEncoding, penalty: dict[str, float]
 ) -> None:
-    """A model that says one word for ever says others when each costs it something."""
-    asked = sampled(prompt(encoding, "Never stop talking.", max_tokens=100), temperature=2.0, seed=1)
+    """A model that says one thing again and again, and is not sure of it, says others when each costs it something."""
+    asked = adapted(prompt(encoding, "Say hello.", max_tokens=40))
     assert token_ids(await generate(engine, sampled(asked, **penalty))) != token_ids(await generate(engine, asked))
 
 
@@ -316,12 +317,12 @@ async def test_an_adapter_is_a_model(engine: VllmEngine, encoding: HarmonyEncodi
     assert engine.models == ("tiny-gpt-oss", "nonsense")
     body: dict[str, Any] = {"max_output_tokens": 40}
     before = await respond(engine, encoding, "Say hello.", **body)
-    adapted = await respond(engine, encoding, "Say hello.", model="nonsense", **body)
+    other = await respond(engine, encoding, "Say hello.", model="nonsense", **body)
     after = await respond(engine, encoding, "Say hello.", model="tiny-gpt-oss", **body)
-    assert adapted.model == "nonsense"
+    assert other.model == "nonsense"
     assert after.model == "tiny-gpt-oss"
     assert answer(before) == answer(after) == "Hello! How can I help you today?"
-    assert "Hello! How can I help" not in "".join(map(spoken, adapted.output))
+    assert "Hello! How can I help" not in "".join(map(spoken, other.output))
 
 
 async def test_a_missing_adapter_stops_the_start(engine: VllmEngine, tmp_path: Path) -> None:
