@@ -22,7 +22,7 @@ class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text")
     text: str
 
 
-class TopLogprob(msgspec.Struct, frozen=True):
+class TopLogprob(msgspec.Struct, frozen=True, gc=False):
     """A token that might have come, and how likely it was: the natural logarithm of its probability."""
 
     token: str
@@ -30,7 +30,7 @@ class TopLogprob(msgspec.Struct, frozen=True):
     logprob: float
 
 
-class Logprob(msgspec.Struct, frozen=True):
+class Logprob(msgspec.Struct, frozen=True, gc=False):
     """A token that came, how likely it was, and the likeliest ones in its place, likeliest first."""
 
     token: str

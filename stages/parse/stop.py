@@ -6,12 +6,15 @@ one is held back, so that nobody reads its beginning.
 
 from __future__ import annotations
 
+import re
+
 
 class StopTexts:
-    """The machine: one per text.  How the text is cut into pieces makes no difference."""
+    """The machine: one per text, of one stop text or more.  How the text is cut into pieces makes no difference."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
-        self._stops = tuple(filter(None, stops))
+        self._stops = stops
+        self._first_letter = re.compile(f"[{re.escape(''.join(stop[0] for stop in stops))}]")
         self._held_back = ""
         self.met = False
         """Whether a stop text came: it and all behind it is dropped."""
@@ -23,6 +26,8 @@ class StopTexts:
         """
         if self.met:
             return ""
+        if not self._held_back and not self._first_letter.search(text):
+            return text
         text = self._held_back + text
         if found := min(self._ends(text), default=None):
             self.met, self._held_back = True, ""
@@ -43,6 +48,14 @@ class StopTexts:
 
     def _beginning(self, text: str) -> int:
         """The length of the longest end of ``text`` that a stop text begins with."""
-        longest = min(len(text), max(map(len, self._stops), default=1) - 1)
-        ends = range(longest, 0, -1)
-        return next((size for size in ends if any(stop.startswith(text[-size:]) for stop in self._stops)), 0)
+        return max(_overlap(text, stop) for stop in self._stops)
+
+
+def _overlap(text: str, stop: str) -> int:
+    """The length of the longest end of ``text`` that ``stop`` begins with, and goes on after."""
+    at = max(0, len(text) - len(stop) + 1)
+    while (at := text.find(stop[0], at)) >= 0:
+        if stop.startswith(text[at:]):
+            return len(text) - at
+        at += 1
+    return 0

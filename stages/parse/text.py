@@ -6,7 +6,7 @@ Nothing here is needed for a token that is a whole text, while nobody asked for 
 from __future__ import annotations
 
 import codecs
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
 
@@ -90,12 +90,15 @@ class TokenDecoder:
 
     def __init__(self, encoding: HarmonyEncoding) -> None:
         self._bytes = encoding.token_bytes
+        self._texts = encoding.token_texts
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.holds_back = False
         """Whether a character is unfinished."""
 
     def decode(self, token: int) -> str:
         """The text that ``token`` completes; empty while a character is unfinished."""
+        if not self.holds_back and (whole := self._texts.get(token)):
+            return whole
         text = self._decoder.decode(self._bytes[token])
         self.holds_back = bool(self._decoder.getstate()[0])
         return text
@@ -111,25 +114,29 @@ class AlignedLogprobs:
 
     def __init__(self, encoding: HarmonyEncoding) -> None:
         self._encoding = encoding
-        self._unfinished: list[Logprob] = []
-        self._ends: deque[tuple[int, Logprob]] = deque()
+        self._waiting: list[Logprob] = []
+        self._ends: list[int] = []
+        """Where the first of those that wait end; the others belong to a character that is unfinished."""
 
     def add(self, token: int, found: TokenLogprob) -> None:
         """Take one more token."""
-        top = tuple(TopLogprob(*_spelling(self._encoding, other), max(value, _NEVER)) for other, value in found.top)
-        self._unfinished.append(Logprob(*_spelling(self._encoding, token), max(found.logprob, _NEVER), top))
+        top = [TopLogprob(*_spelling(self._encoding, other), _finite(value)) for other, value in found.top]
+        self._waiting.append(Logprob(*_spelling(self._encoding, token), _finite(found.logprob), tuple(top)))
 
     def settle(self, end: int) -> None:
         """All tokens so far make up the text up to ``end``, and end no later."""
-        self._ends.extend((end, logprob) for logprob in self._unfinished)
-        self._unfinished.clear()
+        self._ends += [end] * (len(self._waiting) - len(self._ends))
 
     def upto(self, end: int) -> tuple[Logprob, ...]:
         """Those that end within the text up to ``end``, and were not given yet."""
-        passed = []
-        while self._ends and self._ends[0][0] <= end:
-            passed.append(self._ends.popleft()[1])
-        return tuple(passed)
+        count = bisect_right(self._ends, end)
+        passed = tuple(self._waiting[:count])
+        del self._waiting[:count], self._ends[:count]
+        return passed
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob > _NEVER else _NEVER
 
 
 @lru_cache(maxsize=1 << 16)
