@@ -136,7 +136,7 @@ class AlignedLogprobs:
 
 
 def _finite(logprob: float) -> float:
-    return logprob if logprob > _NEVER else _NEVER
+    return max(logprob, _NEVER)
 
 
 @lru_cache(maxsize=1 << 16)
