@@ -50,12 +50,23 @@ def chunked(frames: list[TokenFrame], size: int) -> list[TokenFrame]:
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.parent.name)
 @pytest.mark.parametrize("size", [2, 5, 1000])
-def test_b10_and_row9_chunks_do_not_matter(recording: Path, size: int, encoding: HarmonyEncoding) -> None:
+def test_b10_chunks_do_not_matter(recording: Path, size: int, encoding: HarmonyEncoding) -> None:
     """However the engine cuts the tokens into chunks, the items are the same."""
     frames = list(read_frames(recording, TokenFrame))
     larger, single = run(encoding, chunked(frames, size)), run(encoding, chunked(frames, 1))
     assert summary(items(larger)) == summary(items(single))
     assert larger[-1] == single[-1]
+
+
+@given(completions(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_row9_no_token_is_lost_or_scrambled(completion: str, data: st.DataObject) -> None:
+    """Whatever chunks the engine merges its tokens into, the deltas join to what openai_harmony reads in them all."""
+    tokens = load_encoding().encode_markup(completion)
+    cuts = data.draw(st.sets(st.integers(0, len(tokens))))
+    told = items(run(load_encoding(), [*cut(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]))
+    theirs = package().parse_messages_from_completion_tokens(tokens, Role.ASSISTANT)
+    assert ["".join(item.deltas) for item in told] == [message.to_dict()["content"][0]["text"] for message in theirs]
 
 
 CALLS = [
