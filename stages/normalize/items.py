@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
 
@@ -54,20 +54,19 @@ async def read_input(
     return tuple(items)
 
 
-async def check_calls(history: Iterable[Item], items: Iterable[Item], pace: Pace) -> None:
-    """Raise `InvalidRequest` for an output whose call, of its own kind, comes nowhere before it."""
-    functions = {item.call_id for item in history if isinstance(item, FunctionCall)}
-    customs = {item.call_id for item in history if isinstance(item, CustomToolCall)}
-    for position, item in enumerate(items):
+async def check_calls(history: Sequence[Item], items: Sequence[Item], pace: Pace) -> None:
+    """Raise `InvalidRequest` for an output among ``items`` whose call, of its own kind, comes nowhere before it."""
+    functions, customs = set[str](), set[str]()
+    for position, item in enumerate((*history, *items), -len(history)):
         await pace()
         match item:
             case FunctionCall():
                 functions.add(item.call_id)
             case CustomToolCall():
                 customs.add(item.call_id)
-            case FunctionCallOutput() if item.call_id not in functions:
+            case FunctionCallOutput() if position >= 0 and item.call_id not in functions:
                 raise _unasked("function call", item.call_id, position)
-            case CustomToolCallOutput() if item.call_id not in customs:
+            case CustomToolCallOutput() if position >= 0 and item.call_id not in customs:
                 raise _unasked("custom tool call", item.call_id, position)
 
 

@@ -53,13 +53,13 @@ class RawMessages:
         for position, message in enumerate(messages):
             await pace()
             path = f"previous_input_messages[{position}]"
-            if (item := self._item(message, f"{self.suffix}p{position:04x}", path)) is not None:
+            text = await _text(message, pace)
+            if (item := self._item(message, text, f"{self.suffix}p{position:04x}", path)) is not None:
                 self.items.append(item)
         return tuple(self.items)
 
-    def _item(self, message: RawMessage, suffix: str, path: str) -> Item | None:
+    def _item(self, message: RawMessage, text: str, suffix: str, path: str) -> Item | None:
         role, name = _author(message, path)
-        text = _text(message)
         match role:
             case "system":
                 return None
@@ -120,7 +120,11 @@ def _author(message: RawMessage, path: str) -> tuple[str, str | None]:
     return message.role, message.name
 
 
-def _text(message: RawMessage) -> str:
+async def _text(message: RawMessage, pace: Pace) -> str:
     if isinstance(message.content, str):
         return message.content
-    return "".join(part.text or part.instructions or "" for part in message.content)
+    texts = []
+    for part in message.content:
+        await pace()
+        texts.append(part.text or part.instructions or "")
+    return "".join(texts)

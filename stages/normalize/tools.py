@@ -78,6 +78,7 @@ class Offer:
     async def add_later(self, items: Iterable[Item], pace: Pace) -> None:
         """Offer the tools that were added within the conversation; a later one replaces its namesake."""
         for item in items:
+            await pace()
             for tool in item.tools if isinstance(item, AdditionalTools) else ():
                 await pace()
                 self.add(_as_given.validate_python(tool), "input", replacing=True)
