@@ -18,8 +18,8 @@ from llguidance import LLMatcher, regex_to_lark
 from pipeline.protocol.body import shortened
 from stages.render.repeats import shortest
 
-LARGEST = 1_000_000
-"""Characters of the largest grammar; one of this size takes about half a second to check."""
+LARGEST = 500_000
+"""Characters of the largest grammar; one of this size takes up to half a second to check."""
 
 MOST_ITEMS = 20_000
 """What the ``minItems`` and ``maxItems`` of all arrays may add up to; as many take a tenth of a second to check."""
@@ -33,7 +33,8 @@ _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separato
 """No white space but a blank behind a separator: a small model that may write blanks may write nothing else."""
 
 _ITEM_BOUND = re.compile(r'"(?:min|max)Items"\s*:\s*(\d[\d.eE+]*)')
-_PATTERN = re.compile(r'"pattern"\s*:\s*("(?:\\.|[^"\\])*")|("(?:\\.|[^"\\])*\{\d(?:\\.|[^"\\])*")\s*:')
+_PATTERN = re.compile(r'"pattern"\s*:\s*("(?:\\.|[^"\\])*")')
+_PATTERNS_AS_KEYS = re.compile(r'("(?:\\.|[^"\\])*")\s*:')
 _LARK = re.compile(
     r"""(?P<quoted>"(?:\\.|[^"\\\n])*"|/(?!/)(?:\\.|[^/\\])+/|(?://|\#)[^\n]*)
     | (?P<special><[|\[])
@@ -58,8 +59,11 @@ def json_body(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
     """
     body = f"%json {json.dumps({**schema, 'x-guidance': _COMPACT | {'lenient': lenient}})}"
     _refuse_large(body)
-    for found in _PATTERN.finditer(body):
-        _refuse_repeated(shortest(json.loads(found[1] or found[2])))
+    patterns = _PATTERN.findall(body)
+    if '"patternProperties"' in body:
+        patterns += _PATTERNS_AS_KEYS.findall(body)
+    for pattern in patterns:
+        _refuse_repeated(shortest(json.loads(pattern)))
     return body
 
 

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 
 from pipeline.frames import Conversation, Prompt, RawMessages
 from stages.harmony import START, STOP_TOKENS, HarmonyEncoding
@@ -54,7 +55,7 @@ class RenderHarmony:
         return Prompt(
             response=conversation.response,
             input=conversation.input,
-            token_ids=tuple(token for ids in (*head, *kept, tail) for token in ids),
+            token_ids=tuple(chain.from_iterable((*head, *kept, tail))),
             stop_token_ids=STOP_TOKENS,
             sampling=conversation.sampling,
             tools=conversation.tools,

@@ -165,6 +165,25 @@ def test_no_text_matches_a_special_token(rules: str, turn: str, allowed: set[int
     assert specials(rules, turn) == allowed
 
 
+def test_row22_json_is_bound_after_thinking_and_without() -> None:
+    """The schema holds for the answer, with or without a thought ahead of it, whose braces are text."""
+    for ahead in ("", THOUGHT, "<|channel|>analysis<|message|>{]<|end|><|start|>assistant"):
+        assert accepted(ONLY_JSON, ahead + final('{"n":1}')).endswith("<|return|>")
+        assert accepted(ONLY_JSON, ahead + final("Hello")).endswith("<|message|>...")
+
+
+def test_row23_tools_stay_callable_beside_structured_output() -> None:
+    """One request has both: a call with its arguments, or an answer in its schema."""
+    assert specials(MAY_CALL_OR_JSON, COUNTED) == {CALL, END}
+    assert accepted(MAY_CALL_OR_JSON, final('{"n":1}')).endswith("<|return|>")
+
+
+def test_row25_json_leaves_the_model_free_to_think() -> None:
+    """The first token of a turn may open a thought, also where the answer is JSON."""
+    for rules in (ONLY_JSON, MUST_CALL, WARM_UP):
+        assert "Hm" in accepted(rules, THOUGHT)
+
+
 # Where there is no grammar
 
 
@@ -305,7 +324,7 @@ BAD_SCHEMAS: dict[str, tuple[Any, str]] = {
     "endless arrays": ({"type": "array", "items": {}, "minItems": 10**9}, "minItems and maxItems add up to 1000000000"),
     "endless text": ({"type": "string", "pattern": "(a{1000}){1000}"}, "demand 1000000 characters"),
     "endless keys": ({"patternProperties": {"^a{99999}$": {}}}, "demand"),
-    "endless size": ({"enum": ["x" * 1_000_000]}, "and 1000000 are the most"),
+    "endless size": ({"enum": ["x" * 500_000]}, "and 500000 are the most"),
 }
 
 

@@ -13,7 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.frames import Conversation, Prompt
-from pipeline.protocol.items import AdditionalTools, InputText, Item, Message, Reasoning, Role, SummaryText
+from pipeline.protocol.items import (
+    AdditionalTools,
+    InputText,
+    Item,
+    Message,
+    OutputText,
+    Reasoning,
+    Refusal,
+    Role,
+    SummaryText,
+)
 from pipeline.protocol.response import Effort
 from pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, Toolset
 from stages.harmony import CALL, RETURN, START, HarmonyEncoding, load_encoding
@@ -347,6 +357,38 @@ def test_reasoning_that_led_to_a_call_stays() -> None:
     """A call is no answer: the thinking before it is still there when its output arrives."""
     prompt = text(conversation(message("user", "?"), reasoning("Hm."), call("f", "{}"), output("1")))
     assert "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.f" in prompt
+
+
+def test_v11_a_continuation_is_told_what_its_own_request_says() -> None:
+    """Instructions, tools and effort are those of this request, however long the history is."""
+    turn = [message("user", "1"), message("assistant", "one")]
+    asked = conversation(message("user", "2"), history=turn, instructions="New.", tools=[CLOCK], effort="high")
+    first = [system("High"), developer("New.", [CLOCK])]
+    assert ids(asked) == package_ids([*first, said("user", "1"), said("assistant", "one", "final"), said("user", "2")])
+
+
+def test_v13_every_part_of_an_answer_is_read() -> None:
+    """Several parts, refusals and no part at all: the history keeps what was said."""
+    parts = (OutputText("I "), Refusal("will not."), OutputText(""))
+    history = [Message("msg_1", "completed", "assistant", parts), Message("msg_2", "completed", "assistant", ())]
+    expected = [system(), said("assistant", "I will not.", "final"), said("assistant", "", "final")]
+    assert ids(conversation(history=history)) == package_ids(expected)
+
+
+def test_v15_an_output_of_several_parts_is_one_text() -> None:
+    """The parts of what a function or a custom tool returned are joined."""
+    parts = (InputText("1"), InputText("2"))
+    prompt = text(conversation(call("f", "{}"), output(parts), custom_call("g", "", "b"), custom_output(parts, "b")))
+    assert prompt.count("<|message|>12<|end|>") == 2
+
+
+def test_row19_a_stored_turn_is_read_whole() -> None:
+    """Thinking, preambles, calls of both kinds and their outputs come back from the history in their order."""
+    history: list[Item] = [message("user", "?"), reasoning("Hm."), message("assistant", "Wait.", phase="commentary")]
+    history += [call("f", "{}", "a"), custom_call("g", "x", "b"), output("1", "a"), custom_output("2", "b")]
+    assert ids(conversation(history=history)) == ids(conversation(*history))
+    read = [text(conversation(history=history)).index(part) for part in ("?", "Hm.", "Wait.", "{}", "x<", "1<", "2<")]
+    assert read == sorted(read)
 
 
 async def test_the_prompt_carries_the_request_on(encoding: HarmonyEncoding) -> None:
