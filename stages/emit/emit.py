@@ -87,9 +87,9 @@ class ResponseWriter:
 
     def feed(self, frame: ParsedFrame) -> Iterable[EmittedFrame]:
         """Take one frame, give the events that it causes."""
+        if self._open and isinstance(frame, ItemDelta):  # nearly every frame: ahead of the match, which takes longer
+            return (self._open.delta(frame),)
         match frame:
-            case ItemDelta() if self._open:  # nearly every frame
-                return (self._open.delta(frame),)
             case ReasoningOpened() | MessageOpened() | RefusalOpened() | FunctionCallOpened() | CustomToolCallOpened():
                 return self._begin(frame)
             case ItemClosed(complete):

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.ending import failed_response
 from pipeline.errors import StoreFailed
 from pipeline.frames import EmittedFrame, GenerationStarted
 from pipeline.protocol.events import (
-    Delta,
+    DELTAS,
     ResponseCompleted,
     ResponseEvent,
     ResponseFailed,
@@ -37,9 +38,11 @@ class Persist:
         """Pass the events on; what `GenerationStarted` knows of the request stays here."""
         request_input: tuple[Item, ...] = ()
         async for frame in source:
+            if type(frame) in DELTAS:  # nearly every frame
+                delta: Any = frame
+                yield delta
+                continue
             match frame:
-                case Delta():  # nearly every frame
-                    yield frame
                 case GenerationStarted():
                     request_input = frame.input
                 case ResponseCompleted() | ResponseIncomplete() | ResponseFailed() if frame.response.store:
