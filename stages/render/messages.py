@@ -13,6 +13,8 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any, Literal, TypeAlias
 
+from msgspec import UNSET
+
 from pipeline.frames import Conversation
 from pipeline.protocol.items import (
     AdditionalTools,
@@ -171,11 +173,12 @@ def _system_text(conversation: Conversation, tools: Sequence[Tool]) -> str:
 
 def _messages(items: tuple[Item, ...]) -> Iterator[HarmonyMessage | None]:
     callers = {output: items[call] for output, call in callers_of(items).items()}
-    answered = max((at for at, item in enumerate(items) if _is_final(item)), default=0)
+    answers = _answers(items)
+    answered = max(answers, default=0)
     for at, item in enumerate(items):
         match item:
             case Message():
-                yield _spoken(item)
+                yield _spoken(item, "final" if at in answers else "commentary")
             case Reasoning():  # forgotten with the answer that it led to, as in training
                 is_read = at >= answered and item.text
                 yield HarmonyMessage("assistant", (item.text,), "analysis") if is_read else None
@@ -214,15 +217,29 @@ def _output(output: CallOutput, caller: Item | None) -> HarmonyMessage:
     return HarmonyMessage("tool", (output.text,), "commentary", name=name, recipient="assistant")
 
 
-def _spoken(message: Message) -> HarmonyMessage:
+def _spoken(message: Message, channel: Channel) -> HarmonyMessage:
     match message.role:
         case "user":
             return HarmonyMessage("user", (message.text,))
         case "assistant":
-            return HarmonyMessage("assistant", (message.text,), "final" if _is_final(message) else "commentary")
+            return HarmonyMessage("assistant", (message.text,), channel)
         case "system" | "developer":
             return HarmonyMessage("developer", (f"# Instructions\n\n{message.text}",))
 
 
-def _is_final(item: Item) -> bool:
-    return isinstance(item, Message) and item.role == "assistant" and item.phase != "commentary"
+def _answers(items: Sequence[Item]) -> frozenset[int]:
+    """The positions of the messages that answered the user.
+
+    Some clients leave the phase out: then a call right behind a message tells that it was no answer, as that would have
+    ended the turn.
+    """
+    following = (*items[1:], None)
+    return frozenset(
+        at
+        for at, (item, after) in enumerate(zip(items, following, strict=True))
+        if isinstance(item, Message) and item.role == "assistant" and _is_answer(item, after)
+    )
+
+
+def _is_answer(message: Message, after: Item | None) -> bool:
+    return message.phase == "final_answer" or (message.phase is UNSET and not isinstance(after, Call))
