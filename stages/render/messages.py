@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET
@@ -233,10 +233,9 @@ def _answers(items: Sequence[Item]) -> frozenset[int]:
     Some clients leave the phase out: then a call right behind a message tells that it was no answer, as that would have
     ended the turn.
     """
-    following = (*items[1:], None)
     return frozenset(
         at
-        for at, (item, after) in enumerate(zip(items, following, strict=True))
+        for at, (item, after) in enumerate(pairwise((*items, None)))
         if isinstance(item, Message) and item.role == "assistant" and _is_answer(item, after)
     )
 
