@@ -87,7 +87,7 @@ class Follower:
     def feed(self, event: ResponseEvent) -> None:
         """Take the next event of the stream."""
         self._number = event.sequence_number
-        if type(event) is OutputTextDelta:
+        if type(event) is OutputTextDelta:  # nearly every event, so see `DELTAS` for how they are told
             self._text.append(event.delta)
             if event.logprobs:
                 self._logprobs += event.logprobs
