@@ -1,4 +1,4 @@
-"""A server's description of itself, to hold the server against."""
+"""A server's description of itself, to hold the server against; and its other dialect, put back into the first."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from typing import Any
 import jsonschema
 
 Schema = dict[str, Any]
+
+
+def renamed(body: bytes) -> bytes:
+    """A stream of Open Responses under the names of the Responses API."""
+    assert b"response.reasoning_text" not in body
+    return body.replace(b"response.reasoning.", b"response.reasoning_text.")
 
 
 class Description:

@@ -9,18 +9,13 @@ import pytest
 
 from pipeline.errors import EngineFailed
 from stages.harmony import HarmonyEncoding
+from tests.api.described import renamed
 from tests.api.scripts import CALL, HELLO, Scripted, script
 from tests.streams import final, read_sse
 
 BASE = "/openresponses/v1"
 BARE = {"type": "function", "name": "get_weather"}
 SPELLED_OUT = BARE | {"description": None, "parameters": None, "strict": None}
-
-
-def renamed(body: bytes) -> bytes:
-    """A stream of Open Responses under the names of the Responses API."""
-    assert b"response.reasoning_text" not in body
-    return body.replace(b"response.reasoning.", b"response.reasoning_text.")
 
 
 async def test_raw_reasoning_has_its_other_name(served: Scripted) -> None:
