@@ -16,7 +16,7 @@ from typing import Any
 from llguidance import LLMatcher, regex_to_lark
 
 from pipeline.protocol.body import shortened
-from stages.render.repeats import shortest
+from stages.render.repeats import shortest, shortest_of_lark
 
 LARGEST = 500_000
 """Characters of the largest grammar; one of this size takes up to half a second to check."""
@@ -36,12 +36,9 @@ _ITEM_BOUND = re.compile(r'"(?:min|max)Items"\s*:\s*(\d[\d.eE+]*)')
 _PATTERN = re.compile(r'"pattern"\s*:\s*("(?:\\.|[^"\\])*")')
 _PATTERNS_AS_KEYS = re.compile(r'("(?:\\.|[^"\\])*")\s*:')
 _LARK = re.compile(
-    r"""(?P<quoted>"(?:\\.|[^"\\\n])*"|/(?!/)(?:\\.|[^/\\])+/|(?://|\#)[^\n]*)
-    | (?P<special><[|\[])
-    | %(?P<directive>\w+)
-    | \{(?P<times>\d+)""",
-    re.VERBOSE,
+    r""""(?:\\.|[^"\\\n])*"|/(?!/)(?:\\.|[^/\\])+/|(?://|#)[^\n]*|(?P<special><[|\[])|%(?P<directive>\w+)"""
 )
+"""What may hide a special token or a directive, and these."""
 _CONTEXT = re.compile(r"\n\s*\d+ \| ")
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _PARSER = re.compile(r"(?m)^error: (.+)")
@@ -79,16 +76,15 @@ def regex_body(pattern: str) -> str:
 def lark_body(definition: str) -> str:
     """Text that matches a whole Lark grammar, whose names stay its own.  Raises `Unenforceable`."""
     _refuse_large(definition)
-    repeated, longest = 1, 1
     for found in _LARK.finditer(definition):
         if found["special"]:
             raise Unenforceable("a grammar cannot name special tokens")
         if found["directive"] not in (None, "ignore", "import"):
             raise Unenforceable(f"%{shortened(found['directive'])} is not supported")
-        repeated *= max(1, int(found["times"] or 1))
-        if (found["quoted"] or "").startswith("/") and not found["quoted"].startswith("//"):
-            longest = max(longest, shortest(found["quoted"][1:-1]))
-    _refuse_repeated(repeated * longest if repeated > 1 else longest)
+    try:
+        _refuse_repeated(shortest_of_lark(definition))
+    except RecursionError as error:
+        raise Unenforceable("its names are nested too deeply") from error
     if problem := LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(definition)):
         raise Unenforceable(_readable(problem))
     return f"%lark {{\n{definition}\n}}"

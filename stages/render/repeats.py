@@ -1,8 +1,12 @@
-"""How much text a regular expression demands at least: an estimate from its brackets and repetitions alone."""
+"""How much text a regular expression or a Lark grammar demands at least.
+
+An estimate from brackets, repetitions and names alone, in which the longest of several branches counts.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _PART = re.compile(
@@ -12,9 +16,25 @@ _PART = re.compile(
     | (?P<closed>\))
     | (?P<other>\|)
     | (?P<optional>[*?])
+    | (?P<nothing>[+^$])
     | \{(?P<least>\d+)(?:,\d*)?\}
     | .""",
     re.VERBOSE | re.DOTALL,
+)
+_DEFINITION = re.compile(r"^[?!]*(\w+)(?:\.\d+)?(?:\[[^\]]*\])?\s*:", re.MULTILINE)
+_LARK_PART = re.compile(
+    r"""(?P<text>"(?:\\.|[^"\\\n])*")
+    | /(?!/)(?P<pattern>(?:\\.|[^/\\])+)/
+    | (?P<nothing>->\s*\w+|//[^\n]*|\#[^\n]*|\s+|\+)
+    | (?P<opened>[(\[])
+    | (?P<closed>\))
+    | (?P<left_out>\])
+    | (?P<other>\|)
+    | (?P<optional>[*?])
+    | \{(?P<least>\d+)(?:,\d*)?\}
+    | (?P<name>\w+)
+    | .""",
+    re.VERBOSE,
 )
 
 
@@ -39,21 +59,75 @@ class _Group:
         return max(self.longest, self.branch)
 
 
-def shortest(pattern: str) -> int:
-    """Characters of the shortest text that matches ``pattern``, the longest branch of each group taken."""
-    groups = [_Group()]
-    for part in _PART.finditer(pattern):
-        match part.lastgroup:
+class _Reader:
+    """Adds up the lengths of parts, group by group."""
+
+    def __init__(self) -> None:
+        self._groups = [_Group()]
+
+    @property
+    def length(self) -> int:
+        """All that was read so far, groups that never closed included."""
+        return sum(group.length for group in self._groups)
+
+    def read(self, kind: str | None, times: int = 0) -> None:
+        """Take a part that is no text of its own."""
+        group = self._groups[-1]
+        match kind:
             case "opened":
-                groups.append(_Group())
-            case "closed" if len(groups) > 1:
-                length = groups.pop().length
-                groups[-1].add(length)
+                self._groups.append(_Group())
+            case "closed" | "left_out" if len(self._groups) > 1:
+                self._groups.pop()
+                self.add(group.length if kind == "closed" else 0)
             case "other":
-                group = groups[-1]
                 group.longest, group.branch, group.last = group.length, 0, 0
             case "optional" | "least":
-                groups[-1].repeat(int(part["least"] or 0))
+                group.repeat(times)
+            case "nothing":
+                pass
             case _:
-                groups[-1].add(1)
-    return sum(group.length for group in groups)
+                self.add(1)
+
+    def add(self, length: int) -> None:
+        """Take a part of that length."""
+        self._groups[-1].add(length)
+
+
+def shortest(pattern: str) -> int:
+    """Characters of the shortest text that matches a regular expression."""
+    reader = _Reader()
+    for part in _PART.finditer(pattern):
+        reader.read(part.lastgroup, int(part["least"] or 0))
+    return reader.length
+
+
+def shortest_of_lark(definition: str) -> int:
+    """Characters of the shortest text that any name of a Lark grammar stands for; recursion is followed once.
+
+    Raises `RecursionError` where names are nested too deeply.
+    """
+    starts = [*_DEFINITION.finditer(definition)]
+    ends = [*(start.start() for start in starts), len(definition)][1:]
+    bodies = {start[1]: definition[start.end() : end] for start, end in zip(starts, ends, strict=True)}
+    known: dict[str, int] = {}
+    return max((_shortest_of(name, bodies, known) for name in bodies), default=0)
+
+
+def _shortest_of(name: str, bodies: Mapping[str, str], known: dict[str, int]) -> int:
+    if name not in bodies:
+        return 1
+    if name not in known:
+        known[name] = 0
+        reader = _Reader()
+        for part in _LARK_PART.finditer(bodies[name]):
+            match part.lastgroup:
+                case "text":
+                    reader.add(len(part[0]) - 2)
+                case "pattern":
+                    reader.add(shortest(part["pattern"]))
+                case "name":
+                    reader.add(_shortest_of(part[0], bodies, known))
+                case kind:
+                    reader.read(kind, int(part["least"] or 0))
+        known[name] = reader.length
+    return known[name]

@@ -364,6 +364,14 @@ BAD_GRAMMARS: dict[str, tuple[Grammar, str]] = {
     "a directive": (Grammar("lark", 'start: %json {"max\\u0049tems": 1000000000}'), "%json is not supported"),
     "a repeated terminal": (Grammar("lark", 'start: A{1000}\nA: "x"{1000}'), "demand 1000000 characters"),
     "a repeated pattern": (Grammar("lark", "start: A\nA: /x{100000}/"), "demand 100000 characters"),
+    "a doubled terminal": (
+        Grammar("lark", "\n".join([*(f"A{at}: A{at + 1} A{at + 1}" for at in range(16)), 'A16: "x"', "start: A0"])),
+        "demand 65536 characters",
+    ),
+    "endless names": (
+        Grammar("lark", "\n".join([*(f"a{at}: a{at + 1}" for at in range(3000)), 'a3000: "x"', "start: a0"])),
+        "nested too deeply",
+    ),
 }
 
 
