@@ -405,6 +405,42 @@ def test_what_only_looks_like_a_special_token_is_text(definition: str, text: str
     assert started.consume_tokens([*header, *encoding.encode(text), CALL])
 
 
+PATCHES = r"""
+start: first hunk+ last
+first: "*** Begin Patch" LF
+last: "*** End Patch" LF?
+hunk: "*** Add File: " name LF added+ -> add
+    | "*** Delete File: " name LF -> delete
+    | "*** Update File: " name LF moved? (context | line)+ eof? -> update
+name: /(.+)/
+added: "+" /(.*)/ LF
+moved: "*** Move to: " name LF
+context: ("@@" | "@@ " /(.+)/) LF
+line: ("+" | "-" | " ") /(.*)/ LF
+eof: "*** End of File" LF
+%import common.LF
+"""
+PATCHED = """*** Begin Patch
+*** Add File: a/b.py
++x = "<|call|>"
+*** Update File: c.py
+*** Move to: d.py
+@@ def f():
+-    return 1
++    return 2
+*** End Patch
+"""
+
+
+def test_a_grammar_of_patches_is_enforced() -> None:
+    """Code agents send such a grammar: whole patches come through, and half ones do not end."""
+    rules = rules_for(Toolset((CustomTool("apply_patch", "Edit files.", Grammar("lark", PATCHES)), LOOSE)))
+    text = PATCHED.replace("<|call|>", "")
+    assert accepted(rules, call("functions.apply_patch", text, "code") + "<|call|>").endswith("<|call|>")
+    half = call("functions.apply_patch", text.partition("*** End")[0], "code")
+    assert not {CALL, END} & specials(rules, half)
+
+
 @pytest.mark.parametrize(
     ("pattern", "text"), [("a/b", "a/b"), (r"a\/b", "a/b"), ("[/]+", "//"), ("a\nb", "a\nb"), ("^x$", "x"), ('"', '"')]
 )

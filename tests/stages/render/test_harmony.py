@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.errors import InvalidRequest
 from pipeline.frames import Conversation, Prompt
 from pipeline.protocol.items import (
     AdditionalTools,
@@ -398,6 +399,23 @@ async def test_the_prompt_carries_the_request_on(encoding: HarmonyEncoding) -> N
     assert (prompt.response, prompt.input, prompt.sampling) == (asked.response, asked.input, asked.sampling)
     assert prompt.token_ids == tuple(ids(asked))
     assert set(prompt.stop_token_ids) == {RETURN, CALL}
+
+
+async def test_the_prompt_says_what_the_turn_must_match(encoding: HarmonyEncoding) -> None:
+    """A format brings a grammar, and one that cannot be enforced fails while there can still be a status."""
+    schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
+    assert (await rendered(encoding, conversation(text_format=schema))).grammar
+    assert (await rendered(encoding, conversation())).grammar is None
+    with pytest.raises(InvalidRequest, match="uniqueItems"):
+        await rendered(encoding, conversation(text_format={**schema, "schema": {"uniqueItems": True}}))
+
+
+async def test_tools_that_change_are_declared_anew(encoding: HarmonyEncoding) -> None:
+    """What is kept from one prompt to the next is never that of other tools."""
+    for text in ("one", "two", "one"):
+        tools = [function("f", {"type": "object", "title": text}, f"Says {text}.")]
+        prompt = encoding.decode((await rendered(encoding, conversation(tools=tools))).token_ids)
+        assert f"// Says {text}.\ntype f" in prompt
 
 
 ROLES = st.sampled_from(["user", "assistant", "developer"])
