@@ -1,4 +1,5 @@
-// The AI SDK with its Open Responses provider, which sends everything back.
+// The AI SDK with its Open Responses provider, which sends everything back.  Streamed reasoning it knows by OpenAI's
+// name for the event only; all else it reads from either base URL.
 
 import assert from "node:assert/strict";
 import test from "node:test";
@@ -6,8 +7,6 @@ import { createOpenResponses } from "@ai-sdk/open-responses";
 import { generateText, Output, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
-const provider = createOpenResponses({ name: "penstock", url: `${process.env.BASE_URL}/responses`, apiKey: "none" });
-const model = provider("tiny-gpt-oss");
 const temperature = 0;
 const hello = "Hello! How can I help you today?";
 
@@ -19,26 +18,38 @@ const tools = {
   }),
 };
 
-test("text and reasoning", async () => {
-  const { text, reasoningText } = await generateText({ model, temperature, prompt: "Say hello." });
-  assert.equal(text, hello);
-  assert.equal(reasoningText, "The user wants a greeting.");
-});
+for (const base of ["/v1", "/openresponses/v1"]) {
+  const url = `${new URL(process.env.BASE_URL).origin}${base}/responses`;
+  const model = createOpenResponses({ name: "penstock", url, apiKey: "none" })("tiny-gpt-oss");
 
-test("streamed text", async () => {
-  const { textStream } = streamText({ model, temperature, prompt: "Say hello." });
-  const pieces = await Array.fromAsync(textStream);
-  assert.equal(pieces.join(""), hello);
-});
+  test(`${base}: text and reasoning`, async () => {
+    const { text, reasoningText } = await generateText({ model, temperature, prompt: "Say hello." });
+    assert.equal(text, hello);
+    assert.equal(reasoningText, "The user wants a greeting.");
+  });
 
-test("a tool round trip", async () => {
-  const prompt = "What is the weather in Paris?";
-  const { text } = await generateText({ model, temperature, tools, prompt, stopWhen: stepCountIs(3) });
-  assert.equal(text, "It is 18 °C in Paris right now.");
-});
+  test(`${base}: streamed text`, async () => {
+    const { textStream } = streamText({ model, temperature, prompt: "Say hello." });
+    const pieces = await Array.fromAsync(textStream);
+    assert.equal(pieces.join(""), hello);
+  });
 
-test("structured output", async () => {
-  const output = Output.object({ schema: z.object({ name: z.string(), age: z.number().int() }) });
-  const result = await generateText({ model, temperature, output, prompt: "Describe a person as JSON." });
-  assert.deepEqual(result.output, { name: "Ada", age: 36 });
-});
+  test(`${base}: streamed reasoning`, async () => {
+    const { fullStream } = streamText({ model, temperature, prompt: "Say hello." });
+    const parts = await Array.fromAsync(fullStream);
+    const thoughts = parts.filter((part) => part.type === "reasoning-delta").map((part) => part.text);
+    assert.equal(thoughts.join(""), base === "/v1" ? "The user wants a greeting." : "");
+  });
+
+  test(`${base}: a tool round trip`, async () => {
+    const prompt = "What is the weather in Paris?";
+    const { text } = await generateText({ model, temperature, tools, prompt, stopWhen: stepCountIs(3) });
+    assert.equal(text, "It is 18 °C in Paris right now.");
+  });
+
+  test(`${base}: structured output`, async () => {
+    const output = Output.object({ schema: z.object({ name: z.string(), age: z.number().int() }) });
+    const result = await generateText({ model, temperature, output, prompt: "Describe a person as JSON." });
+    assert.deepEqual(result.output, { name: "Ada", age: 36 });
+  });
+}
