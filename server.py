@@ -64,6 +64,7 @@ class Settings(BaseSettings):
         cli_prog_name="penstock serve",
         cli_kebab_case=True,
         cli_ignore_unknown_args=True,
+        cli_implicit_flags=True,
         extra="forbid",
     )
 

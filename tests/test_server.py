@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 import pytest
+from pydantic_settings import CliApp
 
 from pipeline.logs import name_response
 from server import Settings, assembled, log_to_stderr
@@ -30,6 +31,13 @@ def test_caches_are_salted_only_when_asked() -> None:
         normalize = stages(salt_caches=salted)["normalize"]
         assert isinstance(normalize, Normalize)
         assert normalize.salt_caches is salted
+
+
+def test_switches_stand_alone() -> None:
+    """A switch on the command line needs no value, and what penstock does not know goes to vLLM."""
+    chosen = CliApp.run(Settings, cli_args=["tiny", "--log-outputs", "--max-model-len", "8192", "--salt-caches"])
+    assert (chosen.model, chosen.log_outputs, chosen.salt_caches) == ("tiny", True, True)
+    assert chosen.engine_arguments == ["--max-model-len", "8192"]
 
 
 def test_every_handler_of_the_log_names_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
