@@ -77,14 +77,14 @@ class ScriptedEngine:
         script = self.script
         limit = prompt.sampling.max_tokens
         tokens = islice(cycle(script.token_ids) if script.endless else script.token_ids, limit)
-        logprobs = cycle(() if prompt.sampling.logprobs is None else script.logprobs)
+        logprobs = None if prompt.sampling.logprobs is None else cycle(script.logprobs)
         generated = 0
         while chunk := tuple(islice(tokens, script.chunk_size)):
             await asyncio.sleep(script.latency)
             if self.is_stopping:
                 raise EngineFailed("The server is stopping.")
             generated += len(chunk)
-            yield TokenChunk(chunk, tuple(islice(logprobs, len(chunk))))
+            yield TokenChunk(chunk, tuple(islice(logprobs, len(chunk))) if logprobs else ())
         progress.finished = True
         if script.error:
             self.is_alive = not script.dies

@@ -91,9 +91,10 @@ class VllmEngine:
                 raise UnknownModel(f"The adapter {adapter.lora_name} cannot be loaded: {error}") from error
         constraint = StructuredOutputsParams(grammar=grammar)
         params = SamplingParams(max_tokens=2, logprobs=0, structured_outputs=constraint)
-        async with aclosing(self._llm.generate({"prompt_token_ids": [0]}, params, "warm-up")) as outputs:
-            async for _ in outputs:
-                pass
+        with _refusals():
+            async with aclosing(self._llm.generate({"prompt_token_ids": [0]}, params, "warm-up")) as outputs:
+                async for _ in outputs:
+                    pass
 
     async def _add(self, prompt: Prompt) -> RequestOutputCollector:
         tokens = {"prompt_token_ids": list(prompt.token_ids)}

@@ -6,8 +6,10 @@ import asyncio
 import math
 import os
 import signal
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -281,15 +283,20 @@ async def test_priorities_need_a_scheduler_that_knows_them(engine: VllmEngine, e
     with pytest.raises(InvalidRequest) as refused:
         await generate(engine, scheduled(asked, priority=-1))
     assert refused.value.param == "priority"
-    assert token_ids(await generate(engine, scheduled(asked, priority=0)))
+    seam = Seam(engine._llm, vllm_config=SimpleNamespace(scheduler_config=SimpleNamespace(policy="priority")))
+    watched = replace(engine, _llm=seam)
+    for priority in (0, -1, 5):
+        assert token_ids(await generate(watched, scheduled(asked, priority=priority)))
+    assert [options["priority"] for options in seam.asked] == [0, -1, 5]
 
 
-@dataclass
 class Seam:
-    """An `AsyncLLM` that notes what it is asked for."""
+    """An `AsyncLLM` that notes what it is asked for, and may seem to be set up otherwise."""
 
-    llm: Any
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    def __init__(self, llm: Any, **seeming: Any) -> None:
+        self.llm = llm
+        self.asked: list[dict[str, Any]] = []
+        vars(self).update(seeming)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.llm, name)
@@ -302,7 +309,7 @@ class Seam:
 async def test_trace_headers_reach_the_engine(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """The client's trace goes on in vLLM, where it is switched on, and does no harm where it is not."""
     traced = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
-    seam: Any = Seam(engine._llm)
+    seam = Seam(engine._llm)
     watched = replace(engine, _llm=seam)
     assert token_ids(await generate(watched, scheduled(prompt(encoding, "Say hello."), trace_headers=traced)))
     assert token_ids(await generate(watched, prompt(encoding, "Say hello.")))
@@ -327,9 +334,10 @@ async def test_an_adapter_is_a_model(engine: VllmEngine, encoding: HarmonyEncodi
 
 async def test_a_missing_adapter_stops_the_start(engine: VllmEngine, tmp_path: Path) -> None:
     """An adapter that cannot be loaded is told at the start, by its name."""
-    from vllm.lora.request import LoRARequest  # noqa: PLC0415 - takes seconds
-
-    broken = replace(engine, _adapters={"lost": LoRARequest("lost", 9, str(tmp_path / "nowhere"))})
+    lost = msgspec.structs.replace(
+        engine._adapters["nonsense"], lora_name="lost", lora_int_id=9, lora_path=str(tmp_path / "nowhere")
+    )
+    broken = replace(engine, _adapters={"lost": lost})
     with pytest.raises(UnknownModel, match="lost"):
         await broken.warm_up(WARM_UP)
     assert engine.is_alive
@@ -389,6 +397,19 @@ async def test_row31_leaving_at_any_point_aborts(
             await anext(stream)
     await asyncio.wait_for(until_idle(engine), 1)
     assert token_ids(await generate(engine, prompt(encoding, "Say hello.")))
+
+
+async def test_row31_cancelling_the_start_aborts(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A request that is cancelled while vLLM takes it in, at whatever step, leaves nothing behind."""
+    asked = prompt(encoding, "Never stop talking.", max_tokens=1000)
+    for steps in range(12):
+        task = asyncio.create_task(generate(engine, asked))
+        for _ in range(steps):
+            await asyncio.sleep(0.0005)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await asyncio.wait_for(until_idle(engine), 1)
 
 
 async def test_zz_a_dead_engine_is_told(engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path) -> None:

