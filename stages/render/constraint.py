@@ -32,7 +32,7 @@ _KEPT_CHECKS = 32
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """No white space but a blank behind a separator: a small model that may write blanks may write nothing else."""
 
-_ITEM_BOUND = re.compile(r'"(?:min|max)Items"\s*:\s*(\d[\d.eE+]*)')
+_ITEM_BOUND = re.compile(r'"(?:min|max)Items"\s*:\s*(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)')
 _PATTERN = re.compile(r'"pattern"\s*:\s*("(?:\\.|[^"\\])*")')
 _PATTERNS_AS_KEYS = re.compile(r'("(?:\\.|[^"\\])*")\s*:')
 _LARK = re.compile(
@@ -54,7 +54,10 @@ def json_body(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
     The schema itself is only checked with the whole grammar; `schema_problem` says then what is wrong with it.
     Raises `Unenforceable` for one that is too large.
     """
-    body = f"%json {json.dumps({**schema, 'x-guidance': _COMPACT | {'lenient': lenient}})}"
+    try:
+        body = f"%json {json.dumps({**schema, 'x-guidance': _COMPACT | {'lenient': lenient}})}"
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or as many levels
+        raise Unenforceable("it has a number that is too long, or is nested too deeply") from error
     _refuse_large(body)
     patterns = _PATTERN.findall(body)
     if '"patternProperties"' in body:
@@ -111,7 +114,7 @@ def _refuse_large(text: str) -> None:
         raise Unenforceable(f"it has {len(text)} characters, and {LARGEST} are the most")
     items = sum(float(bound) for bound in _ITEM_BOUND.findall(text))
     if items > MOST_ITEMS:
-        raise Unenforceable(f"its minItems and maxItems add up to {items:.0f}, and {MOST_ITEMS} are the most")
+        raise Unenforceable(f"its minItems and maxItems add up to {items:.15g}, and {MOST_ITEMS} are the most")
 
 
 def _refuse_repeated(length: int) -> None:

@@ -93,11 +93,16 @@ class _Reader:
         self._groups[-1].add(length)
 
 
+def _times(digits: str | None) -> int:
+    """The number that ``digits`` say; a very long one is as good as a shorter one, and quicker to read."""
+    return int((digits or "").lstrip("0")[:12] or 0)
+
+
 def shortest(pattern: str) -> int:
     """Characters of the shortest text that matches a regular expression."""
     reader = _Reader()
     for part in _PART.finditer(pattern):
-        reader.read(part.lastgroup, int(part["least"] or 0))
+        reader.read(part.lastgroup, _times(part["least"]))
     return reader.length
 
 
@@ -128,6 +133,6 @@ def _shortest_of(name: str, bodies: Mapping[str, str], known: dict[str, int]) ->
                 case "name":
                     reader.add(_shortest_of(part[0], bodies, known))
                 case kind:
-                    reader.read(kind, int(part["least"] or 0))
+                    reader.read(kind, _times(part["least"]))
         known[name] = reader.length
     return known[name]
