@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from server import Settings, assembled, log_to_stderr
 from stages.generate.scripted import ScriptedEngine
 from stages.normalize.normalize import Normalize
 from stages.persist.store import NoStore
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
 def stages(**settings: Any) -> dict[str, Any]:
@@ -31,6 +35,16 @@ def test_caches_are_salted_only_when_asked() -> None:
         normalize = stages(salt_caches=salted)["normalize"]
         assert isinstance(normalize, Normalize)
         assert normalize.salt_caches is salted
+
+
+def test_the_readme_names_every_option() -> None:
+    """The table of options is that of the command."""
+    options = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} - {"--model", "--engine-arguments"}
+    section = README.split("## Serving")[1].split("\n## ")[0]
+    named = {
+        option for line in section.splitlines() if line.startswith("| `--") for option in re.findall("--[a-z-]+", line)
+    }
+    assert options <= named
 
 
 def test_switches_stand_alone() -> None:

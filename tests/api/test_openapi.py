@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -11,6 +12,8 @@ import pytest
 from pipeline.protocol.request import CreateResponse
 from tests.api.described import Description
 from tests.api.scripts import CALL, WEATHER, Scripted, script
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 @pytest.fixture
@@ -53,6 +56,13 @@ async def test_every_route_is_described_and_no_other(served: Scripted, descripti
         assert named == [part.strip("{}") for part in path.split("/") if part.startswith("{")]
     names = [operation["operationId"] for _, _, operation in description.operations]
     assert len(set(names)) == len(names)
+
+
+async def test_the_readme_names_every_route(description: Description) -> None:
+    """The table of routes is that of the server; the second base URL has the same ones."""
+    for method, path, _ in description.operations:
+        shown = path.replace("/openresponses/", "/").replace("{response_id}", "{id}").replace("{model}", "{name}")
+        assert any(f"`{method} {shown}`" in line for line in README.splitlines()), (method, path)
 
 
 async def test_every_parameter_is_described(description: Description) -> None:
