@@ -27,15 +27,14 @@ def get_weather(city: str) -> str:
 
 
 def chat(url: str, **options: Any) -> ChatOpenAI:
-    settings = {"model": "tiny-gpt-oss", "temperature": 0, "use_responses_api": True} | options
-    return ChatOpenAI(base_url=url, api_key="none", **settings)
+    settings = {"model": "tiny-gpt-oss", "api_key": "none", "temperature": 0, "use_responses_api": True} | options
+    return ChatOpenAI(base_url=url, **settings)
 
 
 def test_text(url: str) -> None:
     """One call, one text, and what it took."""
-    message = chat(url).invoke("Say hello.")
+    message: Any = chat(url).invoke("Say hello.")
     assert message.text == "Hello! How can I help you today?"
-    assert message.usage_metadata
     assert message.usage_metadata["output_token_details"]["reasoning"] > 0
 
 
@@ -47,7 +46,7 @@ def test_streamed_text(url: str) -> None:
 def test_reasoning(url: str) -> None:
     """Summarized reasoning is a block of the message."""
     message = chat(url, reasoning={"summary": "auto"}).invoke("Say hello.")
-    thoughts = [block["reasoning"] for block in message.content_blocks if block["type"] == "reasoning"]
+    thoughts = [block.get("reasoning") for block in message.content_blocks if block["type"] == "reasoning"]
     assert thoughts == ["The user wants a greeting."]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import litellm
 import pytest
+from litellm.exceptions import NotFoundError
 
 WEATHER = {
     "type": "function",
@@ -55,5 +56,5 @@ def test_chat_completion(url: str) -> None:
 
 def test_unknown_model(url: str) -> None:
     """An unknown model is its own exception."""
-    with pytest.raises(litellm.NotFoundError):
+    with pytest.raises(NotFoundError):
         respond(url, model="openai/gpt-9", input="Say hello.")
