@@ -22,7 +22,7 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
     """Write the line when the request is over, also if the client has left."""
     current_response.set("-")  # the requests of one connection share one context
     started = time.monotonic()
-    answered = "left by its client"
+    answered = "broken off"
     try:
         answer = await handler(request)
         answered = str(answer.status)

@@ -28,6 +28,7 @@ from pipeline.errors import (
     ResponseNotFound,
     StoreFailed,
 )
+from pipeline.frames import Prompt
 from pipeline.logs import current_response
 from pipeline.protocol.body import shortened
 from pipeline.protocol.events import Event, ResponseEvent, TerminalEvent, to_sse
@@ -51,7 +52,7 @@ AFTER = Text("after")
 _CREATING = (InvalidRequest, ModelNotFound, BodyTooLarge, EngineOverloaded, StoreFailed)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Responses:
     """The Responses API under one base URL, whose dialect the last stages of ``outgoing`` speak."""
 
@@ -60,6 +61,10 @@ class Responses:
     store: ResponseStore
     admission: Admission
     keep_alive: float
+
+    def __post_init__(self) -> None:
+        self._answering: Pipeline[CreateResponse, Any] = Pipeline((*self.pipeline.steps, *self.outgoing.steps))
+        self._rendering: Pipeline[CreateResponse, Prompt] = self.pipeline.upto("render")
 
     def routes(self, base: str) -> Sequence[web.RouteDef]:
         """Its routes, each under ``base``."""
@@ -78,8 +83,7 @@ class Responses:
         """Create a response, as a stream of events or as one object."""
         with self.admission.one():
             wanted = (await read_request(await request.read())).traced(request.headers)
-            answering: Pipeline[CreateResponse, Any] = Pipeline((*self.pipeline.steps, *self.outgoing.steps))
-            async with answering.open(replay([wanted])) as events:
+            async with self._answering.open(replay([wanted])) as events:
                 first = await anext(events)
                 if not wanted.stream:
                     request[ANSWERED] = response = await _last_response(events)
@@ -93,7 +97,7 @@ class Responses:
         """Say how many tokens a request would be, by rendering it."""
         with self.admission.one():
             wanted = await read_request(await request.read())
-            async with self.pipeline.upto("render").open(replay([wanted])) as prompts:
+            async with self._rendering.open(replay([wanted])) as prompts:
                 prompt = await anext(prompts)
         return as_json(InputTokens(len(prompt.token_ids)))
 

@@ -28,17 +28,21 @@ def valid(description: Description, schema: Schema) -> Values:
     """Values of a schema of the description."""
     schema = description.resolved(schema)
     if choices := schema.get("anyOf", schema.get("oneOf")):
-        return st.one_of(*(st.deferred(lambda each=each: valid(description, each)) for each in choices))
+        return st.one_of(*(_later(description, each) for each in choices))
     if "const" in schema or "enum" in schema:
         return st.sampled_from(schema.get("enum", [schema.get("const")]))
     match schema.get("type"):
         case "object":
             return _objects(description, schema)
         case "array":
-            items = st.deferred(lambda: valid(description, schema.get("items", {})))
+            items = _later(description, schema.get("items", {}))
             return st.lists(items, min_size=schema.get("minItems", 0), max_size=min(3, schema.get("maxItems", 3)))
         case kind:
             return _SCALARS[kind](schema) if kind in _SCALARS else _anything
+
+
+def _later(description: Description, schema: Schema) -> Values:
+    return st.deferred(lambda: valid(description, schema))
 
 
 def _objects(description: Description, schema: Schema) -> Values:
@@ -50,7 +54,7 @@ def _objects(description: Description, schema: Schema) -> Values:
     if "input" in properties:
         needed.add("input")  # without one there is little to see
     extra = st.sets(st.sampled_from(sorted(properties)), max_size=4)
-    values = {name: st.deferred(lambda each=each: valid(description, each)) for name, each in properties.items()}
+    values = {name: _later(description, each) for name, each in properties.items()}
     return extra.flatmap(lambda names: st.fixed_dictionaries({name: values[name] for name in sorted(needed | names)}))
 
 

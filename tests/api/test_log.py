@@ -70,7 +70,7 @@ async def test_a_client_that_leaves_is_told_of(
     async with asyncio.timeout(5):
         while not lines(log, "api.log"):
             await asyncio.sleep(0.01)
-    assert lines(log, "api.log")[0][1].startswith("POST /v1/responses: left by its client in ")
+    assert lines(log, "api.log")[0][1].startswith("POST /v1/responses: broken off in ")
 
 
 async def test_a_failure_names_its_response(

@@ -23,8 +23,9 @@ from tests.api.scripts import CALL, Scripted, script
 from tests.serving import serving
 from tests.streams import read_sse
 
-QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[*HealthCheck])
-LONG = settings(QUICK, max_examples=250)
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+QUICK = settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
+LONG = settings(QUICK, max_examples=150)
 
 
 class Target:
