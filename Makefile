@@ -120,9 +120,11 @@ test: check engine clients ## Everything: check, then the tests with the real en
 engine: $(DONE)/test $(TINY).built
 	@HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(BIN)/pytest --quiet -m engine
 
-clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed ## Real clients against the real server
-	@$(CLIENTS)/bin/python -m pytest --quiet -p no:langsmith_plugin tests/clients --confcutdir tests/clients \
-	    --penstock $(BIN)/penstock --node $(NODE)/bin/node
+clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed ## Real clients against the real server; ARGS go to pytest
+	@HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(CLIENTS)/bin/python -m pytest --quiet \
+	    -p no:langsmith_plugin -p no:unraisableexception -W ignore::ResourceWarning \
+	    tests/clients --confcutdir tests/clients --node $(NODE)/bin/node \
+	    --serve "$(BIN)/penstock serve $(TINY) --served-model-name tiny-gpt-oss $(TINY_ENGINE)" $(ARGS)
 	@test -e $(NODE_CLIENTS)/.installed || echo "THE NODE CLIENTS WERE NOT TESTED: npm COULD NOT INSTALL THEM."
 
 bench: $(DONE)/test $(TINY).built ## Measure; ARGS go to the benchmark

@@ -1,14 +1,15 @@
-"""One real server for all clients: `penstock serve` with the tiny model, or the one that ``--server`` names.
+"""One real server for all clients: what the command ``--serve`` starts, or the one that ``--server`` names.
 
 These tests run in an environment of their own (`make clients`), as the users of a server do: nothing of penstock's is
 installed beside the clients.  To try them against a server that runs already:
 
-    .venv-clients/bin/pytest tests/clients --confcutdir tests/clients -m engine --server http://127.0.0.1:8000/v1
+    make clients ARGS="--server http://127.0.0.1:8000/v1"
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -18,21 +19,13 @@ from collections.abc import Generator
 
 import pytest
 
-from tests.engine.tiny import ARGUMENTS, CHECKPOINT
-
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing it asks the network for prices
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--server", help="base URL of a running server with the tiny model")
-    parser.addoption("--penstock", default=".venv/bin/penstock", help="the command that starts a server")
+    parser.addoption("--serve", help="command that starts a server with the tiny model")
     parser.addoption("--node", default="node", help="Node 22 or newer")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """What clients leave open is theirs."""
-    config.addinivalue_line("filterwarnings", "ignore::ResourceWarning")
-    config.addinivalue_line("filterwarnings", "ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,11 +44,9 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [request.config.getoption("--penstock"), "serve", CHECKPOINT, "--port", port]
-    command += ["--store", folder / "responses.sqlite3", *ARGUMENTS]
+    command = [*shlex.split(request.config.getoption("--serve")), f"--port={port}", f"--store={folder}/store.sqlite3"]
     with (folder / "serve.log").open("wb") as log:
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        server = subprocess.Popen([*map(str, command)], stdout=log, stderr=log, env=environment)
+        server = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         wait_for(f"http://127.0.0.1:{port}/health", server)
         yield f"http://127.0.0.1:{port}/v1"
