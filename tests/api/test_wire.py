@@ -29,6 +29,14 @@ FIELDS = {
 """The 31 fields of a response."""
 
 
+async def test_row24_reasoning_is_an_item_and_is_counted(served: Scripted) -> None:
+    """What the model thinks is an item of its own, and its tokens are a part of those that were generated."""
+    _, answer = await served.post({"input": "Hi"})
+    details = answer["usage"]["output_tokens_details"]
+    assert [item["type"] for item in answer["output"]] == ["reasoning", "message"]
+    assert 0 < details["reasoning_tokens"] < answer["usage"]["output_tokens"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("body", "refusal"),
