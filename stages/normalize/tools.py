@@ -143,7 +143,9 @@ async def read_tools(tools: Sequence[given.Tool], pace: Pace) -> Offer:
 
 
 def _echo(tool: given.FunctionTool | given.CustomTool | given.NamespaceTool) -> dict[str, Any]:
-    """What a response repeats; of a function exactly the keys that strict readers of responses know."""
+    """What a response repeats; of a function exactly the keys that strict readers of responses know, and need."""
+    if isinstance(tool, given.NamespaceTool):
+        return tool.given | {"description": tool.description or ""}
     return dict(tool) if isinstance(tool, given.FunctionTool) else tool.given
 
 

@@ -104,6 +104,13 @@ async def test_row40_the_first_event_has_every_field(served: Scripted) -> None:
     assert len(FIELDS) == 31
 
 
+async def test_row40_what_is_echoed_can_be_read(served: Scripted) -> None:
+    """A namespace without a description is echoed with one, as readers of responses insist on it."""
+    bare = {"type": "namespace", "name": "maps", "tools": [WEATHER]}
+    response = final(read_sse(await served.stream({"input": "Hi", "tools": [bare]})))
+    assert response.tools == (bare | {"description": ""},)
+
+
 async def test_row40_what_clients_send_is_taken(served: Scripted, encoding: HarmonyEncoding) -> None:
     """Outputs in parts, custom tools, hosted tools and keys that nobody knows are no reason to refuse a request."""
     served.engine.script = script(encoding, CALL)
