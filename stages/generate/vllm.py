@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -157,8 +158,12 @@ def _logprobs(flat: FlatLogprobs, top: int | None) -> tuple[TokenLogprob, ...]:
 
 
 def _logprob(token_ids: list[int], logprobs: list[float], top: int | None) -> TokenLogprob:
-    """The token that came stands first, and the likeliest ones behind: not always a second time, if it is of them."""
-    likeliest = sorted(dict(zip(token_ids, logprobs, strict=True)).items(), key=itemgetter(1), reverse=True)
+    """The token that came stands first, and the likeliest ones behind: not always a second time, if it is of them.
+
+    Tokens that a grammar forbids are no alternatives.
+    """
+    possible = {token: value for token, value in zip(token_ids, logprobs, strict=True) if value > -inf}
+    likeliest = sorted(possible.items(), key=itemgetter(1), reverse=True)
     return TokenLogprob(logprobs[0], tuple(likeliest[:top]))
 
 

@@ -207,6 +207,18 @@ async def test_logprobs_without_alternatives(engine: VllmEngine, encoding: Harmo
     assert logprobs(await generate(engine, asked)) == []
 
 
+async def test_logprobs_under_a_grammar(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """What a grammar forbids is no alternative; the token that came is always one."""
+    asked = sampled(prompt(encoding, "Say hello.", max_tokens=40), logprobs=3)
+    frames = await generate(engine, msgspec.structs.replace(asked, grammar='start: /[ab]{5}/ "c" <[200002]>'))
+    told = logprobs(frames)
+    assert len(told) == len(token_ids(frames))
+    assert all(math.isfinite(value) for logprob in told for _, value in logprob.top)
+    assert all(token in dict(logprob.top) for token, logprob in zip(token_ids(frames), told, strict=True))
+    assert len(told[-1].top) == 1  # nothing but the end may come behind the c
+    assert set(encoding.decode(token_ids(frames)[:-1])) <= set("abc")
+
+
 async def test_a_slow_reader_gets_every_logprob(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """Outputs that vLLM has merged keep one logprob for each token, and the alternatives of each (defects 9, B10)."""
     asked = sampled(prompt(encoding, "Count from 1 to 100.", max_tokens=500), logprobs=3)
