@@ -38,7 +38,7 @@ from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
 from pipeline.record import replay
 from stages.normalize.normalize import INCLUDABLE
-from stages.persist.again import events_again, last_event
+from stages.persist.again import events_again
 from stages.persist.store import ResponseStore, StoredResponse
 
 INCLUDE = Several("include", INCLUDABLE)
@@ -115,10 +115,9 @@ class Responses:
         streams, hides, after = STREAM.read(request), INCLUDE_OBFUSCATION.read(request), STARTING_AFTER.read(request)
         response = (await self._stored(request)).response
         if not streams:
-            async with self.outgoing.open(replay([last_event(0, response)])) as end:
-                return as_json(await _last_response(end))
+            return as_json(response)
         async with self.outgoing.open(replay(events_again(response))) as again:
-            events = [event async for event in again if event.sequence_number > after]
+            events = [event async for event in again if _is_due(event, after)]
         return await self._send(request, events, None, hides)
 
     @operation(Operation(DeletedResponse, refusals=(ResponseNotFound,)))
@@ -171,10 +170,24 @@ async def _last_response(events: AsyncIterator[Any]) -> Response:
     raise RuntimeError("the stream ended without a terminal event")
 
 
+def _is_due(event: Event, after: int) -> bool:
+    """Whether a reader who has seen the event of number ``after`` still waits for this one.
+
+    The end is always due: the number may be one of the first stream, which had more deltas and so higher numbers.
+    """
+    return event.sequence_number > after or isinstance(event, TerminalEvent)
+
+
 def _input_items(chain: Sequence[StoredResponse]) -> tuple[Item, ...]:
-    """The input of the last response of a chain, and all that came before it."""
+    """The input of the last response of a chain, and all that came before it: once, also what it brings again."""
     *older, last = chain
-    return (*(item for stored in older for item in (*stored.input, *stored.response.output)), *last.input)
+    seen: dict[str, Item] = {}
+    listed: list[Item] = []
+    for item in (*(item for stored in older for item in (*stored.input, *stored.response.output)), *last.input):
+        if seen.get(item.id) != item:
+            listed.append(item)
+        seen[item.id] = item
+    return tuple(listed)
 
 
 def _behind(items: tuple[Item, ...], after: str | None) -> tuple[Item, ...]:

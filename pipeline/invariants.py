@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import msgspec
 from msgspec.structs import replace
 
-from pipeline.lifecycle import InvariantBroken, ItemChecker, rule
+from pipeline.item_invariants import InvariantBroken, ItemChecker, rule
 from pipeline.protocol.events import (
     OutputItemAdded,
     OutputItemDone,

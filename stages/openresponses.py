@@ -1,7 +1,7 @@
 """Open Responses: the same stream under the names of the Open Responses specification.
 
-The two protocols share every event but those of raw reasoning, and Open Responses wants each function of ``tools``
-spelled out.  Clients of the one reject a stream of the other, so each has a base URL of its own.
+The two protocols share every event but those of raw reasoning.  Clients of the one reject a stream of the other, so
+each has a base URL of its own.
 
 This is also how to write a stage that rewrites events: declare those of your own as `Event`s, list beside each event
 that changes what becomes of it, and pass on everything else.  Looking an event's type up costs the same whichever it
@@ -13,23 +13,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, TypeAlias
 
-from msgspec.structs import replace
-
 from pipeline.protocol.events import (
     Delta,
     Done,
     ReasoningTextDelta,
     ReasoningTextDone,
-    ResponseCompleted,
-    ResponseCreated,
     ResponseEvent,
-    ResponseFailed,
-    ResponseIncomplete,
-    ResponseInProgress,
-    ResponseQueued,
-    TerminalEvent,
 )
-from pipeline.protocol.response import Response
 
 
 class ReasoningDelta(Delta, frozen=True, tag="response.reasoning.delta"):
@@ -57,15 +47,6 @@ async def open_responses(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator
         yield event if rewrite is None else rewrite(event)
 
 
-def spelled_out(response: Response) -> Response:
-    """``response`` with every field that Open Responses requires of a function: null where it was left out."""
-    return replace(response, tools=tuple(map(_spelled_out, response.tools)))
-
-
-def _spelled_out(tool: dict[str, Any]) -> dict[str, Any]:
-    return _FUNCTION | tool if tool.get("type") == "function" else tool
-
-
 def _delta(event: ReasoningTextDelta) -> ReasoningDelta:
     return ReasoningDelta(event.sequence_number, event.item_id, event.output_index, event.content_index, event.delta)
 
@@ -74,22 +55,5 @@ def _done(event: ReasoningTextDone) -> ReasoningDone:
     return ReasoningDone(event.sequence_number, event.item_id, event.output_index, event.content_index, event.text)
 
 
-def _lifecycle(
-    event: ResponseCreated | ResponseQueued | ResponseInProgress | TerminalEvent,
-) -> OpenResponsesEvent:
-    return replace(event, response=spelled_out(event.response))
-
-
-_FUNCTION: dict[str, Any] = {"type": "function", "name": None, "description": None, "parameters": None, "strict": None}
-
-_REWRITTEN: dict[type, Callable[[Any], OpenResponsesEvent]] = {
-    ReasoningTextDelta: _delta,
-    ReasoningTextDone: _done,
-    ResponseCreated: _lifecycle,
-    ResponseQueued: _lifecycle,
-    ResponseInProgress: _lifecycle,
-    ResponseCompleted: _lifecycle,
-    ResponseIncomplete: _lifecycle,
-    ResponseFailed: _lifecycle,
-}
+_REWRITTEN: dict[type, Callable[[Any], OpenResponsesEvent]] = {ReasoningTextDelta: _delta, ReasoningTextDone: _done}
 """What becomes of the events that do not pass as they are."""

@@ -50,10 +50,10 @@ def events_again(response: Response) -> Iterator[ResponseEvent]:
             if not isinstance(event, GenerationStarted):
                 last = event.sequence_number
                 yield event
-    yield last_event(last + 1, response)
+    yield _last_event(last + 1, response)
 
 
-def last_event(number: int, response: Response) -> TerminalEvent:
+def _last_event(number: int, response: Response) -> TerminalEvent:
     """What the stream of a response that has ended ends with."""
     if response.status == "completed":
         return ResponseCompleted(number, response)

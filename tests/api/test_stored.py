@@ -8,7 +8,6 @@ import openai
 import pytest
 
 from pipeline.errors import EngineFailed
-from pipeline.protocol.events import DONE
 from stages.harmony import HarmonyEncoding
 from tests.api.scripts import CALL, HELLO, WEATHER, Scripted, script
 from tests.streams import final, read_sse
@@ -38,14 +37,13 @@ async def test_b16_a_stored_response_is_streamed_again(
 
 
 async def test_b15_a_stream_goes_on_behind_any_event(served: Scripted) -> None:
-    """From each number the rest of the stream is the same, and behind the last one it ends at once (V3, B15)."""
+    """From each number the rest of the stream is the same, and whatever the number, its end comes at once (V3, B15)."""
     _, answer = await served.post({"input": "Hi"})
     path = f"/v1/responses/{answer['id']}?stream=true"
-    *frames, _ = (await served.again(path)).split(b"\n\n")
-    for number in range(len(frames)):
-        expected = b"".join(frame + b"\n\n" for frame in frames[number + 1 :])
-        assert await served.again(f"{path}&starting_after={number}") == (expected or DONE)
-    assert await served.again(f"{path}&starting_after=123456789") == DONE
+    *frames, end, done, _ = (await served.again(path)).split(b"\n\n")
+    for number in (*range(len(frames) + 1), 123456789):
+        expected = b"".join(frame + b"\n\n" for frame in (*frames[number + 1 :], end, done))
+        assert await served.again(f"{path}&starting_after={number}") == expected
 
 
 @pytest.mark.parametrize(
@@ -164,6 +162,16 @@ async def test_pages_end_where_items_share_an_id(served: Scripted) -> None:
     while (page := (await served.get(path + after))[1])["data"]:
         after, pages = f"&after={page['last_id']}", pages + 1
         assert pages <= 5
+
+
+async def test_an_item_that_comes_again_is_listed_once(served: Scripted) -> None:
+    """What a request refers to, and its history has already, is no second item of its input."""
+    _, first = await served.post({"input": "Hi"})
+    again = [{"type": "item_reference", "id": first["output"][0]["id"]}, {"role": "user", "content": "More!"}]
+    _, second = await served.post({"input": again, "previous_response_id": first["id"]})
+    _, page = await served.get(f"/v1/responses/{second['id']}/input_items?order=asc")
+    assert [item["id"] for item in page["data"]][1] == first["output"][0]["id"]
+    assert len(page["data"]) == 3
 
 
 # The SDK

@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pipeline import invariants, lifecycle
+from pipeline import invariants, item_invariants
 from pipeline.invariants import StreamChecker, check
-from pipeline.lifecycle import InvariantBroken
+from pipeline.item_invariants import InvariantBroken
 from pipeline.protocol.events import (
     OutputTextAnnotationAdded,
     ResponseEvent,
@@ -51,7 +51,9 @@ def test_a_stream_that_breaks_a_rule_is_refused_by_it(rule: str, change: Change)
 
 def test_the_table_has_every_rule() -> None:
     """A rule that no stream was seen to break might be no rule at all."""
-    nodes = [node for module in (invariants, lifecycle) for node in ast.walk(ast.parse(inspect.getsource(module)))]
+    nodes = [
+        node for module in (invariants, item_invariants) for node in ast.walk(ast.parse(inspect.getsource(module)))
+    ]
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     stated = {
         call.args[-1].value
