@@ -170,8 +170,8 @@ async def test_an_item_that_comes_again_is_listed_once(served: Scripted) -> None
     again = [{"type": "item_reference", "id": first["output"][0]["id"]}, {"role": "user", "content": "More!"}]
     _, second = await served.post({"input": again, "previous_response_id": first["id"]})
     _, page = await served.get(f"/v1/responses/{second['id']}/input_items?order=asc")
-    assert [item["id"] for item in page["data"]][1] == first["output"][0]["id"]
-    assert len(page["data"]) == 3
+    listed = [item["id"] for item in page["data"]]
+    assert listed[1:-1] == [item["id"] for item in first["output"]]
 
 
 # The SDK
