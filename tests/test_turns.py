@@ -169,7 +169,7 @@ _words = st.sampled_from(
 
 
 @given(st.lists(_words, max_size=40).map("".join), st.sampled_from([None, "auto"]), st.sampled_from([4, 1000]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_row26_row20_b28_whatever_was_said_can_be_sent_back(text: str, summary: str | None, limit: int) -> None:
     """The output of any turn, however odd, is an input that the next request may hold, with its calls answered."""
 
