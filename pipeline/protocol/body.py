@@ -67,7 +67,7 @@ def shortened(text: str) -> str:
 async def _parsed(text: memoryview, pace: Pace, depth: int = 0) -> Any:
     await pace()
     if len(text) <= PIECE:
-        return from_json(bytes(text))
+        return from_json(bytes(text), allow_inf_nan=False)
     if text[0] not in b"[{":
         return msgspec.json.decode(text)
     if depth == DEEPEST:
@@ -83,7 +83,7 @@ async def _parsed_list(texts: list[msgspec.Raw], pace: Pace, depth: int) -> list
     for raw in texts:
         text = memoryview(raw)
         if size + len(text) > PIECE:
-            parsed += from_json(b"[%b]" % b",".join(short))
+            parsed += from_json(b"[%b]" % b",".join(short), allow_inf_nan=False)
             short, size = [], 0
             await pace()
         if len(text) > PIECE:
@@ -91,7 +91,7 @@ async def _parsed_list(texts: list[msgspec.Raw], pace: Pace, depth: int) -> list
         else:
             short.append(text)
             size += len(text) + 1
-    parsed += from_json(b"[%b]" % b",".join(short))
+    parsed += from_json(b"[%b]" % b",".join(short), allow_inf_nan=False)
     return parsed
 
 

@@ -62,7 +62,7 @@ WORDS = sorted(
 )
 words = st.sampled_from(WORDS) | st.text(max_size=5)
 json_values: st.SearchStrategy[Json] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | words,
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | words,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=4),
     max_leaves=8,
 )

@@ -37,6 +37,16 @@ def test_what_is_no_json_is_refused(body: bytes) -> None:
     assert param is None
 
 
+@pytest.mark.parametrize("blank", [0, 10**5], ids=["at once", "in pieces"])
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity"])
+def test_what_only_python_takes_for_a_number_is_refused(number: bytes, blank: int) -> None:
+    """JSON has no NaN and nothing infinite, in a short body or in a long one: no reader of an echo could read it."""
+    tool = b'{"type": "mcp", "x": %b}' % number
+    message, param = refused(b'{"input": "%b", "tools": [%b]}' % (b"x" * blank, tool))
+    assert message.startswith("The body is not valid JSON")
+    assert param is None
+
+
 @pytest.mark.parametrize("body", [[], "hello", 5, None, True, [{"input": "hello"}]], ids=repr)
 def test_the_body_is_an_object(body: Json) -> None:
     """JSON of any other type is refused without a param."""
@@ -142,7 +152,6 @@ VALUES = [
     ({"max_tool_calls": 0}, "greater than or equal to 1", "max_tool_calls"),
     ({"temperature": -0.1}, "greater than or equal to 0", "temperature"),
     ({"temperature": 2.1}, "less than or equal to 2", "temperature"),
-    ({"temperature": float("nan")}, "less than or equal to 2", "temperature"),
     ({"top_p": 0}, "greater than 0", "top_p"),
     ({"top_p": 1.1}, "less than or equal to 1", "top_p"),
     ({"top_logprobs": -1}, "greater than or equal to 0", "top_logprobs"),
@@ -168,7 +177,6 @@ VALUES = [
     ({"presence_penalty": -2.1}, "greater than or equal to -2", "presence_penalty"),
     ({"frequency_penalty": 2.1}, "less than or equal to 2", "frequency_penalty"),
     ({"repetition_penalty": 0}, "greater than 0", "repetition_penalty"),
-    ({"repetition_penalty": float("inf")}, "finite", "repetition_penalty"),
     ({"top_k": -2}, "greater than or equal to -1", "top_k"),
     ({"min_p": 1.1}, "less than or equal to 1", "min_p"),
     ({"seed": 2**63}, "less than", "seed"),
