@@ -60,17 +60,18 @@ def _long_lists(value: Any) -> dict[str, list[Any]]:
 
 
 async def _element(name: str, position: int, value: Any, pace: Pace) -> Any:
-    """One element of a list; what is itself a long list in it is read in chunks, each with the rest of the element."""
+    """One element of a list; what is itself a long list in it is read in chunks, each with what else is known in it."""
     await pace()
     adapter, place = _elements[name], (name, position)
     if name == "tools" or not (lists := _long_lists(value)):
         return _validated(adapter, value, place)
-    start_of_it = value | {key: parts[: _CHUNKS[key]] for key, parts in lists.items()}
-    element = _validated(adapter, start_of_it, place)
-    for key in lists.keys() & type(element).model_fields:
+    element = _validated(adapter, value | {key: parts[: _CHUNKS[key]] for key, parts in lists.items()}, place)
+    known = type(element).model_fields
+    rest = {key: said for key, said in value.items() if key in known and key not in lists}
+    for key in lists.keys() & known:
         for start in range(_CHUNKS[key], len(lists[key]), _CHUNKS[key]):
             await pace()
-            chunk = start_of_it | {key: lists[key][start : start + _CHUNKS[key]]}
+            chunk = rest | {key: lists[key][start : start + _CHUNKS[key]]}
             getattr(element, key).extend(getattr(_validated(adapter, chunk, place, start), key))
     return element
 
