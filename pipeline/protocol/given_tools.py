@@ -79,7 +79,7 @@ class ChosenNamespace(Body):
     name: str
 
 
-class OtherChoice(Body):
+class OtherChoice(Echoed):
     """A choice of a tool of another type: its fields are not read."""
 
     type: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import UNSET, UnsetType
 
@@ -25,33 +25,54 @@ from pipeline.protocol.items import (
     Refusal,
     SummaryText,
 )
-from stages.normalize.tools import offered
+from stages.normalize.tools import Offer
 from stages.persist.store import ResponseStore
 
 
 async def read_input(
-    said: str | list[given.InputItem] | None, suffix: str, store: ResponseStore, pace: Pace
+    said: str | list[given.InputItem] | None,
+    suffix: str,
+    history: Iterable[Item],
+    store: ResponseStore,
+    offer: Offer,
+    pace: Pace,
 ) -> tuple[Item, ...]:
-    """The items of ``input``, those that it refers to fetched from the store.
+    """The items of ``input``, those that it refers to fetched from the store; the tools that they bring are offered.
 
-    Items without an id get one that ends in ``suffix`` and their position.  Raises `InvalidRequest` for a reference to
-    nothing, and for what this server cannot take.
+    Items without an id, or with one that another of the conversation has, get one that ends in ``suffix`` and their
+    position.  Raises `InvalidRequest` for a reference to nothing, and for what this server cannot take.
     """
     if said is None:
         return ()
     if isinstance(said, str):
         return (Message(f"msg_{suffix}i0000", "completed", "user", (InputText(said),)),)
-    references = [item.id for item in said if isinstance(item, given.ItemReference)]
+    references = await _references(said, pace)
     stored = await store.items(references) if references else {}
+    taken = {*references, *(item.id for item in history)}
     items: list[Item] = []
     for position, item in enumerate(said):
         await pace()
         path = f"input[{position}]"
         if isinstance(item, given.ItemReference):
-            items.append(_referenced(item, stored, path))
+            items.append(await _referenced(item, stored, path, offer, pace))
         else:
-            items.append(await _item(item, f"{suffix}i{position:04x}", path, pace))
+            own = item.model_copy(update={"id": None}) if item.id in taken else item
+            items.append(await _item(own, f"{suffix}i{position:04x}", path, offer, pace))
+            taken.add(items[-1].id)
     return tuple(items)
+
+
+async def _references(said: Sequence[given.InputItem], pace: Pace) -> list[str]:
+    """The ids of all references; an item that came twice would let a short body make a prompt of any length."""
+    ids = dict[str, None]()
+    for position, item in enumerate(said):
+        await pace()
+        if isinstance(item, given.ItemReference):
+            if item.id in ids:
+                message = f"Duplicate item found with id {shortened(item.id)!r}."
+                raise InvalidRequest(message, param=f"input[{position}].id")
+            ids[item.id] = None
+    return list(ids)
 
 
 async def check_calls(history: Sequence[Item], items: Sequence[Item], pace: Pace) -> None:
@@ -75,22 +96,26 @@ def _unasked(kind: str, call_id: str, position: int) -> InvalidRequest:
     return InvalidRequest(message, param=f"input[{position}].call_id")
 
 
-def _referenced(reference: given.ItemReference, stored: Mapping[str, Item], path: str) -> Item:
+async def _referenced(
+    reference: given.ItemReference, stored: Mapping[str, Item], path: str, offer: Offer, pace: Pace
+) -> Item:
     if (item := stored.get(reference.id)) is None:
         raise InvalidRequest(f"Item with id {shortened(reference.id)!r} not found.", param=f"{path}.id")
+    if isinstance(item, AdditionalTools):
+        await offer.add_stored(item, path, pace)
     return item
 
 
-async def _item(item: given.InputItem, suffix: str, path: str, pace: Pace) -> Item:
+async def _item(item: given.InputItem, suffix: str, path: str, offer: Offer, pace: Pace) -> Item:
     match item:
         case given.MessageItem():
             content = await _message_parts(item, path, pace)
             phase = UNSET if item.phase is None else item.phase
             return Message(item.id or f"msg_{suffix}", item.status or "completed", item.role, content, phase)
         case given.ReasoningItem():
-            return _reasoning(item, suffix)
+            return await _reasoning(item, suffix, pace)
         case given.AdditionalToolsItem():
-            return await _additional_tools(item, suffix, path, pace)
+            return await _additional_tools(item, suffix, path, offer, pace)
         case given.FunctionCallItem() | given.CustomToolCallItem():
             return _call(item, suffix)
         case given.FunctionCallOutputItem() | given.CustomToolCallOutputItem():
@@ -116,22 +141,33 @@ async def _output(
     return CustomToolCallOutput(item.id or f"ctco_{suffix}", item.call_id, output, status)
 
 
-async def _additional_tools(item: given.AdditionalToolsItem, suffix: str, path: str, pace: Pace) -> AdditionalTools:
+async def _additional_tools(
+    item: given.AdditionalToolsItem, suffix: str, path: str, offer: Offer, pace: Pace
+) -> AdditionalTools:
+    tools = []
     for position, tool in enumerate(item.tools):
         await pace()
-        offered(tool, f"{path}.tools[{position}]")  # to be refused here, where its place is known
-    return AdditionalTools(item.id or f"at_{suffix}", item.role, tuple(tool.given for tool in item.tools))
+        offer.add_later(tool, f"{path}.tools[{position}]")
+        tools.append(tool.given)
+    return AdditionalTools(item.id or f"at_{suffix}", item.role, tuple(tools))
 
 
 def _unset(said: str | None) -> str | UnsetType:
     return UNSET if said is None else said
 
 
-def _reasoning(item: given.ReasoningItem, suffix: str) -> Reasoning:
+async def _reasoning(item: given.ReasoningItem, suffix: str, pace: Pace) -> Reasoning:
+    summary, content = list[SummaryText](), list[ReasoningText]()
+    for said in item.summary or ():
+        await pace()
+        summary.append(SummaryText(said.text))
+    for part in item.content or ():
+        await pace()
+        content.append(ReasoningText(part.text))
     return Reasoning(
         item.id or f"rs_{suffix}",
-        summary=tuple(SummaryText(part.text) for part in item.summary or ()),
-        content=UNSET if item.content is None else tuple(ReasoningText(part.text) for part in item.content),
+        summary=tuple(summary),
+        content=UNSET if item.content is None else tuple(content),
         encrypted_content=UNSET if item.encrypted_content is None else item.encrypted_content,
         status=UNSET if item.status is None else item.status,
     )

@@ -20,7 +20,6 @@ from pipeline.errors import InvalidRequest, ModelNotFound, PreviousResponseNotFo
 from pipeline.frames import Conversation, Sampling, Scheduling
 from pipeline.logs import current_response
 from pipeline.protocol.body import Pace, shortened
-from pipeline.protocol.given import Echoed
 from pipeline.protocol.items import Item
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import ReasoningOptions, Response
@@ -74,22 +73,23 @@ class Normalize:
         model, pace = self._model(request), Pace()
         offer = await read_tools(request.tools or (), pace)
         history = await self._history(request.previous_response_id)
+        await offer.inherit(history, pace)
         suffix, now = self.draw(), self.clock()
         current_response.set(f"resp_{suffix}")
+        items = await read_input(request.input, suffix, history, self.store, offer, pace)
         raw = RawMessages(suffix, request.instructions, offer.tools)
-        before = await raw.read(request.previous_input_messages or (), pace)
-        items = await read_input(request.input, suffix, self.store, pace)
+        before = await raw.read(request.previous_input_messages or (), items, pace)
         if not items and not before and not history:
             raise InvalidRequest("A request without previous_response_id needs an input.", param="input")
         await check_calls((*history, *before), items, pace)
-        await offer.add_later((*history, *items), pace)
+        tools = await offer.toolset(request, pace)
         return Conversation(
             response=_response(request, offer, f"resp_{suffix}", int(now), model),
             history=history,
             input=(*before, *items),
             sampling=_sampling(request),
             date=datetime.fromtimestamp(now, UTC).date().isoformat(),
-            tools=offer.toolset(request),
+            tools=tools,
             scheduling=self._scheduling(request),
             raw_messages=request.enable_response_messages is True,
         )
@@ -197,7 +197,7 @@ def _response(request: CreateResponse, offer: Offer, response_id: str, created_a
 
 def _tool_choice(request: CreateResponse) -> str | dict[str, Any]:
     choice = request.tool_choice or "auto"
-    return choice.given if isinstance(choice, Echoed) else str(choice)
+    return choice if isinstance(choice, str) else choice.given
 
 
 def _text(request: CreateResponse) -> dict[str, Any]:

@@ -7,16 +7,19 @@ out, and of a developer message its instructions are taken, as far as the reques
 from __future__ import annotations
 
 import re
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import UNSET
+from msgspec.structs import replace
 
 from pipeline.errors import InvalidRequest
 from pipeline.protocol.body import Pace
 from pipeline.protocol.given_items import RawMessage
 from pipeline.protocol.items import (
     Call,
+    CallOutput,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
@@ -29,7 +32,8 @@ from pipeline.protocol.items import (
     Reasoning,
     ReasoningText,
 )
-from pipeline.protocol.tools import CustomTool, Tool, ToolKey
+from pipeline.protocol.tools import CustomTool, Tool
+from stages.harmony import FUNCTIONS
 
 _INSTRUCTIONS = "# Instructions\n\n"
 _declarations = re.compile(r"(?:^|\n\n)# (?:Tools|Response Formats)\n\n## ")
@@ -39,24 +43,45 @@ _declarations = re.compile(r"(?:^|\n\n)# (?:Tools|Response Formats)\n\n## ")
 class RawMessages:
     """Reads messages one after another into ``items``, whose ids end in ``suffix`` and their position.
 
-    ``tools`` tell which calls are calls of custom tools.
+    ``tools``, by what the model calls them, tell which calls are calls of custom tools.
     """
 
     suffix: str
     instructions: str | None
-    tools: Mapping[ToolKey, Tool]
+    tools: Mapping[str, Tool]
     items: list[Item] = field(default_factory=list)
-    _open: list[Call] = field(default_factory=list)
+    _open: dict[str, Call] = field(default_factory=dict)
+    """The calls without an output, by their ids."""
+    _named: defaultdict[str, deque[str]] = field(default_factory=lambda: defaultdict(deque))
+    """The ids of calls, by the names of what they call; some may have an output by now."""
 
-    async def read(self, messages: Sequence[RawMessage], pace: Pace) -> tuple[Item, ...]:
-        """The items of ``messages``; raises `InvalidRequest` for what no item can say."""
+    async def read(self, messages: Sequence[RawMessage], then: Sequence[Item], pace: Pace) -> tuple[Item, ...]:
+        """The items of ``messages``, behind which ``then`` follow; raises `InvalidRequest` for what no item can say."""
         for position, message in enumerate(messages):
             await pace()
             path = f"previous_input_messages[{position}]"
             text = await _text(message, pace)
             if (item := self._item(message, text, f"{self.suffix}p{position:04x}", path)) is not None:
                 self.items.append(item)
+        if len(self._open) == 1:
+            await self._rename(self._open.popitem()[1], then, pace)
         return tuple(self.items)
+
+    async def _rename(self, call: Call, then: Sequence[Item], pace: Pace) -> None:
+        """Give the one open call the id by which the one output that is left over in ``then`` knows it.
+
+        A raw call has no id, so its client says the one that the response gave it.  Of several open calls nobody can
+        tell which is meant.
+        """
+        calls, outputs = set[str](), set[str]()
+        for item in then:
+            await pace()
+            if isinstance(item, CallOutput):
+                outputs.add(item.call_id)
+            elif isinstance(item, Call):
+                calls.add(item.call_id)
+        if len(outputs - calls) == 1:
+            self.items[self.items.index(call)] = replace(call, call_id=(outputs - calls).pop())
 
     def _item(self, message: RawMessage, text: str, suffix: str, path: str) -> Item | None:
         role, name = _author(message, path)
@@ -75,7 +100,7 @@ class RawMessages:
 
     def _instructions(self, text: str) -> str:
         said = _declarations.split(text, maxsplit=1)[0].removeprefix(_INSTRUCTIONS)
-        if not self.items and self.instructions:
+        if not self.items and self.instructions and f"{said}\n\n".startswith(f"{self.instructions}\n\n"):
             said = said.removeprefix(self.instructions)
         return said.strip("\n")
 
@@ -89,27 +114,34 @@ class RawMessages:
 
     def _call(self, message: RawMessage, recipient: str, text: str, suffix: str) -> Call:
         head, _, name = recipient.rpartition(".")
-        name = name or recipient
-        namespace = head if head not in ("", "functions") else None
+        name, head = (name, head or FUNCTIONS) if name else (recipient, FUNCTIONS)
+        tool = self.tools.get(f"{head}.{name}")
+        namespace = tool.namespace if tool else None if head == FUNCTIONS else head
         said = UNSET if namespace is None else namespace
         call: Call
-        if message.content_type == "code" or isinstance(self.tools.get((namespace, name)), CustomTool):
+        if message.content_type == "code" or isinstance(tool, CustomTool):
             call = CustomToolCall(f"ctc_{suffix}", f"call_{suffix}", name, text, "completed", said)
         else:
             call = FunctionCall(f"fc_{suffix}", f"call_{suffix}", name, text, "completed", said)
-        self._open.append(call)
+        self._open[call.call_id] = call
+        self._named[name].append(call.call_id)
         return call
 
     def _output(self, author: str, text: str, suffix: str, path: str) -> Item:
-        """The output of the first open call of that name, or else of the latest one."""
-        if not self._open:
+        call = self._answered(author.rpartition(".")[2])
+        if call is None:
             raise InvalidRequest("No call comes before this output of a tool.", param=path)
-        name = author.rpartition(".")[2]
-        call = next((call for call in self._open if call.name == name), self._open[-1])
-        self._open.remove(call)
         if isinstance(call, CustomToolCall):
             return CustomToolCallOutput(f"ctco_{suffix}", call.call_id, text, "completed")
         return FunctionCallOutput(f"fco_{suffix}", call.call_id, text, "completed")
+
+    def _answered(self, name: str) -> Call | None:
+        """The first open call of that name, or else the latest one; it is not open any more."""
+        named = self._named[name]
+        while named:
+            if (call := self._open.pop(named.popleft(), None)) is not None:
+                return call
+        return self._open.popitem()[1] if self._open else None
 
 
 def _author(message: RawMessage, path: str) -> tuple[str, str | None]:

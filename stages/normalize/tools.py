@@ -16,6 +16,7 @@ from pipeline.protocol.body import Pace, shortened
 from pipeline.protocol.items import AdditionalTools, Item
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, Tool, ToolKey, Toolset, tool_key
+from stages.harmony import FUNCTIONS, recipient_of
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +24,9 @@ HOSTED_TOOLS = frozenset(
     {"file_search", "code_interpreter", "image_generation", "tool_search", "programmatic_tool_calling"}
 )
 """Tools that OpenAI runs; beside them web_search and computer in all their versions."""
+
+_Groups: TypeAlias = Mapping[tuple[str, str | None], Sequence[ToolKey]]
+"""Tools by their type and name, and by "namespace" and that of their namespace."""
 
 Mode: TypeAlias = Literal["auto", "required", "none"]
 
@@ -34,7 +38,7 @@ def is_hosted(kind: str) -> bool:
     return kind in HOSTED_TOOLS or kind.startswith(("web_search", "computer"))
 
 
-def offered(tool: given.Tool, path: str) -> tuple[Tool, ...]:
+def _offered(tool: given.Tool, path: str) -> tuple[Tool, ...]:
     """What the model may call of one tool of a body, which stands at ``path``; nothing, if it is hosted.
 
     Raises `UnsupportedParameter` for a tool that its client relies on, and that nobody runs here.
@@ -54,81 +58,114 @@ def offered(tool: given.Tool, path: str) -> tuple[Tool, ...]:
 
 @dataclass
 class Offer:
-    """The tools of one request, while they are being read."""
+    """The tools of one request, while they are being read: its own first, then those that the conversation adds."""
 
-    tools: dict[ToolKey, Tool] = field(default_factory=dict)
+    tools: dict[str, Tool] = field(default_factory=dict)
+    """By what the model calls them: a tool that stands alone and one of a namespace ``functions`` are namesakes."""
     descriptions: dict[str, str] = field(default_factory=dict)
     echo: list[dict[str, Any]] = field(default_factory=list)
     """What the response repeats of them."""
     hosted: dict[str, None] = field(default_factory=dict)
 
-    def add(self, tool: given.Tool, path: str, *, replacing: bool = False) -> None:
-        """Offer one more; raises `InvalidRequest` for one that a call could not tell from another."""
+    def add(self, tool: given.Tool, path: str) -> None:
+        """Offer one of the request's own; raises `InvalidRequest` for one that a call could not tell from another."""
         in_namespace = isinstance(tool, given.NamespaceTool)
-        for position, one in enumerate(offered(tool, path)):
-            if not replacing and tool_key(one) in self.tools:
+        for position, one in enumerate(_offered(tool, path)):
+            if recipient_of(one) in self.tools:
                 place = f"{path}.tools[{position}]" if in_namespace else path
                 raise InvalidRequest(f"There are two tools named {one.name!r}.", param=f"{place}.name")
-            self.tools[tool_key(one)] = one
+            self.tools[recipient_of(one)] = one
+        self._note(tool)
+        if not isinstance(tool, given.OtherTool):
+            self.echo.append(_echo(tool))
+
+    def add_later(self, tool: given.Tool, path: str) -> None:
+        """Offer one that an item at ``path`` brings: it replaces its namesakes."""
+        self.tools |= {recipient_of(one): one for one in _offered(tool, path)}
+        self._note(tool)
+
+    async def add_stored(self, item: AdditionalTools, path: str, pace: Pace) -> None:
+        """Offer those of an item that was read before, and is stored as it came."""
+        for position, tool in enumerate(item.tools):
+            await pace()
+            self.add_later(_as_given.validate_python(tool), f"{path}.tools[{position}]")
+
+    async def inherit(self, history: Iterable[Item], pace: Pace) -> None:
+        """Offer what items of the history bring; the request's own tools replace their namesakes among these.
+
+        They keep their place ahead of them, though: the prompt of the turn that brought them began in this order, and
+        one that begins like it is read from the cache.
+        """
+        tools, descriptions = self.tools.copy(), self.descriptions.copy()
+        for item in history:
+            await pace()
+            if isinstance(item, AdditionalTools):
+                await self.add_stored(item, "previous_response_id", pace)  # nothing in it is wrong: it was taken once
+        self.tools |= tools
+        self.descriptions |= descriptions
+
+    def _note(self, tool: given.Tool) -> None:
         if isinstance(tool, given.NamespaceTool) and tool.description:
             self.descriptions[tool.name] = tool.description
         if isinstance(tool, given.OtherTool):
             self.hosted[tool.type] = None
 
-    async def add_later(self, items: Iterable[Item], pace: Pace) -> None:
-        """Offer the tools that were added within the conversation; a later one replaces its namesake."""
-        for item in items:
-            await pace()
-            for tool in item.tools if isinstance(item, AdditionalTools) else ():
-                await pace()
-                self.add(_as_given.validate_python(tool), "input", replacing=True)
+    async def toolset(self, request: CreateResponse, pace: Pace) -> Toolset:
+        """All of them, and what ``tool_choice`` makes of them; raises `InvalidRequest` where it cannot be met."""
         if self.hosted:
             kinds = shortened(", ".join(self.hosted))
             logger.info("Ignored the hosted tools %s: this server has no means to run them", kinds)
-
-    def toolset(self, request: CreateResponse) -> Toolset:
-        """All of them, and what ``tool_choice`` makes of them; raises `InvalidRequest` where it cannot be met."""
-        mode, allowed = self._choice(request.tool_choice or "auto")
-        if not (self.tools if allowed is None else allowed) and (mode == "required" or allowed is not None):
+        mode, allowed = await self._choice(request.tool_choice or "auto", pace)
+        if mode == "required" and not (self.tools if allowed is None else allowed):
             raise _bad_choice("There is no tool that this choice lets the model call.")
+        if allowed == ():  # all that it names is hosted
+            mode, allowed = "none", None
         parallel = request.parallel_tool_calls is not False
         return Toolset(tuple(self.tools.values()), mode, allowed, parallel, self.descriptions)
 
-    def _choice(self, choice: given.ToolChoice) -> tuple[Mode, tuple[ToolKey, ...] | None]:
+    async def _choice(self, choice: given.ToolChoice, pace: Pace) -> tuple[Mode, tuple[ToolKey, ...] | None]:
         match choice:
             case "auto" | "none" | "required":
                 return choice, None
             case given.AllowedTools():
-                return choice.mode, self._allowed(choice.tools)
+                return choice.mode, await self._allowed(choice.tools, pace)
             case given.OnlyTool():
-                return "required", self._allowed([choice])
+                return "required", await self._allowed([choice], pace)
             case given.OtherChoice(type=kind):
                 raise _bad_choice(f"This server has no tool of type {shortened(kind)!r} that could be chosen.")
 
-    def _allowed(self, choices: Sequence[given.AllowedTool]) -> tuple[ToolKey, ...]:
+    async def _allowed(self, choices: Sequence[given.AllowedTool], pace: Pace) -> tuple[ToolKey, ...]:
         """The keys of the tools that are named, each once."""
-        index: dict[tuple[str, str | None], list[ToolKey]] = defaultdict(list)
-        for key, tool in self.tools.items():
-            index["function" if isinstance(tool, FunctionTool) else "custom", tool.name].append(key)
-            index["namespace", tool.namespace].append(key)
+        groups = defaultdict[tuple[str, str | None], list[ToolKey]](list)
+        for tool in self.tools.values():
+            await pace()
+            groups[_kind(tool), tool.name].append(tool_key(tool))
+            groups["namespace", tool.namespace].append(tool_key(tool))
         allowed = dict[ToolKey, None]()
         for choice in dict.fromkeys(choices):
-            allowed |= dict.fromkeys(_chosen(choice, index))
+            await pace()
+            allowed |= dict.fromkeys(self._chosen(choice, groups))
         return tuple(allowed)
 
+    def _chosen(self, choice: given.AllowedTool, groups: _Groups) -> Sequence[ToolKey]:
+        match choice:
+            case given.OtherChoice(type=kind) if is_hosted(kind):
+                return ()
+            case given.OtherChoice(type=kind):
+                raise _bad_choice(f"This server has no tools of type {shortened(kind)!r}.")
+            case given.ChosenTool():
+                found = self._named(choice, groups)
+            case given.ChosenNamespace():
+                found = groups.get((choice.type, choice.name), ())
+        if not found:
+            raise _bad_choice(f"There is no {choice.type} tool named {shortened(choice.name)!r}.")
+        return found
 
-def _chosen(choice: given.AllowedTool, index: Mapping[tuple[str, str | None], list[ToolKey]]) -> Iterable[ToolKey]:
-    if isinstance(choice, given.OtherChoice):
-        if is_hosted(choice.type):
-            return ()
-        raise _bad_choice(f"This server has no tools of type {shortened(choice.type)!r}.")
-    found = index.get((choice.type, choice.name), [])
-    if isinstance(choice, given.ChosenTool):
-        exact = [key for key in found if key == (choice.namespace, choice.name)]
-        found = exact or (found if choice.namespace is None else [])
-    if not found:
-        raise _bad_choice(f"There is no {choice.type} tool named {shortened(choice.name)!r}.")
-    return found
+    def _named(self, choice: given.ChosenTool, groups: _Groups) -> Sequence[ToolKey]:
+        tool = self.tools.get(f"{choice.namespace or FUNCTIONS}.{choice.name}")
+        if tool is not None and _kind(tool) == choice.type:
+            return (tool_key(tool),)
+        return groups.get((choice.type, choice.name), ()) if choice.namespace is None else ()
 
 
 async def read_tools(tools: Sequence[given.Tool], pace: Pace) -> Offer:
@@ -137,8 +174,6 @@ async def read_tools(tools: Sequence[given.Tool], pace: Pace) -> Offer:
     for position, tool in enumerate(tools):
         await pace()
         offer.add(tool, f"tools[{position}]")
-        if not isinstance(tool, given.OtherTool):
-            offer.echo.append(_echo(tool))
     return offer
 
 
@@ -157,6 +192,10 @@ def _tool(tool: given.FunctionTool | given.CustomTool, namespace: str | None) ->
             return CustomTool(tool.name, tool.description, Grammar(said.syntax, said.definition), namespace)
         case given.CustomTool():
             return CustomTool(tool.name, tool.description, None, namespace)
+
+
+def _kind(tool: Tool) -> str:
+    return "function" if isinstance(tool, FunctionTool) else "custom"
 
 
 def _bad_choice(message: str) -> InvalidRequest:

@@ -145,19 +145,40 @@ async def test_a_reference_to_nothing_is_refused(store: SqliteStore) -> None:
 
 
 class CountingStore(NoStore):
-    """Knows one item, and what it was asked for."""
+    """Knows two items, and what it was asked for."""
 
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
 
     async def items(self, ids: Sequence[str]) -> dict[str, Item]:
         self.asked.append(list(ids))
-        return {"a": THOUGHT}
+        return {"a": THOUGHT, "b": CALL}
 
 
 async def test_references_cost_one_look_at_the_store() -> None:
     """All references of a request are looked up together, in their order; without one nobody asks."""
     store = CountingStore()
-    assert (await normalized(store, input=[{"id": "a"}, USER, {"id": "a"}])).input[0] == THOUGHT
+    assert (await normalized(store, input=[{"id": "b"}, USER, {"id": "a"}])).input == (
+        CALL,
+        asked("msg_1i0001", "Hi"),
+        THOUGHT,
+    )
     await normalized(store, input=[USER])
-    assert store.asked == [["a", "a"]]
+    assert store.asked == [["b", "a"]]
+
+
+async def test_an_item_is_referred_to_once() -> None:
+    """A short body cannot make a prompt of any length of one long item: the second reference to it is refused."""
+    with pytest.raises(InvalidRequest, match="Duplicate item found with id 'a'") as caught:
+        await normalized(CountingStore(), input=[{"id": "a"}, USER, {"id": "b"}, {"id": "a"}])
+    assert (caught.value.status, caught.value.param) == (400, "input[3].id")
+
+
+async def test_items_of_a_conversation_are_told_apart(store: SqliteStore) -> None:
+    """Of items that come with one id the first keeps it, unless a reference or the history means another by it."""
+    await answered(store, "1", THOUGHT, CALL, input="How is Oslo?")
+    fakes = [{**USER, "id": "__fake_id__"}, {**USER, "id": "__fake_id__"}]
+    first = await answered(store, "2", input=[{**USER, "id": "rs_10000"}, *fakes, {"id": "rs_10000"}])
+    assert [item.id for item in first.input] == ["msg_2i0000", "__fake_id__", "msg_2i0002", "rs_10000"]
+    second = await normalized(store, "3", previous_response_id="resp_2", input=fakes)
+    assert [item.id for item in second.input] == ["msg_3i0000", "msg_3i0001"]

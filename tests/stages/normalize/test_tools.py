@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from time import process_time
 from typing import Any, TypeAlias
 
 import pytest
@@ -100,11 +101,17 @@ async def test_tools_that_the_client_relies_on_are_refused(store: SqliteStore, k
         ([WEATHER, {"type": "custom", "name": "get_weather"}], "tools[1].name"),
         ([{**AGENTS, "tools": [SAY, SAY]}], "tools[0].tools[1].name"),
         ([AGENTS, {**AGENTS, "tools": [PATCH, SAY]}], "tools[1].tools[1].name"),
+        ([WEATHER, {**AGENTS, "name": "functions"}], "tools[1].tools[0].name"),
+        ([{**AGENTS, "name": "functions"}, SAY], "tools[1].name"),
+        ([PATCH, {**AGENTS, "name": "functions"}], None),
         ([WEATHER, AGENTS, {**AGENTS, "name": "others"}], None),
     ],
 )
 async def test_two_tools_of_one_name_are_refused(store: SqliteStore, tools: list[Json], param: str | None) -> None:
-    """A call could mean either of them: the second one is named, unless a namespace tells it apart."""
+    """A call could mean either of them: the second one is named, unless a namespace tells it apart.
+
+    The namespace ``functions`` does not: it is what the model calls tools that stand alone.
+    """
     if param is None:
         await normalized(store, input="Hi", tools=tools)
         return
@@ -149,13 +156,18 @@ def allowed(*tools: Json, mode: str = "auto") -> Json:
         ),
         (allowed(NAMED, {"type": "web_search"}, {"type": "image_generation"}), "auto", (WEATHER_KEY,)),
         (allowed({"type": "namespace", "name": "agents"}), "auto", (("agents", "get_weather"), ("agents", "say"))),
+        (allowed(), "none", None),
+        (allowed({"type": "web_search"}), "none", None),
     ],
     ids=str,
 )
 async def test_a_choice_limits_what_may_be_called(
     store: SqliteStore, choice: Any, mode: str, keys: tuple[ToolKey, ...] | None
 ) -> None:
-    """``tool_choice`` says what the model calls; a name alone means the tool that stands alone, if one does."""
+    """``tool_choice`` says what the model calls; a name alone means the tool that stands alone, if one does.
+
+    Where it names none, or only hosted ones that are left out, nothing may be called.
+    """
     conversation = await normalized(store, input="Hi", tools=[WEATHER, PATCH, AGENTS], tool_choice=choice)
     assert (conversation.tools.choice, conversation.tools.allowed) == (mode, keys)
     assert conversation.response.tool_choice == choice
@@ -174,8 +186,8 @@ async def test_a_choice_limits_what_may_be_called(
         {"type": "apply_patch"},
         {"type": "programmatic_tool_calling"},
         {"type": "unheard_of"},
-        allowed(),
-        allowed({"type": "web_search"}),
+        allowed(mode="required"),
+        allowed({"type": "web_search"}, mode="required"),
         allowed(NAMED, {"type": "function", "name": "x"}),
         allowed(NAMED, {"type": "mcp", "server_label": "x"}),
         allowed(NAMED, {"type": "namespace", "name": "others"}),
@@ -198,6 +210,19 @@ async def test_a_call_is_required_of_someone(store: SqliteStore, tools: list[Jso
     with pytest.raises(InvalidRequest, match="no tool") as caught:
         await normalized(store, input="Hi", tools=tools, tool_choice="required")
     assert caught.value.param == "tool_choice"
+
+
+async def test_many_tools_are_chosen_from_at_once(store: SqliteStore) -> None:
+    """What a choice costs does not depend on how many namespaces have a tool of that name."""
+
+    async def cost(width: int) -> float:
+        tools = [{"type": "namespace", "name": f"n{number}", "tools": [SAY]} for number in range(width)]
+        chosen = [{**SAY, "namespace": f"n{number}"} for number in range(0, width, 4)]
+        started = process_time()
+        await normalized(store, input="Hi", tools=tools, tool_choice=allowed(*chosen))
+        return process_time() - started
+
+    assert min([await cost(4_000) for _ in range(2)]) < 10 * min([await cost(1_000) for _ in range(2)])
 
 
 # Tools within the conversation
@@ -228,6 +253,32 @@ async def test_added_tools_are_inherited(store: SqliteStore) -> None:
     assert conversation.tools.tools == (of("agents", WEATHER_TOOL), of("agents", CustomTool("say")))
     by_reference = await normalized(store, "3", input=[{"id": "at_1i0000"}, USER])
     assert by_reference.tools == conversation.tools
+
+
+def described(description: str) -> Json:
+    return {**WEATHER, "description": description}
+
+
+async def test_the_latest_word_on_a_tool_counts(store: SqliteStore) -> None:
+    """Tools of the input replace those of the request, which replace inherited ones; the order stays that of before."""
+    inherited = additional(described("old"), {**AGENTS, "description": "old"})
+    await answered(store, "1", input=[inherited, additional(described("older"), SAY), USER], tools=[PATCH])
+    own = [PATCH, described("own"), {**AGENTS, "tools": [SAY]}]
+    tools = (await normalized(store, "2", previous_response_id="resp_1", input="Go on", tools=own)).tools
+    assert [(tool.namespace, tool.name, tool.description) for tool in tools.tools] == [
+        (None, "patch", "Edit."),
+        (None, "get_weather", "own"),
+        ("agents", "say", None),
+        ("agents", "get_weather", WEATHER["description"]),
+        (None, "say", None),
+    ]
+    assert tools.descriptions == {"agents": "Helpers."}
+    last = [additional(described("new"), {**AGENTS, "name": "functions", "tools": [PATCH]}), USER]
+    tools = (await normalized(store, "3", previous_response_id="resp_1", input=last, tools=own)).tools
+    assert [(tool.namespace, tool.name, tool.description) for tool in tools.tools[:2]] == [
+        ("functions", "patch", "Edit."),
+        (None, "get_weather", "new"),
+    ]
 
 
 async def test_row20_tools_of_codex_are_understood(store: SqliteStore) -> None:
