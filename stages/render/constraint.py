@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from llguidance import LLMatcher, regex_to_lark
+from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 
 from pipeline.protocol.body import shortened
 from stages.render.repeats import shortest, shortest_of_lark
@@ -27,6 +27,7 @@ MOST_ITEMS = 20_000
 LONGEST_REPEATED = 4_000
 """Characters that repetitions may demand; text that is certain to come is spelled out again at every token."""
 
+_BYTES = LLTokenizer("byte")
 _KEPT_CHECKS = 32
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
@@ -35,9 +36,7 @@ _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separato
 _ITEM_BOUND = re.compile(r'"(?:min|max)Items"\s*:\s*(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)')
 _PATTERN = re.compile(r'"pattern"\s*:\s*("(?:\\.|[^"\\])*")')
 _PATTERNS_AS_KEYS = re.compile(r'("(?:\\.|[^"\\])*")\s*:')
-_LARK = re.compile(
-    r""""(?:\\.|[^"\\\n])*"|/(?!/)(?:\\.|[^/\\])+/|(?://|#)[^\n]*|(?P<special><[|\[])|%(?P<directive>\w+)"""
-)
+_LARK = re.compile(r""""(?:\\.|[^"\\\n])*"|/(?!/)(?:\\.|[^/\\])+/|(?://|#)[^\n]*|(?P<special><)|%(?P<directive>\w+)""")
 """What may hide a special token or a directive, and these."""
 _CONTEXT = re.compile(r"\n\s*\d+ \| ")
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
@@ -71,7 +70,7 @@ def regex_body(pattern: str) -> str:
     """Text that matches ``pattern`` as a whole.  Raises `Unenforceable`."""
     _refuse_large(pattern)
     _refuse_repeated(shortest(pattern))
-    if problem := LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern)):
+    if problem := _text_problem(LLMatcher.grammar_from_regex(pattern)):
         raise Unenforceable(_readable(_PLACE.sub("", problem, count=1)))
     return f"/{regex_to_lark(pattern, '')}/"
 
@@ -88,7 +87,7 @@ def lark_body(definition: str) -> str:
         _refuse_repeated(shortest_of_lark(definition))
     except RecursionError as error:
         raise Unenforceable("its names are nested too deeply") from error
-    if problem := LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(definition)):
+    if problem := _text_problem(LLMatcher.grammar_from_lark(definition)):
         raise Unenforceable(_readable(problem))
     return f"%lark {{\n{definition}\n}}"
 
@@ -107,6 +106,15 @@ def grammar_problem(grammar: str) -> str:
 @lru_cache(_KEPT_CHECKS)
 def _grammar_problem(grammar: str) -> str:
     return _readable(LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar)))
+
+
+def _text_problem(rule: str) -> str:
+    """What llguidance has against the rule of a text, or nothing; a rule may look right and match no text at all."""
+    started = LLMatcher(_BYTES, rule, log_level=0)
+    if not started.is_error():
+        started.compute_bitmask()
+        return "no text can be found that matches it" if started.is_error() else ""
+    return started.get_error()
 
 
 def _refuse_large(text: str) -> None:

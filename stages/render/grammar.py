@@ -63,7 +63,9 @@ def _is_bound(tools: Toolset) -> bool:
     """Whether anything is promised of the calls."""
     if tools.choice == "none":
         return False
-    return tools.choice == "required" or tools.allowed is not None or any(map(_is_strict, tools.callable))
+    if tools.choice == "required" or tools.allowed is not None:
+        return True
+    return any(not tools.parallel or _is_strict(tool) for tool in tools.callable)
 
 
 def _is_strict(tool: Tool) -> bool:

@@ -126,6 +126,9 @@ def test_calls_that_may_not_be_parallel_are_one() -> None:
     rules = rules_for(required(STRICT, parallel=False))
     assert specials(rules, COUNTED) == {CALL}
     assert specials(MUST_CALL, COUNTED) == {CALL, END}
+    rules = rules_for(Toolset((LOOSE, NOTE), parallel=False))
+    assert specials(rules, call("functions.note", "x", "code")) == {CALL}
+    assert accepted(rules, final("Hello.")) == final("Hello.")
 
 
 def test_a_turn_is_bounded() -> None:
@@ -192,8 +195,9 @@ def test_row25_json_leaves_the_model_free_to_think() -> None:
     [
         Toolset(),
         Toolset((LOOSE, NOTE)),
-        Toolset((LOOSE,), parallel=False),
+        Toolset(parallel=False),
         Toolset(ALL, "none"),
+        Toolset(ALL, "none", parallel=False),
         Toolset(ALL, "none", allowed=((None, "count"),)),
     ],
 )
@@ -363,6 +367,11 @@ BAD_GRAMMARS: dict[str, tuple[Grammar, str]] = {
     "no start": (Grammar("lark", 'begin: "a"'), "no start rule found"),
     "a special token": (Grammar("lark", "start: <[200002]>"), "cannot name special tokens"),
     "a special token by its name": (Grammar("lark", 'start: "a" <|call|>'), "cannot name special tokens"),
+    "a special token by any name": (Grammar("lark", "start: <end>"), "cannot name special tokens"),
+    "a special token with others": (Grammar("lark", 'start: "<a>" <end>'), "cannot name special tokens"),
+    "no text at all": (Grammar("lark", r"start: /[^\s\S]/"), "no text can be found that matches it"),
+    "no text in a circle": (Grammar("lark", "start: a\na: b\nb: a"), "no text can be found that matches it"),
+    "no character": (Grammar("regex", r"[^\s\S]"), "no text can be found that matches it"),
     "a special token between slashes": (Grammar("lark", "start: /a\n/ <[200002]> /b/"), "cannot name special tokens"),
     "a way out": (Grammar("lark", 'start: "a" }\nout: <[200002]> %lark { start: "b"'), "cannot name special tokens"),
     "another way out": (Grammar("lark", 'start: "a" }\nout: "b"\n{'), "line 1, column 12"),
@@ -391,6 +400,7 @@ def test_a_tool_whose_grammar_cannot_be_enforced_is_refused(rule: Grammar, reaso
 
 HARMLESS = {
     "quoted marks": ('start: "<|call|>" "<[1]>"', "<|call|><[1]>"),
+    "quoted names": ('start: "<end>"', "<end>"),
     "marks in a pattern": ("start: /<[|]a/", "<|a"),
     "marks in a comment": ('start: "a" // <|call|> }\n', "a"),
     "another comment": ('# { <[1]>\nstart: "a"', "a"),
