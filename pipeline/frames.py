@@ -98,6 +98,7 @@ class GenerationStarted(_Frame, frozen=True):
     """The engine has accepted the prompt: from here on a failure is an event, no longer an HTTP status.
 
     ``stop`` are the stop texts of the request, ``raw_messages`` those of the prompt, where they were asked for.
+    ``held_to_grammar`` says that the engine holds the model to the prompt's grammar: what breaks it was broken off.
     """
 
     response: Response
@@ -106,6 +107,7 @@ class GenerationStarted(_Frame, frozen=True):
     tools: Toolset = Toolset()
     stop: tuple[str, ...] = ()
     raw_messages: RawMessages | None = None
+    held_to_grammar: bool = False
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
@@ -168,7 +170,8 @@ class CustomToolCallOpened(_Frame, frozen=True):
 class ItemDelta(_Frame, frozen=True):
     """More text of the open item; never empty.
 
-    ``logprobs`` are those of the tokens whose text ends in it, where they were asked for and the item is a message.
+    ``logprobs`` are those of the tokens whose text ends in it, where they were asked for and the item is a message;
+    text that was found in a header, which had to be repaired, comes without.
     """
 
     text: str

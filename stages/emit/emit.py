@@ -10,6 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from itertools import count
 
+import msgspec
 from msgspec.structs import replace
 
 from pipeline.ending import failed_response
@@ -46,7 +47,7 @@ from pipeline.protocol.response import (
     Response,
     Usage,
 )
-from stages.emit.ladder import OpenItem, Place, open_item
+from stages.emit.ladder import OpenItem, OpenMessage, Place, open_item
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class ResponseWriter:
 
     def __init__(self) -> None:
         self.started = False
+        self._promises_json = False
         self._numbers = count()
         self._prompts: list[int] = []
         self._prompt_messages: RawMessages | None = None
@@ -93,7 +95,7 @@ class ResponseWriter:
             case ReasoningOpened() | MessageOpened() | RefusalOpened() | FunctionCallOpened() | CustomToolCallOpened():
                 return self._begin(frame)
             case ItemClosed(complete):
-                return self._end("completed" if complete else "incomplete")
+                return self._close(complete=complete)
             case AnnotationAdded(annotation) if self._open:
                 return (self._open.annotated(annotation),)
             case GenerationStarted():
@@ -128,6 +130,7 @@ class ResponseWriter:
     def _start(self, frame: GenerationStarted) -> Iterable[EmittedFrame]:
         self.started = True
         self.response = frame.response
+        self._promises_json = _promises_json(frame)
         self._prompts.append(frame.prompt_tokens)
         self._prompt_messages = frame.raw_messages
         yield frame
@@ -140,6 +143,21 @@ class ResponseWriter:
         self._check_closed()
         self._open = open_item(opening, self._place(), summarised=self.response.reasoning.summary is not None)
         return self._open.added()
+
+    def _close(self, *, complete: bool) -> Iterable[ResponseEvent]:
+        if complete and self._promises_json:
+            self._check_answer()
+        return self._end("completed" if complete else "incomplete")
+
+    def _check_answer(self) -> None:
+        """Raise `EngineFailed` for a whole answer that is not the JSON that it was to be: it was broken off."""
+        answer = self._open.item("completed") if isinstance(self._open, OpenMessage) else None
+        if answer is None or answer.phase != "final_answer":
+            return
+        try:
+            msgspec.json.decode(answer.text, type=msgspec.Raw)
+        except (msgspec.DecodeError, RecursionError):
+            raise EngineFailed("The engine could not hold the model to the format of this request.") from None
 
     def _end(self, status: ItemStatus) -> Iterable[ResponseEvent]:
         if self._open is None:
@@ -179,3 +197,9 @@ class ResponseWriter:
             output_tokens_details=OutputTokensDetails(thought, sum(from_tools), outputs, from_tools),
             total_tokens=sum(prompts) + sum(outputs),
         )
+
+
+def _promises_json(begun: GenerationStarted) -> bool:
+    """Whether the answer is certain to be JSON; a stop text may cut it anywhere."""
+    text_format = begun.response.text.get("format") or {}
+    return begun.held_to_grammar and not begun.stop and text_format.get("type") in {"json_object", "json_schema"}

@@ -29,6 +29,7 @@ class Generate:
                     tools=prompt.tools,
                     stop=prompt.sampling.stop,
                     raw_messages=prompt.raw_messages,
+                    held_to_grammar=prompt.grammar is not None,
                 )
                 async for frame in frames:
                     yield frame

@@ -1,8 +1,9 @@
 """Parse Harmony: token ids in, items out.
 
 The machine works on ids, where a marker cannot be confused with text that looks like one, and knows three places: in
-a header, in content, and between messages.  It never raises on what a model wrote.  Markup that is wrong is repaired
-and named in `ItemClosed.repairs`; every token of text ends up in an item, and the deltas of an item sum to its text.
+a header, in content, and between messages.  It never raises on what a model wrote freely.  Markup that is wrong is
+repaired and named in `ItemClosed.repairs`; every token of text ends up in an item, and the deltas of an item sum to its
+text.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from pipeline.errors import EngineFailed
 from pipeline.frames import (
     GenerationFinished,
     GenerationStarted,
@@ -37,7 +39,7 @@ from stages.harmony import (
     TEXT_TOKENS,
     HarmonyEncoding,
 )
-from stages.parse.header import Header, Opening, Reading, raw_message, read_bare, read_header
+from stages.parse.header import Header, Opening, Reading, raw, read_bare, read_header
 from stages.parse.recipients import Recipients
 from stages.parse.text import ItemText
 
@@ -86,6 +88,7 @@ class HarmonyParser:
         self._token_texts = encoding.token_texts
         self._recipients = Recipients(Toolset())
         self._stops: tuple[str, ...] = ()
+        self._held_to_grammar = False
         self._raw_messages: list[dict[str, Any]] | None = None
         self._has_logprobs = False
         self._header: Header | None = Header()
@@ -114,6 +117,7 @@ class HarmonyParser:
             case GenerationStarted():
                 self._recipients = Recipients(frame.tools)
                 self._stops = frame.stop
+                self._held_to_grammar = frame.held_to_grammar
                 self._raw_messages = None if frame.raw_messages is None else []
                 return (frame,)
             case GenerationFinished():
@@ -148,10 +152,21 @@ class HarmonyParser:
             raw_messages=None if self._raw_messages is None else tuple(self._raw_messages),
         )
 
+    def _check_end(self, token: int) -> None:
+        """Raise `EngineFailed` where the turn ends, though its grammar lets no turn end there.
+
+        An engine whose grammar breaks down ends the turn at once.
+        """
+        if not self._held_to_grammar or token != RETURN:
+            return
+        if self._item is None or self._item.opening != MessageOpened("final_answer"):
+            raise EngineFailed("The engine could not hold the model to the grammar of this request to its end.")
+
     # In content
 
     def _read_marker(self, token: int, reading: Reading) -> Iterable[ParsedFrame]:
         if token in _CLOSING:
+            self._check_end(token)
             yield from self._close(complete=True)
         elif token in (START, CHANNEL):
             reading.repairs.setdefault("missing end")
@@ -170,7 +185,7 @@ class HarmonyParser:
             thought = self._output_tokens - item.opened_at - marked
             self._reasoning_tokens += max(0, thought)  # a bare message ends at the token that opens it
         if self._raw_messages is not None:
-            self._raw_messages.append(raw_message(item.opening, item.reading, item.text.written))
+            self._raw_messages.append(raw(item.opening, item.reading, item.text.written))
 
     # In a header, or between messages
 
@@ -180,6 +195,7 @@ class HarmonyParser:
             self._header = Header(announced=True)
             return
         if token in _CLOSING:
+            self._check_end(token)
             yield from self._end_bare("final")
             return
         header = self._header = Header(repairs={"missing start": None}) if self._header is None else self._header

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from pipeline.frames import MessageOpened, ReasoningOpened, Repair
 from stages.parse.recipients import CallOpened, Recipients
+from stages.raw import raw_message
 
 _WORD = re.compile(
     r"\s*(?:"
@@ -229,8 +230,8 @@ def _address(recipient: str, reading: Reading) -> None:
         reading.recipient = recipient
 
 
-def raw_message(opening: Opening, reading: Reading, text: str) -> dict[str, Any]:
-    """What was understood of a message, as the JSON of openai_harmony's ``Message``."""
+def raw(opening: Opening, reading: Reading, text: str) -> dict[str, Any]:
+    """What was understood of a message, as a raw message."""
     match opening:
         case ReasoningOpened():
             channel = "analysis"
@@ -238,12 +239,10 @@ def raw_message(opening: Opening, reading: Reading, text: str) -> dict[str, Any]
             channel = "final"
         case _:
             channel = "commentary"
-    message = {
-        "role": "assistant",
-        "name": None,
-        "content": [{"type": "text", "text": text}],
-        "channel": reading.channel or channel,
-        "recipient": reading.recipient,
-        "content_type": reading.content_type,
-    }
-    return {key: value for key, value in message.items() if value is not None or key == "name"}
+    return raw_message(
+        "assistant",
+        text,
+        channel=reading.channel or channel,
+        recipient=reading.recipient,
+        content_type=reading.content_type,
+    )

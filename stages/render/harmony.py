@@ -17,7 +17,6 @@ from pipeline.frames import Conversation, Prompt, RawMessages
 from stages.harmony import START, STOP_TOKENS, HarmonyEncoding
 from stages.render.grammar import grammar
 from stages.render.messages import HarmonyMessage, Layout, lay_out
-from stages.render.raw import raw
 from stages.render.truncation import to_drop
 
 _KEPT_TEXTS = 64
@@ -88,4 +87,4 @@ def _kept(encoding: HarmonyEncoding, text: str) -> array[int]:
 
 def _raw_messages(layout: Layout, dropped: frozenset[int]) -> RawMessages:
     kept = (message for at, message in enumerate(layout.messages) if message and at not in dropped)
-    return tuple(raw(message) for message in (*layout.head, *kept))
+    return tuple(message.raw() for message in (*layout.head, *kept))

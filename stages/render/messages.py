@@ -31,6 +31,7 @@ from pipeline.protocol.items import (
 from pipeline.protocol.response import Effort
 from pipeline.protocol.tools import Tool, Toolset
 from stages.harmony import CALL, CHANNEL, END, FUNCTIONS, MESSAGE, START, recipient_of
+from stages.raw import raw_message
 from stages.render.formats import formats_section
 from stages.render.typescript import by_namespace, tools_section
 
@@ -91,6 +92,17 @@ class HarmonyMessage:
         yield MESSAGE
         yield from self.texts
         yield CALL if self.content_type else END
+
+    def raw(self) -> dict[str, Any]:
+        """The message as the JSON of openai_harmony's ``Message``."""
+        return raw_message(
+            self.author,
+            "".join(self.texts),
+            name=self.name,
+            channel=self.channel,
+            recipient=self.recipient,
+            content_type=self.content_type,
+        )
 
 
 @dataclass(frozen=True)
@@ -172,7 +184,8 @@ def _system_text(conversation: Conversation, tools: Sequence[Tool]) -> str:
 
 
 def _messages(items: tuple[Item, ...]) -> Iterator[HarmonyMessage | None]:
-    callers = {output: items[call] for output, call in callers_of(items).items()}
+    callers = callers_of(items)
+    run = frozenset(callers.values())
     answers = _answers(items)
     answered = max(answers, default=0)
     for at, item in enumerate(items):
@@ -183,10 +196,10 @@ def _messages(items: tuple[Item, ...]) -> Iterator[HarmonyMessage | None]:
                 is_read = at >= answered and item.text
                 yield HarmonyMessage("assistant", (item.text,), "analysis") if is_read else None
             case FunctionCall() | CustomToolCall():
-                was_cut = item.status == "incomplete" and item not in callers.values()  # and nobody has run it
+                was_cut = item.status == "incomplete" and at not in run
                 yield None if was_cut else _call(item)
             case FunctionCallOutput() | CustomToolCallOutput():
-                yield _output(item, callers.get(at))
+                yield _output(item, items[callers[at]] if at in callers else None)
             case AdditionalTools():
                 yield None  # the head declares them with all others: the model was taught to look for tools there
 

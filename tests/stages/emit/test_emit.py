@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pipeline.errors import ContextTooLong, EngineDead, EngineFailed, EngineOverloaded, StageError
 from pipeline.frames import (
@@ -171,6 +172,51 @@ async def test_v6_an_error_in_mid_item_closes_it_and_fails(opening: ParsedFrame,
     assert [item.status for item in response.output] == ["completed", "incomplete"]
     assert text_of(response.output[-1]) == "So"
     assert (response.completed_at, response.incomplete_details, response.usage) == (None, None, None)
+
+
+def promised(text_format: str, **fields: Any) -> GenerationStarted:
+    """The first frame of a response whose answer is held to a format."""
+    told = {"type": text_format} | ({"name": "n", "schema": {}} if text_format == "json_schema" else {})
+    return replace(started(text={"format": told}), **({"held_to_grammar": True} | fields))
+
+
+JSON = ["json_schema", "json_object"]
+
+
+@pytest.mark.parametrize("text_format", JSON)
+@pytest.mark.parametrize("said", ['{"a": "xx', "", "{}{}", "Sorry", "[" * 100_000 + "]" * 100_000])
+async def test_row22_an_answer_that_is_not_the_json_it_was_to_be_fails(text_format: str, said: str) -> None:
+    """A grammar that breaks down leaves half an answer, which nobody is told to be whole."""
+    events = await emitted((promised(text_format), *reasoning("So."), *message(*filter(None, [said])), finished()))
+    response = final(events)
+    assert types(events)[-1] == "failed"
+    assert [item.status for item in response.output] == ["completed", "incomplete"]
+    assert text_of(response.output[-1]) == said
+    assert response.error is not None
+    assert "could not hold the model to the format" in response.error.message
+
+
+@pytest.mark.parametrize("text_format", JSON)
+@pytest.mark.parametrize("said", ["{}", ' {"a": [1e999, "é"]}\n', "9" * 5000])
+async def test_row22_an_answer_in_json_completes(text_format: str, said: str) -> None:
+    """Whatever is JSON passes, however large its numbers are, and so does all that is no answer."""
+    whole = (*message("Let me see.", phase="commentary"), *function_call("{"), *refusal("No."), *message(said))
+    assert types(await emitted((promised(text_format), *whole, finished())))[-1] == "completed"
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [promised("text"), promised("json_object", stop=("x",)), promised("json_object", held_to_grammar=False)],
+)
+async def test_where_no_json_was_promised_any_answer_completes(begun: GenerationStarted) -> None:
+    """Text is free, a stop text may cut any answer, and a stored response is told again as it was."""
+    assert types(await emitted((begun, *message('{"a'), finished())))[-1] == "completed"
+
+
+async def test_json_that_was_cut_is_incomplete() -> None:
+    """At the token limit half an answer is what was asked for."""
+    turn = (promised("json_object"), *message('{"a', complete=False), finished("length"))
+    assert types(await emitted(turn))[-1] == "incomplete"
 
 
 async def test_an_error_of_a_stage_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:

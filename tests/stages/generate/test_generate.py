@@ -42,6 +42,14 @@ async def test_the_first_frame_tells_of_the_request() -> None:
     assert first == GenerationStarted(asked.response, (), 3, tools, ("END",), ({"role": "user"},))
 
 
+async def test_the_first_frame_says_whether_there_is_a_grammar() -> None:
+    """Whoever reads the tokens knows whether anything was promised of them."""
+    for grammar in (None, "start: /x/"):
+        first, *_ = await generated(ScriptedEngine(), prompt(grammar=grammar))
+        assert isinstance(first, GenerationStarted)
+        assert first.held_to_grammar is (grammar is not None)
+
+
 @pytest.mark.parametrize("chunk_size", [1, 2, 5, 9])
 async def test_logprobs_go_with_their_tokens(chunk_size: int) -> None:
     """However tokens are chunked, each keeps its own logprob."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from time import process_time
 from typing import Any, TypeAlias
 
 import pytest
@@ -20,7 +21,6 @@ from pipeline.protocol.items import (
 )
 from stages.persist.sqlite import SqliteStore
 from stages.render.messages import lay_out
-from stages.render.raw import raw
 from tests.pipeline.bodies import CLIENTS, WEATHER
 from tests.stages.normalize.conversations import normalized
 
@@ -75,6 +75,10 @@ def author(role: str, name: str | None = None) -> Json:
             {**CALL, "recipient": "agents.spawn"},
             [FunctionCall("fc_1p0000", "call_1p0000", "spawn", "{}", "completed", "agents")],
         ),
+        (
+            {**CALL, "recipient": "functions.wait"},
+            [FunctionCall("fc_1p0000", "call_1p0000", "wait", "{}", "completed", "functions")],
+        ),
         ({**CALL, "recipient": "python"}, [FunctionCall("fc_1p0000", "call_1p0000", "python", "{}", "completed")]),
         (
             {**CALL, "recipient": "functions.say"},
@@ -86,7 +90,8 @@ def author(role: str, name: str | None = None) -> Json:
 )
 async def test_raw_messages_are_read_as_items(store: SqliteStore, given: Json, items: list[Item]) -> None:
     """Every message has an item that says the same; the head of a prompt is written anew."""
-    conversation = await normalized(store, input="Go on", previous_input_messages=[given], tools=[WEATHER, SAY])
+    tools = [WEATHER, SAY, {"type": "namespace", "name": "functions", "tools": [{"type": "function", "name": "wait"}]}]
+    conversation = await normalized(store, input="Go on", previous_input_messages=[given], tools=tools)
     assert conversation.input[:-1] == tuple(items)
     assert conversation.history == ()
 
@@ -107,6 +112,33 @@ async def test_outputs_find_their_calls(store: SqliteStore) -> None:
         CustomToolCallOutput("ctco_1p0004", "call_1p0002", "x", "completed"),
         FunctionCallOutput("fco_1p0005", "call_1p0001", "x", "completed"),
     )
+
+
+TWO = "Be kind.\n\nAnd brief."
+
+
+@pytest.mark.parametrize(
+    ("instructions", "left"),
+    [("Be kind.", ["And brief."]), (TWO, []), ("Be", [TWO]), ("Be kind", [TWO]), ("Be kind.\n", [TWO]), (None, [TWO])],
+)
+async def test_instructions_are_said_once(store: SqliteStore, instructions: str | None, left: list[str]) -> None:
+    """Of a prompt's instructions those that the request repeats are left out, but never a part of a sentence."""
+    message = {"role": "developer", "content": f"# Instructions\n\n{TWO}"}
+    said = await normalized(store, input="Hi", instructions=instructions, previous_input_messages=[message])
+    assert [item.text for item in said.input[:-1] if isinstance(item, Message)] == left
+
+
+async def test_many_calls_are_answered_in_any_order(store: SqliteStore) -> None:
+    """Outputs find their calls in a time that does not depend on how many others are open."""
+
+    async def cost(width: int) -> float:
+        calls = [{**CALL, "recipient": f"functions.f{number}"} for number in range(width)]
+        outputs = [{**RESULT, "name": f"functions.f{number}"} for number in reversed(range(width))]
+        started = process_time()
+        await normalized(store, input="Hi", previous_input_messages=calls + outputs)
+        return process_time() - started
+
+    assert min([await cost(4_000) for _ in range(2)]) < 10 * min([await cost(1_000) for _ in range(2)])
 
 
 @pytest.mark.parametrize(
@@ -131,9 +163,25 @@ async def test_an_input_may_answer_a_raw_call(store: SqliteStore) -> None:
     assert [item.id for item in conversation.input] == ["fc_1p0000", "fco_1i0000"]
 
 
+@pytest.mark.parametrize(("open_calls", "outputs"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+async def test_the_one_open_call_is_known_by_any_id(store: SqliteStore, open_calls: int, outputs: int) -> None:
+    """Raw calls have no ids, so the id that the response gave is right where it can only mean one call."""
+    messages = [CALL, RESULT, *[CALL] * open_calls]
+    said = [{"type": "function_call_output", "call_id": f"call_{number}", "output": "x"} for number in range(outputs)]
+    if (open_calls, outputs) != (1, 1):
+        with pytest.raises(InvalidRequest, match="call_0"):
+            await normalized(store, previous_input_messages=messages, input=said)
+        return
+    first, _, second, output = (await normalized(store, previous_input_messages=messages, input=said)).input
+    assert second == FunctionCall("fc_1p0002", "call_0", "f", "{}", "completed")
+    assert isinstance(first, FunctionCall)
+    assert isinstance(output, FunctionCallOutput)
+    assert (first.call_id, output.call_id) == ("call_1p0000", "call_0")
+
+
 def raw_prompt(conversation: Any) -> list[Json]:
     layout = lay_out(conversation)
-    return [raw(message) for message in (*layout.head, *layout.messages) if message is not None]
+    return [message.raw() for message in (*layout.head, *layout.messages) if message is not None]
 
 
 @pytest.mark.parametrize("client", ["agents", "langchain", "pydantic-ai", "codex"])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from openai_harmony import Role
 
+from pipeline.errors import EngineFailed
 from pipeline.frames import (
     FinishReason,
     FunctionCallOpened,
@@ -28,7 +29,7 @@ from pipeline.record import read_frames
 from stages.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START, HarmonyEncoding, load_encoding
 from stages.parse.harmony import HarmonyParser
 from stages.parse.text import TokenDecoder
-from tests.stages.parse.told import items, parse, run, started, summary
+from tests.stages.parse.told import items, parse, parse_text, run, started, summary
 from tests.stages.parse.wellformed import completions, package
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "harmony"
@@ -251,6 +252,56 @@ def test_well_formed_streams_agree_with_openai_harmony(completion: str) -> None:
         for message in theirs
         for content in message["content"]
     ]
+
+
+# Where a grammar holds the model
+
+CALLED = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
+NEXT = "<|end|><|start|>assistant"
+BROKEN_OFF = {
+    "a call": '<|channel|>commentary to=functions.f json<|message|>{"a": "x',
+    "a second call": f"{CALLED}{NEXT}{CALLED}",
+    "behind a call": f"{CALLED}<|end|>",
+    "ahead of a second call": f"{CALLED}{NEXT} to=functions",
+    "a header": "<|channel|>commentary",
+    "a thought": "<|channel|>analysis<|message|>Hm.",
+    "a preamble": "<|channel|>commentary<|message|>I will look.",
+    "nothing at all": "",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN_OFF.values(), ids=BROKEN_OFF)
+def test_a_turn_that_its_grammar_does_not_end_has_failed(text: str, encoding: HarmonyEncoding) -> None:
+    """An engine whose grammar breaks down ends the turn there, and what is open is not closed as if it were whole."""
+    parser = HarmonyParser(encoding)
+    told = list(parser.feed(started(held_to_grammar=True)))
+    with pytest.raises(EngineFailed, match="could not hold the model to the grammar"):
+        for token in encoding.encode_markup(f"{text}<|return|>"):
+            told += parser.feed(TokenChunk((token,)))
+    whole = parse_text(encoding, f"{text}<|return|>")
+    assert [item.text for item in items(told)] == [item.text for item in whole]
+    assert all(item.complete for item in whole)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<|channel|>analysis<|message|>Hm.{NEXT}<|channel|>final<|message|><|return|>",
+        f"{CALLED}{NEXT}{CALLED}<|call|>",
+        "<|channel|>final<|message|>one STOP",
+    ],
+)
+def test_a_turn_that_its_grammar_ends_is_whole(text: str, encoding: HarmonyEncoding) -> None:
+    """An answer ends the turn, the last call ends it, and a stop text ends it anywhere."""
+    told = parse_text(encoding, text, stop=("STOP",), held_to_grammar=True)
+    assert told
+    assert all(item.complete for item in told)
+
+
+@pytest.mark.parametrize("text", BROKEN_OFF.values(), ids=BROKEN_OFF)
+def test_a_turn_that_was_cut_is_no_failure(text: str, encoding: HarmonyEncoding) -> None:
+    """At the token limit a turn may end anywhere, grammar or not."""
+    parse_text(encoding, text, "length", held_to_grammar=True)
 
 
 # Counting

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from itertools import chain
+from time import process_time
 
 import openai_harmony as reference
 import pytest
@@ -18,6 +19,7 @@ from pipeline.protocol.items import (
     AdditionalTools,
     InputText,
     Item,
+    ItemStatus,
     Message,
     OutputText,
     Reasoning,
@@ -343,6 +345,21 @@ def test_a_call_that_was_cut_is_left_out() -> None:
         "<|start|>functions.f to=assistant<|channel|>commentary<|message|>1<|end|><|start|>assistant"
     )
     assert '{"city": "Ro<|call|>' in text(conversation(cut, output("1", "a")))
+
+
+def test_many_calls_that_were_cut_take_no_longer() -> None:
+    """Whether a call was answered is known in a time that does not depend on how many others were."""
+    seconds = []
+    statuses: tuple[ItemStatus, ...] = ("completed", "incomplete")
+    for status in statuses:
+        pairs: Iterator[tuple[Item, Item]] = (
+            (call("f", "{}", f"{at}", status), output("1", f"{at}")) for at in range(6000)
+        )
+        asked = conversation(*chain.from_iterable(pairs))
+        begun = process_time()
+        assert len(list(filter(None, lay_out(asked).messages))) == 12_000
+        seconds.append(process_time() - begun)
+    assert seconds[1] < 5 * seconds[0]
 
 
 def test_headers_of_calls_have_the_ids_of_their_markup(encoding: HarmonyEncoding) -> None:

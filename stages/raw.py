@@ -1,0 +1,20 @@
+"""Harmony messages in openai_harmony's own JSON, for people who look into what the model read and wrote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def raw_message(
+    role: str,
+    text: str,
+    *,
+    name: str | None = None,
+    channel: str | None = None,
+    recipient: str | None = None,
+    content_type: str | None = None,
+) -> dict[str, Any]:
+    """A message as the JSON of ``openai_harmony.Message``, which leaves out what it does not say but the name."""
+    routed = {"channel": channel, "recipient": recipient, "content_type": content_type}
+    told = {key: value for key, value in routed.items() if value is not None}
+    return {"role": role, "name": name, "content": [{"type": "text", "text": text}], **told}
