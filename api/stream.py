@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TypeAlias
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from api.errors import STREAMING
 from api.log import ANSWERED
@@ -69,6 +69,8 @@ async def send(
     """
     answer = web.StreamResponse(headers=SSE_HEADERS)
     request[STREAMING] = True
+    if request.version < HttpVersion11:
+        answer.force_close()  # without chunks, only the end of the connection tells the end of the stream
     await answer.prepare(request)
     event: Event | None = None
     async with kept_alive(answer, keep_alive) as write:

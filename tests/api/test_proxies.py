@@ -29,7 +29,7 @@ async def proxied(url: str, *, version: aiohttp.HttpVersion, size: int) -> Async
 
     async def hand_on(request: web.Request) -> web.StreamResponse:
         async with (
-            aiohttp.ClientSession(version=version, headers={"Connection": "close"}) as session,
+            aiohttp.ClientSession(version=version) as session,
             session.request(request.method, url + request.path_qs, data=await request.read()) as answer,
         ):
             kept = {name: answer.headers[name] for name in ("Content-Type", "Cache-Control") if name in answer.headers}
