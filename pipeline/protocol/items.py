@@ -40,7 +40,10 @@ class Logprob(msgspec.Struct, frozen=True, gc=False):
 
 
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
-    """Text that the model wrote for the user."""
+    """Text that the model wrote for the user.
+
+    ``logprobs`` are those of its tokens, where they were asked for; text from a header that was repaired has none.
+    """
 
     text: str
     annotations: tuple[dict[str, Any], ...] = ()

@@ -45,6 +45,9 @@ from stages.parse.text import ItemText
 
 _CLOSING = frozenset({END, RETURN, CALL, END_OF_TEXT})
 
+_BREAKING_OFF = frozenset({RETURN, END_OF_TEXT})
+"""With one of these, whichever is its own, an engine ends the turn whose grammar breaks down."""
+
 _LONG_HEADER = 64
 """Tokens.  A header that holds text when it has grown this long is an answer whose markup went missing, and its reader
 should see it arrive.  One that still holds nothing but header words may be a call: a function name has up to 64
@@ -153,11 +156,8 @@ class HarmonyParser:
         )
 
     def _check_end(self, token: int) -> None:
-        """Raise `EngineFailed` where the turn ends, though its grammar lets no turn end there.
-
-        An engine whose grammar breaks down ends the turn at once.
-        """
-        if not self._held_to_grammar or token != RETURN:
+        """Raise `EngineFailed` where the turn ends, though its grammar lets no turn end there."""
+        if not self._held_to_grammar or token not in _BREAKING_OFF:
             return
         if self._item is None or self._item.opening != MessageOpened("final_answer"):
             raise EngineFailed("The engine could not hold the model to the grammar of this request to its end.")

@@ -271,14 +271,15 @@ BROKEN_OFF = {
 
 
 @pytest.mark.parametrize("text", BROKEN_OFF.values(), ids=BROKEN_OFF)
-def test_a_turn_that_its_grammar_does_not_end_has_failed(text: str, encoding: HarmonyEncoding) -> None:
+@pytest.mark.parametrize("end", ["<|return|>", "<|endoftext|>"])
+def test_a_turn_that_its_grammar_does_not_end_has_failed(text: str, end: str, encoding: HarmonyEncoding) -> None:
     """An engine whose grammar breaks down ends the turn there, and what is open is not closed as if it were whole."""
     parser = HarmonyParser(encoding)
     told = list(parser.feed(started(held_to_grammar=True)))
     with pytest.raises(EngineFailed, match="could not hold the model to the grammar"):
-        for token in encoding.encode_markup(f"{text}<|return|>"):
+        for token in encoding.encode_markup(text + end):
             told += parser.feed(TokenChunk((token,)))
-    whole = parse_text(encoding, f"{text}<|return|>")
+    whole = parse_text(encoding, text + end)
     assert [item.text for item in items(told)] == [item.text for item in whole]
     assert all(item.complete for item in whole)
 
