@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import aclosing
+from time import process_time
+from timeit import timeit
 from typing import Any
 
 from msgspec.structs import replace
@@ -13,7 +16,7 @@ from pipeline.protocol.items import OutputItem
 from pipeline.protocol.reading import read_request
 from pipeline.record import replay
 from stages.normalize.normalize import Normalize
-from stages.persist.store import ResponseStore, StoredResponse
+from stages.persist.store import NoStore, ResponseStore, StoredResponse
 
 MODEL = "gpt-oss-20b"
 NOW = 1_790_000_000.9
@@ -25,6 +28,13 @@ async def normalized(store: ResponseStore, suffix: str = "1", /, **body: Any) ->
     async with aclosing(stage(replay([await read_request(json.dumps(body).encode())]))) as conversations:
         (conversation,) = [conversation async for conversation in conversations]
     return conversation
+
+
+def cost(**body: Any) -> float:
+    """Seconds of CPU, those of the garbage collector left out, that it takes to make one body a conversation."""
+    return min(
+        timeit(lambda: asyncio.run(normalized(NoStore(), **body)), timer=process_time, number=1) for _ in range(3)
+    )
 
 
 async def answered(store: ResponseStore, suffix: str, /, *output: OutputItem, **body: Any) -> Conversation:
