@@ -219,3 +219,17 @@ async def test_promises_hold_at_any_temperature(engine: VllmEngine, encoding: Ha
         if response.status == "completed":
             call = the_call(response)
             msgspec.json.decode(call.arguments, type={"get_weather": City, "lookup": Lookup}[call.name])
+
+
+async def test_a_grammar_that_breaks_down_is_no_answer(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A pattern may be too much for the matcher in mid-generation: half a promise is a failure, never an answer."""
+    words = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": r"^(\w+ ?){50,300}$"}},
+        "required": ["a"],
+    }
+    text = {"format": {"type": "json_schema", "name": "words", "strict": True, "schema": words}}
+    response = await respond(engine, encoding, "Describe a person as JSON.", text=text, max_output_tokens=2000)
+    assert response.status == "failed"
+    assert response.error is not None
+    assert response.error.code == "server_error"
