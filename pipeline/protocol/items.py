@@ -114,9 +114,7 @@ class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_
     namespace: str | UnsetType = UNSET
 
 
-class FunctionCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="function_call_output"):
-    """What a function call returned."""
-
+class _CallOutput(msgspec.Struct, frozen=True, tag_field="type"):
     id: str
     call_id: str
     output: str | tuple[InputText, ...]
@@ -126,6 +124,10 @@ class FunctionCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="fun
     def text(self) -> str:
         """The output as one text."""
         return self.output if isinstance(self.output, str) else "".join(part.text for part in self.output)
+
+
+class FunctionCallOutput(_CallOutput, frozen=True, tag="function_call_output"):
+    """What a function call returned."""
 
 
 class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
@@ -139,18 +141,8 @@ class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_
     namespace: str | UnsetType = UNSET
 
 
-class CustomToolCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call_output"):
+class CustomToolCallOutput(_CallOutput, frozen=True, tag="custom_tool_call_output"):
     """What a custom tool call returned."""
-
-    id: str
-    call_id: str
-    output: str | tuple[InputText, ...]
-    status: ItemStatus
-
-    @property
-    def text(self) -> str:
-        """The output as one text."""
-        return self.output if isinstance(self.output, str) else "".join(part.text for part in self.output)
 
 
 class AdditionalTools(msgspec.Struct, frozen=True, tag_field="type", tag="additional_tools"):

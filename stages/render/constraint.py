@@ -19,7 +19,7 @@ from pipeline.protocol.body import shortened
 from stages.render.repeats import shortest, shortest_of_lark
 
 LARGEST = 500_000
-"""Characters of the largest grammar; one of this size takes up to half a second to check."""
+"""Characters of the largest grammar; one of this size takes up to two seconds to check, off the loop."""
 
 MOST_ITEMS = 20_000
 """What the ``minItems`` and ``maxItems`` of all arrays may add up to; as many take a tenth of a second to check."""
