@@ -56,7 +56,7 @@ def _data_folder() -> Path:
 
 
 class Settings(BaseSettings):
-    """Serve MODEL. Options not named here go to vLLM as `vllm serve` takes them; write MODEL before them."""
+    """Serve MODEL. Options not named here go to vLLM's engine; write MODEL before them."""
 
     model_config = SettingsConfigDict(
         env_prefix="PENSTOCK_",
@@ -70,13 +70,13 @@ class Settings(BaseSettings):
 
     model: CliPositionalArg[str] = Field("openai/gpt-oss-20b", description="a Hugging Face id or a folder")
     host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8000, description="port to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on")
     store: Path = Field(
         default_factory=lambda: _data_folder() / "responses.sqlite3", description="the file that keeps responses"
     )
-    max_body_bytes: int = Field(32 * 2**20, description="largest request body")
-    keep_alive: float = Field(15.0, description="seconds of silence before a stream says that it lives")
-    shutdown_timeout: float = Field(20.0, description="seconds that running responses get after SIGTERM")
+    max_body_bytes: int = Field(32 * 2**20, gt=0, description="largest request body")
+    keep_alive: float = Field(15.0, gt=0, description="seconds of silence before a stream says that it lives")
+    shutdown_timeout: float = Field(20.0, ge=0, description="seconds that running responses get after SIGTERM")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_outputs: bool = Field(False, description="log what the model says, reasoning included")
     salt_caches: bool = Field(False, description="share the engine's prefix cache only within one prompt_cache_key")

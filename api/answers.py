@@ -19,7 +19,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The body of every 4xx and 5xx."""
+    """The body of every error."""
 
     error: Problem
 

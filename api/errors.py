@@ -15,7 +15,7 @@ from pipeline.errors import BodyTooLarge, EngineOverloaded, InvalidRequest, Serv
 logger = logging.getLogger(__name__)
 
 STREAMING: web.RequestKey[bool] = web.RequestKey("streaming", bool)
-"""Set on a request once the headers of its stream are out."""
+"""Set on a request from when the headers of its stream go out."""
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -27,34 +27,41 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     """Answer every error with OpenAI's error body; one that comes after the headers closes the connection."""
     try:
         return await handler(request)
-    except StageError as error:
-        return refusal(error)
-    except web.HTTPRequestEntityTooLarge:
-        return refusal(BodyTooLarge(f"The body is over this server's limit of {request.client_max_size} bytes."))
-    except web.RequestPayloadError as error:
-        return refusal(InvalidRequest(f"The body cannot be read: {error}"))
-    except web.HTTPException as error:
-        answer = _error_body(error.status, error.reason, "invalid_request_error", None, None)
-        if "Allow" in error.headers:
-            answer.headers["Allow"] = error.headers["Allow"]
-        return answer
     except ConnectionResetError:
         logger.debug("A client left in the middle of its stream")
         raise
-    except Exception:
+    except Exception as error:
         if request.get(STREAMING):
             raise
-        logger.exception("%s %s met a bug", request.method, request.path)
-        return _error_body(500, "Internal error. The server's log has more.", "server_error", None, "server_error")
+        return _answer(request, error)
+
+
+def _answer(request: web.Request, error: Exception) -> web.Response:
+    match error:
+        case StageError():
+            return refusal(error)
+        case web.HTTPRequestEntityTooLarge():
+            return refusal(BodyTooLarge(f"The body is over this server's limit of {request.client_max_size} bytes."))
+        case web.RequestPayloadError():
+            return refusal(InvalidRequest(f"The body cannot be read: {error}"))
+        case web.HTTPException():
+            answer = _error_body(error.status, error.reason, "invalid_request_error", None, None)
+            if "Allow" in error.headers:
+                answer.headers["Allow"] = error.headers["Allow"]
+            return answer
+        case _:
+            logger.error("%s %s met a bug", request.method, request.path, exc_info=error)
+            return _error_body(500, "Internal error. The server's log has more.", "server_error", None, "server_error")
 
 
 def refusal(error: StageError) -> web.Response:
     """The answer to a request that ``error`` ended before it began."""
-    if not isinstance(error, InvalidRequest):
-        logger.warning("%s", error.message, exc_info=error.__cause__)
     answer = _error_body(error.status, error.message, error.type, error.param, error.code)
     if isinstance(error, EngineOverloaded | ServerStopping):
+        logger.warning("%s", error.message)
         answer.headers["Retry-After"] = "1"
+    elif not isinstance(error, InvalidRequest):
+        logger.warning("%s", error.message, exc_info=error.__cause__)
     return answer
 
 

@@ -8,7 +8,6 @@ import time
 from aiohttp import web
 
 from api.errors import Handler
-from pipeline.logs import current_response
 from pipeline.protocol.response import Response
 
 logger = logging.getLogger(__name__)
@@ -20,7 +19,6 @@ ANSWERED: web.RequestKey[Response] = web.RequestKey("answered", Response)
 @web.middleware
 async def log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Write the line when the request is over, also if the client has left."""
-    current_response.set("-")  # the requests of one connection share one context
     started = time.monotonic()
     answered = "broken off"
     try:

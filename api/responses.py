@@ -22,10 +22,12 @@ from api.stream import obfuscated, send
 from pipeline.core import Pipeline
 from pipeline.errors import (
     BodyTooLarge,
+    EngineDead,
     EngineOverloaded,
     InvalidRequest,
     ModelNotFound,
     ResponseNotFound,
+    ServerStopping,
     StoreFailed,
 )
 from pipeline.frames import Prompt
@@ -49,7 +51,8 @@ LIMIT = Number("limit", default=20, least=1, most=100)
 ORDER = Choice("order", ("desc", "asc"))
 AFTER = Text("after")
 
-_CREATING = (InvalidRequest, ModelNotFound, BodyTooLarge, EngineOverloaded, StoreFailed)
+_READING = (InvalidRequest, ModelNotFound, BodyTooLarge, StoreFailed, ServerStopping)
+_CREATING = (*_READING, EngineOverloaded, EngineDead)
 
 
 @dataclass
@@ -72,7 +75,7 @@ class Responses:
         return (
             web.post(f"{base}/responses", self.create),
             web.post(f"{base}/responses/input_tokens", self.count_input_tokens),
-            web.get(one, self.retrieve),
+            web.get(one, self.retrieve, allow_head=False),  # a HEAD would stream
             web.delete(one, self.delete),
             web.post(f"{one}/cancel", self.cancel),
             web.get(f"{one}/input_items", self.list_input_items),
@@ -81,8 +84,9 @@ class Responses:
     @operation(Operation(Response, body=CreateResponse, refusals=_CREATING, streams=True))
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Create a response, as a stream of events or as one object."""
+        body = await request.read()
         with self.admission.one():
-            wanted = (await read_request(await request.read())).traced(request.headers)
+            wanted = (await read_request(body)).traced(request.headers)
             async with self._answering.open(replay([wanted])) as events:
                 first = await anext(events)
                 if not wanted.stream:
@@ -92,11 +96,12 @@ class Responses:
                 hides = options is not None and options.include_obfuscation is True
                 return await self._send(request, [first], events, hides)
 
-    @operation(Operation(InputTokens, body=CreateResponse, refusals=_CREATING))
+    @operation(Operation(InputTokens, body=CreateResponse, refusals=_READING))
     async def count_input_tokens(self, request: web.Request) -> web.Response:
         """Say how many tokens a request would be, by rendering it."""
+        body = await request.read()
         with self.admission.one():
-            wanted = await read_request(await request.read())
+            wanted = await read_request(body)
             async with self._rendering.open(replay([wanted])) as prompts:
                 prompt = await anext(prompts)
         return as_json(InputTokens(len(prompt.token_ids)))
@@ -126,6 +131,7 @@ class Responses:
         response_id = request.match_info["response_id"]
         if not await self.store.delete(response_id):
             raise ResponseNotFound(shortened(response_id))
+        current_response.set(response_id)
         return as_json(DeletedResponse(response_id))
 
     @operation(Operation(None, refusals=(InvalidRequest, ResponseNotFound)))
@@ -143,6 +149,7 @@ class Responses:
         chain = await self.store.chain(response_id)
         if not chain:
             raise ResponseNotFound(shortened(response_id))
+        current_response.set(response_id)
         items = _input_items(chain)
         rest = _behind(items if order == "asc" else items[::-1], after)
         page = rest[:limit]

@@ -52,7 +52,10 @@ async def whole(events: AsyncIterator[ResponseEvent]) -> AsyncGenerator[Response
 
 
 def obfuscated(event: Event) -> bytes:
-    """`to_sse`, with random characters beside a delta, so that nobody reads its length from that of a packet."""
+    """`to_sse`, with random characters beside a delta, so that nobody reads its length from that of a packet.
+
+    Logprobs, where they are asked for, tell it all the same.
+    """
     data, delta = to_sse(event), getattr(event, "delta", None)
     if not isinstance(delta, str):
         return data
@@ -81,7 +84,7 @@ async def send(
                 await write(encode(event))
         await write(DONE)
     await answer.write_eof()
-    if isinstance(event, TerminalEvent):
+    if rest is not None and isinstance(event, TerminalEvent):
         request[ANSWERED] = event.response
     return answer
 

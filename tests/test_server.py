@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from pydantic_settings import CliApp
 
 from pipeline.logs import name_response
@@ -62,3 +63,12 @@ def test_every_handler_of_the_log_names_the_response(monkeypatch: pytest.MonkeyP
     log_to_stderr("INFO")
     assert root.level == logging.INFO
     assert all(name_response in handler.filters for handler in root.handlers)
+
+
+@pytest.mark.parametrize(
+    "option", [{"keep_alive": 0}, {"max_body_bytes": 0}, {"port": 99_999}, {"shutdown_timeout": -1}]
+)
+def test_numbers_that_make_no_sense_are_refused(option: dict[str, int]) -> None:
+    """A bad setting ends the start with a message, and is never taken for something else."""
+    with pytest.raises(ValidationError):
+        Settings.model_validate({"engine_arguments": []} | option)

@@ -23,7 +23,7 @@ from tests.streams import final, read_sse
 async def test_v6_a_fault_in_mid_stream_is_one_failed_event(
     error: Exception, served: Scripted, encoding: HarmonyEncoding
 ) -> None:
-    """A fault after the headers ends in exactly one response.failed, which is stored (defects 11, 12, V6)."""
+    """A fault after the headers ends in exactly one response.failed, which is stored."""
     served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), error=error, dies=False)
     response = final(read_sse(await served.stream({"input": "Hi"})))
     assert response.status == "failed"
@@ -74,7 +74,7 @@ async def test_a_stage_behind_emit_that_breaks_ends_the_stream(encoding: Harmony
 
 
 async def test_a_client_that_leaves_aborts_the_engine(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Closing the connection ends the generation within moments (defect 31)."""
+    """Closing the connection ends the generation within moments."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
     answer = await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True})
     await answer.content.readline()

@@ -13,7 +13,7 @@ from tests.api.scripts import CALL, WEATHER, Scripted, script
 
 
 async def test_the_stream_helper_accumulates(served: Scripted, sdk: openai.AsyncOpenAI) -> None:
-    """openai-python's stream helper gets through a stream and ends with its final response (defect 2)."""
+    """openai-python's stream helper gets through a stream and ends with its final response."""
     async with sdk.responses.stream(model="tiny", input="Hi") as stream:
         deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
         response = await stream.get_final_response()
@@ -23,7 +23,7 @@ async def test_the_stream_helper_accumulates(served: Scripted, sdk: openai.Async
 async def test_a_function_call_makes_the_round(
     served: Scripted, sdk: openai.AsyncOpenAI, encoding: HarmonyEncoding
 ) -> None:
-    """Call, output and answer travel by previous_response_id; the prompt holds all of them (defect 19)."""
+    """Call, output and answer travel by previous_response_id; the prompt holds all of them."""
     served.engine.script = script(encoding, CALL)
     tools: Any = [WEATHER]
     first = await sdk.responses.create(model="tiny", input="Weather?", tools=tools)

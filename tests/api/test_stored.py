@@ -27,7 +27,7 @@ FAULT = {"error": EngineFailed("It failed.")}
 async def test_b16_a_stored_response_is_streamed_again(
     served: Scripted, encoding: HarmonyEncoding, text: str, options: Any, limit: int | None, status: str
 ) -> None:
-    """However a response ended, its stream can be had again: the same items, the same end (defects V5, B16)."""
+    """However a response ended, its stream can be had again: the same items, the same end."""
     served.engine.script = script(encoding, text, **options)
     first = final(read_sse(await served.stream({"input": "Hi", "tools": [WEATHER], "max_output_tokens": limit})))
     assert first.status == status

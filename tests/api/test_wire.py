@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientPayloadError, ClientSession, web
+from aiohttp.test_utils import TestServer
 
-from pipeline.errors import EngineOverloaded, StoreFailed
+from api.errors import STREAMING, errors_as_json
+from pipeline.errors import EngineFailed, EngineOverloaded, StoreFailed
 from pipeline.protocol.events import DONE
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding
@@ -160,3 +163,29 @@ async def test_traces_go_on_to_the_engine(served: Scripted) -> None:
     assert served.engine.prompts[-1].scheduling.trace_headers == trace
     await served.post({"input": "Hi"})
     assert served.engine.prompts[-1].scheduling.trace_headers == {}
+
+
+async def test_a_head_is_no_stream(served: Scripted) -> None:
+    """What may stream is not to be asked for its headers alone: they could not say where the body ends."""
+    _, answer = await served.post({"input": "Hi"})
+    async with served.client.head(f"{served.url}/v1/responses/{answer['id']}?stream=true") as refused:
+        assert refused.status == 405
+    async with served.client.head(f"{served.url}/v1/models") as answered:
+        assert answered.status == 200
+
+
+async def test_row11_an_error_behind_the_headers_closes_the_connection() -> None:
+    """Whatever gets through to the edge in mid-stream is no second answer in the middle of the first."""
+
+    async def breaks(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse()
+        request[STREAMING] = True
+        await stream.prepare(request)
+        await stream.write(b"data: 1\n\n")
+        raise EngineFailed("It failed.")
+
+    app = web.Application(middlewares=[errors_as_json])
+    app.router.add_get("/", breaks)
+    async with TestServer(app) as server, ClientSession() as client, client.get(server.make_url("/")) as answer:
+        with pytest.raises(ClientPayloadError):
+            await answer.read()

@@ -153,7 +153,7 @@ def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
 
 
 def test_a_cut_response_is_incomplete(client: openai.OpenAI) -> None:
-    """What the limit cuts says so, on the response and on its last item (defects 14, 15, 16)."""
+    """What the limit cuts says so, on the response and on its last item."""
     response = client.responses.create(model="tiny-gpt-oss", input="Never stop talking.", max_output_tokens=40)
     assert response.status == "incomplete"
     assert response.incomplete_details is not None

@@ -81,7 +81,7 @@ async def test_the_stop_token_comes_along(engine: VllmEngine, encoding: HarmonyE
 
 
 async def test_a_slow_reader_gets_every_token(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Tokens that came while nobody read arrive together, and none is missing (defects 9, B10)."""
+    """Tokens that came while nobody read arrive together, and none is missing."""
     asked = prompt(encoding, "Count from 1 to 100.", max_tokens=500)
     quick, slow = await generate(engine, asked), await generate(engine, asked, pause=0.1)
     assert token_ids(quick) == token_ids(slow)
@@ -117,7 +117,7 @@ async def test_cancelling_aborts(engine: VllmEngine, encoding: HarmonyEncoding) 
 async def test_a_client_that_leaves_aborts_the_engine(
     engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path
 ) -> None:
-    """From the socket to the engine: a closed connection frees the engine within a second (defect 31)."""
+    """From the socket to the engine: a closed connection frees the engine within a second."""
     async with serving(engine, encoding, tmp_path) as served:
         body = {"input": "Never stop talking.", "stream": True}
         answer = await served.client.post(f"{served.url}/v1/responses", json=body)
@@ -220,7 +220,7 @@ async def test_logprobs_under_a_grammar(engine: VllmEngine, encoding: HarmonyEnc
 
 
 async def test_a_slow_reader_gets_every_logprob(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Outputs that vLLM has merged keep one logprob for each token, and the alternatives of each (defects 9, B10)."""
+    """Outputs that vLLM has merged keep one logprob for each token, and the alternatives of each."""
     asked = sampled(prompt(encoding, "Count from 1 to 100.", max_tokens=500), logprobs=3)
     quick, slow = await generate(engine, asked), await generate(engine, asked, pause=0.1)
     assert len(slow) < len(quick)
