@@ -35,14 +35,17 @@ class Engine(Protocol):
     def open(self, prompt: Prompt) -> AbstractAsyncContextManager[AsyncIterator[EngineFrame]]:
         """Generate for the length of a block.
 
-        Entering it is the engine's acceptance of the prompt: `InvalidPrompt`, `EngineOverloaded` and `EngineDead` are
-        raised here.  Its frames are ``TokenChunk* . GenerationFinished``; `EngineFailed` and `EngineDead` may be raised
-        between them.  Leaving the block early aborts the generation.
+        Entering it is the engine's acceptance of the prompt: `InvalidPrompt`, `EngineOverloaded`, `ServerStopping` and
+        `EngineDead` are raised here.  Its frames are ``TokenChunk* . GenerationFinished``; `EngineFailed` and
+        `EngineDead` may be raised between them.  Leaving the block early aborts the generation.
         """
         ...
 
     async def stop(self) -> None:
-        """Tell every generation that runs to end with `EngineFailed`."""
+        """Tell every generation that runs to end with `EngineFailed`, and accept none from now on.
+
+        A prompt that is still on its way, or being accepted at this moment, is refused with `ServerStopping`.
+        """
         ...
 
     async def close(self) -> None:

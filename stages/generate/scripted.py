@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 
-from pipeline.errors import EngineDead, EngineFailed, StageError
+from pipeline.errors import EngineDead, EngineFailed, ServerStopping, StageError
 from pipeline.frames import EngineFrame, FinishReason, GenerationFinished, Prompt, TokenChunk, TokenLogprob
 from stages.harmony import VOCABULARY_SIZE
 
@@ -53,6 +53,8 @@ class ScriptedEngine:
         """Play the script once."""
         if not self.is_alive:
             raise EngineDead("The engine has died.")
+        if self.is_stopping:
+            raise ServerStopping
         if self.script.refusal:
             raise self.script.refusal
         self.prompts.append(prompt)
@@ -66,7 +68,7 @@ class ScriptedEngine:
             self.aborted += not progress.finished
 
     async def stop(self) -> None:
-        """Break off what runs."""
+        """Break off what runs, and refuse what comes."""
         self.is_stopping = True
 
     async def close(self) -> None:

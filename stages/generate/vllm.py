@@ -15,7 +15,7 @@ from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
+from pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
 from pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class VllmEngine:
     """The LoRA adapters, by the names under which they are served."""
 
     _running: set[RequestOutputCollector] = field(default_factory=set)
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_alive(self) -> bool:
@@ -62,6 +63,8 @@ class VllmEngine:
         collector = await self._add(prompt)
         self._running.add(collector)
         try:
+            if self._stopping.is_set():  # asked when it is among those that run: `stop` may come while vLLM takes it
+                raise ServerStopping
             async with aclosing(reading.frames(collector)) as frames:
                 yield frames
         finally:
@@ -70,7 +73,8 @@ class VllmEngine:
                 await self._llm.abort(collector.request_id, internal=True)
 
     async def stop(self) -> None:
-        """Tell every generation that runs to end."""
+        """Tell every generation that runs to end, and those that are being added not to begin."""
+        self._stopping.set()
         for collector in self._running:
             collector.put(EngineFailed("The server is stopping."))
 

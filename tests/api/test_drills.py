@@ -19,6 +19,7 @@ import pytest
 
 from pipeline.core import Pipeline
 from pipeline.errors import EngineDead, EngineFailed
+from pipeline.frames import Prompt
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.items import Reasoning
 from pipeline.protocol.response import Response
@@ -77,6 +78,23 @@ async def test_row12_a_death_turns_later_requests_away(served: Scripted, encodin
         assert (await streamed(served)).status == "failed"
         assert (await served.post(BODY))[0] == 503
         served.engine.is_alive = True
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_turns_away_what_is_on_its_way(encoding: HarmonyEncoding, tmp_path: Path, stream: bool) -> None:
+    """A request that was let in, and comes to the engine when that has been stopped, is a 503 and never runs."""
+    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True))
+
+    async def stop(source: AsyncIterator[Prompt]) -> AsyncGenerator[Prompt, None]:
+        async for prompt in source:
+            await engine.stop()
+            yield prompt
+
+    async with serving(engine, encoding, tmp_path, edit=lambda whole: whole.before("generate", "stop", stop)) as served:
+        async with served.client.post(f"{served.url}/v1/responses", json={**BODY, "stream": stream}) as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+            assert (await answer.json())["error"]["type"] == "server_error"
+        assert (engine.prompts, served.api.admission.running) == ([], 0)
 
 
 JUNK = [[START], [START, START], [CHANNEL], [MESSAGE], [END, END], [200_010], [201_087], [185], [CHANNEL, 185, MESSAGE]]

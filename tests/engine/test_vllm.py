@@ -16,7 +16,15 @@ import msgspec
 import psutil
 import pytest
 
-from pipeline.errors import ContextTooLong, EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, InvalidRequest
+from pipeline.errors import (
+    ContextTooLong,
+    EngineDead,
+    EngineFailed,
+    EngineOverloaded,
+    InvalidPrompt,
+    InvalidRequest,
+    ServerStopping,
+)
 from pipeline.frames import GenerationFinished, Prompt, Sampling, TokenChunk, TokenFrame
 from pipeline.protocol.items import Message, OutputText
 from pipeline.record import read_frames, replay, write_frames
@@ -128,13 +136,16 @@ async def test_a_client_that_leaves_aborts_the_engine(
 
 
 async def test_stopping_ends_what_runs(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Every generation that runs when the engine is stopped fails at once, and leaves no request behind."""
+    """Every generation that runs when the engine is stopped fails at once, none begins, and no request stays."""
+    ending = replace(engine, _running=set(), _stopping=asyncio.Event())  # the others need theirs
     asked = prompt(encoding, "Never stop talking.", max_tokens=5000)
-    tasks = [asyncio.create_task(generate(engine, rename(asked, f"resp_{number}"))) for number in range(3)]
+    tasks = [asyncio.create_task(generate(ending, rename(asked, f"resp_{number}"))) for number in range(3)]
     await asyncio.sleep(0.5)
-    await engine.stop()
+    await ending.stop()
     ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 2)
     assert [type(end) for end in ends] == [EngineFailed] * 3
+    with pytest.raises(ServerStopping):
+        await generate(ending, asked)
     await until_idle(engine)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.errors import ContextTooLong, EngineDead, EngineFailed, InvalidPrompt, StageError
+from pipeline.errors import ContextTooLong, EngineDead, EngineFailed, InvalidPrompt, ServerStopping, StageError
 from pipeline.frames import (
     GenerationFinished,
     GenerationStarted,
@@ -117,13 +117,20 @@ async def test_leaving_at_any_frame_aborts(taken: int) -> None:
 
 
 async def test_stopping_fails_what_runs() -> None:
-    """A stopped engine ends its streams as failed, and a refusal comes ahead of any frame."""
+    """A stopped engine ends its streams as failed, and takes no prompt any more."""
     engine = ScriptedEngine(Script(TOKENS, endless=True))
     stage = Generate(engine)(replay([prompt()]))
     await anext(stage)
     await engine.stop()
     with pytest.raises(EngineFailed):
         await anext(stage)
+    with pytest.raises(ServerStopping):
+        await generated(engine, prompt())
+    assert (engine.running, len(engine.prompts)) == (0, 1)
+
+
+async def test_a_refusal_comes_ahead_of_any_frame() -> None:
+    """What the engine does not accept can still be answered with a status."""
     refusing = ScriptedEngine(Script(refusal=InvalidPrompt("no")))
     with pytest.raises(InvalidPrompt):
         await anext(Generate(refusing)(replay([prompt()])))
