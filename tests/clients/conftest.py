@@ -16,6 +16,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -28,10 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--node", default="node", help="Node 22 or newer")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Every test of a client needs the engine."""
-    for item in items:
-        item.add_marker("engine")
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not (session.config.getoption("--server") or session.config.getoption("--serve")):
+        raise pytest.UsageError("a server is needed: --serve COMMAND, or --server URL")
 
 
 @pytest.fixture(scope="session")
@@ -48,19 +48,19 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     with (folder / "serve.log").open("wb") as log:
         server = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        wait_for(f"http://127.0.0.1:{port}/health", server)
+        wait_for(f"http://127.0.0.1:{port}/health", server, folder / "serve.log")
         yield f"http://127.0.0.1:{port}/v1"
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(60)
 
 
-def wait_for(health: str, server: subprocess.Popen[bytes]) -> None:
+def wait_for(health: str, server: subprocess.Popen[bytes], log: Path) -> None:
     for _ in range(1500):
-        assert server.poll() is None, "the server has ended"
+        assert server.poll() is None, "the server has ended:\n" + log.read_text(errors="replace")[-4000:]
         try:
             with urllib.request.urlopen(health, timeout=1):
                 return
         except OSError:
             time.sleep(0.2)
-    raise TimeoutError(health)
+    raise TimeoutError(health + "\n" + log.read_text(errors="replace")[-4000:])

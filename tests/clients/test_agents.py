@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Any, Literal
+
 import openai
 import pytest
 from agents import (
@@ -14,7 +16,7 @@ from agents import (
     set_tracing_disabled,
 )
 from openai.types.responses import ResponseTextDeltaEvent
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 set_tracing_disabled(disabled=True)  # traces would go to OpenAI
 
@@ -22,8 +24,8 @@ GREEDY = ModelSettings(temperature=0)
 
 
 class Person(BaseModel):
-    name: str
-    age: int
+    name: Literal["Ada", "Grace"]
+    age: Annotated[int, Field(ge=0, le=150)]
 
 
 @function_tool
@@ -80,20 +82,24 @@ async def test_streamed_tool_round_trip(model: OpenAIResponsesModel) -> None:
     assert result.final_output == "It is 18 °C in Paris right now."
 
 
-async def test_session(model: OpenAIResponsesModel) -> None:
+async def test_session(model: OpenAIResponsesModel, url: str) -> None:
     """A session keeps the history on the client's side, and sends it with each turn."""
     agent = Agent("Listener", model=model, model_settings=GREEDY)
     session = SQLiteSession("one")
     await Runner.run(agent, "Remember the number seven.", session=session)
     result = await Runner.run(agent, "What did I say before?", session=session)
     assert result.final_output == "You asked me to remember the number seven."
+    async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
+        items: Any = await client.responses.input_items.list(result.last_response_id or "", order="asc")
+    said = [item.content[0].text for item in items.data if item.type == "message" and item.role == "user"]
+    assert said == ["Remember the number seven.", "What did I say before?"]
 
 
 async def test_structured_output(model: OpenAIResponsesModel) -> None:
-    """An agent's answer has the type that it is declared with."""
+    """An agent's answer has the type that it is declared with, whatever the model would rather say."""
     agent = Agent("Author", model=model, model_settings=GREEDY, output_type=Person)
-    result = await Runner.run(agent, "Describe a person as JSON.")
-    assert result.final_output == Person(name="Ada", age=36)
+    result = await Runner.run(agent, "Say hello.")
+    assert isinstance(result.final_output, Person)
 
 
 async def test_unknown_model(url: str) -> None:

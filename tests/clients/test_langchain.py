@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
 import pytest
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 
 class Person(BaseModel):
     """Somebody."""
 
-    name: str
-    age: int
+    name: Literal["Ada", "Grace"]
+    age: Annotated[int, Field(ge=0, le=150)]
 
 
 @tool
-def get_weather(city: str) -> str:
+def get_weather(city: Literal["Paris", "Rome"]) -> str:
     """Get the weather of a city."""
     assert city == "Paris"
     return '{"temperature":18,"unit":"C"}'
@@ -71,14 +71,15 @@ def test_streamed_tool_round_trip(url: str) -> None:
 
 
 def test_structured_output(url: str) -> None:
-    """A chain gives an instance of the class that it is given."""
-    assert chat(url).with_structured_output(Person).invoke("Describe a person as JSON.") == Person(name="Ada", age=36)
+    """A chain gives an instance of the class that it is given, whatever the model would rather say."""
+    assert isinstance(chat(url).with_structured_output(Person).invoke("Say hello."), Person)
 
 
 def test_required_tool(url: str) -> None:
-    """`any` makes the model call."""
-    message = chat(url).bind_tools([get_weather], tool_choice="any").invoke("What is the weather in Paris?")
-    assert [call["name"] for call in message.tool_calls] == ["get_weather"]
+    """`any` makes the model call, whatever it would rather do."""
+    message = chat(url).bind_tools([get_weather], tool_choice="any", strict=True).invoke("Say hello.")
+    assert message.tool_calls[0]["name"] == "get_weather"
+    assert message.tool_calls[0]["args"]["city"] in {"Paris", "Rome"}
 
 
 def test_unknown_model(url: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Generator
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 WEATHER: Any = {
     "type": "function",
@@ -15,7 +16,7 @@ WEATHER: Any = {
     "description": "Get the weather of a city.",
     "parameters": {
         "type": "object",
-        "properties": {"city": {"type": "string"}},
+        "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
         "required": ["city"],
         "additionalProperties": False,
     },
@@ -24,8 +25,8 @@ WEATHER: Any = {
 
 
 class Person(BaseModel):
-    name: str
-    age: int
+    name: Literal["Ada", "Grace"]
+    age: Annotated[int, Field(ge=0, le=150)]
 
 
 @pytest.fixture(scope="module")
@@ -98,31 +99,25 @@ def test_tool_round_trip_without_the_store(client: openai.OpenAI) -> None:
 
 
 def test_structured_output(client: openai.OpenAI) -> None:
-    """`parse` gives an instance of the class that it is given."""
-    response = client.responses.parse(
-        model="tiny-gpt-oss", input="Describe a person as JSON.", text_format=Person, temperature=0
-    )
-    assert response.output_parsed == Person(name="Ada", age=36)
+    """`parse` gives an instance of the class that it is given, whatever the model would rather say."""
+    response = client.responses.parse(model="tiny-gpt-oss", input="Say hello.", text_format=Person, temperature=0)
+    assert isinstance(response.output_parsed, Person)
 
 
 def test_structured_stream(client: openai.OpenAI) -> None:
     """So does the helper of streams."""
-    with client.responses.stream(
-        model="tiny-gpt-oss", input="Describe a person as JSON.", text_format=Person, temperature=0
-    ) as stream:
-        assert stream.get_final_response().output_parsed == Person(name="Ada", age=36)
+    with client.responses.stream(model="tiny-gpt-oss", input="Say hello.", text_format=Person, temperature=0) as stream:
+        assert isinstance(stream.get_final_response().output_parsed, Person)
 
 
 def test_required_tool(client: openai.OpenAI) -> None:
     """A call that is required comes, whatever the model would rather do."""
     response = client.responses.create(
-        model="tiny-gpt-oss",
-        input="What is the weather in Paris?",
-        tools=[WEATHER],
-        tool_choice="required",
-        temperature=0,
+        model="tiny-gpt-oss", input="Say hello.", tools=[WEATHER], tool_choice="required", temperature=0
     )
-    assert response.output[-1].type == "function_call"
+    call = response.output[-1]
+    assert call.type == "function_call"
+    assert json.loads(call.arguments)["city"] in {"Paris", "Rome"}
 
 
 def test_errors(client: openai.OpenAI) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic_ai import Agent, ModelHTTPError, NativeOutput, ThinkingPart
 from pydantic_ai.models.openai import OpenAIResponsesModel, OpenAIResponsesModelSettings
 from pydantic_ai.providers.openai import OpenAIProvider
 
 
 class Person(BaseModel):
-    name: str
-    age: int
+    name: Literal["Ada", "Grace"]
+    age: Annotated[int, Field(ge=0, le=150)]
 
 
 def agent(url: str, model: str = "tiny-gpt-oss", **options: Any) -> Agent[None, Any]:
@@ -55,17 +56,21 @@ async def test_history(url: str) -> None:
     first = await listener.run("Remember the number seven.")
     second = await listener.run("What did I say before?", message_history=first.all_messages())
     assert second.output == "You asked me to remember the number seven."
+    async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
+        items: Any = await client.responses.input_items.list(second.response.provider_response_id or "", order="asc")
+    said = [item.content[0].text for item in items.data if item.type == "message" and item.role == "user"]
+    assert said == ["Remember the number seven.", "What did I say before?"]
 
 
 async def test_structured_output(url: str) -> None:
-    """The server keeps to the schema of the output."""
-    result = await agent(url, output_type=NativeOutput(Person)).run("Describe a person as JSON.")
-    assert result.output == Person(name="Ada", age=36)
+    """The server keeps to the schema of the output, whatever the model would rather say."""
+    result = await agent(url, output_type=NativeOutput(Person)).run("Say hello.")
+    assert isinstance(result.output, Person)
 
 
 async def test_structured_output_by_a_tool(url: str) -> None:
     """The output is the arguments of a call, which is required."""
-    result = await agent(url, output_type=Person).run("Describe a person as JSON.")
+    result = await agent(url, output_type=Person).run("Say hello.")
     assert isinstance(result.output, Person)
 
 

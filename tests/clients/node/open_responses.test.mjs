@@ -9,6 +9,7 @@ import { z } from "zod";
 
 const temperature = 0;
 const hello = "Hello! How can I help you today?";
+const person = z.object({ name: z.enum(["Ada", "Grace"]), age: z.number().int().min(0).max(150) });
 
 const tools = {
   get_weather: tool({
@@ -48,8 +49,8 @@ for (const base of ["/v1", "/openresponses/v1"]) {
   });
 
   test(`${base}: structured output`, async () => {
-    const output = Output.object({ schema: z.object({ name: z.string(), age: z.number().int() }) });
-    const result = await generateText({ model, temperature, output, prompt: "Describe a person as JSON." });
-    assert.deepEqual(result.output, { name: "Ada", age: 36 });
+    const output = Output.object({ schema: person });
+    const result = await generateText({ model, temperature, output, prompt: "Say hello." });
+    person.parse(result.output);
   });
 }

