@@ -5,25 +5,29 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, get_type_hints
+from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from openai.types.responses.response_create_params import (
     ResponseCreateParamsNonStreaming,
     ResponseCreateParamsStreaming,
 )
 
 from pipeline.errors import InvalidRequest, UnsupportedParameter
-from pipeline.frames import Conversation
 from pipeline.protocol.items import InputText, Item, Message
 from pipeline.protocol.reading import read_request
 from pipeline.protocol.request import CreateResponse
+from pipeline.protocol.response import Response
 from pipeline.record import replay
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import load_encoding
 from stages.normalize.normalize import Normalize
 from stages.persist.store import NoStore, StoredResponse
+from stages.responses import harmony_responses
+from tests.api.scripts import script
 from tests.pipeline.bodies import WEATHER
 
 Json: TypeAlias = Any
@@ -46,13 +50,11 @@ PROBES: dict[str, list[Json]] = {
     "previous_response_id": ["resp_0"],
     "store": [False],
     "metadata": [{"order": "17"}],
-    "stream": [True, False],
-    "stream_options": [{"include_obfuscation": True}],
     "tools": [[WEATHER], [{"type": "custom", "name": "x"}], [{"type": "namespace", "name": "n", "tools": [WEATHER]}]],
-    "tool_choice": ["none"],
+    "tool_choice": ["none", "required", {"type": "function", "name": WEATHER["name"]}],
     "parallel_tool_calls": [False],
     "reasoning": [{"effort": "high"}, {"summary": "auto"}, {"generate_summary": "auto"}],
-    "text": [{"format": {"type": "json_object"}}, {"verbosity": "low"}],
+    "text": [{"format": {"type": "json_object"}}],
     "max_output_tokens": [16],
     "temperature": [0.5],
     "top_p": [0.5],
@@ -85,33 +87,70 @@ PROBES: dict[str, list[Json]] = {
     "enable_response_messages": [True],
     "previous_input_messages": [[{"role": "user", "content": "Hello"}]],
 }
-"""Values that ask for something, for each parameter."""
+"""Values that ask for something, for each parameter that a stage knows."""
 
 AT_THE_EDGE = frozenset({"stream", "stream_options"})
-"""Parameters that no stage knows: they say how the events are written."""
+"""Those that no stage knows, so that nothing here could tell: the tests of the edge see how events are written."""
+
+IDLE_PARTS: list[tuple[str, Json]] = [("text", {"verbosity": "low"}), ("reasoning", {"context": "auto"})]
+"""Parts of implemented parameters that come back at most, as their rows say."""
 
 CASES = [(name, value) for name, values in PROBES.items() for value in values]
 
+CONTEXT_LENGTH = 4096
+FULL = [{"role": "user", "content": "la " * 3900}, {"role": "user", "content": "Hi"}]
+"""Fits into the context, and leaves little room for an answer."""
+
+BESIDE: dict[str, Json] = {
+    "tool_choice": {"tools": [WEATHER]},
+    "parallel_tool_calls": {"tools": [WEATHER]},
+    "truncation": {"input": FULL},
+}
+"""What the rest of a request must be for a parameter to matter."""
 
 EARLIER = Message("msg_0i0000", "completed", "user", (InputText("Hello"),))
 
 
+@dataclass
 class OneResponse(NoStore):
-    """Knows one response, which anything may continue."""
+    """Knows one response, which anything may continue, and counts what it is to keep."""
+
+    kept: int = 0
+
+    async def put(self, stored: StoredResponse) -> None:
+        self.kept += 1
 
     async def chain(self, response_id: str) -> tuple[StoredResponse, ...]:
-        response = (await conversation(input="Hi")).response
-        return (StoredResponse(response, (EARLIER,)),)
+        return (StoredResponse((await outcome()).response, (EARLIER,)),)
 
     async def items(self, ids: Sequence[str]) -> dict[str, Item]:
         return {EARLIER.id: EARLIER}
 
 
-async def conversation(**body: Json) -> Conversation:
+class Outcome(NamedTuple):
+    """What comes of a request: the response as it ends, and whatever is done apart from filling in that object."""
+
+    response: Response
+    deeds: Json
+
+
+async def outcome(**body: Json) -> Outcome:
+    """Let the whole pipeline answer, with the same ids and words each time."""
     request = await read_request(json.dumps({"input": "Hi", **body}).encode())
-    stage = Normalize(OneResponse(), ("served", "lora"), draw=lambda: "1", clock=lambda: 0.0)
-    async with aclosing(stage(replay([request]))) as conversations:
-        return await anext(conversations)
+    encoding, store = load_encoding(), OneResponse()
+    engine = ScriptedEngine(script(encoding), CONTEXT_LENGTH, models=("served", "lora"))
+    stage = Normalize(store, engine.models, draw=lambda: "1", clock=lambda: 0.0)
+    pipeline = harmony_responses(engine.models, engine, encoding, store).replace("normalize", stage)
+    async with pipeline.open(replay([request])) as stream:
+        events: list[Json] = [event async for event in stream]
+    (prompt,) = engine.prompts
+    deeds = {
+        # What the engine reads of it: the model says which adapter to use, and the tools are in the tokens.
+        "prompt": asdict(prompt) | {"response": prompt.response.model, "tools": None},
+        "events": [type(event) if hasattr(event, "response") else event for event in events],
+        "kept": store.kept,
+    }
+    return Outcome(events[-1].response, deeds)
 
 
 def test_the_table_has_every_parameter_once() -> None:
@@ -123,28 +162,31 @@ def test_the_table_has_every_parameter_once() -> None:
 
 def test_every_parameter_is_probed() -> None:
     """No promise of the table stays untested."""
-    assert PROBES.keys() == TABLE.keys()
+    assert PROBES.keys() | AT_THE_EDGE == TABLE.keys()
     assert set(TABLE.values()) == {"implemented", "echoed", "accepted", "refused"}
 
 
 @pytest.mark.parametrize(("name", "value"), CASES, ids=str)
 async def test_the_table_is_true(name: str, value: Json) -> None:
     """Whatever a row promises happens to a request that says it."""
-    before = await conversation()
+    beside = BESIDE.get(name, {})
     if TABLE[name] == "refused":
         with pytest.raises(UnsupportedParameter) as caught:
-            await conversation(**{name: value})
+            await outcome(**{name: value})
         assert (caught.value.status, caught.value.param) == (400, name)
         return
-    after = await conversation(**{name: value})
-    match TABLE[name]:
-        case "implemented":
-            assert (after == before) is (name in AT_THE_EDGE)
-        case "echoed":
-            assert getattr(after.response, name) == value
-            assert replace(after, response=before.response) == before
-        case _:
-            assert after == before
+    before, after = await outcome(**beside), await outcome(**beside, **{name: value})
+    assert (after.deeds != before.deeds) is (TABLE[name] == "implemented")
+    if TABLE[name] == "echoed":
+        assert replace(before.response, **{name: value}) == after.response != before.response
+    elif TABLE[name] == "accepted":
+        assert after.response == before.response
+
+
+@pytest.mark.parametrize(("name", "part"), IDLE_PARTS, ids=str)
+async def test_idle_parts_do_nothing(name: str, part: Json) -> None:
+    """What a row takes back from its promise does not happen."""
+    assert (await outcome(**{name: part})).deeds == (await outcome()).deeds
 
 
 @pytest.mark.parametrize("name", [name for name, promise in TABLE.items() if promise == "refused"])
@@ -152,12 +194,12 @@ async def test_what_is_refused_may_be_null(name: str) -> None:
     """Clients write null for what they do not ask for; false and an empty list ask for nothing either."""
     nothings: dict[str, list[Json]] = {"background": [None, False], "context_management": [None, []]}
     for nothing in nothings.get(name, [None]):
-        assert await conversation(**{name: nothing}) == await conversation()
+        assert await outcome(**{name: nothing}) == await outcome()
 
 
 @pytest.mark.parametrize("name", PROBES)
 async def test_what_has_no_meaning_is_refused(name: str) -> None:
     """A value of a wrong type is a 400 that names the parameter, or a place in it."""
     with pytest.raises(InvalidRequest) as caught:
-        await conversation(**{name: [[5]] if name != "context_management" else 5})
+        await outcome(**{name: [[5]] if name != "context_management" else 5})
     assert (caught.value.param or "").startswith(name)
