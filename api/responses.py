@@ -190,7 +190,7 @@ def _input_items(chain: Sequence[StoredResponse]) -> tuple[Item, ...]:
     *older, last = chain
     seen: dict[str, Item] = {}
     listed: list[Item] = []
-    for item in (*(item for stored in older for item in (*stored.input, *stored.response.output)), *last.input):
+    for item in (*(item for stored in older for item in stored.items), *last.input):
         if seen.get(item.id) != item:
             listed.append(item)
         seen[item.id] = item

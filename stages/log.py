@@ -29,7 +29,5 @@ def in_words(item: OutputItem) -> str:
             return f"reasoning: {item.text!r}"
         case Message():
             return f"message: {item.text!r}"
-        case FunctionCall():
-            return f"call of {item.namespace + '.' if item.namespace else ''}{item.name}: {item.arguments!r}"
-        case CustomToolCall():
-            return f"call of {item.namespace + '.' if item.namespace else ''}{item.name}: {item.input!r}"
+        case FunctionCall() | CustomToolCall():
+            return f"call of {item.namespace + '.' if item.namespace else ''}{item.name}: {item.text!r}"

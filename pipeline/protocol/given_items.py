@@ -97,16 +97,17 @@ class CustomToolCallItem(_CallItem):
     input: str
 
 
-class FunctionCallOutputItem(_InputItem):
+class _CallOutputItem(_InputItem):
+    call_id: CallId
+    output: _CallOutput
+
+
+class FunctionCallOutputItem(_CallOutputItem):
     type: Literal["function_call_output"]
-    call_id: CallId
-    output: _CallOutput
 
 
-class CustomToolCallOutputItem(_InputItem):
+class CustomToolCallOutputItem(_CallOutputItem):
     type: Literal["custom_tool_call_output"]
-    call_id: CallId
-    output: _CallOutput
 
 
 class ItemReference(Body):
@@ -156,8 +157,11 @@ class RawPart(Body):
     instructions: str | None = None
 
 
+_RawRole: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
+
+
 class RawAuthor(Body):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: _RawRole
     name: str | None = None
 
 
@@ -165,7 +169,7 @@ class RawMessage(Body):
     """A message as openai_harmony writes it; its author is one object, or ``role`` and ``name``."""
 
     author: RawAuthor | None = None
-    role: Literal["system", "developer", "user", "assistant", "tool"] | None = None
+    role: _RawRole | None = None
     name: str | None = None
     content: Annotated[
         Annotated[str, Tag("as_text")] | Annotated[list[RawPart], FAIL_FAST, Tag("as_list")],

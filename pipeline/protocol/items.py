@@ -113,6 +113,11 @@ class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_
     status: ItemStatus
     namespace: str | UnsetType = UNSET
 
+    @property
+    def text(self) -> str:
+        """What the model wrote."""
+        return self.arguments
+
 
 class _CallOutput(msgspec.Struct, frozen=True, tag_field="type"):
     id: str
@@ -139,6 +144,11 @@ class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_
     input: str
     status: ItemStatus
     namespace: str | UnsetType = UNSET
+
+    @property
+    def text(self) -> str:
+        """What the model wrote."""
+        return self.input
 
 
 class CustomToolCallOutput(_CallOutput, frozen=True, tag="custom_tool_call_output"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -27,6 +28,8 @@ from pipeline.protocol.items import (
 )
 from stages.normalize.tools import Offer
 from stages.persist.store import ResponseStore
+
+Said = TypeVar("Said")
 
 
 async def read_input(
@@ -110,8 +113,9 @@ async def _item(item: given.InputItem, suffix: str, path: str, offer: Offer, pac
     match item:
         case given.MessageItem():
             content = await _message_parts(item, path, pace)
-            phase = UNSET if item.phase is None else item.phase
-            return Message(item.id or f"msg_{suffix}", item.status or "completed", item.role, content, phase)
+            return Message(
+                item.id or f"msg_{suffix}", item.status or "completed", item.role, content, _unset(item.phase)
+            )
         case given.ReasoningItem():
             return await _reasoning(item, suffix, pace)
         case given.AdditionalToolsItem():
@@ -152,7 +156,7 @@ async def _additional_tools(
     return AdditionalTools(item.id or f"at_{suffix}", item.role, tuple(tools))
 
 
-def _unset(said: str | None) -> str | UnsetType:
+def _unset(said: Said | None) -> Said | UnsetType:
     return UNSET if said is None else said
 
 
@@ -168,8 +172,8 @@ async def _reasoning(item: given.ReasoningItem, suffix: str, pace: Pace) -> Reas
         item.id or f"rs_{suffix}",
         summary=tuple(summary),
         content=UNSET if item.content is None else tuple(content),
-        encrypted_content=UNSET if item.encrypted_content is None else item.encrypted_content,
-        status=UNSET if item.status is None else item.status,
+        encrypted_content=_unset(item.encrypted_content),
+        status=_unset(item.status),
     )
 
 

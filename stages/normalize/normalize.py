@@ -82,12 +82,12 @@ class Normalize:
         if not items and not before and not history:
             raise InvalidRequest("A request without previous_response_id needs an input.", param="input")
         await check_calls((*history, *before), items, pace)
-        tools = await offer.toolset(request, pace)
+        tools, sampling = await offer.toolset(request, pace), _sampling(request)
         return Conversation(
-            response=_response(request, offer, f"resp_{suffix}", int(now), model),
+            response=_response(request, offer, sampling, f"resp_{suffix}", int(now), model),
             history=history,
             input=(*before, *items),
-            sampling=_sampling(request),
+            sampling=sampling,
             date=datetime.fromtimestamp(now, UTC).date().isoformat(),
             tools=tools,
             scheduling=self._scheduling(request),
@@ -107,7 +107,7 @@ class Normalize:
         chain = await self.store.chain(previous)
         if not chain:
             raise PreviousResponseNotFound(shortened(previous))
-        return tuple(item for stored in chain for item in (*stored.input, *stored.response.output))
+        return tuple(item for stored in chain for item in stored.items)
 
     def _scheduling(self, request: CreateResponse) -> Scheduling:
         salt = request.cache_salt
@@ -163,8 +163,9 @@ def _or(said: Number | None, default: Number) -> Number:
     return default if said is None else said
 
 
-def _response(request: CreateResponse, offer: Offer, response_id: str, created_at: int, model: str) -> Response:
-    sampling = _sampling(request)
+def _response(
+    request: CreateResponse, offer: Offer, sampling: Sampling, response_id: str, created_at: int, model: str
+) -> Response:
     tier = request.service_tier
     return Response(
         id=response_id,

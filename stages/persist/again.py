@@ -90,9 +90,6 @@ def _content(item: OutputItem) -> Iterator[ItemFrame]:
                 yield ItemDelta(part.text, part.logprobs)
             for annotation in part.annotations:
                 yield AnnotationAdded(annotation)
-        case Message() | Reasoning():
+        case _:
             if item.text:
                 yield ItemDelta(item.text)
-        case FunctionCall(arguments=text) | CustomToolCall(input=text):
-            if text:
-                yield ItemDelta(text)

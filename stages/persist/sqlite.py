@@ -165,7 +165,7 @@ class SqliteStore:
         """The items of those ids, each as it was stored last."""
         wanted, found = frozenset(ids), dict[str, Item]()
         for stored in await self._read(_HOLDERS, json.dumps(ids)):
-            found |= {item.id: item for item in (*stored.input, *stored.response.output) if item.id in wanted}
+            found |= {item.id: item for item in stored.items if item.id in wanted}
         return found
 
     async def close(self) -> None:

@@ -17,6 +17,11 @@ class StoredResponse(msgspec.Struct, frozen=True):
     response: Response
     input: tuple[Item, ...]
 
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """What it adds to a conversation: its input, then its output."""
+        return (*self.input, *self.response.output)
+
 
 class ResponseStore(Protocol):
     """Keeps responses by id.  Whatever it cannot do raises `StoreFailed`, also anything after `close`."""

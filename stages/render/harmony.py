@@ -49,7 +49,8 @@ class RenderHarmony:
         dropped: frozenset[int] = frozenset()
         if conversation.response.truncation == "auto":
             wanted = sum(map(len, (*head, *items, tail))) + self._room(conversation)
-            dropped = to_drop(layout.items, list(map(len, items)), wanted - self.context_length)
+            if wanted > self.context_length:
+                dropped = to_drop(layout.items, list(map(len, items)), wanted - self.context_length)
         kept = (ids for at, ids in enumerate(items) if at not in dropped)
         return Prompt(
             response=conversation.response,

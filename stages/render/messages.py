@@ -220,9 +220,9 @@ def callers_of(items: Sequence[Item]) -> dict[int, int]:
 
 
 def _call(call: Call) -> HarmonyMessage:
-    text, content_type = (call.arguments, "json") if isinstance(call, FunctionCall) else (call.input, "code")
+    content_type = "json" if isinstance(call, FunctionCall) else "code"
     recipient = recipient_of(call)
-    return HarmonyMessage("assistant", (text,), "commentary", recipient=recipient, content_type=content_type)
+    return HarmonyMessage("assistant", (call.text,), "commentary", recipient=recipient, content_type=content_type)
 
 
 def _output(output: CallOutput, caller: Item | None) -> HarmonyMessage:
