@@ -138,6 +138,10 @@ class Pipeline(Generic[In, Out]):
         """The head that ends with ``anchor``."""
         return Pipeline(self.steps[: self._position(anchor) + 1])
 
+    def behind(self, anchor: str) -> Pipeline[Any, Out]:
+        """The tail that begins with whatever comes after ``anchor``."""
+        return Pipeline(self.steps[self._position(anchor) + 1 :])
+
     def inner(self, anchor: str) -> Pipeline[Any, Any]:
         """The pipeline inside the composite stage ``anchor``."""
         inner = self.steps[self._position(anchor)].inner

@@ -83,6 +83,65 @@ class ResponseNotFound(InvalidRequest):
         super().__init__(f"There is no stored response {response_id!r}.", param="response_id")
 
 
+class StreamExpired(InvalidRequest):
+    """The events of a stored response are no longer kept, only what they led to."""
+
+    code = "stream_expired"
+
+
+class ConversationNotFound(InvalidRequest):
+    """The request names a conversation that does not exist."""
+
+    status = 404
+    code = "conversation_not_found"
+
+    def __init__(self, conversation_id: str, *, param: str = "conversation_id") -> None:
+        super().__init__(f"There is no conversation {conversation_id!r}.", param=param)
+
+
+class ConversationLocked(InvalidRequest):
+    """Another response is being added to the conversation: the same request may succeed a moment later."""
+
+    status = 409
+    code = "conversation_locked"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Another response is being added to this conversation. Try again in a few seconds.", param="conversation"
+        )
+
+
+class ItemNotFound(InvalidRequest):
+    """The path names an item that is not in its conversation."""
+
+    status = 404
+    code = "item_not_found"
+
+    def __init__(self, item_id: str) -> None:
+        super().__init__(f"There is no item {item_id!r} in this conversation.", param="item_id")
+
+
+class PreviousResponseUnfinished(InvalidRequest):
+    """``previous_response_id`` names a response that has not ended, or not well."""
+
+    code = "previous_response_unfinished"
+
+    def __init__(self, response_id: str, status: str) -> None:
+        super().__init__(
+            f"The response {response_id!r} is {status}: it cannot be continued.", param="previous_response_id"
+        )
+
+
+class Unauthorized(InvalidRequest):
+    """The request has no API key that this server knows."""
+
+    status = 401
+    code = "invalid_api_key"
+
+    def __init__(self) -> None:
+        super().__init__("Give an API key of this server: 'Authorization: Bearer <key>'.")
+
+
 class BodyTooLarge(InvalidRequest):
     """The body is over the server's limit."""
 
@@ -117,4 +176,13 @@ class ServerStopping(StageError):
 
 
 class StoreFailed(StageError):
-    """The store could not keep or find a response."""
+    """The store cannot be reached, or refuses: the same request may succeed once it is back."""
+
+    status = 503
+
+
+class RunInterrupted(StageError):
+    """The server ended while it ran this response."""
+
+    def __init__(self) -> None:
+        super().__init__("The server ended while it ran this response.")

@@ -56,6 +56,19 @@ class Scheduling(msgspec.Struct, frozen=True):
     trace_headers: Mapping[str, str] = {}
 
 
+class Origin(msgspec.Struct, frozen=True):
+    """Where a request comes from, for the store to keep beside its response.
+
+    ``owner`` tells whose it is: nobody else finds what is stored of it.  ``position`` is how many items the
+    conversation of the response had when they were read.
+    """
+
+    owner: str = ""
+    position: int = 0
+
+
+TokenIds: TypeAlias = tuple[int, ...]
+
 RawMessages: TypeAlias = tuple[dict[str, Any], ...]
 """Messages in the model's own terms (for Harmony, the JSON of openai_harmony's ``Message``), to debug it by."""
 
@@ -65,6 +78,7 @@ class Conversation(_Frame, frozen=True):
 
     ``response`` is the response object as it starts out, and ``tools`` what its tool parameters mean.  ``date`` is the
     day of the request, as YYYY-MM-DD.  ``raw_messages`` says whether the response shall hold the raw messages.
+    ``tokens`` are those that the engine wrote for items of the history, by the item's id, as `ItemTokens` has them.
     """
 
     response: Response
@@ -75,6 +89,8 @@ class Conversation(_Frame, frozen=True):
     tools: Toolset = Toolset()
     scheduling: Scheduling = Scheduling()
     raw_messages: bool = False
+    origin: Origin = Origin()
+    tokens: Mapping[str, TokenIds] = {}
 
 
 class Prompt(_Frame, frozen=True):
@@ -92,6 +108,7 @@ class Prompt(_Frame, frozen=True):
     grammar: str | None = None
     scheduling: Scheduling = Scheduling()
     raw_messages: RawMessages | None = None
+    origin: Origin = Origin()
 
 
 class GenerationStarted(_Frame, frozen=True):
@@ -108,6 +125,7 @@ class GenerationStarted(_Frame, frozen=True):
     stop: tuple[str, ...] = ()
     raw_messages: RawMessages | None = None
     held_to_grammar: bool = False
+    origin: Origin = Origin()
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
@@ -127,8 +145,9 @@ class TokenChunk(_Frame, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-FinishReason: TypeAlias = Literal["stop", "length", "content_filter"]
-"""An engine stops or comes to the limit; that the content was filtered is for a stage of one's own to say."""
+FinishReason: TypeAlias = Literal["stop", "length", "content_filter", "cancelled"]
+"""An engine stops, comes to the limit or is told to; that the content was filtered is for a stage of one's own to say.
+"""
 
 
 class GenerationFinished(_Frame, frozen=True):
@@ -201,10 +220,13 @@ class ItemClosed(_Frame, frozen=True):
     """The open item ends: ``complete`` unless generation was cut inside it.
 
     ``repairs`` names what was wrong with the model's markup, for logs and metrics; the item is whole all the same.
+    ``token_ids`` are all that the engine wrote for it, markup included; none where the item was repaired or cut, so
+    that whoever reads it again reads it in good order.
     """
 
     complete: bool
     repairs: tuple[Repair, ...] = ()
+    token_ids: TokenIds = ()
 
 
 class TurnFinished(_Frame, frozen=True):
@@ -235,5 +257,13 @@ ItemFrame: TypeAlias = ItemOpened | ItemDelta | AnnotationAdded | ItemClosed
 ParsedFrame: TypeAlias = GenerationStarted | ItemFrame | TurnFinished
 """``GenerationStarted . ItemFrame* . TurnFinished``"""
 
-EmittedFrame: TypeAlias = GenerationStarted | ResponseEvent
-"""``GenerationStarted . ResponseEvent+``: what to keep of the request, then the stream itself"""
+
+class ItemTokens(_Frame, frozen=True):
+    """The tokens of an item that is done, as `ItemClosed` has them; never empty."""
+
+    item_id: str
+    token_ids: TokenIds
+
+
+EmittedFrame: TypeAlias = GenerationStarted | ItemTokens | ResponseEvent
+"""``GenerationStarted . (ItemTokens | ResponseEvent)+``: what to keep of the request, then the stream itself"""

@@ -142,6 +142,7 @@ class CreateResponse(Body):
     previous_input_messages: Annotated[list[RawMessage], FAIL_FAST] | None = None
 
     _trace_headers: Mapping[str, str] = PrivateAttr(default_factory=dict)
+    _owner: str = PrivateAttr(default="")
 
     def traced(self, headers: Mapping[str, str]) -> Self:
         """The same request, which came with these headers: those that tell of a trace are kept."""
@@ -149,6 +150,17 @@ class CreateResponse(Body):
         kept = {name.lower(): value for name, value in headers.items() if name.lower() in TRACE_HEADERS}
         copy._trace_headers = kept  # noqa: SLF001 - its own
         return copy
+
+    def owned_by(self, owner: str) -> Self:
+        """The same request, of ``owner``."""
+        copy = self.model_copy()
+        copy._owner = owner  # noqa: SLF001 - its own
+        return copy
+
+    @property
+    def owner(self) -> str:
+        """Whose request it is; never read from the body."""
+        return self._owner
 
     @property
     def trace_headers(self) -> Mapping[str, str]:

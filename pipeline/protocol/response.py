@@ -58,6 +58,12 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
     reason: IncompleteReason
 
 
+class ConversationReference(msgspec.Struct, frozen=True):
+    """The conversation that a response belongs to."""
+
+    id: str
+
+
 class ErrorDetails(msgspec.Struct, frozen=True):
     """Why a response failed."""
 
@@ -102,6 +108,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     max_tool_calls: int | None = None
     store: bool
     background: bool = False
+    conversation: ConversationReference | UnsetType = UNSET
     service_tier: str = "default"
     metadata: dict[str, str]
     safety_identifier: str | None
