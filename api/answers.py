@@ -32,7 +32,7 @@ class DeletedResponse(msgspec.Struct, frozen=True):
     deleted: Literal[True] = True
 
 
-class InputItems(msgspec.Struct, frozen=True):
+class Items(msgspec.Struct, frozen=True):
     """One page of a list of items."""
 
     data: tuple[Item, ...]
@@ -40,6 +40,23 @@ class InputItems(msgspec.Struct, frozen=True):
     last_id: str | None
     has_more: bool
     object: Literal["list"] = "list"
+
+
+class Conversation(msgspec.Struct, frozen=True):
+    """What items are kept in, for responses to go on from and to be added to."""
+
+    id: str
+    created_at: int
+    metadata: dict[str, str]
+    object: Literal["conversation"] = "conversation"
+
+
+class DeletedConversation(msgspec.Struct, frozen=True):
+    """A conversation is gone, with its items."""
+
+    id: str
+    object: Literal["conversation.deleted"] = "conversation.deleted"
+    deleted: Literal[True] = True
 
 
 class InputTokens(msgspec.Struct, frozen=True):

@@ -13,11 +13,12 @@ from typing import Any
 from aiohttp import web
 
 from api.admission import Admission
-from api.answers import DeletedResponse, InputItems, InputTokens
+from api.answers import DeletedResponse, InputTokens, Items
 from api.errors import as_json
 from api.log import ANSWERED
 from api.operation import Operation, operation
-from api.query import Choice, Flag, Number, Several, Text
+from api.pages import INCLUDE, PAGE, Wanted
+from api.query import Flag, Number
 from api.stream import obfuscated, send
 from pipeline.core import Pipeline
 from pipeline.errors import (
@@ -39,17 +40,12 @@ from pipeline.protocol.reading import read_request
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
 from pipeline.record import replay
-from stages.normalize.normalize import INCLUDABLE
 from stages.persist.again import events_again
 from stages.persist.store import ResponseStore, StoredResponse
 
-INCLUDE = Several("include", INCLUDABLE)
 STREAM = Flag("stream")
 STARTING_AFTER = Number("starting_after", default=-1, least=0)
 INCLUDE_OBFUSCATION = Flag("include_obfuscation")
-LIMIT = Number("limit", default=20, least=1, most=100)
-ORDER = Choice("order", ("desc", "asc"))
-AFTER = Text("after")
 
 _READING = (InvalidRequest, ModelNotFound, BodyTooLarge, StoreFailed, ServerStopping)
 _CREATING = (*_READING, EngineOverloaded, EngineDead)
@@ -140,21 +136,16 @@ class Responses:
         response = (await self._stored(request)).response
         raise InvalidRequest(f"The response {response.id} is not running in the background.", param="response_id")
 
-    @operation(Operation(InputItems, query=(LIMIT, ORDER, AFTER, INCLUDE), refusals=(InvalidRequest, ResponseNotFound)))
+    @operation(Operation(Items, query=PAGE, refusals=(InvalidRequest, ResponseNotFound)))
     async def list_input_items(self, request: web.Request) -> web.Response:
         """List what a stored response was given to read, page by page: the history that it continues included."""
-        INCLUDE.read(request)
-        limit, order, after = LIMIT.read(request), ORDER.read(request), AFTER.read(request)
+        wanted = Wanted.read(request)
         response_id = request.match_info["response_id"]
         chain = await self.store.chain(response_id)
         if not chain:
             raise ResponseNotFound(shortened(response_id))
         current_response.set(response_id)
-        items = _input_items(chain)
-        rest = _behind(items if order == "asc" else items[::-1], after)
-        page = rest[:limit]
-        first, last = (page[0].id, page[-1].id) if page else (None, None)
-        return as_json(InputItems(page, first, last, has_more=len(rest) > limit))
+        return as_json(wanted.of(_input_items(chain)))
 
     async def _stored(self, request: web.Request) -> StoredResponse:
         response_id = request.match_info["response_id"]
@@ -195,13 +186,3 @@ def _input_items(chain: Sequence[StoredResponse]) -> tuple[Item, ...]:
             listed.append(item)
         seen[item.id] = item
     return tuple(listed)
-
-
-def _behind(items: tuple[Item, ...], after: str | None) -> tuple[Item, ...]:
-    """The items behind the one that is called ``after``: the last of that name, so that every page gets further."""
-    if after is None:
-        return items
-    for position in range(len(items), 0, -1):
-        if items[position - 1].id == after:
-            return items[position:]
-    raise InvalidRequest(f"There is no item {shortened(after)!r} in this list.", param="after")
