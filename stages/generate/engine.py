@@ -41,6 +41,13 @@ class Engine(Protocol):
         """
         ...
 
+    async def cancel(self, response_id: str) -> bool:
+        """End the generation for a response at once, read or not, and tell whether there was one.
+
+        Its frames then end, behind all that was generated, with the reason ``cancelled``.
+        """
+        ...
+
     async def stop(self) -> None:
         """Tell every generation that runs to end with `EngineFailed`, and accept none from now on.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from pipeline.errors import InvalidPrompt
-from pipeline.frames import EngineFrame, GenerationStarted, Prompt, TokenFrame
+from pipeline.frames import EngineFrame, GenerationFinished, GenerationStarted, Prompt, TokenFrame
 from pipeline.record import read_frames
 from stages.harmony import VOCABULARY_SIZE
 
@@ -21,6 +21,8 @@ class ReplayEngine:
     context_length: int = 131_072
     vocabulary_size: int = VOCABULARY_SIZE
     models: tuple[str, ...] = ("recorded",)
+    _running: set[str] = field(default_factory=set)
+    """The ids of the responses that are being answered."""
 
     @property
     def is_alive(self) -> bool:
@@ -32,13 +34,27 @@ class ReplayEngine:
         """Raise `InvalidPrompt` where there is no recording."""
         if not self.is_alive:
             raise InvalidPrompt(f"There is no recording at {self.path}.")
-        async with aclosing(self._frames()) as frames:
-            yield frames
+        response_id = prompt.response.id
+        self._running.add(response_id)
+        try:
+            async with aclosing(self._frames(response_id)) as frames:
+                yield frames
+        finally:
+            self._running.discard(response_id)
 
-    async def _frames(self) -> AsyncGenerator[EngineFrame, None]:
+    async def _frames(self, response_id: str) -> AsyncGenerator[EngineFrame, None]:
         for frame in read_frames(self.path, TokenFrame):
+            if response_id not in self._running:
+                yield GenerationFinished("cancelled", cached_tokens=0, duration=0.0)
+                return
             if not isinstance(frame, GenerationStarted):
                 yield frame
+
+    async def cancel(self, response_id: str) -> bool:
+        """Say nothing more to a response."""
+        is_running = response_id in self._running
+        self._running.discard(response_id)
+        return is_running
 
     async def stop(self) -> None:
         """A recording ends by itself."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 
@@ -44,9 +44,14 @@ class ScriptedEngine:
     models: tuple[str, ...] = ("tiny",)
     is_alive: bool = True
     is_stopping: bool = False
-    running: int = 0
     aborted: int = 0
     prompts: list[Prompt] = field(default_factory=list)
+    _runs: list[_Run] = field(default_factory=list)
+
+    @property
+    def running(self) -> int:
+        """How many generations are in the engine."""
+        return len(self._runs)
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
@@ -58,36 +63,54 @@ class ScriptedEngine:
         if self.script.refusal:
             raise self.script.refusal
         self.prompts.append(prompt)
-        self.running += 1
-        progress = _Progress()
+        run = _Run(prompt.response.id)
+        self._runs.append(run)
         try:
-            async with aclosing(self._frames(prompt, progress)) as frames:
+            async with aclosing(self._frames(prompt, run)) as frames:
                 yield frames
         finally:
-            self.running -= 1
-            self.aborted += not progress.finished
+            self._leave(run)
+
+    async def cancel(self, response_id: str) -> bool:
+        """Break off what runs for a response."""
+        runs = [run for run in self._runs if run.response_id == response_id and not run.is_finished]
+        for run in runs:
+            run.is_cancelled = True
+            run.woken.set()
+            self._leave(run)
+        return bool(runs)
 
     async def stop(self) -> None:
         """Break off what runs, and refuse what comes."""
         self.is_stopping = True
+        for run in self._runs:
+            run.woken.set()
 
     async def close(self) -> None:
         """The engine is gone."""
         self.is_alive = False
 
-    async def _frames(self, prompt: Prompt, progress: _Progress) -> AsyncGenerator[EngineFrame, None]:
+    def _leave(self, run: _Run) -> None:
+        if run in self._runs:
+            self._runs.remove(run)
+            self.aborted += not run.is_finished
+
+    async def _frames(self, prompt: Prompt, run: _Run) -> AsyncGenerator[EngineFrame, None]:
         script = self.script
         limit = prompt.sampling.max_tokens
         tokens = islice(cycle(script.token_ids) if script.endless else script.token_ids, limit)
         logprobs = None if prompt.sampling.logprobs is None else cycle(script.logprobs)
         generated = 0
         while chunk := tuple(islice(tokens, script.chunk_size)):
-            await asyncio.sleep(script.latency)
+            await run.sleep(script.latency)
+            if run.is_cancelled:
+                yield GenerationFinished("cancelled", cached_tokens=0, duration=0.0)
+                return
             if self.is_stopping:
                 raise EngineFailed("The server is stopping.")
             generated += len(chunk)
             yield TokenChunk(chunk, tuple(islice(logprobs, len(chunk))) if logprobs else ())
-        progress.finished = True
+        run.is_finished = True
         if script.error:
             self.is_alive = not script.dies
             raise script.error
@@ -95,6 +118,17 @@ class ScriptedEngine:
         yield GenerationFinished(reason, cached_tokens=0, duration=0.0)
 
 
-@dataclass
-class _Progress:
-    finished: bool = False
+@dataclass(eq=False)
+class _Run:
+    response_id: str
+    is_finished: bool = False
+    is_cancelled: bool = False
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, unless the engine has something to tell."""
+        if not seconds:
+            await asyncio.sleep(0)
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.woken.wait(), seconds)

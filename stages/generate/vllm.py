@@ -48,7 +48,7 @@ class VllmEngine:
     _adapters: Mapping[str, LoRARequest] = field(default_factory=dict)
     """The LoRA adapters, by the names under which they are served."""
 
-    _running: set[RequestOutputCollector] = field(default_factory=set)
+    _running: set[_Reading] = field(default_factory=set)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -59,24 +59,36 @@ class VllmEngine:
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
         """Add the request to vLLM's queue; abort it on the way out unless it is finished."""
-        reading = _Reading(time.monotonic(), prompt.sampling.logprobs)
-        collector = await self._add(prompt)
-        self._running.add(collector)
+        started = time.monotonic()
+        reading = _Reading(prompt, await self._add(prompt), started)
+        self._running.add(reading)
         try:
             if self._stopping.is_set():  # asked when it is among those that run: `stop` may come while vLLM takes it
                 raise ServerStopping
-            async with aclosing(reading.frames(collector)) as frames:
+            async with aclosing(reading.frames()) as frames:
                 yield frames
         finally:
-            self._running.discard(collector)
-            if not reading.finished and self.is_alive:
-                await self._llm.abort(collector.request_id, internal=True)
+            self._running.discard(reading)
+            if not reading.is_finished:
+                await self._abort(reading)
+
+    async def cancel(self, response_id: str) -> bool:
+        """Abort the request, upon which vLLM puts an end behind whatever nobody has read yet."""
+        found = [reading for reading in self._running if reading.is_for(response_id)]
+        for reading in found:
+            reading.is_cancelled = True
+            await self._abort(reading)
+        return bool(found)
+
+    async def _abort(self, reading: _Reading) -> None:
+        if self.is_alive:
+            await self._llm.abort(reading.collector.request_id, internal=True)
 
     async def stop(self) -> None:
         """Tell every generation that runs to end, and those that are being added not to begin."""
         self._stopping.set()
-        for collector in self._running:
-            collector.put(EngineFailed("The server is stopping."))
+        for reading in self._running:
+            reading.collector.put(EngineFailed("The server is stopping."))
 
     async def close(self) -> None:
         """End the worker processes."""
@@ -130,33 +142,41 @@ class VllmEngine:
         return priority
 
 
-@dataclass
+@dataclass(eq=False)
 class _Reading:
+    prompt: Prompt
+    collector: RequestOutputCollector
     started: float
-    top: int | None
-    """How many alternatives to report beside each token."""
-    finished: bool = False
+    is_finished: bool = False
+    is_cancelled: bool = False
 
-    async def frames(self, collector: RequestOutputCollector) -> AsyncGenerator[EngineFrame, None]:
+    def is_for(self, response_id: str) -> bool:
+        """Whether the response with this id is waiting for more of it."""
+        return self.prompt.response.id == response_id and not self.is_finished
+
+    async def frames(self) -> AsyncGenerator[EngineFrame, None]:
         """Pass on every token of every output: vLLM merges the outputs that a slow reader has not taken yet."""
         cached_tokens = 0
         with _faults():
             while True:
-                output: Any = collector.get_nowait() or await collector.get()
-                self.finished = output.finished
+                output: Any = self.collector.get_nowait() or await self.collector.get()
+                self.is_finished = output.finished
                 cached_tokens = output.num_cached_tokens or cached_tokens
                 completion = output.outputs[0]
                 if completion.token_ids:
-                    logprobs = _logprobs(completion.logprobs, self.top) if completion.logprobs else ()
+                    top = self.prompt.sampling.logprobs
+                    logprobs = _logprobs(completion.logprobs, top) if completion.logprobs else ()
                     yield TokenChunk(tuple(completion.token_ids), logprobs)
-                if self.finished:
+                if self.is_finished:
                     break
-        if completion.finish_reason not in ("stop", "length"):
-            raise EngineFailed(f"The engine gave up on this response ({completion.finish_reason}).")
-        yield GenerationFinished(completion.finish_reason, cached_tokens, time.monotonic() - self.started)
+        reason = "cancelled" if self.is_cancelled else completion.finish_reason
+        if reason not in ("stop", "length", "cancelled"):
+            raise EngineFailed(f"The engine gave up on this response ({reason}).")
+        yield GenerationFinished(reason, cached_tokens, time.monotonic() - self.started)
 
 
 def _logprobs(flat: FlatLogprobs, top: int | None) -> tuple[TokenLogprob, ...]:
+    """Those of each token; ``top`` is how many alternatives to report beside it."""
     ranges = zip(flat.start_indices, flat.end_indices, strict=True)
     return tuple(_logprob(flat.token_ids[start:end], flat.logprobs[start:end], top) for start, end in ranges)
 

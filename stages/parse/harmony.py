@@ -142,7 +142,7 @@ class HarmonyParser:
         self._is_plain = self._item is not None and self._item.text.is_plain
 
     def _finish(self, finished: GenerationFinished) -> Iterable[ParsedFrame]:
-        cut = finished.reason == "length"
+        cut = finished.reason in ("length", "cancelled")
         if self._header is not None:
             yield from self._open_bare(self._header, "final", cut=True)
         yield from self._close(complete=not cut, marked=False)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,8 +18,9 @@ from pipeline.frames import (
     TokenLogprob,
 )
 from pipeline.protocol.tools import FunctionTool, Toolset
-from pipeline.record import replay
+from pipeline.record import replay, write_frames
 from stages.generate.generate import Generate
+from stages.generate.replay import ReplayEngine
 from stages.generate.scripted import Script, ScriptedEngine
 from tests.stages.persist.samples import response
 
@@ -127,6 +130,54 @@ async def test_stopping_fails_what_runs() -> None:
     with pytest.raises(ServerStopping):
         await generated(engine, prompt())
     assert (engine.running, len(engine.prompts)) == (0, 1)
+
+
+@pytest.mark.parametrize("taken", range(4))
+async def test_cancelling_at_any_frame_ends_in_good_order(taken: int) -> None:
+    """A cancelled generation leaves the engine before anybody reads on, and its last frame says why it ended."""
+    engine = ScriptedEngine(Script(TOKENS, endless=True))
+    stage = Generate(engine)(replay([prompt()]))
+    for _ in range(1 + taken):
+        await anext(stage)
+    assert await engine.cancel("resp_1")
+    assert (engine.running, engine.aborted) == (0, 1)
+    assert [frame async for frame in stage] == [GenerationFinished("cancelled", 0, 0.0)]
+    assert not await engine.cancel("resp_1")
+    assert engine.aborted == 1
+
+
+async def test_cancelling_wakes_a_slow_engine() -> None:
+    """However long the engine would take for the next token, a cancelled generation ends at once."""
+    engine = ScriptedEngine(Script(TOKENS, latency=60))
+    reading = asyncio.create_task(generated(engine, prompt()))
+    while not engine.running:
+        await asyncio.sleep(0)
+    assert await engine.cancel("resp_1")
+    assert (await asyncio.wait_for(reading, 1))[1:] == [GenerationFinished("cancelled", 0, 0.0)]
+
+
+async def test_only_what_runs_can_be_cancelled() -> None:
+    """Neither another response nor one that is over is cancelled."""
+    engine = ScriptedEngine(Script(TOKENS, endless=True))
+    stage = Generate(engine)(replay([prompt(sampling=Sampling(0.0, 1.0, 2))]))
+    await anext(stage)
+    assert not await engine.cancel("resp_2")
+    frames = [frame async for frame in stage]
+    assert [frame.reason for frame in frames if isinstance(frame, GenerationFinished)] == ["length"]
+    assert not await engine.cancel("resp_1")
+    assert (engine.running, engine.aborted) == (0, 0)
+
+
+async def test_a_recording_can_be_cancelled(tmp_path: Path) -> None:
+    """A recorded generation ends in good order as well, behind what it has said."""
+    write_frames(tmp_path / "tokens.jsonl", [TokenChunk((token,)) for token in TOKENS])
+    engine = ReplayEngine(tmp_path / "tokens.jsonl")
+    async with engine.open(prompt()) as frames:
+        said = [await anext(frames), await anext(frames)]
+        assert await engine.cancel("resp_1")
+        said += [frame async for frame in frames]
+    assert said == [TokenChunk((11,)), TokenChunk((12,)), GenerationFinished("cancelled", 0, 0.0)]
+    assert not await engine.cancel("resp_1")
 
 
 async def test_a_refusal_comes_ahead_of_any_frame() -> None:

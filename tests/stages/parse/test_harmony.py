@@ -180,7 +180,7 @@ def cut(tokens: list[int], cuts: Iterable[int], *, likely: bool) -> list[TokenCh
     return [TokenChunk(tuple(tokens[a:b]), tuple(found[a:b])) for a, b in spans if a < b]
 
 
-@given(soup(), st.sampled_from(["stop", "length"]), requests(), st.booleans(), st.data())
+@given(soup(), st.sampled_from(["stop", "length", "cancelled"]), requests(), st.booleans(), st.data())
 @settings(max_examples=300, deadline=None)
 def test_row26_any_tokens_give_items(
     tokens: list[int], reason: FinishReason, begun: GenerationStarted, likely: bool, data: st.DataObject
@@ -254,7 +254,9 @@ def test_well_formed_streams_agree_with_openai_harmony(completion: str) -> None:
     ]
 
 
-# Where a grammar holds the model
+# Where generation is broken off
+
+CUT: tuple[FinishReason, ...] = ("length", "cancelled")
 
 CALLED = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
 NEXT = "<|end|><|start|>assistant"
@@ -300,9 +302,19 @@ def test_a_turn_that_its_grammar_ends_is_whole(text: str, encoding: HarmonyEncod
 
 
 @pytest.mark.parametrize("text", BROKEN_OFF.values(), ids=BROKEN_OFF)
-def test_a_turn_that_was_cut_is_no_failure(text: str, encoding: HarmonyEncoding) -> None:
-    """At the token limit a turn may end anywhere, grammar or not."""
-    parse_text(encoding, text, "length", held_to_grammar=True)
+@pytest.mark.parametrize("reason", CUT)
+def test_a_turn_that_was_cut_is_no_failure(text: str, reason: FinishReason, encoding: HarmonyEncoding) -> None:
+    """At the token limit, or where it is cancelled, a turn may end anywhere, grammar or not."""
+    parse_text(encoding, text, reason, held_to_grammar=True)
+
+
+@pytest.mark.parametrize("reason", CUT)
+def test_what_was_open_when_a_turn_was_cut_is_incomplete(reason: FinishReason, encoding: HarmonyEncoding) -> None:
+    """The item in which generation was cut is not complete; all tokens of the turn count."""
+    tokens = encoding.encode_markup(f"<|channel|>analysis<|message|>one two{NEXT}<|channel|>final<|message|>three four")
+    frames = run(encoding, [TokenChunk(tuple(tokens)), GenerationFinished(reason, 7, 1.5)])
+    assert [(item.text, item.complete) for item in items(frames)] == [("one two", True), ("three four", False)]
+    assert frames[-1] == TurnFinished(reason, 7, len(tokens), 2, 1.5)
 
 
 # Counting
