@@ -169,7 +169,7 @@ class _Reading:
                     yield TokenChunk(tuple(completion.token_ids), logprobs)
                 if self.is_finished:
                     break
-        reason = "cancelled" if self.is_cancelled else completion.finish_reason
+        reason: Any = "cancelled" if self.is_cancelled else completion.finish_reason
         if reason not in ("stop", "length", "cancelled"):
             raise EngineFailed(f"The engine gave up on this response ({reason}).")
         yield GenerationFinished(reason, cached_tokens, time.monotonic() - self.started)
