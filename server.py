@@ -12,7 +12,7 @@ import sys
 from asyncio import Event, get_running_loop
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import uvloop
 from aiohttp import web
@@ -21,7 +21,9 @@ from pydantic_settings import (
     BaseSettings,
     CliApp,
     CliPositionalArg,
+    CliSuppress,
     CliUnknownArgs,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -29,6 +31,7 @@ from pydantic_settings import (
 )
 
 from api.app import Api
+from api.keys import UnusableKeys, load_keys
 from pipeline.core import Pipeline
 from pipeline.errors import StageError
 from pipeline.logs import FORMAT, name_response
@@ -66,6 +69,7 @@ class Settings(BaseSettings):
         cli_ignore_unknown_args=True,
         cli_implicit_flags=True,
         extra="forbid",
+        hide_input_in_errors=True,
     )
 
     model: CliPositionalArg[str] = Field("openai/gpt-oss-20b", description="a Hugging Face id or a folder")
@@ -74,6 +78,8 @@ class Settings(BaseSettings):
     store: Path = Field(
         default_factory=lambda: _data_folder() / "responses.sqlite3", description="the file that keeps responses"
     )
+    api_key_file: Path | None = Field(None, description="a file of API keys, one in a line; else PENSTOCK_API_KEYS")
+    api_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(None, repr=False)
     max_body_bytes: int = Field(32 * 2**20, gt=0, description="largest request body")
     keep_alive: float = Field(15.0, gt=0, description="seconds of silence before a stream says that it lives")
     shutdown_timeout: float = Field(20.0, ge=0, description="seconds that running responses get after SIGTERM")
@@ -104,6 +110,7 @@ class Settings(BaseSettings):
 
 async def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT."""
+    keys = load_keys(settings.api_key_file, settings.api_keys)
     async with AsyncExitStack() as closing:
         listening = closing.enter_context(_bound(settings.host, settings.port))
         store = SqliteStore(settings.store)
@@ -112,7 +119,7 @@ async def serve(settings: Settings) -> None:
         closing.push_async_callback(engine.close)
         await engine.warm_up(WARM_UP)
         pipeline = assembled(settings, engine.models, engine, store)
-        api = Api(pipeline, engine, store, engine.models, settings.keep_alive)
+        api = Api(pipeline, engine, store, engine.models, settings.keep_alive, keys=keys)
         runner = web.AppRunner(
             api.app(settings.max_body_bytes),
             handler_cancellation=True,  # off by default: a client that left would keep the engine busy
@@ -179,6 +186,8 @@ def main() -> None:
     """Run ``penstock serve [MODEL] [options]``."""
     if sys.argv[1:2] != ["serve"]:
         sys.exit("usage: penstock serve [MODEL] [options]\n\nTry: penstock serve --help")
+    if any(argument.split("=")[0] in {"--api-key", "--api-keys"} for argument in sys.argv):
+        sys.exit("penstock: a command line shows its keys to all processes: use --api-key-file or PENSTOCK_API_KEYS")
     # Until the server is up, SIGTERM unwinds the start.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
@@ -187,7 +196,7 @@ def main() -> None:
         uvloop.run(serve(settings))
     except ValidationError as error:
         sys.exit("\n".join(f"penstock: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()))
-    except (OSError, SettingsError, StageError, UnknownModel, ClobberedInstall) as error:
+    except (OSError, SettingsError, StageError, UnknownModel, UnusableKeys, ClobberedInstall) as error:
         sys.exit(f"penstock: {error}")
 
 

@@ -12,6 +12,7 @@ from aiohttp import web
 from api.admission import Admission
 from api.answers import Health, Model, Models, OpenApi
 from api.errors import as_json, errors_as_json
+from api.keys import Keys
 from api.log import log_requests
 from api.openapi import describe
 from api.operation import Operation, operation
@@ -44,10 +45,12 @@ class Api:
     keep_alive: float = 15.0
     """Seconds of silence before a stream says that it lives."""
     admission: Admission = field(default_factory=Admission)
+    keys: Keys = field(default_factory=Keys)
 
     def app(self, max_body_bytes: int) -> web.Application:
         """The aiohttp application."""
-        app = web.Application(middlewares=[log_requests, errors_as_json], client_max_size=max_body_bytes)
+        shared = [log_requests, errors_as_json, self.keys.authenticate]
+        app = web.Application(middlewares=shared, client_max_size=max_body_bytes)
         app.add_routes(self.routes)
         return app
 

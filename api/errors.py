@@ -10,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from api.answers import ErrorBody, Problem
-from pipeline.errors import BodyTooLarge, EngineOverloaded, InvalidRequest, ServerStopping, StageError
+from pipeline.errors import BodyTooLarge, EngineOverloaded, InvalidRequest, ServerStopping, StageError, Unauthorized
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,8 @@ def refusal(error: StageError) -> web.Response:
     if isinstance(error, EngineOverloaded | ServerStopping):
         logger.warning("%s", error.message)
         answer.headers["Retry-After"] = "1"
+    elif isinstance(error, Unauthorized):
+        answer.headers["WWW-Authenticate"] = "Bearer"
     elif not isinstance(error, InvalidRequest):
         logger.warning("%s", error.message, exc_info=error.__cause__)
     return answer

@@ -40,7 +40,11 @@ def test_caches_are_salted_only_when_asked() -> None:
 
 def test_the_readme_names_every_option() -> None:
     """The table of options is that of the command."""
-    options = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} - {"--model", "--engine-arguments"}
+    options = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} - {
+        "--model",
+        "--engine-arguments",
+        "--api-keys",
+    }
     section = README.split("## Serving")[1].split("\n## ")[0]
     named = {
         option for line in section.splitlines() if line.startswith("| `--") for option in re.findall("--[a-z-]+", line)
