@@ -13,6 +13,7 @@ import aiohttp
 from aiohttp import web
 
 from api.app import Api
+from api.keys import Keys
 from pipeline.core import Pipeline
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
@@ -79,12 +80,13 @@ async def serving(
     keep_alive: float = 15.0,
     max_body_bytes: int = 100_000,
     models: tuple[str, ...] = ("tiny",),
+    keys: Keys | None = None,
     edit: Any = lambda pipeline: pipeline,
 ) -> AsyncGenerator[Served[AnyEngine], None]:
     """Serve for the length of the block; ``edit`` may change the pipeline."""
     store = SqliteStore(folder / "responses.sqlite3")
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(harmony_responses(models, engine, encoding, store))
-    api = Api(pipeline, engine, store, models, keep_alive)
+    api = Api(pipeline, engine, store, models, keep_alive, keys=keys or Keys())
     runner = web.AppRunner(api.app(max_body_bytes), handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
