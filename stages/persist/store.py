@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import msgspec
-
 from pipeline.protocol.items import Item
-from pipeline.protocol.response import Response
+from stages.persist.stored import History, Orphan, Report, Server, StoredConversation, StoredResponse
 
-
-class StoredResponse(msgspec.Struct, frozen=True):
-    """A response and the input that came with its own request; what it continues is stored under its own id."""
-
-    response: Response
-    input: tuple[Item, ...]
-
-    @property
-    def items(self) -> tuple[Item, ...]:
-        """What it adds to a conversation: its input, then its output."""
-        return (*self.input, *self.response.output)
+__all__ = [
+    "History",
+    "NoStore",
+    "Orphan",
+    "Report",
+    "ResponseStore",
+    "Server",
+    "StoredConversation",
+    "StoredResponse",
+]
 
 
 class ResponseStore(Protocol):
