@@ -5,33 +5,20 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import os
 import signal
 import socket
 import sys
 from asyncio import Event, get_running_loop
 from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import Annotated, Literal
 
 import uvloop
 from aiohttp import web
-from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import (
-    BaseSettings,
-    CliApp,
-    CliPositionalArg,
-    CliSuppress,
-    CliUnknownArgs,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-    TomlConfigSettingsSource,
-)
+from pydantic import ValidationError
+from pydantic_settings import CliApp, SettingsError
 
 from api.app import Api
 from api.keys import UnusableKeys, load_keys
+from api.settings import Settings
 from pipeline.core import Pipeline
 from pipeline.errors import StageError
 from pipeline.logs import FORMAT, name_response
@@ -51,61 +38,6 @@ logger = logging.getLogger("penstock")
 
 LAST_WORDS = 5.0
 """Seconds in which responses that were stopped send and store their end."""
-
-
-def _data_folder() -> Path:
-    """Where a user's data lives: the XDG base directory rule."""
-    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "penstock"
-
-
-class Settings(BaseSettings):
-    """Serve MODEL. Options not named here go to vLLM's engine; write MODEL before them."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="PENSTOCK_",
-        toml_file="penstock.toml",
-        cli_prog_name="penstock serve",
-        cli_kebab_case=True,
-        cli_ignore_unknown_args=True,
-        cli_implicit_flags=True,
-        extra="forbid",
-        hide_input_in_errors=True,
-    )
-
-    model: CliPositionalArg[str] = Field("openai/gpt-oss-20b", description="a Hugging Face id or a folder")
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on")
-    store: Path = Field(
-        default_factory=lambda: _data_folder() / "responses.sqlite3", description="the file that keeps responses"
-    )
-    api_key_file: Path | None = Field(None, description="a file of API keys, one in a line; else PENSTOCK_API_KEYS")
-    api_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(None, repr=False)
-    max_body_bytes: int = Field(32 * 2**20, gt=0, description="largest request body")
-    keep_alive: float = Field(15.0, gt=0, description="seconds of silence before a stream says that it lives")
-    shutdown_timeout: float = Field(20.0, ge=0, description="seconds that running responses get after SIGTERM")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    log_outputs: bool = Field(False, description="log what the model says, reasoning included")
-    salt_caches: bool = Field(False, description="share the engine's prefix cache only within one prompt_cache_key")
-    engine_arguments: CliUnknownArgs
-
-    @field_validator("engine_arguments")
-    @classmethod
-    def _one_model(cls, arguments: list[str]) -> list[str]:
-        if any(argument.split("=")[0] == "--model" for argument in arguments):
-            raise ValueError("name the model without --model, ahead of all options")
-        return arguments
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Command line over environment over ``penstock.toml`` in the working directory."""
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
 async def serve(settings: Settings) -> None:
@@ -133,8 +65,8 @@ async def serve(settings: Settings) -> None:
         gc.freeze()
         print(greeting(settings, engine.models[0]), flush=True)
         await _signal_to_stop()
-        logger.info("Stopping: running responses get %g s", settings.shutdown_timeout)
-        await api.admission.finish(settings.shutdown_timeout)
+        logger.info("Stopping: running responses get %g s", settings.drain_timeout)
+        await api.admission.finish(settings.drain_timeout)
         await engine.stop()
         await api.admission.finish(LAST_WORDS)
 

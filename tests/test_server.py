@@ -9,8 +9,9 @@ import pytest
 from pydantic import ValidationError
 from pydantic_settings import CliApp
 
+from api.settings import Settings
 from pipeline.logs import name_response
-from server import Settings, assembled, log_to_stderr
+from server import assembled, log_to_stderr
 from stages.generate.scripted import ScriptedEngine
 from stages.normalize.normalize import Normalize
 from stages.persist.store import NoStore
@@ -69,9 +70,7 @@ def test_every_handler_of_the_log_names_the_response(monkeypatch: pytest.MonkeyP
     assert all(name_response in handler.filters for handler in root.handlers)
 
 
-@pytest.mark.parametrize(
-    "option", [{"keep_alive": 0}, {"max_body_bytes": 0}, {"port": 99_999}, {"shutdown_timeout": -1}]
-)
+@pytest.mark.parametrize("option", [{"keep_alive": 0}, {"max_body_bytes": 0}, {"port": 99_999}, {"drain_timeout": -1}])
 def test_numbers_that_make_no_sense_are_refused(option: dict[str, int]) -> None:
     """A bad setting ends the start with a message, and is never taken for something else."""
     with pytest.raises(ValidationError):

@@ -39,7 +39,7 @@ def running(store: Path) -> Generator[tuple[str, subprocess.Popen[bytes]], None,
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [Path(sys.executable).with_name("penstock"), "serve", CHECKPOINT, "--port", port, "--store", store]
-    command += ["--shutdown-timeout", "1"]
+    command += ["--drain-timeout", "1"]
     with (store.parent / "serve.log").open("ab") as log:
         server = subprocess.Popen(
             [*map(str, command), *ARGUMENTS], stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"}

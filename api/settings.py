@@ -1,0 +1,95 @@
+"""What an operator can set: on the command line, in the environment, or in ``penstock.toml``."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliPositionalArg,
+    CliSuppress,
+    CliUnknownArgs,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds(said: Any) -> Any:
+    """The seconds of a duration such as ``30d``, ``12h``, ``5m``, ``90s`` or ``90``; else what was said, as it is."""
+    spelled = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", said) if isinstance(said, str) else None
+    return float(spelled[1]) * _SECONDS[spelled[2]] if spelled else said
+
+
+Duration = Annotated[float, BeforeValidator(seconds), Field(ge=0, allow_inf_nan=False)]
+"""In seconds."""
+
+
+def _data_folder() -> Path:
+    """Where a user's data lives: the XDG base directory rule."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "penstock"
+
+
+class Settings(BaseSettings):
+    """Serve MODEL. Options not named here go to vLLM's engine; write MODEL before them."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="PENSTOCK_",
+        toml_file="penstock.toml",
+        cli_prog_name="penstock serve",
+        cli_kebab_case=True,
+        cli_ignore_unknown_args=True,
+        cli_implicit_flags=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+    )
+
+    model: CliPositionalArg[str] = Field("openai/gpt-oss-20b", description="a Hugging Face id or a folder")
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on")
+    store: str = Field(
+        default_factory=lambda: str(_data_folder() / "responses.sqlite3"),
+        description="the SQLite file that keeps responses, or the URL of a PostgreSQL database",
+    )
+    store_ttl: Duration = Field(30 * 86400.0, description="how long responses are kept: 30d, 12h, 90s")
+    stream_ttl: Duration = Field(86400.0, description="how long the events of a response are kept")
+    max_background: int = Field(64, gt=0, description="background responses that run at once; the others wait")
+    resume_interrupted: bool = Field(
+        False, description="run again what a server was at in the background when it ended"
+    )
+    detach: bool = Field(False, description="let stored responses go on without their client")
+    api_key_file: Path | None = Field(None, description="a file of API keys, one in a line; else PENSTOCK_API_KEYS")
+    api_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(None, repr=False)
+    max_body_bytes: int = Field(32 * 2**20, gt=0, description="largest request body")
+    keep_alive: Duration = Field(15.0, gt=0, description="seconds of silence before a stream says that it lives")
+    drain_timeout: Duration = Field(20.0, description="seconds that running responses get after SIGTERM")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_outputs: bool = Field(False, description="log what the model says, reasoning included")
+    salt_caches: bool = Field(False, description="share the engine's prefix cache only within one prompt_cache_key")
+    engine_arguments: CliUnknownArgs
+
+    @field_validator("engine_arguments")
+    @classmethod
+    def _one_model(cls, arguments: list[str]) -> list[str]:
+        if any(argument.split("=")[0] == "--model" for argument in arguments):
+            raise ValueError("name the model without --model, ahead of all options")
+        return arguments
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Command line over environment over ``penstock.toml`` in the working directory."""
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
