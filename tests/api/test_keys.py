@@ -12,8 +12,9 @@ import openai
 import pytest
 
 from api.keys import Keys, UnusableKeys, load_keys
+from api.settings import Settings
 from pipeline.errors import Unauthorized
-from server import Settings, main
+from server import main
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from tests.api.scripts import Scripted, script
