@@ -13,7 +13,6 @@ import pytest
 
 from api.keys import Keys, UnusableKeys, load_keys
 from api.settings import Settings
-from api.settings import Settings
 from pipeline.errors import Unauthorized
 from server import main
 from stages.generate.scripted import ScriptedEngine
