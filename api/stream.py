@@ -47,7 +47,7 @@ async def whole(events: AsyncIterator[ResponseEvent]) -> AsyncGenerator[Response
         if stream.response is None:
             raise
         logger.exception("Response %s met a bug behind emit", stream.response.id)
-        for event in stream.fail(error):
+        for event in stream.end(error):
             yield event
 
 

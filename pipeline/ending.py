@@ -1,14 +1,17 @@
-"""How a response ends when something breaks: one machine and one shape of a failed response, for whoever has to end it.
+"""How a response ends when something breaks, and how any stream goes on: one machine that knows the ladder of events.
 
-`Follower` watches the events of a stream go by, and can end it at any point in keeping with every rule of the wire:
-what is open is closed as incomplete, then comes exactly one terminal event.
+`Follower` watches the events of a stream go by.  At any point it can tell what may come next, and it can end the
+stream there in keeping with every rule of the wire: what is open is closed as incomplete, then comes exactly one
+terminal event.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import StringIO
 from typing import Any, TypeAlias
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from pipeline.errors import StageError
@@ -16,8 +19,10 @@ from pipeline.protocol.events import (
     DELTAS,
     ContentPartAdded,
     ContentPartDone,
+    CustomToolCallInputDelta,
     CustomToolCallInputDone,
     Done,
+    FunctionCallArgumentsDelta,
     FunctionCallArgumentsDone,
     OutputItemAdded,
     OutputItemDone,
@@ -26,17 +31,27 @@ from pipeline.protocol.events import (
     OutputTextDone,
     ReasoningSummaryPartAdded,
     ReasoningSummaryPartDone,
+    ReasoningSummaryTextDelta,
     ReasoningSummaryTextDone,
+    ReasoningTextDelta,
     ReasoningTextDone,
+    RefusalDelta,
     RefusalDone,
+    ResponseCompleted,
     ResponseCreated,
     ResponseEvent,
     ResponseFailed,
+    ResponseIncomplete,
+    ResponseInProgress,
+    ResponseQueued,
     TerminalEvent,
+    TextDelta,
 )
 from pipeline.protocol.items import (
+    Call,
     CustomToolCall,
     FunctionCall,
+    ItemStatus,
     Logprob,
     Message,
     OutputItem,
@@ -50,6 +65,21 @@ from pipeline.protocol.items import (
 from pipeline.protocol.response import ErrorDetails, Response
 
 _Part: TypeAlias = OutputPart | SummaryText
+
+_NO_OUTCOME: dict[str, Any] = {
+    "completed_at": None,
+    "incomplete_details": None,
+    "error": None,
+    "output": (),
+    "usage": None,
+    "input_messages": UNSET,
+    "output_messages": UNSET,
+}
+
+
+def begun(response: Response) -> Response:
+    """``response`` as it was created: in the queue if it is one for the background, and without an outcome."""
+    return replace(response, status="queued" if response.background else "in_progress", **_NO_OUTCOME)
 
 
 def failed_response(response: Response, error: Exception, output: tuple[OutputItem, ...]) -> Response:
@@ -70,6 +100,22 @@ def failed_response(response: Response, error: Exception, output: tuple[OutputIt
     )
 
 
+def cancelled_response(response: Response, output: tuple[OutputItem, ...]) -> Response:
+    """``response`` as it stands once it is cancelled."""
+    return replace(response, status="cancelled", output=output)
+
+
+def last_event(number: int, response: Response) -> TerminalEvent:
+    """What the stream of a response that has ended ends with; clients know no event for cancelled ones."""
+    match response.status:
+        case "completed":
+            return ResponseCompleted(number, response)
+        case "failed":
+            return ResponseFailed(number, response)
+        case _:
+            return ResponseIncomplete(number, response)
+
+
 class Follower:
     """The machine: one per stream."""
 
@@ -88,22 +134,60 @@ class Follower:
         """Take the next event of the stream."""
         self._number = event.sequence_number
         if type(event) is OutputTextDelta:  # nearly every event, so see `DELTAS` for how they are told
-            self._text.append(event.delta)
+            self._text.write(event.delta)
             if event.logprobs:
                 self._logprobs += event.logprobs
         elif type(event) in DELTAS:
             delta: Any = event
-            self._text.append(delta.delta)
+            self._text.write(delta.delta)
         else:
             self._step(event)
 
-    def fail(self, error: Exception) -> Iterator[ResponseEvent]:
-        """The events that end the stream here, because of ``error``; the response must have begun."""
+    def end(self, error: Exception | None) -> Iterator[ResponseEvent]:
+        """The events that end the stream here; it takes them as it makes them.
+
+        The response fails because of ``error``; where there is none it was cancelled.  It must have begun.
+        """
         if self.response is None:
             raise RuntimeError("a response that has not begun cannot end") from error
+        while self._item is not None:
+            yield self._fed(self._closing(self._item, "incomplete"))
+        output = tuple(self._output)
+        if error is None:
+            response = cancelled_response(self.response, output)
+        else:
+            response = failed_response(self.response, error, output)
+        yield self._fed(last_event(self._next, response))
+
+    def delta(self, text: str, logprobs: tuple[Logprob, ...] = ()) -> ResponseEvent | None:
+        """The event by which the open text goes on so; None where none is open."""
+        if self._growth is None:
+            return None
+        kind, place = self._growth
+        delta: ResponseEvent = kind(self._next, *place, text, logprobs) if logprobs else kind(self._next, *place, text)
+        return delta
+
+    def guesses(self, final: Response) -> Iterator[ResponseEvent]:
+        """What may come next but deltas and new items, in the stream of a response that ends as ``final``."""
         if self._item is not None:
-            yield from self._close(self._item)
-        yield ResponseFailed(self._next(), failed_response(self.response, error, tuple(self._output)))
+            yield self._closing(self._item, "completed")
+            yield self._closing(self._item, "incomplete")
+            for part in _FIRST_PARTS.get(type(self._item), ()):
+                yield self._part_added(self._item, part)
+        elif self.response is None:
+            yield ResponseCreated(self._next, begun(final))
+        else:
+            yield last_event(self._next, final)
+            yield ResponseQueued(self._next, self.response)
+            yield ResponseInProgress(self._next, replace(self.response, status="in_progress"))
+
+    @property
+    def _next(self) -> int:
+        return self._number + 1
+
+    def _fed(self, event: ResponseEvent) -> ResponseEvent:
+        self.feed(event)
+        return event
 
     def _step(self, event: ResponseEvent) -> None:
         match event:
@@ -111,15 +195,15 @@ class Follower:
                 self._text_is_done = True
             case OutputItemAdded():
                 self._item, self._parts, self._part = event.item, [], None
-                self._begin_text()
+                self._begin_text(_CALL_DELTAS.get(type(event.item)), event.item.id)
             case OutputItemDone():
                 self._output.append(event.item)
-                self._item = None
+                self._item, self._growth = None, None
             case ContentPartAdded() | ReasoningSummaryPartAdded():
                 self._part = event.part
-                self._begin_text()
+                self._begin_text(_PART_DELTAS[type(event.part)], event.item_id, self._position(event.part))
             case ContentPartDone() | ReasoningSummaryPartDone():
-                self._part = None
+                self._part, self._growth = None, None
                 self._parts.append(event.part)
             case OutputTextAnnotationAdded():
                 self._annotations.append(event.annotation)
@@ -128,35 +212,36 @@ class Follower:
             case _:
                 self.ended = isinstance(event, TerminalEvent)
 
-    def _begin_text(self) -> None:
-        self._text: list[str] = []
+    def _begin_text(self, delta: type[TextDelta] | None = None, item_id: str = "", *at: int) -> None:
+        self._text = StringIO()
         self._logprobs: list[Logprob] = []
         self._annotations: list[dict[str, Any]] = []
         self._text_is_done = False
+        self._growth: tuple[Any, tuple[Any, ...]] | None = delta and (delta, (item_id, len(self._output), *at))
 
-    # What is open is closed
+    # How an open item goes on to its end
 
-    def _next(self) -> int:
-        self._number += 1
-        return self._number
+    def _closing(self, item: OutputItem, status: ItemStatus) -> ResponseEvent:
+        """The next event on the way to the end of the open item, which then has this status."""
+        if isinstance(item, FunctionCall | CustomToolCall):
+            return self._item_done(self._called(item), status) if self._text_is_done else self._call_done(item)
+        if self._part is not None:
+            part = self._grown(self._part)
+            return self._part_done(item, part) if self._text_is_done else self._text_done(item, part)
+        if isinstance(item, Message) and not self._parts:
+            return self._part_added(item, OutputText(""))  # clients take a first part for granted
+        return self._item_done(self._filled(item), status)
 
-    def _close(self, item: OutputItem) -> Iterator[ResponseEvent]:
-        index, text = len(self._output), "".join(self._text)
-        match item:
-            case FunctionCall():
-                if not self._text_is_done:
-                    yield FunctionCallArgumentsDone(self._next(), item.id, index, text)
-                item = replace(item, arguments=text)
-            case CustomToolCall():
-                if not self._text_is_done:
-                    yield CustomToolCallInputDone(self._next(), item.id, index, text)
-                item = replace(item, input=text)
-            case Message() | Reasoning():
-                yield from self._close_parts(item)
-                item = self._filled(item)
-        item = replace(item, status="incomplete")
-        self._output.append(item)
-        yield OutputItemDone(self._next(), index, item)
+    def _item_done(self, item: OutputItem, status: ItemStatus) -> OutputItemDone:
+        return OutputItemDone(self._next, len(self._output), replace(item, status=status))
+
+    def _called(self, item: Call) -> Call:
+        text = self._text.getvalue()
+        return replace(item, arguments=text) if isinstance(item, FunctionCall) else replace(item, input=text)
+
+    def _call_done(self, item: Call) -> ResponseEvent:
+        kind = FunctionCallArgumentsDone if isinstance(item, FunctionCall) else CustomToolCallInputDone
+        return kind(self._next, item.id, len(self._output), self._text.getvalue())
 
     def _filled(self, item: Message | Reasoning) -> Message | Reasoning:
         content = tuple(part for part in self._parts if not isinstance(part, SummaryText))
@@ -165,40 +250,52 @@ class Follower:
         summary = tuple(part for part in self._parts if isinstance(part, SummaryText))
         return replace(item, summary=summary, content=content or item.content)
 
-    def _close_parts(self, item: Message | Reasoning) -> Iterator[ResponseEvent]:
-        index = len(self._output)
-        if isinstance(item, Message) and not self._parts and self._part is None:
-            self._part = OutputText("")  # clients take a first part for granted
-            yield ContentPartAdded(self._next(), item.id, index, 0, self._part)
-        if self._part is None:
-            return
-        part, at = self._grown(self._part), self._position(self._part)
-        if not self._text_is_done:
-            yield self._text_done(part, item.id, at)
-        if isinstance(part, SummaryText):
-            yield ReasoningSummaryPartDone(self._next(), item.id, index, at, part)
-        else:
-            yield ContentPartDone(self._next(), item.id, index, at, part)
-        self._parts.append(part)
-
     def _position(self, part: _Part) -> int:
         """The index of ``part`` among the summary, or among the content."""
         return sum(isinstance(done, SummaryText) == isinstance(part, SummaryText) for done in self._parts)
 
     def _grown(self, part: _Part) -> _Part:
-        text = "".join(self._text)
+        text = self._text.getvalue()
         if isinstance(part, OutputText):
             return OutputText(text, tuple(self._annotations), tuple(self._logprobs))
         return type(part)(text)
 
-    def _text_done(self, part: _Part, item_id: str, at: int) -> ResponseEvent:
-        index = len(self._output)
+    def _part_added(self, item: OutputItem, part: _Part) -> ResponseEvent:
+        place = (self._next, item.id, len(self._output), self._position(part))
+        if isinstance(part, SummaryText):
+            return ReasoningSummaryPartAdded(*place, part)
+        return ContentPartAdded(*place, part)
+
+    def _part_done(self, item: OutputItem, part: _Part) -> ResponseEvent:
+        place = (self._next, item.id, len(self._output), self._position(part))
+        if isinstance(part, SummaryText):
+            return ReasoningSummaryPartDone(*place, part)
+        return ContentPartDone(*place, part)
+
+    def _text_done(self, item: OutputItem, part: _Part) -> ResponseEvent:
+        place = (self._next, item.id, len(self._output), self._position(part))
         match part:
             case OutputText(text):
-                return OutputTextDone(self._next(), item_id, index, at, text, part.logprobs)
+                return OutputTextDone(*place, text, part.logprobs)
             case Refusal(refusal):
-                return RefusalDone(self._next(), item_id, index, at, refusal)
+                return RefusalDone(*place, refusal)
             case ReasoningText(text):
-                return ReasoningTextDone(self._next(), item_id, index, at, text)
+                return ReasoningTextDone(*place, text)
             case SummaryText(text):
-                return ReasoningSummaryTextDone(self._next(), item_id, index, at, text)
+                return ReasoningSummaryTextDone(*place, text)
+
+
+_FIRST_PARTS: dict[type[OutputItem], tuple[_Part, ...]] = {
+    Message: (OutputText(""), Refusal("")),
+    Reasoning: (ReasoningText(""), SummaryText("")),
+}
+_PART_DELTAS: dict[type[_Part], type[TextDelta]] = {
+    OutputText: OutputTextDelta,
+    Refusal: RefusalDelta,
+    ReasoningText: ReasoningTextDelta,
+    SummaryText: ReasoningSummaryTextDelta,
+}
+_CALL_DELTAS: dict[type[OutputItem], type[TextDelta]] = {
+    FunctionCall: FunctionCallArgumentsDelta,
+    CustomToolCall: CustomToolCallInputDelta,
+}

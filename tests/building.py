@@ -117,7 +117,7 @@ def summarised_turn() -> Frames:
 def written(frames: Iterable[ParsedFrame]) -> list[ResponseEvent]:
     """The events of a turn that ends."""
     writer = ResponseWriter()
-    events = [event for frame in frames for event in writer.feed(frame) if not isinstance(event, GenerationStarted)]
+    events = [event for frame in frames for event in writer.feed(frame) if isinstance(event, Event)]
     return [*events, *writer.finish()]
 
 

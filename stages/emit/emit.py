@@ -24,6 +24,7 @@ from pipeline.frames import (
     ItemClosed,
     ItemDelta,
     ItemOpened,
+    ItemTokens,
     MessageOpened,
     ParsedFrame,
     RawMessages,
@@ -38,10 +39,12 @@ from pipeline.protocol.events import (
     ResponseFailed,
     ResponseIncomplete,
     ResponseInProgress,
+    ResponseQueued,
 )
 from pipeline.protocol.items import ItemStatus, OutputItem
 from pipeline.protocol.response import (
     IncompleteDetails,
+    IncompleteReason,
     InputTokensDetails,
     OutputTokensDetails,
     Response,
@@ -94,8 +97,8 @@ class ResponseWriter:
         match frame:
             case ReasoningOpened() | MessageOpened() | RefusalOpened() | FunctionCallOpened() | CustomToolCallOpened():
                 return self._begin(frame)
-            case ItemClosed(complete):
-                return self._close(complete=complete)
+            case ItemClosed():
+                return self._close(frame)
             case AnnotationAdded(annotation) if self._open:
                 return (self._open.annotated(annotation),)
             case GenerationStarted():
@@ -112,14 +115,18 @@ class ResponseWriter:
             raise EngineFailed("The engine's stream ended early.")
         self._check_closed()
         response = replace(self._with_messages(), output=tuple(self._output), usage=self._usage())
-        reason = self._turns[-1].reason
-        if reason != "stop":
-            details = IncompleteDetails("max_output_tokens" if reason == "length" else reason)
-            response = replace(response, status="incomplete", incomplete_details=details)
-            return (ResponseIncomplete(next(self._numbers), response),)
-        completed_at = int(response.created_at + sum(turn.duration for turn in self._turns))
-        response = replace(response, status="completed", completed_at=completed_at)
-        return (ResponseCompleted(next(self._numbers), response),)
+        match self._turns[-1].reason:
+            case "stop":
+                completed_at = int(response.created_at + sum(turn.duration for turn in self._turns))
+                response = replace(response, status="completed", completed_at=completed_at)
+                return (ResponseCompleted(next(self._numbers), response),)
+            case "cancelled":
+                response = replace(response, status="cancelled")
+            case "length":
+                response = _incomplete(response, "max_output_tokens")
+            case "content_filter":
+                response = _incomplete(response, "content_filter")
+        return (ResponseIncomplete(next(self._numbers), response),)
 
     def fail(self, error: Exception) -> Iterable[ResponseEvent]:
         """End the response because of ``error``: what is open is closed as incomplete."""
@@ -135,7 +142,10 @@ class ResponseWriter:
         self._prompt_messages = frame.raw_messages
         yield frame
         yield ResponseCreated(next(self._numbers), frame.response)
-        yield ResponseInProgress(next(self._numbers), frame.response)
+        if frame.response.status == "queued":  # one for the background: whoever stored it has said so already
+            yield ResponseQueued(next(self._numbers), frame.response)
+            self.response = replace(frame.response, status="in_progress")
+        yield ResponseInProgress(next(self._numbers), self.response)
 
     # One item after another
 
@@ -144,10 +154,12 @@ class ResponseWriter:
         self._open = open_item(opening, self._place(), summarised=self.response.reasoning.summary is not None)
         return self._open.added()
 
-    def _close(self, *, complete: bool) -> Iterable[ResponseEvent]:
-        if complete and self._promises_json:
+    def _close(self, closed: ItemClosed) -> Iterable[EmittedFrame]:
+        if closed.complete and self._promises_json:
             self._check_answer()
-        return self._end("completed" if complete else "incomplete")
+        yield from self._end("completed" if closed.complete else "incomplete")
+        if closed.token_ids:
+            yield ItemTokens(self._output[-1].id, closed.token_ids)
 
     def _check_answer(self) -> None:
         """Raise `EngineFailed` for a whole answer that is not the JSON that it was to be: it was broken off."""
@@ -197,6 +209,10 @@ class ResponseWriter:
             output_tokens_details=OutputTokensDetails(thought, sum(from_tools), outputs, from_tools),
             total_tokens=sum(prompts) + sum(outputs),
         )
+
+
+def _incomplete(response: Response, reason: IncompleteReason) -> Response:
+    return replace(response, status="incomplete", incomplete_details=IncompleteDetails(reason))
 
 
 def _promises_json(begun: GenerationStarted) -> bool:

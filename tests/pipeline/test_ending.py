@@ -48,7 +48,7 @@ def broken_off(events: Iterable[ResponseEvent]) -> list[ResponseEvent]:
     for event in events:
         stream.feed(event)
         seen.append(event)
-    return checked([*seen, *stream.fail(EngineFailed("It broke."))])
+    return checked([*seen, *stream.end(EngineFailed("It broke."))])
 
 
 def upto_last_delta(frames: Frames) -> list[ResponseEvent]:
@@ -104,7 +104,7 @@ def test_a_response_in_the_queue_fails_there() -> None:
 def test_a_stream_that_has_not_begun_cannot_end() -> None:
     """Without a response there is nothing to fail: the error is the caller's."""
     with pytest.raises(RuntimeError, match="not begun"):
-        list(Follower().fail(EngineFailed("It broke.")))
+        list(Follower().end(EngineFailed("It broke.")))
 
 
 @settings(max_examples=100, deadline=None)
