@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, StringConstraints, ValidatorFunctionWrapHandler
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    StringConstraints,
+    ValidatorFunctionWrapHandler,
+)
 from pydantic import model_validator as validates
+from pydantic_core import PydanticCustomError
 
 
 class Body(BaseModel):
@@ -41,6 +50,22 @@ CallId: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=64
 
 FAIL_FAST: Any = Field(fail_fast=True)
 """One mistake is told, so one is looked for."""
+
+
+def at_most(count: int, elements: str) -> BeforeValidator:
+    """Refuse an object or a list of more ``elements``, before any of them is looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict | list) and len(value) > count:
+            raise PydanticCustomError("too_long", "This has at most {count} {of}", {"count": count, "of": elements})
+        return value
+
+    return BeforeValidator(check)
+
+
+_MetadataKey: TypeAlias = Annotated[str, StringConstraints(max_length=64)]
+_MetadataValue: TypeAlias = Annotated[str, StringConstraints(max_length=512)]
+Metadata: TypeAlias = Annotated[dict[_MetadataKey, _MetadataValue], at_most(16, "keys")]
 
 
 def type_of(value: Any) -> Any:

@@ -5,7 +5,7 @@ In a long body, lists are validated element by element, so that one request does
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -13,15 +13,18 @@ from pydantic import TypeAdapter, ValidationError
 
 from pipeline.errors import InvalidRequest
 from pipeline.protocol.body import PIECE, Pace, read_json, shortened
+from pipeline.protocol.conversation import MOST_ITEMS
+from pipeline.protocol.given import Body
 from pipeline.protocol.given_items import InputItem, RawMessage
 from pipeline.protocol.given_tools import Tool
 from pipeline.protocol.request import CreateResponse
 
 Value = TypeVar("Value")
+AnyBody = TypeVar("AnyBody", bound=Body)
 
-_request: TypeAdapter[CreateResponse] = TypeAdapter(CreateResponse)
 _elements: dict[str, TypeAdapter[Any]] = {
     "input": TypeAdapter(InputItem),
+    "items": TypeAdapter(InputItem),
     "tools": TypeAdapter(Tool),
     "previous_input_messages": TypeAdapter(RawMessage),
 }
@@ -31,20 +34,31 @@ _CHUNKS = {"summary": 500, "content": 500, "output": 500, "tools": 1}
 
 
 async def read_request(body: bytes) -> CreateResponse:
-    """Read a body.
+    """Read the body of a request for a response, as `read_body` does."""
+    return await read_body(body, CreateResponse)
+
+
+async def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
+    """Read a body of this shape.
 
     Raises `InvalidRequest`, with the path of the first value that is wrong; in a long body, lists come last.
     """
     pace = Pace()
     said = await read_json(body, pace)
     await pace()
-    lists = _lists(said, _elements) if len(body) > PIECE else {}
-    request = _validated(_request, said | {name: [] for name in lists} if lists else said, ())
+    lists = _apart(said, shape) if len(body) > PIECE else {}
+    request = _validated(shape.model_validate, said | {name: [] for name in lists} if lists else said, ())
     read = {
         name: [await _element(name, position, value, pace) for position, value in enumerate(values)]
         for name, values in lists.items()
     }
     return request.model_copy(update=read)
+
+
+def _apart(said: Any, shape: type[Body]) -> dict[str, list[Any]]:
+    """The lists of a body that are read element by element; one that is too long is left to be refused."""
+    lists = _lists(said, [name for name in _elements if name in shape.model_fields])
+    return {name: many for name, many in lists.items() if name != "items" or len(many) <= MOST_ITEMS}
 
 
 def _lists(value: Any, names: Iterable[str]) -> dict[str, list[Any]]:
@@ -62,24 +76,24 @@ def _long_lists(value: Any) -> dict[str, list[Any]]:
 async def _element(name: str, position: int, value: Any, pace: Pace) -> Any:
     """One element of a list; what is itself a long list in it is read in chunks, each with what else is known in it."""
     await pace()
-    adapter, place = _elements[name], (name, position)
+    validate, place = _elements[name].validate_python, (name, position)
     if name == "tools" or not (lists := _long_lists(value)):
-        return _validated(adapter, value, place)
-    element = _validated(adapter, value | {key: parts[: _CHUNKS[key]] for key, parts in lists.items()}, place)
+        return _validated(validate, value, place)
+    element = _validated(validate, value | {key: parts[: _CHUNKS[key]] for key, parts in lists.items()}, place)
     known = type(element).model_fields
     rest = {key: said for key, said in value.items() if key in known and key not in lists}
     for key in lists.keys() & known:
         for start in range(_CHUNKS[key], len(lists[key]), _CHUNKS[key]):
             await pace()
             chunk = rest | {key: lists[key][start : start + _CHUNKS[key]]}
-            getattr(element, key).extend(getattr(_validated(adapter, chunk, place, start), key))
+            getattr(element, key).extend(getattr(_validated(validate, chunk, place, start), key))
     return element
 
 
-def _validated(adapter: TypeAdapter[Value], value: Any, place: tuple[str | int, ...], start: int = 0) -> Value:
+def _validated(validate: Callable[[Any], Value], value: Any, place: tuple[str | int, ...], start: int = 0) -> Value:
     """``value``, which stands at ``place``; what lists it has begin at ``start``."""
     try:
-        return adapter.validate_python(value)
+        return validate(value)
     except ValidationError as error:
         raise _refusal(error, place, start) from error
 
@@ -132,6 +146,7 @@ _TEXT_OR_LIST = frozenset({"as_text", "as_list"})
 
 _TAGS = {
     **dict.fromkeys(("input", "content", "output", "stop"), _TEXT_OR_LIST),
+    "conversation": frozenset({"as_text", "as_object"}),
     "tool_choice": frozenset({"as_text", "function", "custom", "allowed_tools", "other"}),
     "format": frozenset({"text", "grammar", "json_schema", "json_object"}),
 }

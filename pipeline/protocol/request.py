@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, StringConstraints, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator, Field, PrivateAttr, StringConstraints, Tag
 
-from pipeline.protocol.given import FAIL_FAST, Body, Echoed, Name, text_or_list
+from pipeline.protocol.given import FAIL_FAST, Body, Echoed, Metadata, Name, text_or_list
 from pipeline.protocol.given_items import InputItem, RawMessage
 from pipeline.protocol.given_tools import TextFormat, Tool, ToolChoice
 from pipeline.protocol.response import Effort
@@ -50,6 +49,10 @@ class TextOptions(Echoed):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
+class ConversationReference(Body):
+    id: str
+
+
 class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
@@ -61,15 +64,6 @@ class PromptCacheOptions(Body):
     comparison_response_id: str | None = None
 
 
-def _few(value: Any) -> Any:
-    """Refuse many keys before each of them is looked at."""
-    if isinstance(value, dict) and len(value) > 16:
-        raise PydanticCustomError("too_long", "Metadata has at most 16 keys")
-    return value
-
-
-_MetadataKey: TypeAlias = Annotated[str, StringConstraints(max_length=64)]
-_MetadataValue: TypeAlias = Annotated[str, StringConstraints(max_length=512)]
 _StopText: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 _Int64: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 _Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
@@ -92,7 +86,7 @@ class CreateResponse(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     store: bool | None = None
-    metadata: Annotated[dict[_MetadataKey, _MetadataValue], BeforeValidator(_few)] | None = None
+    metadata: Metadata | None = None
     tools: Annotated[list[Tool], FAIL_FAST] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -111,10 +105,16 @@ class CreateResponse(Body):
     prompt_cache_options: PromptCacheOptions | None = None
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
     service_tier: ServiceTier | None = None
+    background: bool | None = None
+    conversation: (
+        Annotated[
+            Annotated[str, Tag("as_text")] | Annotated[ConversationReference, Tag("as_object")],
+            Discriminator(lambda value: "as_text" if isinstance(value, str) else "as_object"),
+        ]
+        | None
+    ) = None
 
     # Understood, and refused where they ask for something
-    background: bool | None = None
-    conversation: Any = None
     prompt: Any = None
     context_management: Any = None
     moderation: Any = None
@@ -161,6 +161,11 @@ class CreateResponse(Body):
     def owner(self) -> str:
         """Whose request it is; never read from the body."""
         return self._owner
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that the response is to be added to."""
+        return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
 
     @property
     def trace_headers(self) -> Mapping[str, str]:

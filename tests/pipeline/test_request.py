@@ -95,6 +95,21 @@ def test_a_tool_is_read_by_its_type(wide: int) -> None:
     assert [tool.given for tool in (f, c, g, n, m)] == tools
 
 
+@pytest.mark.parametrize("said", ["conv_1", {"id": "conv_1"}, {"id": "conv_1", "object": "conversation"}], ids=str)
+def test_a_conversation_is_named_by_its_id(said: Json) -> None:
+    """Alone, or as an object that has one."""
+    assert read({"conversation": said}).conversation_id == "conv_1"
+    assert read({}).conversation_id is None
+
+
+def test_nobody_says_whose_a_request_is() -> None:
+    """The owner comes from whoever lets a request in, and no body can say it."""
+    request = read({"input": "x", "owner": "a", "_owner": "a"})
+    assert request.owner == ""
+    assert (request.owned_by("b").owner, request.owned_by("b").input) == ("b", "x")
+    assert request.owner == ""
+
+
 def test_the_trace_is_read_from_headers_only() -> None:
     """Of the headers of a request those of its trace are kept, and no body can say them."""
     said = {"trace_headers": {"traceparent": "00-1"}, "_trace_headers": {"traceparent": "00-1"}}

@@ -211,7 +211,6 @@ async def test_lines_of_the_log_know_their_response(store: SqliteStore) -> None:
         ("background", {"background": True}),
         ("conversation", {"conversation": "conv_1"}),
         ("conversation", {"conversation": {"id": "conv_1"}}),
-        ("conversation", {"conversation": {}}),
         ("prompt", {"prompt": {"id": "pmpt_1"}}),
         ("prompt", {"prompt": {}}),
         ("context_management", {"context_management": [{"type": "compaction"}]}),
