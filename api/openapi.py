@@ -19,8 +19,9 @@ from aiohttp import web
 from pydantic.json_schema import models_json_schema
 
 from api.answers import ErrorBody, OpenApi
+from api.keys import OPEN
 from api.operation import Operation
-from pipeline.errors import StageError
+from pipeline.errors import StageError, Unauthorized
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -40,7 +41,8 @@ def describe(routes: Iterable[web.RouteDef], events: Mapping[str, frozenset[type
             said["responses"]["200"]["content"]["text/event-stream"] = {"schema": stream}
         paths.setdefault(path, {})[route.method.lower()] = said
     info = {"title": "penstock", "version": version("penstock"), "summary": "The OpenAI Responses API over vLLM"}
-    return OpenApi("3.1.0", info, paths, {"schemas": schemas.components})
+    keys = {"key": {"type": "http", "scheme": "bearer"}}
+    return OpenApi("3.1.0", info, paths, {"schemas": schemas.components, "securitySchemes": keys})
 
 
 def _operation(route: web.RouteDef) -> Operation | None:
@@ -104,7 +106,11 @@ def _described(route: web.RouteDef, path: str, operation: Operation, schemas: _S
             }
             for status in operation.statuses
         }
-    for status, reasons in sorted(_refusals(operation).items()):
+    refusals: tuple[type[StageError], ...] = (*operation.refusals, StageError)
+    if path not in OPEN:
+        said["security"] = [{}, {"key": []}]  # a server may have no keys, and then wants none
+        refusals = (Unauthorized, *refusals)
+    for status, reasons in sorted(_meanings(refusals).items()):
         said["responses"][str(status)] = {"description": reasons, "content": _json(schemas.answers[ErrorBody])}
     return said
 
@@ -120,10 +126,9 @@ def _parameters(path: str, operation: Operation) -> Iterator[Schema]:
         yield {"name": parameter.name, "in": "query", "schema": parameter.schema}
 
 
-def _refusals(operation: Operation) -> dict[int, str]:
+def _meanings(refusals: Iterable[type[StageError]]) -> dict[int, str]:
     """What each status of an error means."""
     meanings: dict[int, list[str]] = {}
-    errors: tuple[type[StageError], ...] = (*operation.refusals, StageError)
-    for error in errors:
+    for error in refusals:
         meanings.setdefault(error.status, []).append((getdoc(error) or "").partition("\n")[0])
     return {status: " ".join(reasons) for status, reasons in meanings.items()}

@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from api.keys import OPEN
 from pipeline.protocol.request import CreateResponse
 from tests.api.described import Description
 from tests.api.scripts import CALL, WEATHER, Scripted, script
@@ -52,6 +53,7 @@ async def test_every_route_is_described_and_no_other(served: Scripted, descripti
     for _, path, operation in description.operations:
         assert operation["summary"]
         assert {"500"} < set(operation["responses"])
+        assert ("401" in operation["responses"]) is ("security" in operation) is (path not in OPEN)
         named = [each["name"] for each in operation["parameters"] if each["in"] == "path"]
         assert named == [part.strip("{}") for part in path.split("/") if part.startswith("{")]
     names = [operation["operationId"] for _, _, operation in description.operations]
