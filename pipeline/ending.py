@@ -123,7 +123,8 @@ class Follower:
         self.response: Response | None = None
         """The response as it began; None before its first event."""
         self.ended = False
-        self._number = -1
+        self.number = -1
+        """The sequence number of the last event."""
         self._output: list[OutputItem] = []
         self._item: OutputItem | None = None
         self._parts: list[_Part] = []
@@ -132,7 +133,7 @@ class Follower:
 
     def feed(self, event: ResponseEvent) -> None:
         """Take the next event of the stream."""
-        self._number = event.sequence_number
+        self.number = event.sequence_number
         if type(event) is OutputTextDelta:  # nearly every event, so see `DELTAS` for how they are told
             self._text.write(event.delta)
             if event.logprobs:
@@ -144,25 +145,34 @@ class Follower:
             self._step(event)
 
     def end(self, error: Exception | None) -> Iterator[ResponseEvent]:
-        """The events that end the stream here; it takes them as it makes them.
+        """The events that end the stream here, as `ending` tells them one by one; it takes them itself."""
+        while not self.ended:
+            event = self.ending(error)
+            self.feed(event)
+            yield event
 
-        The response fails because of ``error``; where there is none it was cancelled.  It must have begun.
-        """
+    # What may come next
+
+    def ending(self, error: Exception | None) -> ResponseEvent:
+        """The next event on the way to an early end: the response fails, or where there is no error, was cancelled."""
         if self.response is None:
             raise RuntimeError("a response that has not begun cannot end") from error
-        while self._item is not None:
-            yield self._fed(self._closing(self._item, "incomplete"))
+        if self._item is not None:
+            return self._closing(self._item, "incomplete")
         output = tuple(self._output)
         if error is None:
-            response = cancelled_response(self.response, output)
-        else:
-            response = failed_response(self.response, error, output)
-        yield self._fed(last_event(self._next, response))
+            return last_event(self._next, cancelled_response(self.response, output))
+        return last_event(self._next, failed_response(self.response, error, output))
 
-    def delta(self, text: str, logprobs: tuple[Logprob, ...] = ()) -> ResponseEvent | None:
-        """The event by which the open text goes on so; None where none is open."""
+    @property
+    def text_is_open(self) -> bool:
+        """Whether a delta may come next."""
+        return self._growth is not None
+
+    def delta(self, text: str, logprobs: tuple[Logprob, ...] = ()) -> ResponseEvent:
+        """The delta by which the open text goes on so."""
         if self._growth is None:
-            return None
+            raise RuntimeError("no text is open")
         kind, place = self._growth
         delta: ResponseEvent = kind(self._next, *place, text, logprobs) if logprobs else kind(self._next, *place, text)
         return delta
@@ -183,11 +193,7 @@ class Follower:
 
     @property
     def _next(self) -> int:
-        return self._number + 1
-
-    def _fed(self, event: ResponseEvent) -> ResponseEvent:
-        self.feed(event)
-        return event
+        return self.number + 1
 
     def _step(self, event: ResponseEvent) -> None:
         match event:

@@ -1,0 +1,239 @@
+"""The event log: the events of one run, kept so compactly that any of them can be read again to the same bytes.
+
+Whoever knows an item's deltas can tell the events that close it, and whoever knows the response those that begin and
+end it.  So a block of the log holds the texts of deltas, the whole of those events that nobody can tell, as those that
+open items, and for all others the number of the right one among the guesses of `Follower`.  Writer and reader follow
+the same events, hence make the same guesses.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import Any, TypeAlias
+
+import msgspec
+from msgspec.structs import replace
+
+from pipeline.ending import Follower, begun
+from pipeline.protocol.events import (
+    DELTAS,
+    ResponseCreated,
+    ResponseEvent,
+    ResponseInProgress,
+    ResponseQueued,
+    TerminalEvent,
+)
+from pipeline.protocol.items import Logprob
+from pipeline.protocol.response import Response
+
+
+class Block(msgspec.Struct, frozen=True):
+    """Some events in a row: ``count`` of them, from sequence number ``first`` on."""
+
+    first: int
+    count: int
+    data: bytes
+
+
+class _Texts(msgspec.Struct, array_like=True, tag=0):
+    """Deltas of the open text."""
+
+    texts: list[str]
+
+
+class _Likely(msgspec.Struct, array_like=True, tag=1):
+    """A delta with logprobs."""
+
+    text: str
+    logprobs: tuple[Logprob, ...]
+
+
+_Entry: TypeAlias = _Texts | _Likely | int | bytes
+"""Deltas, the number of a guess, or a whole event."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_entries = msgspec.msgpack.Decoder(list[_Entry]).decode
+_decode_event: Any = msgspec.msgpack.Decoder(ResponseEvent).decode
+
+
+class EventLog:
+    """The machine: the log of one run, which is written at its end and read from anywhere.
+
+    ``response`` is the response so far, and how it ended once that event is sealed.  The events since the last block
+    are ``fresh``: kept as they are.  Events come in the order of their numbers.
+    """
+
+    def __init__(self, response: Response, blocks: Iterable[Block] = ()) -> None:
+        self.response = response
+        self.blocks: list[Block] = []
+        self.fresh: list[ResponseEvent] = []
+        self._follower = Follower()
+        for block in blocks:
+            self.load(block)
+
+    @property
+    def last_number(self) -> int:
+        """The sequence number of the last event, -1 before the first."""
+        return self.fresh[-1].sequence_number if self.fresh else self.last_sealed
+
+    @property
+    def last_sealed(self) -> int:
+        """The sequence number of the last event in a block."""
+        return self._follower.number
+
+    @property
+    def next_number(self) -> int:
+        """The sequence number of the event to come."""
+        return self.last_number + 1
+
+    def load(self, block: Block) -> None:
+        """Take the next block of a log that was stored."""
+        for _ in _read(block, self._follower, self.response):
+            pass
+        self.blocks.append(block)
+
+    def append(self, event: ResponseEvent) -> None:
+        """Take the next event."""
+        self.fresh.append(event)
+
+    def begin(self) -> None:
+        """Take the events that a response begins with, up to its present status, where nobody else writes them."""
+        created = begun(self.response)
+        self.append(ResponseCreated(0, created))
+        if created.status == "queued":
+            self.append(ResponseQueued(1, created))
+        if self.response.status == "in_progress":
+            self.append(ResponseInProgress(self.next_number, replace(created, status="in_progress")))
+
+    def seal(self) -> Block | None:
+        """Encode what came since the last block; None if nothing did."""
+        events, self.fresh = self.fresh, []
+        return self._sealed(events) if events else None
+
+    def break_off(self, error: Exception | None) -> tuple[list[ResponseEvent], Block | None]:
+        """End the stream here in good order, and seal it: the events that do so, and what is sealed now.
+
+        The response fails because of ``error``; where there is none it was cancelled.
+        """
+        if self.next_number == 0:
+            self.begin()
+        events, self.fresh = self.fresh, []
+        ending: list[ResponseEvent] = []
+        block = self._sealed(chain(events, self._ending(error, ending)))
+        return ending, block
+
+    def read(self, after: int = -1) -> Iterator[ResponseEvent]:
+        """The events behind the one of number ``after``."""
+        reader = LogReader(self, after)
+        while reader.is_behind:
+            yield from reader.read()
+
+    def _ending(self, error: Exception | None, passed: list[ResponseEvent]) -> Iterator[ResponseEvent]:
+        """What ends the stream, event by event: whoever takes one must feed the follower before the next."""
+        while not self._follower.ended:
+            passed.append(self._follower.ending(error))
+            yield passed[-1]
+
+    def _sealed(self, events: Iterable[ResponseEvent]) -> Block | None:
+        entries, numbers = list[_Entry](), list[int]()
+        for event in events:
+            if isinstance(event, TerminalEvent):
+                self.response = event.response
+            _write(event, entries, self._follower, self.response)
+            numbers.append(event.sequence_number)
+        if not numbers:
+            return None
+        self.blocks.append(Block(numbers[0], len(numbers), _encode(entries)))
+        return self.blocks[-1]
+
+
+class LogReader:
+    """The machine: one reader of a log, which may still be growing."""
+
+    def __init__(self, log: EventLog, after: int = -1) -> None:
+        self._log = log
+        self._after = after
+        self._blocks_read = 0
+        self._follower = Follower()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are events that were not read."""
+        return self._after < self._log.last_number
+
+    def read(self) -> Iterator[ResponseEvent]:
+        """Some of the events that were not read, in order: no more than a block of them, or those that are fresh.
+
+        Nothing is decoded as long as the reader keeps up with the writer.
+        """
+        for event in self._fresh() if self._after >= self._log.last_sealed else self._sealed():
+            if event.sequence_number > self._after:
+                self._after = event.sequence_number
+                yield event
+
+    def _fresh(self) -> Iterable[ResponseEvent]:
+        fresh = self._log.fresh
+        return fresh[bisect_right(fresh, self._after, key=_number) :]
+
+    def _sealed(self) -> Iterator[ResponseEvent]:
+        block = self._log.blocks[self._blocks_read]
+        self._blocks_read += 1
+        return _read(block, self._follower, self._log.response)
+
+
+def read_blocks(response: Response, blocks: Iterable[Block]) -> Iterator[ResponseEvent]:
+    """The events of a log that was stored; ``response`` is the response so far, or as it ended."""
+    follower = Follower()
+    for block in blocks:
+        yield from _read(block, follower, response)
+
+
+def _write(event: ResponseEvent, entries: list[_Entry], follower: Follower, response: Response) -> None:
+    """Add ``event`` to ``entries``."""
+    if type(event) not in DELTAS:
+        entries.append(_guessed(event, follower, response))
+    else:
+        delta: Any = event
+        logprobs: tuple[Logprob, ...] = getattr(delta, "logprobs", ())
+        if not follower.text_is_open or follower.delta(delta.delta, logprobs) != event:
+            entries.append(_encode(event))
+        elif logprobs:
+            entries.append(_Likely(delta.delta, logprobs))
+        elif entries and isinstance(entries[-1], _Texts):
+            entries[-1].texts.append(delta.delta)
+        else:
+            entries.append(_Texts([delta.delta]))
+    follower.feed(event)
+
+
+def _guessed(event: ResponseEvent, follower: Follower, response: Response) -> int | bytes:
+    for number, guess in enumerate(follower.guesses(response)):
+        if guess == event:
+            return number
+    return _encode(event)
+
+
+def _read(block: Block, follower: Follower, response: Response) -> Iterator[ResponseEvent]:
+    for entry in _decode_entries(block.data):
+        for event in _told(entry, follower, response):
+            follower.feed(event)
+            yield event
+
+
+def _told(entry: _Entry, follower: Follower, response: Response) -> Iterator[ResponseEvent]:
+    """The events of an entry; each must be fed to the follower before the next."""
+    match entry:
+        case _Texts(texts):
+            yield from map(follower.delta, texts)
+        case _Likely(text, logprobs):
+            yield follower.delta(text, logprobs)
+        case int(number):
+            yield next(islice(follower.guesses(response), number, None))
+        case bytes():
+            yield _decode_event(entry)
+
+
+def _number(event: ResponseEvent) -> int:
+    return event.sequence_number
