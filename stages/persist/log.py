@@ -112,17 +112,15 @@ class EventLog:
         events, self.fresh = self.fresh, []
         return self._sealed(events) if events else None
 
-    def break_off(self, error: Exception | None) -> tuple[list[ResponseEvent], Block | None]:
-        """End the stream here in good order, and seal it: the events that do so, and what is sealed now.
+    def break_off(self, error: Exception | None) -> Block | None:
+        """End the stream here in good order, as `Follower.ending` does, and seal it.
 
-        The response fails because of ``error``; where there is none it was cancelled.
+        A log without any event begins first.
         """
         if self.next_number == 0:
             self.begin()
         events, self.fresh = self.fresh, []
-        ending: list[ResponseEvent] = []
-        block = self._sealed(chain(events, self._ending(error, ending)))
-        return ending, block
+        return self._sealed(chain(events, self._ending(error)))
 
     def read(self, after: int = -1) -> Iterator[ResponseEvent]:
         """The events behind the one of number ``after``."""
@@ -130,11 +128,10 @@ class EventLog:
         while reader.is_behind:
             yield from reader.read()
 
-    def _ending(self, error: Exception | None, passed: list[ResponseEvent]) -> Iterator[ResponseEvent]:
-        """What ends the stream, event by event: whoever takes one must feed the follower before the next."""
+    def _ending(self, error: Exception | None) -> Iterator[ResponseEvent]:
+        """The events to end with; each must be fed to the follower before the next."""
         while not self._follower.ended:
-            passed.append(self._follower.ending(error))
-            yield passed[-1]
+            yield self._follower.ending(error)
 
     def _sealed(self, events: Iterable[ResponseEvent]) -> Block | None:
         entries, numbers = list[_Entry](), list[int]()

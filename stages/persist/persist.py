@@ -1,63 +1,59 @@
-"""The end of the pipeline: every event goes on as it came, and the last one's response is stored on the way.
+"""The end of the pipeline: every event goes on as it came, and is in the log of its run before anybody sees it.
 
-Only the terminal event waits for the store, because whoever has seen the end of a response may ask for it at once;
-a delta never waits.
+Only the terminal event waits for the store, and not for long, because whoever has seen the end of a response may ask
+for it at once; a delta never waits.  However the stage is left, the run has ended: in its log, and in the store.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.ending import failed_response
-from pipeline.errors import StoreFailed
-from pipeline.frames import EmittedFrame, GenerationStarted
-from pipeline.protocol.events import (
-    DELTAS,
-    ResponseCompleted,
-    ResponseEvent,
-    ResponseFailed,
-    ResponseIncomplete,
-    TerminalEvent,
-)
-from pipeline.protocol.items import Item
-from stages.persist.store import ResponseStore, StoredResponse
-
-_log = logging.getLogger(__name__)
+from pipeline.frames import EmittedFrame, GenerationStarted, ItemTokens
+from pipeline.protocol.events import DELTAS, ResponseCompleted, ResponseEvent, ResponseFailed, ResponseIncomplete
+from stages.persist.live import LiveResponses
 
 
 @dataclass(frozen=True)
 class Persist:
-    """Stores each response that asks for it, with the input of its request, before its terminal event passes."""
+    """Keeps the log of each response among the ``live`` ones, and stores those that ask for it."""
 
-    store: ResponseStore
+    live: LiveResponses
 
     async def __call__(self, source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[ResponseEvent, None]:
-        """Pass the events on; what `GenerationStarted` knows of the request stays here."""
-        request_input: tuple[Item, ...] = ()
-        async for frame in source:
-            if type(frame) in DELTAS:  # nearly every frame
-                delta: Any = frame
-                yield delta
-                continue
-            match frame:
-                case GenerationStarted():
-                    request_input = frame.input
-                case ResponseCompleted() | ResponseIncomplete() | ResponseFailed() if frame.response.store:
-                    yield await self._stored(frame, request_input)
-                case _:
-                    yield frame
-
-    async def _stored(self, event: TerminalEvent, request_input: tuple[Item, ...]) -> TerminalEvent:
-        """The event once its response is stored, or the news that it could not be."""
+        """Pass the events on; what is told of the request and of tokens stays here."""
+        started = await anext(source)
+        if not isinstance(started, GenerationStarted):
+            raise TypeError("a response begins with GenerationStarted")
+        run = self.live.begin(started)
         try:
-            await self.store.put(StoredResponse(event.response, request_input))
-        except StoreFailed as exc:
-            _log.exception("response %s is lost to the store", event.response.id)
-            if isinstance(event, ResponseFailed):
-                return event
-            failed = failed_response(event.response, exc, event.response.output)
-            return ResponseFailed(event.sequence_number, failed)  # a client must not build on what is lost
-        return event
+            async for frame in source:
+                if run.ended:  # somebody else has ended it: whoever wants the rest follows its log
+                    return
+                if type(frame) in DELTAS:  # nearly every frame
+                    delta: Any = frame
+                    run.append(delta)
+                    yield delta
+                    continue
+                match frame:
+                    case ResponseCompleted() | ResponseIncomplete() | ResponseFailed():
+                        await run.end(frame)
+                        yield frame
+                    case ItemTokens(item_id, token_ids):
+                        run.tokens[item_id] = token_ids
+                    case GenerationStarted():
+                        pass
+                    case _:
+                        run.append(frame)
+                        yield frame
+        except Exception as error:
+            run.break_off(error)
+            raise
+        except BaseException:  # cancelled, or closed by its reader
+            run.break_off(None)
+            raise
+        if not run.ended:
+            lost = RuntimeError("a stage lost the end of the response")
+            run.break_off(lost)
+            raise lost

@@ -1,0 +1,238 @@
+"""Live responses: the runs of this process, each with its log, which is written once and followed by any number.
+
+The writer never waits: it appends, and about every quarter of a second what is new goes to the store as one block.
+Only the end waits for its commit, and not for long.  However a run is left, it ends in good order by its own log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Iterable, Iterator
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from pipeline.ending import last_event
+from pipeline.errors import ServerStopping
+from pipeline.frames import GenerationStarted, TokenIds
+from pipeline.protocol.events import ResponseEvent, TerminalEvent
+from pipeline.protocol.response import Response
+from stages.persist.log import Block, EventLog, LogReader, read_blocks
+from stages.persist.store import Store, StoredResponse
+
+FLUSH_SECONDS = 0.25
+"""How long an event may be in memory alone."""
+
+FLUSH_EVENTS = 1024
+"""How many events may be in memory alone; of a token each, they are some 4 KB of text."""
+
+EVENTS_AT_ONCE = 256
+"""How many events of a stored log are read before the loop may turn to others."""
+
+PATIENCE = 1.0
+"""Seconds that the end of a run waits for its commit."""
+
+
+class RunMoved(ServerStopping):
+    """The response waited here for its turn, and is now for another server to make."""
+
+
+class LiveResponse:
+    """One run.
+
+    ``response`` is how it began, then how it ended, and ``tokens`` are those of its output items so far.
+    """
+
+    def __init__(self, stored: StoredResponse, live: LiveResponses, log: EventLog) -> None:
+        self.response = stored.response
+        self.input = stored.input
+        self.origin = stored.origin
+        self.tokens: dict[str, TokenIds] = {}
+        self.ended = False
+        self._live = live
+        self._log = log
+        self._next = log.next_number
+        self._moved = False
+        self._news = asyncio.Event()
+        self._closed = asyncio.Event()  # it has ended, and there was time to save that
+        self._timer: asyncio.TimerHandle | None = None
+
+    # Writing
+
+    def append(self, event: ResponseEvent) -> None:
+        """Take the next event; one that the log has, or that comes behind the end, is ignored."""
+        if event.sequence_number < self._next:
+            return
+        self._next = event.sequence_number + 1
+        fresh = self._log.fresh
+        fresh.append(event)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
+        elif len(fresh) == FLUSH_EVENTS:
+            self._flush()
+        if not self._news.is_set():
+            self._news.set()
+
+    async def end(self, event: TerminalEvent) -> None:
+        """Take the last event, and give its commit a moment: whoever sees the end may ask for the response at once."""
+        if event.sequence_number < self._next:
+            return
+        self._log.append(event)
+        saved = self._end(self._log.seal())
+        try:
+            if saved is not None:
+                await asyncio.wait([saved], timeout=PATIENCE)
+        finally:
+            self._closed.set()
+
+    def break_off(self, error: Exception | None) -> None:
+        """End the run here, unless it has ended: it fails because of ``error``; where there is none, it is cancelled.
+
+        Whatever its pipeline still says is ignored.  The end is stored, but nobody waits for that.
+        """
+        if not self.ended and not self._moved:
+            self._end(self._log.break_off(error))
+            self._closed.set()
+
+    def start(self) -> None:
+        """Go on from the queue."""
+        self.response = replace(self.response, status="in_progress")
+        self._live.store.start(self.response)
+
+    def hand_over(self) -> None:
+        """Leave the run, which has not begun, to another server."""
+        self._moved, self._next = True, sys.maxsize
+        self._live.discard(self)
+        self._news.set()
+
+    # Reading
+
+    async def follow(self, after: int = -1) -> AsyncGenerator[ResponseEvent, None]:
+        """The events behind the one of number ``after``, those to come included; raises `RunMoved`.
+
+        A reader who was further than the run ever came, because a server died in between, gets the last event.
+        """
+        reader = LogReader(self._log, after)
+        while True:
+            for event in reader.read():
+                if isinstance(event, TerminalEvent):
+                    await self._closed.wait()
+                yield event
+            if reader.is_behind:
+                await asyncio.sleep(0)
+            elif self.ended:
+                break
+            elif self._moved:
+                raise RunMoved
+            else:
+                self._news.clear()
+                await self._news.wait()
+        if after > self._log.last_number:
+            yield last_event(self._log.last_number, self.response)
+
+    async def wait(self) -> None:
+        """Return once the run has ended."""
+        await self._closed.wait()
+
+    # Storing
+
+    def _flush(self) -> None:
+        """Hand what is new to the store, without waiting."""
+        self._stop_timer()
+        block = self._log.seal()
+        if block is not None and self.response.store:
+            self._live.store.append(self.response.id, block)
+
+    def _end(self, block: Block | None) -> asyncio.Future[None] | None:
+        """Store the end, which the log has; the future of its commit, if anything is kept."""
+        self._stop_timer()
+        self.response, self.ended, self._next = self._log.response, True, sys.maxsize
+        self._news.set()
+        return self._live.end(self, block)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class LiveResponses:
+    """The runs of this process, by the response's id, until they have ended and that is saved in ``store``."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._runs: dict[str, LiveResponse] = {}
+
+    def __iter__(self) -> Iterator[LiveResponse]:
+        return iter(tuple(self._runs.values()))
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def queued(self) -> tuple[LiveResponse, ...]:
+        """Those that wait for their turn."""
+        return tuple(run for run in self if run.response.status == "queued")
+
+    @property
+    def running(self) -> tuple[LiveResponse, ...]:
+        """Those that are being made."""
+        return tuple(run for run in self if run.response.status == "in_progress")
+
+    def get(self, response_id: str, owner: str) -> LiveResponse | None:
+        """The run of that response, if it is here and of that owner."""
+        run = self._runs.get(response_id)
+        return run if run is not None and run.origin.owner == owner else None
+
+    def queue(self, stored: StoredResponse) -> LiveResponse:
+        """Take a response that is in the store's queue: the first events of its log say that it waits."""
+        log = EventLog(stored.response)
+        log.begin()
+        return self._add(stored, log)
+
+    def begin(self, started: GenerationStarted) -> LiveResponse:
+        """The run of a response that begins, which may have waited here; the store learns of it without a wait."""
+        run = self._runs.get(started.response.id)
+        if run is not None:
+            run.start()
+            return run
+        stored = StoredResponse(started.response, started.input, started.origin)
+        if stored.response.store:
+            self.store.begin(stored)
+        return self._add(stored, EventLog(stored.response))
+
+    def adopt(self, stored: StoredResponse, blocks: Iterable[Block]) -> LiveResponse:
+        """Take what a dead server left of a run, to be ended here."""
+        return self._add(stored, EventLog(stored.response, blocks))
+
+    def end(self, run: LiveResponse, block: Block | None) -> asyncio.Future[None] | None:
+        """Store how a run ended; it stays here until that is saved."""
+        response = run.response
+        if not response.store and response.conversation is UNSET:
+            self.discard(run)
+            return None
+        saved = self.store.end(StoredResponse(response, run.input, run.origin, run.tokens), block)
+        saved.add_done_callback(lambda _: self.discard(run))
+        return saved
+
+    def discard(self, run: LiveResponse) -> None:
+        """Forget a run; those who follow it keep it until they are through."""
+        self._runs.pop(run.response.id, None)
+
+    def _add(self, stored: StoredResponse, log: EventLog) -> LiveResponse:
+        run = self._runs[stored.response.id] = LiveResponse(stored, self, log)
+        return run
+
+
+async def replayed(response: Response, blocks: Iterable[Block], after: int = -1) -> AsyncGenerator[ResponseEvent, None]:
+    """The events of a stored log behind the one of number ``after``, as `LiveResponse.follow` gives them."""
+    number = -1
+    for count, event in enumerate(read_blocks(response, blocks)):
+        if count % EVENTS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        number = event.sequence_number
+        if number > after:
+            yield event
+    if after > number:
+        yield last_event(number, response)
