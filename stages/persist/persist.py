@@ -23,10 +23,7 @@ class Persist:
 
     async def __call__(self, source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[ResponseEvent, None]:
         """Pass the events on; what is told of the request and of tokens stays here."""
-        started = await anext(source)
-        if not isinstance(started, GenerationStarted):
-            raise TypeError("a response begins with GenerationStarted")
-        run = self.live.begin(started)
+        run = self.live.begin(await _first(source))
         try:
             async for frame in source:
                 if run.ended:  # somebody else has ended it: whoever wants the rest follows its log
@@ -57,3 +54,10 @@ class Persist:
             lost = RuntimeError("a stage lost the end of the response")
             run.break_off(lost)
             raise lost
+
+
+async def _first(source: AsyncIterator[EmittedFrame]) -> GenerationStarted:
+    frame = await anext(source)
+    if not isinstance(frame, GenerationStarted):
+        raise TypeError("what a response begins with has been lost")
+    return frame
