@@ -30,6 +30,7 @@ class Generate:
                     stop=prompt.sampling.stop,
                     raw_messages=prompt.raw_messages,
                     held_to_grammar=prompt.grammar is not None,
+                    origin=prompt.origin,
                 )
                 async for frame in frames:
                     yield frame

@@ -24,6 +24,7 @@ from pipeline.frames import (
     ReasoningOpened,
     TokenChunk,
     TokenFrame,
+    TokenIds,
     TurnFinished,
 )
 from pipeline.protocol.tools import Toolset
@@ -80,7 +81,7 @@ class _OpenItem:
     reading: Reading
     text: ItemText
     opened_at: int
-    """How many tokens there were when it opened."""
+    """The position behind the token that opened it."""
 
 
 class HarmonyParser:
@@ -97,7 +98,9 @@ class HarmonyParser:
         self._header: Header | None = Header()
         self._item: _OpenItem | None = None
         self._is_plain = False
-        self._output_tokens = 0
+        self._tokens: list[int] = []
+        self._position = 0  # of what is read in them; the short way leaves it behind
+        self._began_at = 0  # the position of the latest message, behind its <|start|>
         self._reasoning_tokens = 0
 
     def feed(self, frame: TokenFrame) -> Iterable[ParsedFrame]:
@@ -110,7 +113,7 @@ class HarmonyParser:
                 text += self._token_texts[token]
         except KeyError:  # a marker, or part of a character
             return self._read_tokens(frame)
-        self._output_tokens += len(frame.token_ids)
+        self._tokens += frame.token_ids
         return (ItemDelta(text),)
 
     def _read(self, frame: TokenFrame) -> Iterable[ParsedFrame]:
@@ -128,8 +131,10 @@ class HarmonyParser:
 
     def _read_tokens(self, chunk: TokenChunk) -> Iterable[ParsedFrame]:
         self._has_logprobs = bool(chunk.logprobs)
+        self._position = len(self._tokens)
+        self._tokens += chunk.token_ids
         for token, logprob in zip_longest(chunk.token_ids, chunk.logprobs):
-            self._output_tokens += 1
+            self._position += 1
             if self._item and token < TEXT_TOKENS:
                 self._item.text.add(token, logprob)
             elif self._item:
@@ -143,13 +148,14 @@ class HarmonyParser:
 
     def _finish(self, finished: GenerationFinished) -> Iterable[ParsedFrame]:
         cut = finished.reason in ("length", "cancelled")
+        self._position = len(self._tokens)
         if self._header is not None:
             yield from self._open_bare(self._header, "final", cut=True)
         yield from self._close(complete=not cut, marked=False)
         yield TurnFinished(
             reason=finished.reason,
             cached_tokens=finished.cached_tokens,
-            output_tokens=self._output_tokens,
+            output_tokens=len(self._tokens),
             reasoning_tokens=self._reasoning_tokens,
             duration=finished.duration,
             raw_messages=None if self._raw_messages is None else tuple(self._raw_messages),
@@ -180,12 +186,20 @@ class HarmonyParser:
             return
         item, self._item = self._item, None
         yield from item.text.close()
-        yield ItemClosed(complete, tuple(item.reading.repairs))
+        repairs = tuple(item.reading.repairs)
+        yield ItemClosed(complete, repairs, self._message_tokens() if marked and not repairs else ())
         if isinstance(item.opening, ReasoningOpened):
-            thought = self._output_tokens - item.opened_at - marked
+            thought = self._position - item.opened_at - marked
             self._reasoning_tokens += max(0, thought)  # a bare message ends at the token that opens it
         if self._raw_messages is not None:
             self._raw_messages.append(raw(item.opening, item.reading, item.text.written))
+
+    def _message_tokens(self) -> TokenIds:
+        """All of the message that ends here, behind ``<|start|>assistant``; none where that is spelled otherwise."""
+        message = self._tokens[self._began_at : self._position]
+        if self._began_at == 0:
+            return tuple(message)
+        return tuple(message[1:]) if self._token_texts.get(message[0]) == "assistant" else ()
 
     # In a header, or between messages
 
@@ -193,6 +207,7 @@ class HarmonyParser:
         if token == START:  # what another message follows is no answer
             yield from self._end_bare("analysis")
             self._header = Header(announced=True)
+            self._began_at = self._position
             return
         if token in _CLOSING:
             self._check_end(token)
@@ -244,6 +259,6 @@ class HarmonyParser:
         )
         text.write(reading.behind)
         self._header = None
-        self._item = _OpenItem(opening, reading, text, self._output_tokens)
+        self._item = _OpenItem(opening, reading, text, self._position)
         yield opening
         yield from text.delta()

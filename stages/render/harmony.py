@@ -1,23 +1,25 @@
 """Render for Harmony: a conversation becomes the token ids that gpt-oss continues.
 
 Text is encoded apart from the special tokens, and each text in one go.  What the next turn of an agent will most likely
-begin with again, its tools and instructions, is kept encoded.
+begin with again, its tools and instructions, is kept encoded; what the engine wrote in earlier turns is read to it as
+it wrote it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 
-from pipeline.frames import Conversation, Prompt, RawMessages
+from pipeline.frames import Conversation, Prompt, RawMessages, TokenIds
 from stages.harmony import START, STOP_TOKENS, HarmonyEncoding
 from stages.render.grammar import grammar
 from stages.render.messages import HarmonyMessage, Layout, lay_out
 from stages.render.truncation import to_drop
+from stages.render.verbatim import as_written
 
 _KEPT_TEXTS = 64
 _KEPT_LENGTH = 200_000
@@ -44,7 +46,10 @@ class RenderHarmony:
         rules = grammar(conversation.tools, conversation.response.text.get("format") or {})
         layout = lay_out(conversation)
         head = [self._encoded(message) for message in layout.head]
-        items = [self._encoded(message) if message else [] for message in layout.messages]
+        items = [
+            self._item(message, conversation.tokens.get(item.id, ())) if message else ()
+            for item, message in zip(layout.items, layout.messages, strict=True)
+        ]
         tail = [START, *self.encoding.encode("assistant")]
         dropped: frozenset[int] = frozenset()
         if conversation.response.truncation == "auto":
@@ -61,6 +66,7 @@ class RenderHarmony:
             tools=conversation.tools,
             grammar=rules,
             scheduling=conversation.scheduling,
+            origin=conversation.origin,
             raw_messages=_raw_messages(layout, dropped) if conversation.raw_messages else None,
         )
 
@@ -68,6 +74,9 @@ class RenderHarmony:
         """Tokens to leave for the answer, where there is anything to drop for them."""
         asked = conversation.sampling.max_tokens
         return self.context_length // 16 if asked is None else min(asked, self.context_length // 2)
+
+    def _item(self, message: HarmonyMessage, written: TokenIds) -> Sequence[int]:
+        return as_written(message, written, self.encoding) or self._encoded(message)
 
     def _encoded(self, message: HarmonyMessage) -> list[int]:
         token_ids: list[int] = []

@@ -81,6 +81,11 @@ class HarmonyMessage:
     content_type: str | None = None
     lasting: bool = False
 
+    @property
+    def end(self) -> int:
+        """The token that it ends with."""
+        return CALL if self.content_type else END
+
     def segments(self) -> Iterator[Segment]:
         """The message as it is encoded: special tokens as ids, so that nothing a client writes can become one."""
         author = self.name or self.author
@@ -91,7 +96,7 @@ class HarmonyMessage:
             yield f"{self.channel} {self.content_type}" if self.content_type else self.channel
         yield MESSAGE
         yield from self.texts
-        yield CALL if self.content_type else END
+        yield self.end
 
     def raw(self) -> dict[str, Any]:
         """The message as the JSON of openai_harmony's ``Message``."""

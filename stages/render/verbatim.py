@@ -1,0 +1,45 @@
+"""What the engine wrote itself is read to it in the same tokens.
+
+A text can be spelled in many tokens, and the header of a call in several words: only the very tokens that were
+generated go on from what the engine has in its cache.  They are read where they say what the layout says; a call that
+went to the wrong channel, or a text that a stage has changed on its way out, is laid out like any other message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from pipeline.frames import TokenIds
+from stages.harmony import END, MESSAGE, START, HarmonyEncoding
+from stages.render.messages import HarmonyMessage
+
+_HEADER = re.compile(
+    r"(?: to=(?P<ahead>[^\s<]+))?"
+    r"<\|channel\|>(?P<channel>\w+)"
+    r"(?: to=(?P<behind>[^\s<]+))?"
+    r"(?:(?: ?<\|constrain\|>| )\w+)?"  # the form of the content
+)
+
+
+def as_written(message: HarmonyMessage, token_ids: TokenIds, encoding: HarmonyEncoding) -> Sequence[int]:
+    """The message in the tokens that an engine wrote for it behind ``<|start|>assistant``.
+
+    Empty where they do not say the same.  An ``<|end|>`` stays at their end; what ended the whole turn becomes what
+    the layout puts there.
+    """
+    if MESSAGE not in token_ids:
+        return ()
+    at = token_ids.index(MESSAGE)
+    text = encoding.decode(token_ids[at + 1 : -1])
+    if text != "".join(message.texts) or not _is_header_of(message, encoding.decode(token_ids[:at])):
+        return ()
+    end = END if token_ids[-1] == END else message.end
+    return (START, *encoding.encode("assistant"), *token_ids[:-1], end)
+
+
+def _is_header_of(message: HarmonyMessage, header: str) -> bool:
+    found = _HEADER.fullmatch(header)
+    if found is None or (found["ahead"] and found["behind"]):
+        return False
+    return (found["channel"], found["ahead"] or found["behind"]) == (message.channel, message.recipient)
