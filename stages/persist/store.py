@@ -1,83 +1,305 @@
-"""What penstock asks of a response store; each backend is one module beside this one."""
+"""The store: responses with their events, and what belongs to whom; it outlives every run and every server.
+
+A run only queues what it has to say, and never waits; a request waits until what it asks for is durable.  Reads see
+every change that was queued here before them.  What somebody else owns is not found, like what does not exist.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
 
+import msgspec
+from msgspec import UNSET
+
+from pipeline.errors import RunInterrupted, StoreFailed, StreamExpired
+from pipeline.frames import Conversation
 from pipeline.protocol.items import Item
+from pipeline.protocol.response import Response
+from stages.persist import rows
+from stages.persist import statements as say
+from stages.persist.conversations import Conversations
+from stages.persist.database import Database, Row, Statement, Value
+from stages.persist.items import find_items
+from stages.persist.ledger import Ledger
+from stages.persist.log import Block
+from stages.persist.orphans import claim, orphans, restart
+from stages.persist.servers import STALE, Servers
 from stages.persist.stored import History, Orphan, Report, Server, StoredConversation, StoredResponse
+from stages.persist.sweep import sweep
 
-__all__ = [
-    "History",
-    "NoStore",
-    "Orphan",
-    "Report",
-    "ResponseStore",
-    "Server",
-    "StoredConversation",
-    "StoredResponse",
-]
+__all__ = ["History", "Orphan", "Report", "Server", "Store", "StoredConversation", "StoredResponse"]
+
+_GET = f"select {rows.RESPONSE_COLUMNS} from responses where id = $1 and owner = $2"
+
+_CHAIN = f"""
+    with recursive chain (id, previous_response_id, age) as (
+        select id, previous_response_id, 0 from responses where id = $1 and owner = $2
+        union all
+        select older.id, older.previous_response_id, age + 1
+        from chain join responses as older on older.id = chain.previous_response_id and older.owner = $2
+    )
+    select {rows.RESPONSE_COLUMNS} from chain join responses using (id) order by age desc
+"""
+
+_BLOCKS = "select first, count, data from events where response_id = $1 order by first"
+
+_REQUEST = "select request from responses where id = $1 and request is not null"
+
+_LOGGED = "select logged from responses where id = $1"
+
+_CONVERSATION = msgspec.json.Decoder(Conversation)
+
+_DELETE = (
+    "delete from responses where id = $1 and owner = $2",
+    "delete from events where response_id = $1 and not exists (select 1 from responses where id = $1)",
+    "delete from items where response_id = $1 and not exists (select 1 from responses where id = $1)",
+)
 
 
-class ResponseStore(Protocol):
-    """Keeps responses by id.  Whatever it cannot do raises `StoreFailed`, also anything after `close`."""
+class Store:
+    """What outlives a run.  Whatever cannot be done raises `StoreFailed`, and so does everything behind `close`.
 
-    async def put(self, stored: StoredResponse) -> None:
-        """Keep a response, in place of one with the same id; it is durable once this returns.
+    What this server runs carries its id; when it has not beaten for ``stale`` seconds, the others may take it over.
+    """
 
-        A put whose caller is cancelled is carried out all the same.
+    def __init__(self, database: Database, stale: float = STALE) -> None:
+        self._database = database
+        self._ledger = Ledger(database, stale)
+        self._writer = self._ledger.writer
+        self.conversations = Conversations(self._ledger)
+        self.servers = Servers(self._ledger)
+
+    @property
+    def server_id(self) -> str:
+        """This server's name in the store."""
+        return self._ledger.server_id
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether the database could not be written when it was last tried."""
+        return self._writer.is_degraded
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that wait to be written."""
+        return self._writer.backlog
+
+    def check(self) -> None:
+        """Raise `StoreFailed` when too much waits already."""
+        self._writer.check()
+
+    async def open(self) -> None:
+        """Connect, and bring the schema up to date; raises `StoreFailed` if that cannot be."""
+        await self._database.open()
+
+    async def close(self) -> None:
+        """Try once more what waits, then let go of everything.  Closing twice is harmless."""
+        await self._writer.close()
+        await self._database.close()
+
+    # Runs: none of these waits
+
+    def begin(self, stored: StoredResponse) -> None:
+        """Keep a response that this server begins to run, unless it is kept already."""
+        self._queue(stored, self._begun(stored, None))
+
+    async def accept(self, stored: StoredResponse, conversation: Conversation) -> None:
+        """Keep a response that this server is going to run, durably, with all that it takes to run it."""
+        begun = self._begun(stored, rows.to_json(conversation))
+        await self._writer.carry_out(begun, *_keys(stored.response))
+
+    def start(self, response: Response) -> None:
+        """A response that waited is running."""
+        started = (response.id, response.status, rows.to_json(response), self.server_id)
+        self._writer.queue((Statement(say.START, started),), response.id)
+
+    def append(self, response_id: str, block: Block) -> None:
+        """Keep more of a run's events."""
+        self._writer.queue((self._appended(response_id, block),), response_id)
+
+    def end(self, stored: StoredResponse, block: Block | None) -> asyncio.Future[None]:
+        """Keep a response as it ended, the last of its events and its place in its conversation, which is free again.
+
+        Only what completed, or came to a limit, is added to its conversation; what was not to be stored is, as well.
+        The future is done when all of it is durable.
         """
+        statements: list[Statement] = []
+        if stored.response.store and block is not None:
+            statements.append(self._appended(stored.response.id, block))
+        if stored.response.store:
+            statements += self._indexed(stored.response.id, stored.response.output)
+        if stored.response.conversation is not UNSET:
+            statements += self._added(stored, stored.response.conversation.id)
+        if stored.response.store:
+            statements.append(self._ended(stored))
+        return self._queue(stored, statements)
 
-    async def get(self, response_id: str) -> StoredResponse | None:
-        """The response of that id, if there is one; every put that has returned is seen."""
+    def release(self, response_id: str) -> None:
+        """Let any server run a response that still waits."""
+        self._writer.queue((Statement(say.RELEASE, (response_id, self.server_id)),), response_id)
 
-    async def chain(self, response_id: str) -> tuple[StoredResponse, ...]:
+    def _queue(self, stored: StoredResponse, statements: Iterable[Statement]) -> asyncio.Future[None]:
+        return self._writer.queue(statements, *_keys(stored.response))
+
+    def _begun(self, stored: StoredResponse, request: str | None) -> list[Statement]:
+        response, origin = stored.response, stored.origin
+        row: tuple[Value, ...] = (
+            response.id,
+            origin.owner,
+            response.previous_response_id,
+            _conversation_id(response),
+            origin.position,
+            response.created_at,
+            response.status,
+            self.server_id,
+            rows.to_json(response),
+            rows.to_json(stored.input),
+            request,
+            rows.tokens_column(stored.tokens),
+        )
+        return [Statement(say.BEGIN, row), *self._indexed(response.id, stored.input)]
+
+    def _indexed(self, response_id: str, items: Iterable[Item]) -> list[Statement]:
+        now = time.time()
+        known = rows.known_ids(items)
+        return [Statement(say.INDEX, (response_id, name, now, self.server_id)) for name in known]
+
+    def _appended(self, response_id: str, block: Block) -> Statement:
+        return Statement(say.APPEND, (response_id, block.first, block.count, block.data, self.server_id))
+
+    def _added(self, stored: StoredResponse, conversation_id: str) -> Iterable[Statement]:
+        """What a response adds to its conversation, which it holds no longer."""
+        response_id, now = stored.response.id, time.time()
+        if stored.response.status in ("completed", "incomplete"):
+            items = stored.items
+            yield Statement(say.GROW, (conversation_id, len(items), response_id, self.server_id))
+            for number, item in enumerate(items):
+                known = item.id if rows.can_exist(item.id) else None
+                tokens = rows.token_ids_column(stored.tokens.get(item.id))
+                what = (len(items) - number, known, now, rows.to_json(item), tokens)
+                yield Statement(say.ADD, (conversation_id, *what, response_id, self.server_id))
+        yield say.unlock(conversation_id, response_id, self.server_id)
+
+    def _ended(self, stored: StoredResponse) -> Statement:
+        response, tokens = stored.response, rows.tokens_column(stored.tokens)
+        end = (response.id, response.status, rows.to_json(response), tokens, time.time(), self.server_id)
+        return Statement(say.END, end)
+
+    # Reading
+
+    async def get(self, response_id: str, owner: str) -> StoredResponse | None:
+        """The response of that id, as it ended or so far."""
+        for row in await self._read(_GET, response_id, owner):
+            return rows.stored_response(row)
+        return None
+
+    async def chain(self, response_id: str, owner: str) -> tuple[StoredResponse, ...]:
         """The response and all that it continues through ``previous_response_id``, oldest first.
 
         The chain begins behind the first ancestor that is missing, and is empty if the response itself is.
         """
-        ...
+        return tuple(map(rows.stored_response, await self._read(_CHAIN, response_id, owner)))
 
-    async def items(self, ids: Sequence[str]) -> dict[str, Item]:
-        """The items of those ids, by id, whether they were input or output; those that nobody stored are left out.
+    async def history(self, response_id: str, owner: str) -> History | None:
+        """All that the next response after this one continues: the items of its chain, and its conversation's before.
+
+        None if there is no such response.
+        """
+        chain = await self.chain(response_id, owner)
+        if not chain:
+            return None
+        before = await self._before(chain[0])
+        items = (*before.items, *(item for stored in chain for item in stored.items))
+        tokens = dict(before.tokens)
+        for stored in chain:
+            tokens |= stored.tokens
+        return History(items, tokens)
+
+    async def _before(self, stored: StoredResponse) -> History:
+        """What a response has read of its conversation."""
+        name, origin = _conversation_id(stored.response), stored.origin
+        read = await self.conversations.items(name, origin.owner, origin.position) if name else None
+        return read or History(())
+
+    async def items(self, ids: Sequence[str], owner: str) -> dict[str, Item]:
+        """The items of those ids, by id, wherever they are; those that nobody stored are left out.
 
         Of several items with one id it is the one that was stored last.
         """
-        ...
+        await self._writer.settled()
+        return await find_items(self._ledger, [name for name in dict.fromkeys(ids) if rows.can_exist(name)], owner)
 
-    async def delete(self, response_id: str) -> bool:
-        """Forget the response and its items, durably; False if there is none of that id.
+    async def blocks(self, response_id: str) -> tuple[Block, ...]:
+        """The events of a response, in order; raises `StreamExpired` where they are no longer kept."""
+        found = await self._read(_BLOCKS, response_id)
+        if not found and any(not logged for (logged,) in await self._read(_LOGGED, response_id)):
+            raise StreamExpired("The events of this response are no longer kept: ask for it without its stream.")
+        return tuple(Block(*row) for row in found)
+
+    async def queued(self, response_id: str) -> Conversation | None:
+        """What it takes to run a response that was accepted; None once it has ended.
+
+        Raises `RunInterrupted` when this penstock cannot understand what another version has left.
+        """
+        for (request,) in await self._read(_REQUEST, response_id):
+            try:
+                return rows.from_json(request, _CONVERSATION)
+            except StoreFailed as exc:
+                raise RunInterrupted from exc
+        return None
+
+    async def delete(self, response_id: str, owner: str) -> bool:
+        """Forget the response, its events and items, durably; False if there is none of that id.
 
         What continued it stays: its chain then begins behind the gap.
         """
-        ...
+        if not rows.can_exist(response_id):
+            return False
+        first, *others = _DELETE
+        forgotten = [Statement(first, (response_id, owner)), *(Statement(sql, (response_id,)) for sql in others)]
+        counts = await self._writer.carry_out(forgotten, response_id)
+        return counts[0] > 0
 
-    async def close(self) -> None:
-        """Finish the puts that wait, then let go of everything.  Closing twice is harmless."""
+    async def _read(self, sql: str, response_id: str, *arguments: Value) -> Sequence[Row]:
+        """The rows of a query about a response, with all that was queued for it."""
+        if not rows.can_exist(response_id):
+            return ()
+        await self._writer.settled(response_id)
+        return await self._ledger.read(sql, response_id, *arguments)
+
+    # What dead servers left
+
+    async def runner(self, response_id: str) -> Server | None:
+        """Who runs a response, or is going to; None if it has ended, or waits for anybody."""
+        return await self.servers.runner(response_id)
+
+    async def orphans(self) -> tuple[Orphan, ...]:
+        """The oldest of the responses that have not ended and that nobody runs, or is going to."""
+        return await orphans(self._ledger)
+
+    async def claim(self, orphan: Orphan) -> bool:
+        """Take an orphan over, with its place in its conversation; False if another server was first."""
+        return await claim(self._ledger, orphan)
+
+    async def restart(self, response_id: str) -> None:
+        """Forget the events of a response that this server has, which waits again."""
+        await restart(self._ledger, response_id)
+
+    async def sweep(self, keep_responses: float, keep_logs: float) -> Report:
+        """Delete responses and event logs that ended so many seconds ago, and say what is left.
+
+        A response that another one continues stays.
+        """
+        return await sweep(self._ledger, keep_responses, keep_logs)
 
 
-class NoStore:
-    """A `ResponseStore` that forgets: for flows that nobody asks about afterwards."""
+def _keys(response: Response) -> tuple[str, ...]:
+    """What a change of a response changes."""
+    conversation_id = _conversation_id(response)
+    return (response.id,) if conversation_id is None else (response.id, conversation_id)
 
-    async def put(self, stored: StoredResponse) -> None:
-        """Forget the response."""
 
-    async def get(self, response_id: str) -> StoredResponse | None:
-        """Know none."""
-        return None
-
-    async def chain(self, response_id: str) -> tuple[StoredResponse, ...]:
-        """Know none."""
-        return ()
-
-    async def items(self, ids: Sequence[str]) -> dict[str, Item]:
-        """Know none."""
-        return {}
-
-    async def delete(self, response_id: str) -> bool:
-        """Know none."""
-        return False
-
-    async def close(self) -> None:
-        """Hold nothing."""
+def _conversation_id(response: Response) -> str | None:
+    return None if response.conversation is UNSET else response.conversation.id

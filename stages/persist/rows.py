@@ -1,0 +1,100 @@
+"""Rows: stored values as the columns of the database, and back.
+
+JSON goes in as text.  What a client sent may hold half a surrogate pair, which is no text that a database takes: then
+the JSON is written in ASCII, with escapes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from pipeline.errors import StoreFailed
+from pipeline.frames import Origin, TokenIds
+from pipeline.protocol.items import Item
+from pipeline.protocol.response import Response
+from stages.persist.database import Row
+from stages.persist.stored import StoredResponse
+
+T = TypeVar("T")
+
+RESPONSE_COLUMNS = "response, input, owner, position, tokens"
+"""What `stored_response` reads."""
+
+_LONGEST_ID = 512
+"""Bytes of an id that can be looked up; no server makes longer ones."""
+
+_encoder = msgspec.json.Encoder()
+_decode_response = msgspec.json.Decoder(Response)
+_decode_input = msgspec.json.Decoder(tuple[Item, ...])
+_decode_item: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
+_decode_tokens = msgspec.msgpack.Decoder(dict[str, TokenIds])
+_decode_token_ids = msgspec.msgpack.Decoder(TokenIds)
+_pack = msgspec.msgpack.Encoder().encode
+
+
+def to_json(value: object) -> str:
+    """The value as JSON."""
+    try:
+        return _encoder.encode(value).decode()
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value))
+
+
+def from_json(text: str, decoder: msgspec.json.Decoder[T]) -> T:
+    """The value again; raises `StoreFailed` for what can no longer be understood."""
+    try:
+        return decoder.decode(text)
+    except msgspec.MsgspecError:
+        try:
+            return msgspec.convert(json.loads(text), decoder.type)
+        except (msgspec.MsgspecError, ValueError) as exc:
+            raise StoreFailed("What is stored cannot be understood.") from exc
+
+
+def stored_response(row: Row) -> StoredResponse:
+    """The response of a row of `RESPONSE_COLUMNS`."""
+    response, given, owner, position, tokens = row
+    return StoredResponse(
+        from_json(response, _decode_response),
+        from_json(given, _decode_input),
+        Origin(owner, position),
+        _decode_tokens.decode(tokens),
+    )
+
+
+def item(text: str) -> Item:
+    """The item of a row."""
+    return from_json(text, _decode_item)
+
+
+def tokens_column(tokens: Mapping[str, TokenIds]) -> bytes:
+    """The tokens of a response's items."""
+    return _pack(tokens)
+
+
+def token_ids_column(token_ids: TokenIds | None) -> bytes | None:
+    """The tokens of one item."""
+    return _pack(token_ids) if token_ids else None
+
+
+def token_ids(column: bytes | None) -> TokenIds:
+    """The tokens of one item; none where none are known."""
+    return _decode_token_ids.decode(column) if column else ()
+
+
+def can_exist(name: str) -> bool:
+    """Whether something may be stored under that id: clients make up ids that no database takes."""
+    return bool(name) and "\0" not in name and len(name.encode(errors="replace")) <= _LONGEST_ID and _is_text(name)
+
+
+def known_ids(items: Iterable[Any]) -> list[str]:
+    """The ids of items under which they can be found, each once."""
+    return [name for name in dict.fromkeys(each.id for each in items) if can_exist(name)]
+
+
+def _is_text(name: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in name)

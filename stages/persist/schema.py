@@ -1,0 +1,147 @@
+"""The tables, and what leads to them from whatever an older penstock has left.
+
+A database knows how many statements of its list it has seen; opening it runs the others.  So a list only ever grows at
+its end.
+"""
+
+from __future__ import annotations
+
+_TABLES = (
+    """
+    create table responses (
+        id text primary key,
+        owner text not null,
+        previous_response_id text,
+        conversation_id text,
+        position bigint not null,
+        created_at bigint not null,
+        ended_at double precision,
+        status text not null,
+        server_id text,
+        logged bigint not null,
+        response text not null,
+        input text not null,
+        tokens bytea not null,
+        request text
+    )
+    """,
+    "create index responses_continued on responses (previous_response_id) where previous_response_id is not null",
+    "create index responses_of_conversation on responses (conversation_id) where conversation_id is not null",
+    "create index responses_running on responses (created_at) where ended_at is null",
+    "create index responses_ended on responses (ended_at) where ended_at is not null",
+    "create index responses_logged on responses (ended_at) where ended_at is not null and logged = 1",
+    """
+    create table events (
+        response_id text not null,
+        first bigint not null,
+        count bigint not null,
+        data bytea not null,
+        primary key (response_id, first)
+    )
+    """,
+    """
+    create table items (
+        owner text not null,
+        id text not null,
+        stored_at double precision not null,
+        response_id text not null,
+        primary key (owner, id, stored_at, response_id)
+    )
+    """,
+    "create index items_of_response on items (response_id)",
+    """
+    create table conversations (
+        id text primary key,
+        owner text not null,
+        created_at bigint not null,
+        metadata text not null,
+        length bigint not null,
+        response_id text,
+        server_id text
+    )
+    """,
+    "create index conversations_locked on conversations (response_id) where response_id is not null",
+    """
+    create table conversation_items (
+        conversation_id text not null,
+        position bigint not null,
+        id text,
+        stored_at double precision not null,
+        item text not null,
+        tokens bytea
+    )
+    """,
+    "create index items_of_conversation on conversation_items (conversation_id, position)",
+    "create index conversation_items_by_id on conversation_items (id) where id is not null",
+    "create table servers (id text primary key, url text not null, beat_at double precision not null)",
+)
+"""What both databases have in common; a response is ``logged`` as long as its events are kept."""
+
+_FIRST_TABLES = (
+    """
+    create table responses (
+        id text primary key,
+        previous_response_id text,
+        created_at integer not null,
+        status text not null,
+        response text not null,
+        input text not null
+    )
+    """,
+    "create table items (id text, response_id text, primary key (id, response_id)) without rowid",
+    "create index items_of_response on items (response_id)",
+    """
+    create trigger response_stored after insert on responses begin
+        delete from items where response_id = new.id;
+        insert into items
+            select json_extract(value, '$.id'), new.id from json_each(new.input)
+            union select json_extract(value, '$.id'), new.id from json_each(new.response, '$.output');
+    end
+    """,
+    """
+    create trigger response_deleted after delete on responses begin
+        delete from items where response_id = old.id;
+    end
+    """,
+    """
+    insert into items
+        select json_extract(value, '$.id'), responses.id from responses, json_each(input)
+        union select json_extract(value, '$.id'), responses.id from responses, json_each(response, '$.output')
+    """,
+)
+"""SQLite as it was before there were owners, events and conversations."""
+
+_SET_ASIDE = (
+    "drop trigger response_stored",
+    "drop trigger response_deleted",
+    "drop table items",
+    "alter table responses rename to first_responses",
+)
+
+_BROUGHT_OVER = (
+    """
+    insert into responses
+        (id, owner, previous_response_id, position, created_at, ended_at, status, logged, response, input, tokens)
+        select id, '', previous_response_id, 0, created_at, created_at, status, 0, response, input, x'80'
+        from first_responses order by rowid
+    """,
+    """
+    insert into items (owner, id, stored_at, response_id)
+        select '', json_extract(value, '$.id'), created_at, responses.id
+        from responses, json_each(input) where json_extract(value, '$.id') is not null
+        union select '', json_extract(value, '$.id'), created_at, responses.id
+        from responses, json_each(response, '$.output')
+    """,
+    "drop table first_responses",
+)
+
+POSTGRES = _TABLES
+SQLITE = (*_FIRST_TABLES, *_SET_ASIDE, *_TABLES, *_BROUGHT_OVER)
+
+
+def newer(version: int, known: int) -> str:
+    """What to say of a database that a newer penstock has written."""
+    return (
+        f"The store has schema version {version}, and this penstock knows versions up to {known}: "
+        "run the penstock that wrote it, or a newer one."
+    )

@@ -1,0 +1,59 @@
+"""Servers: the penstock processes that share one store, and which of them are alive.
+
+The clock is the database's, so that no two servers disagree about the time.
+"""
+
+from __future__ import annotations
+
+from stages.persist.database import NOW, Statement
+from stages.persist.ledger import Ledger
+from stages.persist.stored import Server
+
+STALE = 15.0
+"""Seconds without a beat after which a server is dead."""
+
+_BEAT = f"""
+    insert into servers (id, url, beat_at) values ($1, $2, {NOW})
+    on conflict (id) do update set url = excluded.url, beat_at = excluded.beat_at
+"""
+
+_REPLACE = "delete from servers where url = $2 and id <> $1"
+
+_LEAVE = "delete from servers where id = $1"
+
+_RUNNER = f"""
+    select responses.server_id, servers.url, beat_at >= {NOW} - cast($2 as double precision)
+    from responses left join servers on servers.id = responses.server_id
+    where responses.id = $1 and ended_at is null and responses.server_id is not null
+"""
+
+
+class Servers:
+    """This server among the others."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._url = ""
+
+    async def join(self, url: str) -> None:
+        """Be found by the others under that address; whoever had it before is dead, as it is taken now."""
+        self._url = url
+        here = (self._ledger.server_id, url)
+        await self._ledger.writer.carry_out((Statement(_BEAT, here), Statement(_REPLACE, here)), here[0])
+
+    async def beat(self) -> None:
+        """Be alive; `StoreFailed` if the store does not learn of it."""
+        here = (self._ledger.server_id, self._url)
+        await self._ledger.writer.carry_out((Statement(_BEAT, here),), here[0])
+
+    async def leave(self) -> None:
+        """Be gone: what this server has not ended is an orphan from now on."""
+        own = self._ledger.server_id
+        await self._ledger.writer.carry_out((Statement(_LEAVE, (own,)),), own)
+
+    async def runner(self, response_id: str) -> Server | None:
+        """Who runs a response; None if it has ended, or waits for anybody."""
+        own = self._ledger.server_id
+        for server_id, url, is_alive in await self._ledger.read(_RUNNER, response_id, self._ledger.stale):
+            return Server(server_id, url or "", bool(is_alive) or server_id == own)
+        return None
