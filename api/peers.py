@@ -115,10 +115,9 @@ class Peers:
         url = request.rel_url.without_query_params("starting_after")
         if relayed.last >= 0:
             url = url.update_query(starting_after=relayed.last)
+        timeout = ClientTimeout(sock_connect=CONNECT, sock_read=SILENCE)
         with _losses():
-            async with self._asked(
-                server, request, url, ClientTimeout(sock_connect=CONNECT, sock_read=SILENCE)
-            ) as answer:
+            async with self._asked(request, server, url, timeout) as answer:
                 if answer.status != HTTPStatus.OK:
                     raise PeerLost(f"{server.url} answers {answer.status}")
                 async for data in answer.content.iter_any():
