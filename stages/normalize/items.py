@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 from msgspec import UNSET, UnsetType
 
@@ -27,86 +28,89 @@ from pipeline.protocol.items import (
     SummaryText,
 )
 from stages.normalize.tools import Offer
-from stages.persist.store import ResponseStore
 
 Said = TypeVar("Said")
+Find: TypeAlias = Callable[[Sequence[str]], Awaitable[Mapping[str, Item]]]
 
 
-async def read_input(
-    said: str | list[given.InputItem] | None,
-    suffix: str,
-    history: Iterable[Item],
-    store: ResponseStore,
-    offer: Offer,
-    pace: Pace,
-) -> tuple[Item, ...]:
-    """The items of ``input``, those that it refers to fetched from the store; the tools that they bring are offered.
+@dataclass(frozen=True)
+class ItemReader:
+    """Reads the list of items that a body has under ``name``; the tools that they bring are offered.
 
     Items without an id, or with one that another of the conversation has, get one that ends in ``suffix`` and their
-    position.  Raises `InvalidRequest` for a reference to nothing, and for what this server cannot take.
+    position.  What is referred to is asked of ``find``, which leaves out what it does not know.
     """
-    if said is None:
-        return ()
-    if isinstance(said, str):
-        return (Message(f"msg_{suffix}i0000", "completed", "user", (InputText(said),)),)
-    references = await _references(said, pace)
-    stored = await store.items(references) if references else {}
-    taken = {*references, *(item.id for item in history)}
-    items: list[Item] = []
-    for position, item in enumerate(said):
+
+    name: str
+    suffix: str
+    find: Find
+    offer: Offer
+
+    async def read(self, said: Sequence[given.InputItem], history: Iterable[Item], pace: Pace) -> tuple[Item, ...]:
+        """The items; raises `InvalidRequest` for a reference to nothing, and for what this server cannot take."""
+        references = await self._references(said, pace)
+        stored = await self.find(references) if references else {}
+        taken = {*references, *(item.id for item in history)}
+        items: list[Item] = []
+        for position, item in enumerate(said):
+            await pace()
+            path = f"{self.name}[{position}]"
+            if isinstance(item, given.ItemReference):
+                items.append(await self._referenced(item, stored, path, pace))
+            else:
+                own = item.model_copy(update={"id": None}) if item.id in taken else item
+                items.append(await _item(own, f"{self.suffix}i{position:04x}", path, self.offer, pace))
+                taken.add(items[-1].id)
+        return tuple(items)
+
+    async def _references(self, said: Sequence[given.InputItem], pace: Pace) -> list[str]:
+        """The ids of all references; an item that came twice would let a short body make a prompt of any length."""
+        ids = dict[str, None]()
+        for position, item in enumerate(said):
+            await pace()
+            if isinstance(item, given.ItemReference):
+                if item.id in ids:
+                    message = f"Duplicate item found with id {shortened(item.id)!r}."
+                    raise InvalidRequest(message, param=f"{self.name}[{position}].id")
+                ids[item.id] = None
+        return list(ids)
+
+    async def _referenced(
+        self, reference: given.ItemReference, stored: Mapping[str, Item], path: str, pace: Pace
+    ) -> Item:
+        if (item := stored.get(reference.id)) is None:
+            raise InvalidRequest(f"Item with id {shortened(reference.id)!r} not found.", param=f"{path}.id")
+        if isinstance(item, AdditionalTools):
+            await self.offer.add_stored(item, path, pace)
+        return item
+
+    async def check_calls(self, history: Sequence[Item], items: Sequence[Item], pace: Pace) -> None:
+        """Raise `InvalidRequest` for an output among ``items`` whose call, of its own kind, comes nowhere before it."""
+        functions, customs = set[str](), set[str]()
+        for position, item in enumerate((*history, *items), -len(history)):
+            await pace()
+            match item:
+                case FunctionCall():
+                    functions.add(item.call_id)
+                case CustomToolCall():
+                    customs.add(item.call_id)
+                case FunctionCallOutput() if position >= 0 and item.call_id not in functions:
+                    raise self._unasked("function call", item.call_id, position)
+                case CustomToolCallOutput() if position >= 0 and item.call_id not in customs:
+                    raise self._unasked("custom tool call", item.call_id, position)
+
+    def _unasked(self, kind: str, call_id: str, position: int) -> InvalidRequest:
+        message = f"No {kind} with call_id {shortened(call_id)!r} comes before this output."
+        return InvalidRequest(message, param=f"{self.name}[{position}].call_id")
+
+
+async def unrepeated(history: Iterable[Item], items: Iterable[Item], pace: Pace) -> tuple[Item, ...]:
+    """Those of ``items`` that are not in the history already, which only a reference can be: it adds nothing."""
+    known = set[str]()
+    for item in history:
         await pace()
-        path = f"input[{position}]"
-        if isinstance(item, given.ItemReference):
-            items.append(await _referenced(item, stored, path, offer, pace))
-        else:
-            own = item.model_copy(update={"id": None}) if item.id in taken else item
-            items.append(await _item(own, f"{suffix}i{position:04x}", path, offer, pace))
-            taken.add(items[-1].id)
-    return tuple(items)
-
-
-async def _references(said: Sequence[given.InputItem], pace: Pace) -> list[str]:
-    """The ids of all references; an item that came twice would let a short body make a prompt of any length."""
-    ids = dict[str, None]()
-    for position, item in enumerate(said):
-        await pace()
-        if isinstance(item, given.ItemReference):
-            if item.id in ids:
-                message = f"Duplicate item found with id {shortened(item.id)!r}."
-                raise InvalidRequest(message, param=f"input[{position}].id")
-            ids[item.id] = None
-    return list(ids)
-
-
-async def check_calls(history: Sequence[Item], items: Sequence[Item], pace: Pace) -> None:
-    """Raise `InvalidRequest` for an output among ``items`` whose call, of its own kind, comes nowhere before it."""
-    functions, customs = set[str](), set[str]()
-    for position, item in enumerate((*history, *items), -len(history)):
-        await pace()
-        match item:
-            case FunctionCall():
-                functions.add(item.call_id)
-            case CustomToolCall():
-                customs.add(item.call_id)
-            case FunctionCallOutput() if position >= 0 and item.call_id not in functions:
-                raise _unasked("function call", item.call_id, position)
-            case CustomToolCallOutput() if position >= 0 and item.call_id not in customs:
-                raise _unasked("custom tool call", item.call_id, position)
-
-
-def _unasked(kind: str, call_id: str, position: int) -> InvalidRequest:
-    message = f"No {kind} with call_id {shortened(call_id)!r} comes before this output."
-    return InvalidRequest(message, param=f"input[{position}].call_id")
-
-
-async def _referenced(
-    reference: given.ItemReference, stored: Mapping[str, Item], path: str, offer: Offer, pace: Pace
-) -> Item:
-    if (item := stored.get(reference.id)) is None:
-        raise InvalidRequest(f"Item with id {shortened(reference.id)!r} not found.", param=f"{path}.id")
-    if isinstance(item, AdditionalTools):
-        await offer.add_stored(item, path, pace)
-    return item
+        known.add(item.id)
+    return tuple(item for item in items if item.id not in known)
 
 
 async def _item(item: given.InputItem, suffix: str, path: str, offer: Offer, pace: Pace) -> Item:

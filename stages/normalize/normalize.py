@@ -8,25 +8,34 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from msgspec import UNSET
 
-from pipeline.errors import InvalidRequest, ModelNotFound, PreviousResponseNotFound, UnsupportedParameter
-from pipeline.frames import Conversation, Sampling, Scheduling
+from pipeline.errors import (
+    ConversationNotFound,
+    InvalidRequest,
+    ModelNotFound,
+    PreviousResponseNotFound,
+    PreviousResponseUnfinished,
+    UnsupportedParameter,
+)
+from pipeline.frames import Conversation, Origin, Sampling, Scheduling
 from pipeline.logs import current_response
 from pipeline.protocol.body import Pace, shortened
-from pipeline.protocol.items import Item
+from pipeline.protocol.given_items import InputItem, MessageItem
 from pipeline.protocol.request import CreateResponse
-from pipeline.protocol.response import ReasoningOptions, Response
-from stages.normalize.items import check_calls, read_input
+from pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
+from stages.normalize.items import ItemReader, unrepeated
 from stages.normalize.raw import RawMessages
 from stages.normalize.tools import Offer, read_tools
-from stages.persist.store import ResponseStore
+from stages.persist.store import Store
+from stages.persist.stored import History
 
 Number = TypeVar("Number", int, float)
 
@@ -45,6 +54,12 @@ INCLUDABLE = frozenset(
     }
 )
 
+CONTINUING = ("previous_response_id", "conversation", "previous_input_messages")
+"""The parameters that say what a request goes on from: one of them at most."""
+
+CONTINUABLE = frozenset({"completed", "incomplete"})
+"""The statuses of responses that can be gone on from: the others have not ended, or not well."""
+
 
 def draw_suffix() -> str:
     """The random part of a new response's id."""
@@ -55,7 +70,7 @@ def draw_suffix() -> str:
 class Normalize:
     """Understand a request for one of ``models``; ``draw`` and ``clock`` are where ids and time come from."""
 
-    store: ResponseStore
+    store: Store
     models: tuple[str, ...]
     """The names that a request may give; the first is what it gets if it names none."""
     draw: Callable[[], str] = draw_suffix
@@ -72,26 +87,29 @@ class Normalize:
         refuse_unsupported(request)
         model, pace = self._model(request), Pace()
         offer = await read_tools(request.tools or (), pace)
-        history = await self._history(request.previous_response_id)
-        await offer.inherit(history, pace)
+        past, position = await self._past(request)
+        await offer.inherit(past.items, pace)
         suffix, now = self.draw(), self.clock()
         current_response.set(f"resp_{suffix}")
-        items = await read_input(request.input, suffix, history, self.store, offer, pace)
+        reader = ItemReader("input", suffix, partial(self.store.items, owner=request.owner), offer)
+        items = await reader.read(_items(request.input), past.items, pace)
         raw = RawMessages(suffix, request.instructions, offer.tools)
         before = await raw.read(request.previous_input_messages or (), items, pace)
-        if not items and not before and not history:
-            raise InvalidRequest("A request without previous_response_id needs an input.", param="input")
-        await check_calls((*history, *before), items, pace)
+        if not items and not before and not past.items:
+            raise InvalidRequest("A request that continues nothing needs an input.", param="input")
+        await reader.check_calls((*past.items, *before), items, pace)
         tools, sampling = await offer.toolset(request, pace), _sampling(request)
         return Conversation(
             response=_response(request, offer, sampling, f"resp_{suffix}", int(now), model),
-            history=history,
-            input=(*before, *items),
+            history=past.items,
+            input=(*before, *await unrepeated(past.items, items, pace)),
             sampling=sampling,
             date=datetime.fromtimestamp(now, UTC).date().isoformat(),
             tools=tools,
             scheduling=self._scheduling(request),
             raw_messages=request.enable_response_messages is True,
+            origin=Origin(request.owner, position),
+            tokens=past.tokens,
         )
 
     def _model(self, request: CreateResponse) -> str:
@@ -101,13 +119,25 @@ class Normalize:
             raise ModelNotFound(f"This server serves {served}, not {shortened(model)!r}.", param="model")
         return model
 
-    async def _history(self, previous: str | None) -> tuple[Item, ...]:
-        if previous is None:
-            return ()
-        chain = await self.store.chain(previous)
-        if not chain:
+    async def _past(self, request: CreateResponse) -> tuple[History, int]:
+        """What the request goes on from, and how many items its conversation has."""
+        if (conversation_id := request.conversation_id) is not None:
+            conversation = await self.store.conversations.items(conversation_id, request.owner)
+            if conversation is None:
+                raise ConversationNotFound(shortened(conversation_id), param="conversation")
+            return conversation, len(conversation.items)
+        if (previous := request.previous_response_id) is not None:
+            return await self._continued(previous, request.owner), 0
+        return History((), {}), 0
+
+    async def _continued(self, previous: str, owner: str) -> History:
+        stored = await self.store.get(previous, owner)
+        if stored is not None and stored.response.status not in CONTINUABLE:
+            raise PreviousResponseUnfinished(previous, stored.response.status)
+        history = await self.store.history(previous, owner) if stored else None
+        if history is None:
             raise PreviousResponseNotFound(shortened(previous))
-        return tuple(item for stored in chain for item in stored.items)
+        return history
 
     def _scheduling(self, request: CreateResponse) -> Scheduling:
         salt = request.cache_salt
@@ -119,8 +149,6 @@ class Normalize:
 def refuse_unsupported(request: CreateResponse) -> None:
     """Raise `UnsupportedParameter` for the first parameter that asks for what this server does not do."""
     unsupported = {
-        "background": request.background,
-        "conversation": request.conversation is not None,
         "prompt": request.prompt is not None,
         "context_management": request.context_management,
         "moderation": request.moderation is not None,
@@ -135,10 +163,16 @@ def refuse_unsupported(request: CreateResponse) -> None:
     for position, name in enumerate(request.include or ()):
         if name not in INCLUDABLE:
             raise InvalidRequest(f"{shortened(name)!r} is nothing that can be included.", param=f"include[{position}]")
-    if request.previous_input_messages is not None and request.previous_response_id is not None:
-        raise InvalidRequest(
-            "previous_input_messages and previous_response_id exclude each other.", param="previous_input_messages"
-        )
+    _refuse_contradictions(request)
+
+
+def _refuse_contradictions(request: CreateResponse) -> None:
+    """Raise `InvalidRequest` for parameters that exclude each other."""
+    continued = [name for name in CONTINUING if getattr(request, name) is not None]
+    if len(continued) > 1:
+        raise InvalidRequest(f"{' and '.join(continued)} exclude each other.", param=continued[-1])
+    if request.background and request.store is False:
+        raise InvalidRequest("Background responses are stored: store cannot be false.", param="background")
 
 
 def _sampling(request: CreateResponse) -> Sampling:
@@ -159,6 +193,11 @@ def _sampling(request: CreateResponse) -> Sampling:
     )
 
 
+def _items(said: str | list[InputItem] | None) -> Sequence[InputItem]:
+    """The items of ``input``; a text is a message of the user."""
+    return [MessageItem(role="user", content=said)] if isinstance(said, str) else said or ()
+
+
 def _or(said: Number | None, default: Number) -> Number:
     return default if said is None else said
 
@@ -170,7 +209,7 @@ def _response(
     return Response(
         id=response_id,
         created_at=created_at,
-        status="in_progress",
+        status="queued" if request.background else "in_progress",
         model=model,
         previous_response_id=request.previous_response_id,
         instructions=request.instructions,
@@ -188,6 +227,8 @@ def _response(
         max_output_tokens=request.max_output_tokens,
         max_tool_calls=request.max_tool_calls,
         store=request.store is not False,
+        background=request.background is True,
+        conversation=UNSET if request.conversation_id is None else ConversationReference(request.conversation_id),
         service_tier="default" if tier in (None, "auto") else tier,
         metadata=request.metadata or {},
         safety_identifier=request.safety_identifier,

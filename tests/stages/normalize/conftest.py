@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from stages.persist.sqlite import SqliteStore
+from stages.persist.sqlite import SqliteDatabase
+from stages.persist.store import Store
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncGenerator[SqliteStore]:
-    store = SqliteStore(tmp_path / "responses.sqlite3")
+async def store(tmp_path: Path) -> AsyncGenerator[Store]:
+    store = Store(SqliteDatabase(tmp_path / "responses.sqlite3"))
+    await store.open()
     yield store
     await store.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from contextlib import aclosing
 from time import process_time
 from timeit import timeit
@@ -11,21 +12,24 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pipeline.frames import Conversation
+from pipeline.frames import Conversation, TokenIds
 from pipeline.protocol.items import OutputItem
 from pipeline.protocol.reading import read_request
+from pipeline.protocol.response import ResponseStatus
 from pipeline.record import replay
 from stages.normalize.normalize import Normalize
-from stages.persist.store import NoStore, ResponseStore, StoredResponse
+from stages.persist.database import Nowhere
+from stages.persist.store import Store, StoredResponse
 
 MODEL = "gpt-oss-20b"
 NOW = 1_790_000_000.9
 
 
-async def normalized(store: ResponseStore, suffix: str = "1", /, **body: Any) -> Conversation:
+async def normalized(store: Store, suffix: str = "1", /, *, owner: str = "", **body: Any) -> Conversation:
     """The conversation of one body, whose response gets the id ``resp_<suffix>``."""
     stage = Normalize(store, (MODEL,), draw=lambda: suffix, clock=lambda: NOW)
-    async with aclosing(stage(replay([await read_request(json.dumps(body).encode())]))) as conversations:
+    request = (await read_request(json.dumps(body).encode())).owned_by(owner)
+    async with aclosing(stage(replay([request]))) as conversations:
         (conversation,) = [conversation async for conversation in conversations]
     return conversation
 
@@ -33,13 +37,28 @@ async def normalized(store: ResponseStore, suffix: str = "1", /, **body: Any) ->
 def cost(**body: Any) -> float:
     """Seconds of CPU, those of the garbage collector left out, that it takes to make one body a conversation."""
     return min(
-        timeit(lambda: asyncio.run(normalized(NoStore(), **body)), timer=process_time, number=1) for _ in range(3)
+        timeit(lambda: asyncio.run(normalized(Store(Nowhere()), **body)), timer=process_time, number=1)
+        for _ in range(3)
     )
 
 
-async def answered(store: ResponseStore, suffix: str, /, *output: OutputItem, **body: Any) -> Conversation:
-    """The same, and ``output`` is what the model answered: the response is stored."""
+async def answered(
+    store: Store,
+    suffix: str,
+    /,
+    *output: OutputItem,
+    status: ResponseStatus = "completed",
+    tokens: Mapping[str, TokenIds] | None = None,
+    **body: Any,
+) -> Conversation:
+    """The same, and ``output`` is what the model answered: the response is stored, and added to its conversation."""
     conversation = await normalized(store, suffix, **body)
-    response = replace(conversation.response, status="completed", output=output)
-    await store.put(StoredResponse(response, conversation.input))
+    began, origin = conversation.response, conversation.origin
+    if began.conversation:
+        await store.conversations.lock(began.conversation.id, origin.owner, began.id, origin.position)
+    ended = replace(began, status=status, output=output)
+    if began.store:
+        store.begin(StoredResponse(ended, conversation.input, origin))
+    if status not in ("queued", "in_progress"):
+        await store.end(StoredResponse(ended, conversation.input, origin, tokens or {}), None)
     return conversation

@@ -13,7 +13,8 @@ from pipeline.protocol.reading import read_request
 from pipeline.protocol.request import CreateResponse
 from pipeline.record import replay
 from stages.normalize.normalize import Normalize
-from stages.persist.store import NoStore
+from stages.persist.database import Nowhere
+from stages.persist.store import Store
 from tests.pipeline.bodies import CLIENTS, EVERYTHING
 
 Json: TypeAlias = Any
@@ -45,7 +46,7 @@ async def understood(body: Json) -> Conversation | InvalidRequest:
     """What becomes of a body; any other exception passes."""
     try:
         request = await read_request(json.dumps(body).encode())
-        async with aclosing(Normalize(NoStore(), ("gpt-oss-20b",))(replay([request]))) as conversations:
+        async with aclosing(Normalize(Store(Nowhere()), ("gpt-oss-20b",))(replay([request]))) as conversations:
             return await anext(conversations)
     except InvalidRequest as error:
         return error

@@ -23,7 +23,7 @@ from pipeline.protocol.items import (
     Refusal,
     SummaryText,
 )
-from stages.persist.sqlite import SqliteStore
+from stages.persist.store import Store
 from tests.pipeline.bodies import CLIENTS
 from tests.stages.normalize.conversations import normalized
 
@@ -93,7 +93,7 @@ NAMESPACE = {"type": "namespace", "name": "n", "tools": [{"type": "custom", "nam
         ),
     ],
 )
-async def test_items_are_read_as_they_are_meant(store: SqliteStore, given: dict[str, Any], item: Item) -> None:
+async def test_items_are_read_as_they_are_meant(store: Store, given: dict[str, Any], item: Item) -> None:
     """Every form that an item may be written in leads to one item; what is not said is not made up."""
     assert (await normalized(store, input=[given])).input == (item,)
 
@@ -107,7 +107,7 @@ async def test_items_are_read_as_they_are_meant(store: SqliteStore, given: dict[
         ([], (), ""),
     ],
 )
-async def test_v15_outputs_are_texts_or_lists_of_texts(store: SqliteStore, given: Any, output: Any, text: str) -> None:
+async def test_v15_outputs_are_texts_or_lists_of_texts(store: Store, given: Any, output: Any, text: str) -> None:
     """The output of a call keeps its form, and reads as one text."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     items = [call, {"type": "function_call_output", "call_id": "c", "output": given}]
@@ -117,20 +117,20 @@ async def test_v15_outputs_are_texts_or_lists_of_texts(store: SqliteStore, given
     assert result.text == text
 
 
-async def test_a_string_is_a_message_of_the_user(store: SqliteStore) -> None:
+async def test_a_string_is_a_message_of_the_user(store: Store) -> None:
     """The short form of ``input`` is one message, even if it is empty."""
     for text in ("Hi", ""):
         message = Message("msg_1i0000", "completed", "user", (InputText(text),))
         assert (await normalized(store, input=text)).input == (message,)
 
 
-async def test_items_without_ids_are_told_apart(store: SqliteStore) -> None:
+async def test_items_without_ids_are_told_apart(store: Store) -> None:
     """An id that the client left out comes from the response's id and the item's position."""
     conversation = await normalized(store, "ab", input=[{"role": "user", "content": "Hi"}] * 17)
     assert [item.id for item in conversation.input] == [f"msg_abi{position:04x}" for position in range(17)]
 
 
-async def test_row40_outputs_of_custom_tools_are_read_alike(store: SqliteStore) -> None:
+async def test_row40_outputs_of_custom_tools_are_read_alike(store: Store) -> None:
     """What a custom tool returned is a text or a list of texts too."""
     call = {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": ""}
     for given, output in (("x", "x"), ([{"type": "input_text", "text": "x"}], (InputText("x"),))):
@@ -149,7 +149,7 @@ UNSUPPORTED_ITEMS = [
 
 
 @pytest.mark.parametrize("kind", UNSUPPORTED_ITEMS)
-async def test_items_that_mean_nothing_here_are_refused_by_name(store: SqliteStore, kind: str) -> None:
+async def test_items_that_mean_nothing_here_are_refused_by_name(store: Store, kind: str) -> None:
     """An item that this server cannot show the model is refused with its type and its place, never left out."""
     with pytest.raises(InvalidRequest, match=f"'{kind}'") as caught:
         await normalized(store, input=[{"role": "user", "content": "Hi"}, {"type": kind, "id": "x"}])
@@ -178,7 +178,7 @@ def sdk_types(item: type) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("client", ["agents", "pydantic-ai"])
-async def test_b28_histories_of_real_clients_arrive_whole(store: SqliteStore, client: str) -> None:
+async def test_b28_histories_of_real_clients_arrive_whole(store: Store, client: str) -> None:
     """A history that a client replays keeps its order and every kind of item in it."""
     body = {**CLIENTS[client], "tool_choice": "auto"}
     kinds = [type(item) for item in (await normalized(store, **body)).input]
@@ -186,14 +186,14 @@ async def test_b28_histories_of_real_clients_arrive_whole(store: SqliteStore, cl
 
 
 @pytest.mark.parametrize("client", ["langchain", "codex", "codex apply_patch", "codex known model", "structured"])
-async def test_row20_requests_of_real_clients_are_understood(store: SqliteStore, client: str) -> None:
+async def test_row20_requests_of_real_clients_are_understood(store: Store, client: str) -> None:
     """What a client sends, with ids and types and nulls or without them, is taken item by item."""
     given = CLIENTS[client]["input"]
     items = (await normalized(store, **CLIENTS[client])).input
     assert len(items) == (1 if isinstance(given, str) else len(given))
 
 
-async def test_v13_all_parts_of_a_message_are_read(store: SqliteStore) -> None:
+async def test_v13_all_parts_of_a_message_are_read(store: Store) -> None:
     """A message may have several parts, refusals among them, or none."""
     refusal, text = {"type": "refusal", "refusal": "No. "}, {"type": "output_text", "text": "Sorry."}
     for parts, said in (([refusal, text, text], "No. Sorry.Sorry."), ([refusal], "No. "), ([], "")):
@@ -203,7 +203,7 @@ async def test_v13_all_parts_of_a_message_are_read(store: SqliteStore) -> None:
 
 
 @pytest.mark.parametrize("kind", ["input_image", "input_file"])
-async def test_v14_what_is_no_text_is_refused_with_its_place(store: SqliteStore, kind: str) -> None:
+async def test_v14_what_is_no_text_is_refused_with_its_place(store: Store, kind: str) -> None:
     """Images and files are refused where they stand: a model that never saw them must not answer."""
     parts = [{"type": "input_text", "text": "What is this?"}, {"type": kind, "image_url": "data:,"}]
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
@@ -217,7 +217,7 @@ async def test_v14_what_is_no_text_is_refused_with_its_place(store: SqliteStore,
 
 
 @pytest.mark.parametrize("body", [{}, {"input": None}, {"input": []}], ids=str)
-async def test_a_request_needs_an_input(store: SqliteStore, body: dict[str, Any]) -> None:
+async def test_a_request_needs_an_input(store: Store, body: dict[str, Any]) -> None:
     """Nothing to answer is an error, as long as nothing is continued either."""
     with pytest.raises(InvalidRequest, match="needs an input") as caught:
         await normalized(store, **body)

@@ -14,14 +14,14 @@ from pipeline.protocol.reading import read_request
 from pipeline.protocol.response import ReasoningOptions, Response
 from pipeline.record import replay
 from stages.normalize.normalize import INCLUDABLE, LOGPROBS, Normalize, draw_suffix
-from stages.persist.sqlite import SqliteStore
+from stages.persist.store import Store
 from tests.pipeline.bodies import WEATHER
 from tests.stages.normalize.conversations import MODEL, NOW, normalized
 
 # Ids and time
 
 
-async def test_the_id_and_the_time_are_drawn_once(store: SqliteStore) -> None:
+async def test_the_id_and_the_time_are_drawn_once(store: Store) -> None:
     """One draw and one look at the clock make everything that is new in a response."""
     draws, times = iter(["ab"]), iter([86_399.9])
     stage = Normalize(store, (MODEL,), draw=lambda: next(draws), clock=lambda: next(times))
@@ -32,12 +32,12 @@ async def test_the_id_and_the_time_are_drawn_once(store: SqliteStore) -> None:
     assert [item.id for item in conversation.input] == ["msg_abi0000"]
 
 
-async def test_a_refused_request_draws_nothing(store: SqliteStore) -> None:
+async def test_a_refused_request_draws_nothing(store: Store) -> None:
     """What is refused for its parameters leaves ids and clock alone."""
     empty: Iterator[Any] = iter(())
     stage = Normalize(store, (MODEL,), draw=lambda: next(empty), clock=lambda: next(empty))
     with pytest.raises(UnsupportedParameter):
-        await anext(stage(replay([await read_request(b'{"input": "Hi", "background": true}')])))
+        await anext(stage(replay([await read_request(b'{"input": "Hi", "prompt": {}}')])))
 
 
 def test_ids_are_hard_to_guess() -> None:
@@ -69,11 +69,12 @@ def default_response(**fields: Any) -> Response:
         "metadata": {},
         "safety_identifier": None,
         "prompt_cache_key": None,
+        "status": "in_progress",
     }
-    return Response(id="resp_1", created_at=int(NOW), status="in_progress", **(said | fields))
+    return Response(id="resp_1", created_at=int(NOW), **(said | fields))
 
 
-async def test_defaults(store: SqliteStore) -> None:
+async def test_defaults(store: Store) -> None:
     """A body that says nothing gets what the API documents."""
     conversation = await normalized(store, input="Hi")
     assert conversation.response == default_response()
@@ -118,13 +119,14 @@ async def test_defaults(store: SqliteStore) -> None:
             {"tools": [{"type": "function", "name": "f", "defer_loading": True}]},
             {"tools": ({"type": "function", "name": "f", "description": None, "parameters": None, "strict": None},)},
         ),
+        ({"background": True}, {"background": True, "status": "queued"}),
         ({"background": False, "truncation": "disabled", "top_logprobs": 0, "context_management": []}, {}),
         ({"include": sorted(INCLUDABLE), "stream": True, "stream_options": {"include_obfuscation": False}}, {}),
         ({"prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit", "ttl": "30m"}}, {}),
     ],
     ids=str,
 )
-async def test_what_is_asked_is_echoed(store: SqliteStore, said: dict[str, Any], echo: dict[str, Any]) -> None:
+async def test_what_is_asked_is_echoed(store: Store, said: dict[str, Any], echo: dict[str, Any]) -> None:
     """The response repeats every parameter that has a place in it, and changes no other field."""
     conversation = await normalized(store, input="Hi", **said)
     assert conversation.response == default_response(**echo)
@@ -153,7 +155,7 @@ async def test_what_is_asked_is_echoed(store: SqliteStore, said: dict[str, Any],
     ],
     ids=str,
 )
-async def test_sampling_is_as_asked(store: SqliteStore, said: dict[str, Any], sampling: dict[str, Any]) -> None:
+async def test_sampling_is_as_asked(store: Store, said: dict[str, Any], sampling: dict[str, Any]) -> None:
     """What concerns the choice of tokens reaches the engine in its own terms, vLLM's extras included."""
     expected: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0} | sampling
     assert (await normalized(store, input="Hi", **said)).sampling == Sampling(**expected)
@@ -171,7 +173,7 @@ async def test_sampling_is_as_asked(store: SqliteStore, said: dict[str, Any], sa
         (False, {"cache_salt": "s"}, "s"),
     ],
 )
-async def test_caches_are_salted(store: SqliteStore, salted: bool, said: dict[str, Any], salt: str | None) -> None:
+async def test_caches_are_salted(store: Store, salted: bool, said: dict[str, Any], salt: str | None) -> None:
     """A salt that is given counts; a server may make one of the prompt cache's key, in letters that vLLM takes."""
     stage = Normalize(store, (MODEL,), salt_caches=salted)
     request = await read_request(json.dumps({"input": "Hi", **said}).encode())
@@ -179,26 +181,30 @@ async def test_caches_are_salted(store: SqliteStore, salted: bool, said: dict[st
         assert (await anext(conversations)).scheduling == Scheduling(salt)
 
 
-async def test_the_trace_and_the_priority_reach_the_engine(store: SqliteStore) -> None:
+async def test_the_trace_and_the_priority_reach_the_engine(store: Store) -> None:
     """A request is scheduled as it asks, and belongs to the trace of its headers."""
     request = (await read_request(b'{"input": "Hi", "priority": -3}')).traced({"traceparent": "00-1"})
     async with aclosing(Normalize(store, (MODEL,))(replay([request]))) as conversations:
         assert (await anext(conversations)).scheduling == Scheduling(None, -3, {"traceparent": "00-1"})
 
 
-async def test_b29_row36_a_response_says_whether_it_is_kept(store: SqliteStore) -> None:
+async def test_b29_row36_a_response_says_whether_it_is_kept(store: Store) -> None:
     """``store`` is on unless it is switched off, and the response says which."""
-    for said, kept in (({}, True), ({"store": None}, True), ({"store": True}, True), ({"store": False}, False)):
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({}, True),
+        *(({"store": said}, said is not False) for said in (None, True, False)),
+    ]
+    for said, kept in cases:
         assert (await normalized(store, input="Hi", **said)).response.store is kept
 
 
-async def test_raw_messages_are_for_who_asks(store: SqliteStore) -> None:
+async def test_raw_messages_are_for_who_asks(store: Store) -> None:
     """``enable_response_messages`` is off until it is said."""
     assert not (await normalized(store, input="Hi")).raw_messages
     assert (await normalized(store, input="Hi", enable_response_messages=True)).raw_messages
 
 
-async def test_lines_of_the_log_know_their_response(store: SqliteStore) -> None:
+async def test_lines_of_the_log_know_their_response(store: Store) -> None:
     """From where the id is drawn on, whatever this task logs belongs to the response."""
     assert current_response.get() == "-"
     await normalized(store, "ab", input="Hi")
@@ -208,9 +214,6 @@ async def test_lines_of_the_log_know_their_response(store: SqliteStore) -> None:
 @pytest.mark.parametrize(
     ("param", "said"),
     [
-        ("background", {"background": True}),
-        ("conversation", {"conversation": "conv_1"}),
-        ("conversation", {"conversation": {"id": "conv_1"}}),
         ("prompt", {"prompt": {"id": "pmpt_1"}}),
         ("prompt", {"prompt": {}}),
         ("context_management", {"context_management": [{"type": "compaction"}]}),
@@ -222,33 +225,48 @@ async def test_lines_of_the_log_know_their_response(store: SqliteStore) -> None:
     ],
     ids=str,
 )
-async def test_what_is_not_supported_is_refused(store: SqliteStore, param: str, said: dict[str, Any]) -> None:
+async def test_what_is_not_supported_is_refused(store: Store, param: str, said: dict[str, Any]) -> None:
     """A promise of the API that is not kept here is refused by name, never ignored."""
     with pytest.raises(UnsupportedParameter) as caught:
         await normalized(store, input="Hi", **said)
     assert (caught.value.param, caught.value.status) == (param, 400)
 
 
-async def test_what_cannot_be_included_is_refused(store: SqliteStore) -> None:
+async def test_what_cannot_be_included_is_refused(store: Store) -> None:
     """``include`` takes the values that the API lists."""
     with pytest.raises(InvalidRequest, match="'everything'") as caught:
         await normalized(store, input="Hi", include=["reasoning.encrypted_content", "everything"])
     assert caught.value.param == "include[1]"
 
 
-async def test_another_model_is_not_found(store: SqliteStore) -> None:
+async def test_another_model_is_not_found(store: Store) -> None:
     """A server of one model knows no other, and says which one it has."""
     with pytest.raises(ModelNotFound, match=MODEL) as caught:
         await normalized(store, input="Hi", model="gpt-5")
     assert (caught.value.status, caught.value.param, caught.value.code) == (404, "model", "model_not_found")
 
 
-async def test_raw_messages_and_a_response_are_two_ways_to_go_on(store: SqliteStore) -> None:
-    """A request continues a response or messages of its own, not both."""
-    both = {"previous_response_id": "resp_1", "previous_input_messages": []}
+@pytest.mark.parametrize(
+    ("param", "both"),
+    [
+        ("previous_input_messages", {"previous_response_id": "resp_1", "previous_input_messages": []}),
+        ("previous_input_messages", {"conversation": "conv_1", "previous_input_messages": []}),
+        ("conversation", {"conversation": {"id": "conv_1"}, "previous_response_id": "resp_1"}),
+    ],
+    ids=str,
+)
+async def test_a_request_continues_one_thing(store: Store, param: str, both: dict[str, Any]) -> None:
+    """It goes on from a response, a conversation or messages of its own: whoever names two is told so."""
     with pytest.raises(InvalidRequest, match="exclude") as caught:
         await normalized(store, input="Hi", **both)
-    assert caught.value.param == "previous_input_messages"
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+async def test_what_runs_in_the_background_is_stored(store: Store) -> None:
+    """Nobody could fetch it otherwise: ``store`` may not be false."""
+    with pytest.raises(InvalidRequest, match="Background responses are stored") as caught:
+        await normalized(store, input="Hi", background=True, store=False)
+    assert (caught.value.status, caught.value.param) == (400, "background")
 
 
 @pytest.mark.parametrize(
@@ -261,7 +279,7 @@ async def test_raw_messages_and_a_response_are_two_ways_to_go_on(store: SqliteSt
     ],
     ids=lambda said: next(iter(said)),
 )
-async def test_a_refusal_quotes_little(store: SqliteStore, said: dict[str, Any]) -> None:
+async def test_a_refusal_quotes_little(store: Store, said: dict[str, Any]) -> None:
     """What a client sent comes back to it only up to a hundred characters."""
     with pytest.raises(InvalidRequest, match=r"'x{100}[.]{3}'") as caught:
         await normalized(store, input="Hi", **said)

@@ -18,7 +18,7 @@ from pipeline.protocol.items import (
     Reasoning,
     ReasoningText,
 )
-from stages.persist.sqlite import SqliteStore
+from stages.persist.store import Store
 from stages.render.messages import lay_out
 from tests.pipeline.bodies import CLIENTS, WEATHER
 from tests.stages.normalize.conversations import cost, normalized
@@ -87,7 +87,7 @@ def author(role: str, name: str | None = None) -> Json:
     ],
     ids=str,
 )
-async def test_raw_messages_are_read_as_items(store: SqliteStore, given: Json, items: list[Item]) -> None:
+async def test_raw_messages_are_read_as_items(store: Store, given: Json, items: list[Item]) -> None:
     """Every message has an item that says the same; the head of a prompt is written anew."""
     tools = [WEATHER, SAY, {"type": "namespace", "name": "functions", "tools": [{"type": "function", "name": "wait"}]}]
     conversation = await normalized(store, input="Go on", previous_input_messages=[given], tools=tools)
@@ -95,7 +95,7 @@ async def test_raw_messages_are_read_as_items(store: SqliteStore, given: Json, i
     assert conversation.history == ()
 
 
-async def test_outputs_find_their_calls(store: SqliteStore) -> None:
+async def test_outputs_find_their_calls(store: Store) -> None:
     """What a tool returned answers the first open call of its name, or else the latest one."""
     messages = [
         CALL,
@@ -120,7 +120,7 @@ TWO = "Be kind.\n\nAnd brief."
     ("instructions", "left"),
     [("Be kind.", ["And brief."]), (TWO, []), ("Be", [TWO]), ("Be kind", [TWO]), ("Be kind.\n", [TWO]), (None, [TWO])],
 )
-async def test_instructions_are_said_once(store: SqliteStore, instructions: str | None, left: list[str]) -> None:
+async def test_instructions_are_said_once(store: Store, instructions: str | None, left: list[str]) -> None:
     """Of a prompt's instructions those that the request repeats are left out, but never a part of a sentence."""
     message = {"role": "developer", "content": f"# Instructions\n\n{TWO}"}
     said = await normalized(store, input="Hi", instructions=instructions, previous_input_messages=[message])
@@ -143,14 +143,14 @@ def test_many_calls_are_answered_in_any_order() -> None:
         ([{"content": "x"}], "previous_input_messages[0].role"),
     ],
 )
-async def test_what_no_item_can_say_is_refused(store: SqliteStore, messages: list[Json], param: str) -> None:
+async def test_what_no_item_can_say_is_refused(store: Store, messages: list[Json], param: str) -> None:
     """An output without a call, or a message without an author, is refused at its place."""
     with pytest.raises(InvalidRequest) as caught:
         await normalized(store, previous_input_messages=messages)
     assert caught.value.param == param
 
 
-async def test_an_input_may_answer_a_raw_call(store: SqliteStore) -> None:
+async def test_an_input_may_answer_a_raw_call(store: Store) -> None:
     """The raw messages come before the input, so a call in them may be answered there."""
     output = {"type": "function_call_output", "call_id": "call_1p0000", "output": "x"}
     conversation = await normalized(store, previous_input_messages=[CALL], input=[output])
@@ -158,7 +158,7 @@ async def test_an_input_may_answer_a_raw_call(store: SqliteStore) -> None:
 
 
 @pytest.mark.parametrize(("open_calls", "outputs"), [(1, 1), (1, 2), (2, 1), (2, 2)])
-async def test_the_one_open_call_is_known_by_any_id(store: SqliteStore, open_calls: int, outputs: int) -> None:
+async def test_the_one_open_call_is_known_by_any_id(store: Store, open_calls: int, outputs: int) -> None:
     """Raw calls have no ids, so the id that the response gave is right where it can only mean one call."""
     messages = [CALL, RESULT, *[CALL] * open_calls]
     said = [{"type": "function_call_output", "call_id": f"call_{number}", "output": "x"} for number in range(outputs)]
@@ -179,7 +179,7 @@ def raw_prompt(conversation: Any) -> list[Json]:
 
 
 @pytest.mark.parametrize("client", ["agents", "langchain", "pydantic-ai", "codex"])
-async def test_a_prompt_comes_back_as_it_was(store: SqliteStore, client: str) -> None:
+async def test_a_prompt_comes_back_as_it_was(store: Store, client: str) -> None:
     """The raw messages of a prompt, sent back with the same instructions and tools, make the same prompt."""
     body = CLIENTS[client]
     before = raw_prompt(await normalized(store, **body))

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.errors import InvalidRequest, UnsupportedParameter
 from pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, ToolKey, Toolset
-from stages.persist.sqlite import SqliteStore
+from stages.persist.store import Store
 from tests.pipeline.bodies import CODEX_APPLY_PATCH, CODEX_KNOWN_MODEL, WEATHER
 from tests.stages.normalize.conversations import answered, cost, normalized
 
@@ -34,7 +34,7 @@ def additional(*tools: Json) -> Json:
 USER = {"role": "user", "content": "Hi"}
 
 
-async def test_tools_are_read_into_one_set(store: SqliteStore) -> None:
+async def test_tools_are_read_into_one_set(store: Store) -> None:
     """Functions, custom tools and those in namespaces are all the model may call, each by its namespace and name."""
     tools = (await normalized(store, input="Hi", tools=[WEATHER, PATCH, SAY, AGENTS])).tools
     assert tools.tools == (
@@ -48,13 +48,13 @@ async def test_tools_are_read_into_one_set(store: SqliteStore) -> None:
     assert (tools.choice, tools.allowed, tools.parallel) == ("auto", None, True)
 
 
-async def test_a_format_of_text_is_no_grammar(store: SqliteStore) -> None:
+async def test_a_format_of_text_is_no_grammar(store: Store) -> None:
     """A custom tool takes any text unless a grammar says otherwise."""
     said = [{**SAY, "format": {"type": "text"}}]
     assert (await normalized(store, input="Hi", tools=said)).tools == Toolset((CustomTool("say"),))
 
 
-async def test_tools_are_echoed(store: SqliteStore) -> None:
+async def test_tools_are_echoed(store: Store) -> None:
     """Functions are echoed with all the keys that strict readers want, custom tools and namespaces as they came."""
     bare = {"type": "function", "name": "f", "defer_loading": True, "output_schema": {}}
     response = (await normalized(store, input="Hi", tools=[bare, PATCH, {"type": "web_search"}, AGENTS])).response
@@ -70,7 +70,7 @@ async def test_tools_are_echoed(store: SqliteStore) -> None:
     ],
 )
 async def test_row40_hosted_tools_are_left_out_with_a_word(
-    store: SqliteStore, kind: str, caplog: pytest.LogCaptureFixture
+    store: Store, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Clients send hosted tools unasked: those that nobody runs here are left out, and the log says so."""
     with caplog.at_level(logging.INFO):
@@ -82,7 +82,7 @@ async def test_row40_hosted_tools_are_left_out_with_a_word(
 
 
 @pytest.mark.parametrize("kind", ["mcp", "shell", "local_shell", "apply_patch", "unheard_of"])
-async def test_tools_that_the_client_relies_on_are_refused(store: SqliteStore, kind: str) -> None:
+async def test_tools_that_the_client_relies_on_are_refused(store: Store, kind: str) -> None:
     """A tool that the client would run or configure itself cannot be left out in silence, wherever it stands."""
     tools = [WEATHER, {"type": kind, "name": "x"}]
     with pytest.raises(UnsupportedParameter, match=kind) as caught:
@@ -106,7 +106,7 @@ async def test_tools_that_the_client_relies_on_are_refused(store: SqliteStore, k
         ([WEATHER, AGENTS, {**AGENTS, "name": "others"}], None),
     ],
 )
-async def test_two_tools_of_one_name_are_refused(store: SqliteStore, tools: list[Json], param: str | None) -> None:
+async def test_two_tools_of_one_name_are_refused(store: Store, tools: list[Json], param: str | None) -> None:
     """A call could mean either of them: the second one is named, unless a namespace tells it apart.
 
     The namespace ``functions`` does not: it is what the model calls tools that stand alone.
@@ -120,7 +120,7 @@ async def test_two_tools_of_one_name_are_refused(store: SqliteStore, tools: list
 
 
 @pytest.mark.parametrize(("said", "parallel"), [(None, True), (True, True), (False, False)])
-async def test_parallel_calls_are_allowed_unless_refused(store: SqliteStore, said: bool | None, parallel: bool) -> None:
+async def test_parallel_calls_are_allowed_unless_refused(store: Store, said: bool | None, parallel: bool) -> None:
     """Several calls in one turn are the rule."""
     conversation = await normalized(store, input="Hi", tools=[WEATHER], parallel_tool_calls=said)
     assert conversation.tools.parallel is conversation.response.parallel_tool_calls is parallel
@@ -161,7 +161,7 @@ def allowed(*tools: Json, mode: str = "auto") -> Json:
     ids=str,
 )
 async def test_a_choice_limits_what_may_be_called(
-    store: SqliteStore, choice: Any, mode: str, keys: tuple[ToolKey, ...] | None
+    store: Store, choice: Any, mode: str, keys: tuple[ToolKey, ...] | None
 ) -> None:
     """``tool_choice`` says what the model calls; a name alone means the tool that stands alone, if one does.
 
@@ -193,7 +193,7 @@ async def test_a_choice_limits_what_may_be_called(
     ],
     ids=lambda choice: str(choice)[:60],
 )
-async def test_a_choice_that_cannot_be_met_is_refused(store: SqliteStore, choice: Any) -> None:
+async def test_a_choice_that_cannot_be_met_is_refused(store: Store, choice: Any) -> None:
     """What no call could ever satisfy is a 400, and no silent ``auto``."""
     with pytest.raises(InvalidRequest) as caught:
         await normalized(store, input="Hi", tools=[WEATHER, PATCH, AGENTS], tool_choice=choice)
@@ -202,7 +202,7 @@ async def test_a_choice_that_cannot_be_met_is_refused(store: SqliteStore, choice
 
 
 @pytest.mark.parametrize("tools", [[], [{"type": "web_search"}]])
-async def test_a_call_is_required_of_someone(store: SqliteStore, tools: list[Json]) -> None:
+async def test_a_call_is_required_of_someone(store: Store, tools: list[Json]) -> None:
     """No call can be required where there is no tool; ``auto`` and ``none`` are fine without one."""
     for choice in ("auto", "none"):
         await normalized(store, input="Hi", tools=tools, tool_choice=choice)
@@ -221,7 +221,7 @@ def test_many_tools_are_chosen_from_at_once() -> None:
 # Tools within the conversation
 
 
-async def test_added_tools_join_those_of_the_request(store: SqliteStore) -> None:
+async def test_added_tools_join_those_of_the_request(store: Store) -> None:
     """Tools that an item brings can be called and chosen, replace namesakes, stay an item, and are not echoed."""
     mild = {**WEATHER, "description": "Mild."}
     item = additional(mild, AGENTS, {"type": "web_search"})
@@ -239,7 +239,7 @@ async def test_added_tools_join_those_of_the_request(store: SqliteStore) -> None
     assert len(conversation.input) == 2
 
 
-async def test_added_tools_are_inherited(store: SqliteStore) -> None:
+async def test_added_tools_are_inherited(store: Store) -> None:
     """Unlike those of a request, tools that stand in the conversation are there for whoever continues it."""
     await answered(store, "1", input=[additional(AGENTS), USER], tools=[WEATHER])
     conversation = await normalized(store, "2", previous_response_id="resp_1", input="Go on")
@@ -252,7 +252,7 @@ def described(description: str) -> Json:
     return {**WEATHER, "description": description}
 
 
-async def test_the_latest_word_on_a_tool_counts(store: SqliteStore) -> None:
+async def test_the_latest_word_on_a_tool_counts(store: Store) -> None:
     """Tools of the input replace those of the request, which replace inherited ones; the order stays that of before."""
     inherited = additional(described("old"), {**AGENTS, "description": "old"})
     await answered(store, "1", input=[inherited, additional(described("older"), SAY), USER], tools=[PATCH])
@@ -274,7 +274,7 @@ async def test_the_latest_word_on_a_tool_counts(store: SqliteStore) -> None:
     ]
 
 
-async def test_row20_tools_of_codex_are_understood(store: SqliteStore) -> None:
+async def test_row20_tools_of_codex_are_understood(store: Store) -> None:
     """Every way in which Codex declares tools leads to tools that can be called."""
     patched = await normalized(store, **CODEX_APPLY_PATCH)
     assert [(tool.namespace, tool.name) for tool in patched.tools.tools] == [
