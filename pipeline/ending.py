@@ -7,9 +7,10 @@ terminal event.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from io import StringIO
-from typing import Any, TypeAlias
+from operator import attrgetter
+from typing import Any, TypeAlias, get_args
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -164,19 +165,6 @@ class Follower:
             return last_event(self._next, cancelled_response(self.response, output))
         return last_event(self._next, failed_response(self.response, error, output))
 
-    @property
-    def text_is_open(self) -> bool:
-        """Whether a delta may come next."""
-        return self._growth is not None
-
-    def delta(self, text: str, logprobs: tuple[Logprob, ...] = ()) -> ResponseEvent:
-        """The delta by which the open text goes on so."""
-        if self._growth is None:
-            raise RuntimeError("no text is open")
-        kind, place = self._growth
-        delta: ResponseEvent = kind(self._next, *place, text, logprobs) if logprobs else kind(self._next, *place, text)
-        return delta
-
     def guesses(self, final: Response) -> Iterator[ResponseEvent]:
         """What may come next but deltas and new items, in the stream of a response that ends as ``final``."""
         if self._item is not None:
@@ -190,6 +178,32 @@ class Follower:
             yield last_event(self._next, final)
             yield ResponseQueued(self._next, self.response)
             yield ResponseInProgress(self._next, replace(self.response, status="in_progress"))
+
+    # Deltas, many at once
+
+    def deltas(self, texts: Sequence[str], logprobs: tuple[Logprob, ...] = ()) -> list[ResponseEvent]:
+        """The deltas by which the open text goes on so; none where no text is open."""
+        if self._growth is None:
+            return []
+        kind, place = self._growth
+        rest = (logprobs,) if logprobs else ()
+        return [kind(number, *place, text, *rest) for number, text in enumerate(texts, self._next)]
+
+    def growth(self, events: Sequence[ResponseEvent], at: int) -> list[str]:
+        """Take those of ``events``, from position ``at`` on, that `deltas` makes of their texts, which it returns."""
+        texts = list[str]()
+        if self._growth is None:
+            return texts
+        kind, place = self._growth
+        expected, told = (*place, ()) if kind is OutputTextDelta else place, _PLACES[kind]
+        for number, position in enumerate(range(at, len(events)), self._next):
+            event: Any = events[position]
+            if type(event) is not kind or event.sequence_number != number or told(event) != expected:
+                break
+            texts.append(event.delta)
+        self._text.write("".join(texts))
+        self.number += len(texts)
+        return texts
 
     @property
     def _next(self) -> int:
@@ -300,6 +314,10 @@ _PART_DELTAS: dict[type[_Part], type[TextDelta]] = {
     Refusal: RefusalDelta,
     ReasoningText: ReasoningTextDelta,
     SummaryText: ReasoningSummaryTextDelta,
+}
+_PLACES: dict[type[TextDelta], Callable[[ResponseEvent], tuple[object, ...]]] = {
+    kind: attrgetter(*(name for name in kind.__struct_fields__ if name not in ("sequence_number", "delta")))
+    for kind in get_args(TextDelta)
 }
 _CALL_DELTAS: dict[type[OutputItem], type[TextDelta]] = {
     FunctionCall: FunctionCallArgumentsDelta,

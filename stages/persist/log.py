@@ -9,8 +9,8 @@ the same events, hence make the same guesses.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypeAlias
 
 import msgspec
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from pipeline.ending import Follower, begun
 from pipeline.protocol.events import (
-    DELTAS,
+    OutputTextDelta,
     ResponseCreated,
     ResponseEvent,
     ResponseInProgress,
@@ -110,7 +110,7 @@ class EventLog:
     def seal(self) -> Block | None:
         """Encode what came since the last block; None if nothing did."""
         events, self.fresh = self.fresh, []
-        return self._sealed(events) if events else None
+        return self._block(events, self._entries(events))
 
     def break_off(self, error: Exception | None) -> Block | None:
         """End the stream here in good order, as `Follower.ending` does, and seal it.
@@ -120,7 +120,11 @@ class EventLog:
         if self.next_number == 0:
             self.begin()
         events, self.fresh = self.fresh, []
-        return self._sealed(chain(events, self._ending(error)))
+        entries = self._entries(events)
+        while not self._follower.ended:
+            events.append(self._follower.ending(error))
+            entries += self._entries(events[-1:])
+        return self._block(events, entries)
 
     def read(self, after: int = -1) -> Iterator[ResponseEvent]:
         """The events behind the one of number ``after``."""
@@ -128,21 +132,33 @@ class EventLog:
         while reader.is_behind:
             yield from reader.read()
 
-    def _ending(self, error: Exception | None) -> Iterator[ResponseEvent]:
-        """The events to end with; each must be fed to the follower before the next."""
-        while not self._follower.ended:
-            yield self._follower.ending(error)
+    def _entries(self, events: Sequence[ResponseEvent]) -> list[_Entry]:
+        """What to write of the next events."""
+        entries, at = list[_Entry](), 0
+        while at < len(events):
+            if texts := self._follower.growth(events, at):
+                entries.append(_Texts(texts))
+                at += len(texts)
+            else:
+                entries.append(self._entry(events[at]))
+                self._follower.feed(events[at])
+                at += 1
+        return entries
 
-    def _sealed(self, events: Iterable[ResponseEvent]) -> Block | None:
-        entries, numbers = list[_Entry](), list[int]()
-        for event in events:
-            if isinstance(event, TerminalEvent):
-                self.response = event.response
-            _write(event, entries, self._follower, self.response)
-            numbers.append(event.sequence_number)
-        if not numbers:
+    def _entry(self, event: ResponseEvent) -> _Entry:
+        if isinstance(event, TerminalEvent):
+            self.response = event.response
+        elif isinstance(event, OutputTextDelta) and self._follower.deltas([event.delta], event.logprobs) == [event]:
+            return _Likely(event.delta, event.logprobs)
+        for number, guess in enumerate(self._follower.guesses(self.response)):
+            if guess == event:
+                return number
+        return _encode(event)
+
+    def _block(self, events: Sequence[ResponseEvent], entries: list[_Entry]) -> Block | None:
+        if not events:
             return None
-        self.blocks.append(Block(numbers[0], len(numbers), _encode(entries)))
+        self.blocks.append(Block(events[0].sequence_number, len(events), _encode(entries)))
         return self.blocks[-1]
 
 
@@ -187,31 +203,6 @@ def read_blocks(response: Response, blocks: Iterable[Block]) -> Iterator[Respons
         yield from _read(block, follower, response)
 
 
-def _write(event: ResponseEvent, entries: list[_Entry], follower: Follower, response: Response) -> None:
-    """Add ``event`` to ``entries``."""
-    if type(event) not in DELTAS:
-        entries.append(_guessed(event, follower, response))
-    else:
-        delta: Any = event
-        logprobs: tuple[Logprob, ...] = getattr(delta, "logprobs", ())
-        if not follower.text_is_open or follower.delta(delta.delta, logprobs) != event:
-            entries.append(_encode(event))
-        elif logprobs:
-            entries.append(_Likely(delta.delta, logprobs))
-        elif entries and isinstance(entries[-1], _Texts):
-            entries[-1].texts.append(delta.delta)
-        else:
-            entries.append(_Texts([delta.delta]))
-    follower.feed(event)
-
-
-def _guessed(event: ResponseEvent, follower: Follower, response: Response) -> int | bytes:
-    for number, guess in enumerate(follower.guesses(response)):
-        if guess == event:
-            return number
-    return _encode(event)
-
-
 def _read(block: Block, follower: Follower, response: Response) -> Iterator[ResponseEvent]:
     for entry in _decode_entries(block.data):
         for event in _told(entry, follower, response):
@@ -223,9 +214,9 @@ def _told(entry: _Entry, follower: Follower, response: Response) -> Iterator[Res
     """The events of an entry; each must be fed to the follower before the next."""
     match entry:
         case _Texts(texts):
-            yield from map(follower.delta, texts)
+            yield from follower.deltas(texts)
         case _Likely(text, logprobs):
-            yield follower.delta(text, logprobs)
+            yield from follower.deltas([text], logprobs)
         case int(number):
             yield next(islice(follower.guesses(response), number, None))
         case bytes():
