@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
@@ -18,6 +18,9 @@ from pydantic_settings import (
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
+
+ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+"""The hosts that stand for all addresses of a machine, and how it reaches itself."""
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -67,6 +70,10 @@ class Settings(BaseSettings):
     detach: bool = Field(False, description="let stored responses go on without their client")
     api_key_file: Path | None = Field(None, description="a file of API keys, one in a line; else PENSTOCK_API_KEYS")
     api_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(None, repr=False)
+    peer_url: str | None = Field(
+        None, validate_default=True, description="where the other servers of the store reach this one"
+    )
+    heartbeat: Duration = Field(2.0, gt=0, description="seconds between two signs of life for the other servers")
     max_body_bytes: int = Field(32 * 2**20, gt=0, description="largest request body")
     keep_alive: Duration = Field(15.0, gt=0, description="seconds of silence before a stream says that it lives")
     drain_timeout: Duration = Field(20.0, description="seconds that running responses get after SIGTERM")
@@ -81,6 +88,20 @@ class Settings(BaseSettings):
         if any(argument.split("=")[0] == "--model" for argument in arguments):
             raise ValueError("name the model without --model, ahead of all options")
         return arguments
+
+    @field_validator("peer_url")
+    @classmethod
+    def _reachable(cls, url: str | None, others: ValidationInfo) -> str | None:
+        if url is not None and not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url):
+            raise ValueError("it begins with http:// or https://, and names a host")
+        if url is None and others.data.get("host") in ANY and "://" in others.data.get("store", ""):
+            raise ValueError("who listens on all addresses names one where the other servers of the store reach it")
+        return url
+
+    def reached_at(self, port: int) -> str:
+        """The URL of this server, which listens on that port, for the others of its store."""
+        host = ANY.get(self.host, self.host)
+        return self.peer_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     @classmethod
     def settings_customise_sources(
