@@ -1,0 +1,158 @@
+"""The routes of the Conversations API.
+
+Items are written and read here as in requests for responses.  While a response is being added to a conversation, its
+items stay as they are: whoever wants to add or delete some is told to try again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from aiohttp import web
+
+from api.answers import Conversation, DeletedConversation, Items
+from api.errors import as_json
+from api.keys import OWNER
+from api.operation import Operation, operation
+from api.pages import INCLUDE, PAGE, Wanted, page
+from pipeline.errors import (
+    BodyTooLarge,
+    ConversationLocked,
+    ConversationNotFound,
+    InvalidRequest,
+    ItemNotFound,
+    StoreFailed,
+)
+from pipeline.protocol.body import Pace, shortened
+from pipeline.protocol.conversation import AddItems, CreateConversation, UpdateConversation
+from pipeline.protocol.given_items import InputItem
+from pipeline.protocol.items import Item
+from pipeline.protocol.reading import read_body
+from stages.normalize.items import ItemReader, unrepeated
+from stages.normalize.normalize import draw_suffix
+from stages.normalize.tools import Offer
+from stages.persist.store import Store
+from stages.persist.stored import StoredConversation
+
+_LOOKING = (InvalidRequest, ConversationNotFound, StoreFailed)
+_WRITING = (*_LOOKING, BodyTooLarge)
+
+
+@dataclass(frozen=True)
+class Conversations:
+    """The Conversations API; ``draw`` and ``clock`` are where ids and time come from."""
+
+    store: Store
+    draw: Callable[[], str] = draw_suffix
+    clock: Callable[[], float] = time.time
+
+    def routes(self, base: str) -> Sequence[web.RouteDef]:
+        """Its routes, each under ``base``."""
+        one = f"{base}/conversations/{{conversation_id}}"
+        return (
+            web.post(f"{base}/conversations", self.create),
+            web.get(one, self.retrieve),
+            web.post(one, self.update),
+            web.delete(one, self.delete),
+            web.get(f"{one}/items", self.list_items),
+            web.post(f"{one}/items", self.add_items),
+            web.get(f"{one}/items/{{item_id}}", self.retrieve_item),
+            web.delete(f"{one}/items/{{item_id}}", self.delete_item),
+        )
+
+    @operation(Operation(Conversation, body=CreateConversation, refusals=(InvalidRequest, BodyTooLarge, StoreFailed)))
+    async def create(self, request: web.Request) -> web.Response:
+        """Begin a conversation."""
+        wanted, owner = await read_body(await request.read(), CreateConversation), request[OWNER]
+        items = await self._read(wanted.items or (), (), owner)
+        conversation = StoredConversation(f"conv_{self.draw()}", int(self.clock()), wanted.metadata or {})
+        await self.store.conversations.create(conversation, owner, items)
+        return _answer(conversation)
+
+    @operation(Operation(Conversation, refusals=_LOOKING))
+    async def retrieve(self, request: web.Request) -> web.Response:
+        """Look a conversation up."""
+        return _answer(await self._found(request))
+
+    @operation(Operation(Conversation, body=UpdateConversation, refusals=_WRITING))
+    async def update(self, request: web.Request) -> web.Response:
+        """Give a conversation other metadata, in place of what it has."""
+        wanted = await read_body(await request.read(), UpdateConversation)
+        conversation_id, owner = request.match_info["conversation_id"], request[OWNER]
+        updated = await self.store.conversations.update(conversation_id, owner, wanted.metadata or {})
+        if updated is None:
+            raise ConversationNotFound(shortened(conversation_id))
+        return _answer(updated)
+
+    @operation(Operation(DeletedConversation, refusals=_LOOKING))
+    async def delete(self, request: web.Request) -> web.Response:
+        """Forget a conversation with its items; the responses that it led to stay."""
+        conversation_id = request.match_info["conversation_id"]
+        if not await self.store.conversations.delete(conversation_id, request[OWNER]):
+            raise ConversationNotFound(shortened(conversation_id))
+        return as_json(DeletedConversation(conversation_id))
+
+    @operation(Operation(Items, query=PAGE, refusals=_LOOKING))
+    async def list_items(self, request: web.Request) -> web.Response:
+        """List the items of a conversation, page by page."""
+        wanted = Wanted.read(request)
+        return as_json(wanted.of(await self._items(request)))
+
+    @operation(Operation(Items, body=AddItems, query=(INCLUDE,), refusals=(*_WRITING, ConversationLocked)))
+    async def add_items(self, request: web.Request) -> web.Response:
+        """Add items to the end of a conversation; the answer has those that are new to it."""
+        INCLUDE.read(request)
+        wanted = await read_body(await request.read(), AddItems)
+        conversation_id, owner = request.match_info["conversation_id"], request[OWNER]
+        items = await self._read(wanted.items, await self._items(request), owner)
+        if not await self.store.conversations.add_items(conversation_id, owner, items):
+            raise ConversationNotFound(shortened(conversation_id))
+        return as_json(page(items))
+
+    @operation(Operation(Item, query=(INCLUDE,), refusals=(*_LOOKING, ItemNotFound)))
+    async def retrieve_item(self, request: web.Request) -> web.Response:
+        """Look one item of a conversation up."""
+        INCLUDE.read(request)
+        item_id = request.match_info["item_id"]
+        for item in reversed(await self._items(request)):
+            if item.id == item_id:
+                return as_json(item)
+        raise ItemNotFound(shortened(item_id))
+
+    @operation(Operation(Conversation, refusals=(*_LOOKING, ItemNotFound, ConversationLocked)))
+    async def delete_item(self, request: web.Request) -> web.Response:
+        """Take one item out of a conversation."""
+        conversation, item_id = await self._found(request), request.match_info["item_id"]
+        if not await self.store.conversations.delete_item(conversation.id, request[OWNER], item_id):
+            raise ItemNotFound(shortened(item_id))
+        return _answer(conversation)
+
+    async def _found(self, request: web.Request) -> StoredConversation:
+        """The conversation that the path names; raises `ConversationNotFound`."""
+        conversation_id = request.match_info["conversation_id"]
+        conversation = await self.store.conversations.get(conversation_id, request[OWNER])
+        if conversation is None:
+            raise ConversationNotFound(shortened(conversation_id))
+        return conversation
+
+    async def _items(self, request: web.Request) -> tuple[Item, ...]:
+        """The items of the conversation that the path names, oldest first; raises `ConversationNotFound`."""
+        conversation_id = request.match_info["conversation_id"]
+        history = await self.store.conversations.items(conversation_id, request[OWNER])
+        if history is None:
+            raise ConversationNotFound(shortened(conversation_id))
+        return history.items
+
+    async def _read(self, said: Sequence[InputItem], before: Sequence[Item], owner: str) -> tuple[Item, ...]:
+        """What a body's items add to a conversation that has those ``before`` them."""
+        reader, pace = ItemReader("items", self.draw(), partial(self.store.items, owner=owner), Offer()), Pace()
+        items = await reader.read(said, before, pace)
+        await reader.check_calls(before, items, pace)
+        return await unrepeated(before, items, pace)
+
+
+def _answer(conversation: StoredConversation) -> web.Response:
+    return as_json(Conversation(conversation.id, conversation.created_at, conversation.metadata))

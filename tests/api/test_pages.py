@@ -1,0 +1,50 @@
+"""Pages of lists."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.pages import Wanted
+from pipeline.errors import InvalidRequest
+from pipeline.protocol.items import Item, Message
+
+orders = st.sampled_from(["asc", "desc"])
+
+
+def listed(names: list[str]) -> list[Item]:
+    return [Message(f"msg_{name}", "completed", "user", ()) for name in names]
+
+
+def walked(items: list[Item], limit: int, order: str) -> list[Item]:
+    """What somebody reads who asks for page after page, as openai-python does."""
+    read, after = list[Item](), None
+    while True:
+        page = Wanted(limit, order, after).of(items)
+        assert len(page.data) == limit or not page.has_more
+        assert (page.first_id, page.last_id) == ((page.data[0].id, page.data[-1].id) if page.data else (None, None))
+        read += page.data
+        if not page.has_more:
+            return read
+        after = page.last_id
+
+
+@given(size=st.integers(0, 50), limit=st.integers(1, 60), order=orders)
+def test_pages_join_to_the_list(size: int, limit: int, order: str) -> None:
+    """Whatever their size and order, the pages make up the list: nothing is left out, and nothing comes twice."""
+    items = listed([str(number) for number in range(size)])
+    assert walked(items, limit, order) == (items if order == "asc" else items[::-1])
+
+
+@given(names=st.lists(st.sampled_from("abc"), max_size=20), limit=st.integers(1, 5), order=orders)
+def test_pages_end_where_names_repeat(names: list[str], limit: int, order: str) -> None:
+    """Items that share an id, which a client may have sent, never lead back to a page that was read."""
+    assert len(walked(listed(names), limit, order)) <= len(names)
+
+
+def test_nothing_comes_behind_what_is_not_there() -> None:
+    """Whoever asks for what comes behind an unknown item is told so, and sees only the start of a long name."""
+    with pytest.raises(InvalidRequest, match=r"'x{100}[.]{3}'") as caught:
+        Wanted(1, "asc", "x" * 1000).of(listed(["a"]))
+    assert caught.value.param == "after"
