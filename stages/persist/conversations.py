@@ -40,15 +40,35 @@ _ITEMS = """
     where conversation_id = $1 and position < $2 order by position
 """
 
-_GROW = "update conversations set length = length + $3 where id = $1 and owner = $2"
+_FREE = f"""(response_id is null or (
+    server_id <> $3
+    and not exists (select 1 from responses where responses.id = conversations.response_id and ended_at is null)
+    and not exists (select 1 from servers where servers.id = conversations.server_id
+                    and beat_at >= {NOW} - cast($4 as double precision))
+))"""
+"""A lock is free, or held by what a dead server has left and nobody will ever end."""
+
+_HOLD = f"""
+    update conversations set response_id = case when {_FREE} then null else response_id end
+    where id = $1 and owner = $2
+"""
+"""Takes away a lock that nobody will ever release; nobody gets another one until the transaction is over."""
+
+_GROW = "update conversations set length = length + $3 where id = $1 and owner = $2 and response_id is null"
 
 _ADD = """
     insert into conversation_items (conversation_id, position, id, stored_at, item)
     select id, length - cast($3 as bigint), cast($4 as text), cast($5 as double precision), cast($6 as text)
-    from conversations where id = $1 and owner = $2
+    from conversations where id = $1 and owner = $2 and response_id is null
 """
 
-_POSITION = "(select max(position) from conversation_items where conversation_id = $1 and id = $2)"
+_IS_THERE = "select 1 from conversation_items where conversation_id = $1 and id = $2"
+
+_POSITION = """(
+    select max(position) from conversation_items where conversation_id = $1 and id = $2
+    and exists (select 1 from conversations where conversations.id = $1 and response_id is null)
+)"""
+"""Where an item stands that may be taken out."""
 
 _SHRINK = f"""
     update conversations set length = length - 1 where id = $1 and {_POSITION} is not null
@@ -68,15 +88,9 @@ _DELETE_ITEM = f"""
 """
 
 _LOCK = f"""
-    update conversations set response_id = $3, server_id = $4
-    where id = $1 and owner = $2 and length = $5 and (response_id is null or (
-        server_id <> $4
-        and not exists (select 1 from responses where responses.id = conversations.response_id and ended_at is null)
-        and not exists (select 1 from servers where servers.id = conversations.server_id
-                        and beat_at >= {NOW} - cast($6 as double precision))
-    ))
+    update conversations set response_id = $5, server_id = $3
+    where id = $1 and owner = $2 and length = $6 and {_FREE}
 """
-"""A lock is free, or held by what a dead server has left and nobody will ever end."""
 
 _END = 2**62
 """Behind the last item of any conversation."""
@@ -125,23 +139,31 @@ class Conversations:
         return History(tuple(rows.item(text) for text, _, _ in found), tokens)
 
     async def add_items(self, conversation_id: str, owner: str, items: Sequence[Item]) -> bool:
-        """Put items behind the last one; False if there is no such conversation."""
+        """Put items behind the last one; False if there is no such conversation.
+
+        Raises `ConversationLocked` while a response holds it.
+        """
         if not rows.can_exist(conversation_id):
             return False
         grown = Statement(_GROW, (conversation_id, owner, len(items)))
-        counts = await self._change(conversation_id, grown, *_added(conversation_id, owner, items))
-        return counts[0] > 0
+        held, *counts = await self._change_held(conversation_id, owner, grown, *_added(conversation_id, owner, items))
+        if held and not counts[0]:
+            raise ConversationLocked
+        return held > 0
 
     async def delete_item(self, conversation_id: str, owner: str, item_id: str) -> bool:
         """Take an item out, of several with one id the last; False if there is none, or no such conversation.
 
         The responses that have read it stay as they are; what continues them reads the conversation without it.
+        Raises `ConversationLocked` while a response holds the conversation.
         """
         if not rows.can_exist(item_id) or await self.get(conversation_id, owner) is None:
             return False
-        steps = (_SHRINK, _READ_BEFORE, _CLOSE_UP, _DELETE_ITEM)
         named = (conversation_id, item_id)
-        counts = await self._change(conversation_id, *(Statement(sql, named) for sql in steps))
+        steps = [Statement(sql, named) for sql in (_SHRINK, _READ_BEFORE, _CLOSE_UP, _DELETE_ITEM)]
+        counts = await self._change_held(conversation_id, owner, *steps)
+        if not counts[-1] and await self._read(_IS_THERE, *named):
+            raise ConversationLocked
         return counts[-1] > 0
 
     async def lock(self, conversation_id: str, owner: str, response_id: str, position: int) -> None:
@@ -151,8 +173,8 @@ class Conversations:
         as long as it was read.
         """
         if rows.can_exist(conversation_id):
-            ours = (response_id, self._ledger.server_id, position, self._ledger.stale)
-            counts = await self._change(conversation_id, Statement(_LOCK, (conversation_id, owner, *ours)))
+            locked = Statement(_LOCK, (conversation_id, owner, *self._ours, response_id, position))
+            counts = await self._change(conversation_id, locked)
             if counts[0]:
                 return
             if await self.get(conversation_id, owner) is not None:
@@ -163,6 +185,14 @@ class Conversations:
         """Let the next response have the conversation, if it is this one that holds it."""
         unlocked = unlock(conversation_id, response_id, self._ledger.server_id)
         self._ledger.writer.queue((unlocked,), conversation_id)
+
+    @property
+    def _ours(self) -> tuple[str, float]:
+        return self._ledger.server_id, self._ledger.stale
+
+    async def _change_held(self, conversation_id: str, owner: str, *statements: Statement) -> tuple[int, ...]:
+        """Carry statements out that no lock can come between, behind one that counts the conversation itself."""
+        return await self._change(conversation_id, Statement(_HOLD, (conversation_id, owner, *self._ours)), *statements)
 
     async def _change(self, conversation_id: str, *statements: Statement) -> tuple[int, ...]:
         return await self._ledger.writer.carry_out(statements, conversation_id)
