@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.frames import (
@@ -20,6 +20,7 @@ from pipeline.frames import (
     Repair,
     TokenChunk,
     TokenFrame,
+    TokenIds,
     TurnFinished,
 )
 from pipeline.protocol.items import Logprob
@@ -39,6 +40,7 @@ class Parsed:
     repairs: tuple[Repair, ...] = ()
     namespace: str | None = None
     logprobs: list[Logprob] = field(default_factory=list)
+    token_ids: TokenIds = ()
 
     @property
     def text(self) -> str:
@@ -61,9 +63,9 @@ def items(frames: Iterable[ParsedFrame]) -> list[Parsed]:
                 assert text
                 told[-1].deltas.append(text)
                 told[-1].logprobs += logprobs
-            case ItemClosed(complete, repairs):
+            case ItemClosed(complete, repairs, token_ids):
                 assert is_open
-                told[-1].complete, told[-1].repairs = complete, repairs
+                told[-1].complete, told[-1].repairs, told[-1].token_ids = complete, repairs, token_ids
             case TurnFinished() | GenerationStarted():
                 assert not is_open
             case _:
@@ -92,9 +94,6 @@ def parse_text(encoding: HarmonyEncoding, text: str, reason: FinishReason = "sto
     return parse(encoding, ([token] for token in encoding.encode_markup(text)), reason, **fields)
 
 
-def summary(told: list[Parsed]) -> list[tuple[object, ...]]:
-    """The items without their pieces."""
-    return [
-        (item.kind, item.name, item.text, item.complete, item.repairs, item.namespace, tuple(item.logprobs))
-        for item in told
-    ]
+def summary(told: list[Parsed]) -> list[Parsed]:
+    """The items, each in one piece."""
+    return [replace(item, deltas=[item.text]) for item in told]
