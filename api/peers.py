@@ -37,9 +37,6 @@ CONNECT = 2.0
 SILENCE = 60.0
 """Seconds in which a server writes at least a keep-alive comment."""
 
-BEATS = 5
-"""How many beats of its heart a server may miss."""
-
 ANSWER = 10.0
 """Seconds in which a server answers what is no stream."""
 
@@ -156,14 +153,15 @@ def _losses() -> Iterator[None]:
 class Membership:
     """This server as one of those that share the store, for the length of a block.
 
-    It says every ``heartbeat`` seconds that it lives, at a ``url`` where the others reach it, and settles what dead
-    ones have left.
+    It says every ``heartbeat`` seconds that it lives, at a ``url`` where the others reach it, and settles what those
+    have left that were silent for ``stale`` seconds.
     """
 
     servers: Servers
     url: str
     settle: Callable[[], Awaitable[None]]
     heartbeat: float = 2.0
+    stale: float = STALE
 
     async def __aenter__(self) -> Self:
         await self.servers.join(self.url)
@@ -193,7 +191,7 @@ class Membership:
 
     def _settle_after(self, silence: float) -> None:
         """Settle, unless a beat was missed: when nobody could beat, all the others look dead for a moment."""
-        if silence < stale_after(self.heartbeat) / 2 and self._settling.done():
+        if silence < self.stale / 2 and self._settling.done():
             self._settling = asyncio.create_task(self._settled())
 
     async def _settled(self) -> None:
@@ -201,8 +199,3 @@ class Membership:
             await self.settle()
         except Exception:
             logger.exception("What dead servers have left could not be settled")
-
-
-def stale_after(heartbeat: float) -> float:
-    """After how many seconds without a beat a server is dead."""
-    return max(STALE, BEATS * heartbeat)

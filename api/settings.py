@@ -74,6 +74,7 @@ class Settings(BaseSettings):
         None, validate_default=True, description="where the other servers of the store reach this one"
     )
     heartbeat: Duration = Field(2.0, gt=0, description="seconds between two signs of life for the other servers")
+    stale_after: Duration = Field(15.0, gt=0, description="seconds without them after which a server is dead to others")
     max_body_bytes: int = Field(32 * 2**20, gt=0, description="largest request body")
     keep_alive: Duration = Field(15.0, gt=0, description="seconds of silence before a stream says that it lives")
     drain_timeout: Duration = Field(20.0, description="seconds that running responses get after SIGTERM")
@@ -97,6 +98,11 @@ class Settings(BaseSettings):
         if url is None and others.data.get("host") in ANY and "://" in others.data.get("store", ""):
             raise ValueError("who listens on all addresses names one where the other servers of the store reach it")
         return url
+
+    @property
+    def stale(self) -> float:
+        """Seconds without a beat after which a server is dead: at least five of them, as one may be late."""
+        return max(self.stale_after, 5 * self.heartbeat)
 
     def reached_at(self, port: int) -> str:
         """The URL of this server, which listens on that port, for the others of its store."""
