@@ -41,7 +41,8 @@ class RunMoved(ServerStopping):
 class LiveResponse:
     """One run.
 
-    ``response`` is how it began, then how it ended, and ``tokens`` are those of its output items so far.
+    ``response`` is how it began, then how it ended, and ``tokens`` are those of its output items so far.  Once it has
+    ``ended`` it takes nothing more.
     """
 
     def __init__(self, stored: StoredResponse, live: LiveResponses, log: EventLog) -> None:
@@ -91,20 +92,23 @@ class LiveResponse:
 
         Whatever its pipeline still says is ignored.  The end is stored, but nobody waits for that.
         """
-        if not self.ended and not self._moved:
+        if not self.ended:
             self._end(self._log.break_off(error))
             self._closed.set()
 
     def start(self) -> None:
-        """Go on from the queue."""
+        """Go on from the queue, unless it has ended there."""
+        if self.ended:
+            return
         self.response = replace(self.response, status="in_progress")
         self._live.store.start(self.response)
 
     def hand_over(self) -> None:
-        """Leave the run, which has not begun, to another server."""
-        self._moved, self._next = True, sys.maxsize
+        """Leave the response to another server: nothing more is heard of it here."""
+        self._moved = True
+        self._stop()
+        self._closed.set()
         self._live.discard(self)
-        self._news.set()
 
     # Reading
 
@@ -121,10 +125,10 @@ class LiveResponse:
                 yield event
             if reader.is_behind:
                 await asyncio.sleep(0)
-            elif self.ended:
-                break
             elif self._moved:
                 raise RunMoved
+            elif self.ended:
+                break
             else:
                 self._news.clear()
                 await self._news.wait()
@@ -146,10 +150,15 @@ class LiveResponse:
 
     def _end(self, block: Block | None) -> asyncio.Future[None] | None:
         """Store the end, which the log has; the future of its commit, if anything is kept."""
-        self._stop_timer()
-        self.response, self.ended, self._next = self._log.response, True, sys.maxsize
-        self._news.set()
+        self.response = self._log.response
+        self._stop()
         return self._live.end(self, block)
+
+    def _stop(self) -> None:
+        """Take no more events, and tell those who wait for any."""
+        self.ended, self._next = True, sys.maxsize
+        self._stop_timer()
+        self._news.set()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
