@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeAlias, get_type_hints
 
 import pytest
@@ -17,7 +18,7 @@ from openai.types.responses.response_create_params import (
 )
 
 from pipeline.errors import InvalidRequest, UnsupportedParameter
-from pipeline.protocol.items import InputText, Item, Message
+from pipeline.protocol.items import InputText, Message
 from pipeline.protocol.reading import read_request
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
@@ -25,10 +26,13 @@ from pipeline.record import replay
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import load_encoding
 from stages.normalize.normalize import Normalize
-from stages.persist.store import NoStore, StoredResponse
+from stages.persist.live import LiveResponses
+from stages.persist.sqlite import SqliteDatabase
+from stages.persist.store import Store, StoredConversation
 from stages.responses import harmony_responses
 from tests.api.scripts import script
 from tests.pipeline.bodies import WEATHER
+from tests.stages.persist.samples import stored
 
 Json: TypeAlias = Any
 
@@ -108,23 +112,20 @@ BESIDE: dict[str, Json] = {
 }
 """What the rest of a request must be for a parameter to matter."""
 
-EARLIER = Message("msg_0i0000", "completed", "user", (InputText("Hello"),))
+EARLIER = stored("resp_0", Message("msg_0i0000", "completed", "user", (InputText("Hello"),)))
 
 
-@dataclass
-class OneResponse(NoStore):
-    """Knows one response, which anything may continue, and counts what it is to keep."""
-
-    kept: int = 0
-
-    async def put(self, stored: StoredResponse) -> None:
-        self.kept += 1
-
-    async def chain(self, response_id: str) -> tuple[StoredResponse, ...]:
-        return (StoredResponse((await outcome()).response, (EARLIER,)),)
-
-    async def items(self, ids: Sequence[str]) -> dict[str, Item]:
-        return {EARLIER.id: EARLIER}
+@asynccontextmanager
+async def remembering() -> AsyncGenerator[Store]:
+    """A store that has a response, and a conversation, for others to go on from."""
+    with TemporaryDirectory() as folder:
+        store = Store(SqliteDatabase(Path(folder) / "responses.sqlite3"))
+        await store.open()
+        store.begin(EARLIER)
+        await store.end(EARLIER, None)
+        await store.conversations.create(StoredConversation("conv_1", 0, {}), "", EARLIER.items)
+        yield store
+        await store.close()
 
 
 class Outcome(NamedTuple):
@@ -136,19 +137,20 @@ class Outcome(NamedTuple):
 
 async def outcome(**body: Json) -> Outcome:
     """Let the whole pipeline answer, with the same ids and words each time."""
-    request = await read_request(json.dumps({"input": "Hi", **body}).encode())
-    encoding, store = load_encoding(), OneResponse()
+    request, encoding = await read_request(json.dumps({"input": "Hi", **body}).encode()), load_encoding()
     engine = ScriptedEngine(script(encoding), CONTEXT_LENGTH, models=("served", "lora"))
-    stage = Normalize(store, engine.models, draw=lambda: "1", clock=lambda: 0.0)
-    pipeline = harmony_responses(engine.models, engine, encoding, store).replace("normalize", stage)
-    async with pipeline.open(replay([request])) as stream:
-        events: list[Json] = [event async for event in stream]
+    async with remembering() as store:
+        stage = Normalize(store, engine.models, draw=lambda: "1", clock=lambda: 0.0)
+        pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(store)).replace("normalize", stage)
+        async with pipeline.open(replay([request])) as stream:
+            events: list[Json] = [event async for event in stream]
+        is_kept = await store.get("resp_1", "") is not None
     (prompt,) = engine.prompts
     deeds = {
         # What the engine reads of it: the model says which adapter to use, and the tools are in the tokens.
-        "prompt": asdict(prompt) | {"response": prompt.response.model, "tools": None},
+        "prompt": asdict(prompt) | {"response": prompt.response.model, "tools": None, "origin": None},
         "events": [type(event) if hasattr(event, "response") else event for event in events],
-        "kept": store.kept,
+        "kept": is_kept,
     }
     return Outcome(events[-1].response, deeds)
 
@@ -191,8 +193,8 @@ async def test_idle_parts_do_nothing(name: str, part: Json) -> None:
 
 @pytest.mark.parametrize("name", [name for name, promise in TABLE.items() if promise == "refused"])
 async def test_what_is_refused_may_be_null(name: str) -> None:
-    """Clients write null for what they do not ask for; false and an empty list ask for nothing either."""
-    nothings: dict[str, list[Json]] = {"background": [None, False], "context_management": [None, []]}
+    """Clients write null for what they do not ask for; an empty list asks for nothing either."""
+    nothings: dict[str, list[Json]] = {"context_management": [None, []]}
     for nothing in nothings.get(name, [None]):
         assert await outcome(**{name: nothing}) == await outcome()
 

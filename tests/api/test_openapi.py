@@ -63,7 +63,8 @@ async def test_every_route_is_described_and_no_other(served: Scripted, descripti
 async def test_the_readme_names_every_route(description: Description) -> None:
     """The table of routes is that of the server; the second base URL has the same ones."""
     for method, path, _ in description.operations:
-        shown = path.replace("/openresponses/", "/").replace("{response_id}", "{id}").replace("{model}", "{name}")
+        shown = path.replace("/openresponses/", "/").replace("{model}", "{name}")
+        shown = shown.replace("{response_id}", "{id}").replace("{conversation_id}", "{id}")
         assert any(f"`{method} {shown}`" in line for line in README.splitlines()), (method, path)
 
 
