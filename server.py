@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import logging
 import signal
 import socket
 import sys
-from asyncio import Event, get_running_loop
 from contextlib import AsyncExitStack
 
 import uvloop
@@ -18,6 +18,8 @@ from pydantic_settings import CliApp, SettingsError
 
 from api.app import Api
 from api.keys import UnusableKeys, load_keys
+from api.retention import keep_sweeping
+from api.runs import Runs
 from api.settings import Settings
 from pipeline.core import Pipeline
 from pipeline.errors import StageError
@@ -29,15 +31,15 @@ from stages.generate.vllm import UnknownModel, start_vllm
 from stages.harmony import ClobberedInstall, load_encoding
 from stages.log import log_outputs
 from stages.normalize.normalize import Normalize
-from stages.persist.sqlite import SqliteStore
-from stages.persist.store import ResponseStore
+from stages.persist.database import Database
+from stages.persist.live import LiveResponses
+from stages.persist.postgres import PostgresDatabase
+from stages.persist.sqlite import SqliteDatabase
+from stages.persist.store import Store
 from stages.render.grammar import WARM_UP
 from stages.responses import harmony_responses
 
 logger = logging.getLogger("penstock")
-
-LAST_WORDS = 5.0
-"""Seconds in which responses that were stopped send and store their end."""
 
 
 async def serve(settings: Settings) -> None:
@@ -45,13 +47,24 @@ async def serve(settings: Settings) -> None:
     keys = load_keys(settings.api_key_file, settings.api_keys)
     async with AsyncExitStack() as closing:
         listening = closing.enter_context(_bound(settings.host, settings.port))
-        store = SqliteStore(settings.store)
+        store = Store(database(settings.store))
         closing.push_async_callback(store.close)
+        await store.open()
         engine = start_vllm(settings.model, settings.engine_arguments)
         closing.push_async_callback(engine.close)
         await engine.warm_up(WARM_UP)
-        pipeline = assembled(settings, engine.models, engine, store)
-        api = Api(pipeline, engine, store, engine.models, settings.keep_alive, keys=keys)
+        live = LiveResponses(store)
+        pipeline = assembled(settings, engine.models, engine, live)
+        runs = Runs(
+            pipeline,
+            engine,
+            live,
+            store,
+            limit=settings.max_background,
+            detaches=settings.detach,
+            restarts=settings.resume_interrupted,
+        )
+        api = Api(runs, engine.models, settings.keep_alive, keys)
         runner = web.AppRunner(
             api.app(settings.max_body_bytes),
             handler_cancellation=True,  # off by default: a client that left would keep the engine busy
@@ -61,24 +74,32 @@ async def serve(settings: Settings) -> None:
         await runner.setup()
         closing.push_async_callback(runner.cleanup)
         await web.SockSite(runner, listening).start()
+        await runs.settling.settle()
+        sweeping = asyncio.create_task(keep_sweeping(store, settings.store_ttl, settings.stream_ttl))
+        closing.callback(sweeping.cancel)
         gc.collect()
         gc.freeze()
         print(greeting(settings, engine.models[0]), flush=True)
         await _signal_to_stop()
         logger.info("Stopping: running responses get %g s", settings.drain_timeout)
-        await api.admission.finish(settings.drain_timeout)
-        await engine.stop()
-        await api.admission.finish(LAST_WORDS)
+        await runs.drain(settings.drain_timeout)
 
 
 def assembled(
-    settings: Settings, models: tuple[str, ...], engine: Engine, store: ResponseStore
+    settings: Settings, models: tuple[str, ...], engine: Engine, live: LiveResponses
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """The pipeline, as the settings want it."""
-    pipeline = harmony_responses(models, engine, load_encoding(), store)
+    pipeline = harmony_responses(models, engine, load_encoding(), live)
     if settings.salt_caches:
-        pipeline = pipeline.replace("normalize", Normalize(store, models, salt_caches=True))
+        pipeline = pipeline.replace("normalize", Normalize(live.store, models, salt_caches=True))
     return pipeline.after("emit", "log", log_outputs) if settings.log_outputs else pipeline
+
+
+def database(store: str) -> Database:
+    """Where the setting ``store`` says that responses are kept."""
+    if store.startswith(("postgresql://", "postgres://")):
+        return PostgresDatabase(store)
+    return SqliteDatabase(store)
 
 
 def log_to_stderr(level: str) -> None:
@@ -98,9 +119,9 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 async def _signal_to_stop() -> None:
-    stopped = Event()
+    stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        get_running_loop().add_signal_handler(number, stopped.set)
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     await stopped.wait()
 
 

@@ -83,9 +83,9 @@ class Models(msgspec.Struct, frozen=True):
 
 
 class Health(msgspec.Struct, frozen=True):
-    """How the engine is."""
+    """How the engine is, and the store: one that is ``degraded`` keeps for later what it cannot take now."""
 
-    status: Literal["ok", "engine dead"]
+    status: Literal["ok", "degraded", "engine dead"]
 
 
 class OpenApi(msgspec.Struct, frozen=True):

@@ -5,46 +5,40 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 from aiohttp import web
 
-from api.admission import Admission
 from api.answers import Health, Model, Models, OpenApi
+from api.conversations import Conversations
 from api.errors import as_json, errors_as_json
 from api.keys import Keys
 from api.log import log_requests
 from api.openapi import describe
 from api.operation import Operation, operation
 from api.responses import Responses
-from api.stream import whole
+from api.runs import Runs
 from pipeline.core import Pipeline
 from pipeline.errors import ModelNotFound
 from pipeline.protocol.body import shortened
 from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.request import CreateResponse
-from stages.generate.engine import Engine
 from stages.openresponses import open_responses
-from stages.persist.store import ResponseStore
 
-DIALECTS: dict[str, Pipeline[ResponseEvent, Any]] = {
-    "/v1": Pipeline.start("whole", whole),
-    "/openresponses/v1": Pipeline.start("whole", whole).then("open_responses", open_responses),
+DIALECTS: dict[str, Pipeline[ResponseEvent, Any] | None] = {
+    "/v1": None,
+    "/openresponses/v1": Pipeline.start("open_responses", open_responses),
 }
-"""Each base URL, and the stages that its events go through on their way out."""
+"""Each base URL, and the stages that its events go through on their way out, if there are any."""
 
 
 @dataclass(frozen=True)
 class Api:
-    """The routes over one pipeline; ``models`` are the names that it answers to."""
+    """The routes over the runs of one pipeline; ``models`` are the names that it answers to."""
 
-    pipeline: Pipeline[CreateResponse, ResponseEvent]
-    engine: Engine
-    store: ResponseStore
+    runs: Runs
     models: tuple[str, ...]
     keep_alive: float = 15.0
     """Seconds of silence before a stream says that it lives."""
-    admission: Admission = field(default_factory=Admission)
     keys: Keys = field(default_factory=Keys)
 
     def app(self, max_body_bytes: int) -> web.Application:
@@ -59,8 +53,8 @@ class Api:
         """Every method of every path."""
         routes = [web.get("/health", self.health), web.get("/openapi.json", self.describe)]
         for base, outgoing in DIALECTS.items():
-            responses = Responses(self.pipeline, outgoing, self.store, self.admission, self.keep_alive)
-            routes += responses.routes(base)
+            routes += Responses(self.runs, outgoing, self.keep_alive).routes(base)
+            routes += Conversations(self.runs.store).routes(base)
             routes += [web.get(f"{base}/models", self.list_models)]
             routes += [web.get(f"{base}/models/{{model:.+}}", self.retrieve_model)]
         return routes
@@ -80,10 +74,10 @@ class Api:
 
     @operation(Operation(Health, statuses=(200, 503)))
     async def health(self, request: web.Request) -> web.Response:
-        """Say whether the engine lives."""
-        if self.engine.is_alive:
-            return as_json(Health("ok"))
-        return as_json(Health("engine dead"), status=503)
+        """Say whether the engine lives, and whether the store takes what is to be kept."""
+        if not self.runs.engine.is_alive:
+            return as_json(Health("engine dead"), status=503)
+        return as_json(Health("degraded" if self.runs.store.is_degraded else "ok"))
 
     @operation(Operation(OpenApi))
     async def describe(self, request: web.Request) -> web.Response:
@@ -93,5 +87,8 @@ class Api:
     @cached_property
     def description(self) -> OpenApi:
         """What the routes are, and all that goes in and out of them."""
-        events = {base: outgoing.steps[-1].emits().frames for base, outgoing in DIALECTS.items()}
+        events = {
+            base: outgoing.steps[-1].emits().frames if outgoing else frozenset(get_args(ResponseEvent))
+            for base, outgoing in DIALECTS.items()
+        }
         return describe(self.routes, events)

@@ -1,28 +1,33 @@
 """The routes of the Responses API, over one pipeline.
 
-Streaming and not streaming are two consumers of the same events.  The first event is taken before any header goes out,
-so that whatever refuses a request is still an HTTP status; behind it, failures are events.
+Streaming and not streaming are two consumers of the same events, whether a response is being made in front of its
+client or somewhere else, or was made long ago.  The first event is taken before any header goes out, so that whatever
+refuses a request is still an HTTP status; behind it, failures are events.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 
-from api.admission import Admission
 from api.answers import DeletedResponse, InputTokens, Items
 from api.errors import as_json
+from api.keys import OWNER
 from api.log import ANSWERED
 from api.operation import Operation, operation
 from api.pages import INCLUDE, PAGE, Wanted
 from api.query import Flag, Number
+from api.runs import Runs
 from api.stream import obfuscated, send
 from pipeline.core import Pipeline
 from pipeline.errors import (
     BodyTooLarge,
+    ConversationLocked,
+    ConversationNotFound,
     EngineDead,
     EngineOverloaded,
     InvalidRequest,
@@ -30,6 +35,7 @@ from pipeline.errors import (
     ResponseNotFound,
     ServerStopping,
     StoreFailed,
+    StreamExpired,
 )
 from pipeline.frames import Prompt
 from pipeline.logs import current_response
@@ -40,30 +46,33 @@ from pipeline.protocol.reading import read_request
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
 from pipeline.record import replay
-from stages.persist.again import events_again
-from stages.persist.store import ResponseStore, StoredResponse
+from stages.persist.live import LiveResponse, replayed
+from stages.persist.store import Server, Store, StoredResponse
 
 STREAM = Flag("stream")
 STARTING_AFTER = Number("starting_after", default=-1, least=0)
 INCLUDE_OBFUSCATION = Flag("include_obfuscation")
 
-_READING = (InvalidRequest, ModelNotFound, BodyTooLarge, StoreFailed, ServerStopping)
-_CREATING = (*_READING, EngineOverloaded, EngineDead)
+_READING = (InvalidRequest, ModelNotFound, ConversationNotFound, BodyTooLarge, StoreFailed, ServerStopping)
+_CREATING = (*_READING, ConversationLocked, EngineOverloaded, EngineDead)
+_FINDING = (InvalidRequest, ResponseNotFound, StoreFailed, ServerStopping)
 
 
 @dataclass
 class Responses:
-    """The Responses API under one base URL, whose dialect the last stages of ``outgoing`` speak."""
+    """The Responses API under one base URL, whose dialect the stages of ``outgoing`` speak, if it has one."""
 
-    pipeline: Pipeline[CreateResponse, ResponseEvent]
-    outgoing: Pipeline[ResponseEvent, Any]
-    store: ResponseStore
-    admission: Admission
+    runs: Runs
+    outgoing: Pipeline[ResponseEvent, Any] | None
     keep_alive: float
 
     def __post_init__(self) -> None:
-        self._answering: Pipeline[CreateResponse, Any] = Pipeline((*self.pipeline.steps, *self.outgoing.steps))
-        self._rendering: Pipeline[CreateResponse, Prompt] = self.pipeline.upto("render")
+        self._rendering: Pipeline[CreateResponse, Prompt] = self.runs.pipeline.upto("render")
+
+    @property
+    def store(self) -> Store:
+        """Where responses are kept."""
+        return self.runs.store
 
     def routes(self, base: str) -> Sequence[web.RouteDef]:
         """Its routes, each under ``base``."""
@@ -81,23 +90,27 @@ class Responses:
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Create a response, as a stream of events or as one object."""
         body = await request.read()
-        with self.admission.one():
-            wanted = (await read_request(body)).traced(request.headers)
-            async with self._answering.open(replay([wanted])) as events:
+        with self.runs.admission.one():
+            wanted = (await read_request(body)).traced(request.headers).owned_by(request[OWNER])
+            conversation = await self.runs.prepare(wanted)
+            if wanted.background and not wanted.stream:
+                request[ANSWERED] = queued = (await self.runs.queue(conversation)).response
+                return as_json(queued)
+            async with self._spoken(self.runs.events(conversation)) as events:
                 first = await anext(events)
                 if not wanted.stream:
                     request[ANSWERED] = response = await _last_response(events)
                     return as_json(response)
                 options = wanted.stream_options
                 hides = options is not None and options.include_obfuscation is True
-                return await self._send(request, [first], events, hides)
+                return await self._send(request, events, hides=hides, ready=(first,))
 
     @operation(Operation(InputTokens, body=CreateResponse, refusals=_READING))
     async def count_input_tokens(self, request: web.Request) -> web.Response:
         """Say how many tokens a request would be, by rendering it."""
         body = await request.read()
-        with self.admission.one():
-            wanted = await read_request(body)
+        with self.runs.admission.one():
+            wanted = (await read_request(body)).owned_by(request[OWNER])
             async with self._rendering.open(replay([wanted])) as prompts:
                 prompt = await anext(prompts)
         return as_json(InputTokens(len(prompt.token_ids)))
@@ -106,59 +119,89 @@ class Responses:
         Operation(
             Response,
             query=(INCLUDE, STREAM, STARTING_AFTER, INCLUDE_OBFUSCATION),
-            refusals=(InvalidRequest, ResponseNotFound),
+            refusals=(*_FINDING, StreamExpired),
             streams=True,
         )
     )
     async def retrieve(self, request: web.Request) -> web.StreamResponse:
-        """Look a stored response up, or stream it again."""
+        """Look a response up as it stands, or stream it: again, and on, if it is still being made."""
         INCLUDE.read(request)
         streams, hides, after = STREAM.read(request), INCLUDE_OBFUSCATION.read(request), STARTING_AFTER.read(request)
-        response = (await self._stored(request)).response
+        found = await self._found(request)
+        if isinstance(found, Server):
+            raise ServerStopping
         if not streams:
-            return as_json(response)
-        async with self.outgoing.open(replay(events_again(response))) as again:
-            events = [event async for event in again if _is_due(event, after)]
-        return await self._send(request, events, None, hides)
+            return as_json(found.response)
+        if isinstance(found, LiveResponse):
+            events = found.follow(after)
+        else:
+            events = replayed(found.response, await self.store.blocks(found.response.id), after)
+        async with self._spoken(events) as spoken:
+            return await self._send(request, spoken, hides=hides)
 
-    @operation(Operation(DeletedResponse, refusals=(ResponseNotFound,)))
-    async def delete(self, request: web.Request) -> web.Response:
-        """Forget a stored response."""
-        response_id = request.match_info["response_id"]
-        if not await self.store.delete(response_id):
+    @operation(Operation(DeletedResponse, refusals=_FINDING))
+    async def delete(self, request: web.Request) -> web.StreamResponse:
+        """Forget a response; one that is still being made is cancelled first."""
+        found = await self._found(request)
+        if isinstance(found, Server):
+            raise ServerStopping
+        if isinstance(found, LiveResponse):
+            await self.runs.cancel(found)
+        response_id = found.response.id
+        if not await self.store.delete(response_id, request[OWNER]) and found.response.store:
             raise ResponseNotFound(shortened(response_id))
-        current_response.set(response_id)
         return as_json(DeletedResponse(response_id))
 
-    @operation(Operation(None, refusals=(InvalidRequest, ResponseNotFound)))
-    async def cancel(self, request: web.Request) -> web.Response:
-        """Refuse: only what runs in the background can be cancelled, and whatever is stored has ended."""
-        response = (await self._stored(request)).response
-        raise InvalidRequest(f"The response {response.id} is not running in the background.", param="response_id")
+    @operation(Operation(Response, refusals=_FINDING))
+    async def cancel(self, request: web.Request) -> web.StreamResponse:
+        """End a response that is being made, or waits for it; the answer is the response with what it has by then.
 
-    @operation(Operation(Items, query=PAGE, refusals=(InvalidRequest, ResponseNotFound)))
+        One that has ended stays as it is; if it ran in front of a client, and ended by itself, that is a 400.
+        """
+        found = await self._found(request)
+        if isinstance(found, Server):
+            raise ServerStopping
+        if isinstance(found, LiveResponse) and not found.ended:
+            return as_json(await self.runs.cancel(found))
+        response = found.response
+        if not response.background and response.status != "cancelled":
+            raise InvalidRequest(
+                f"The response {response.id} has ended, and was not a background one.", param="response_id"
+            )
+        return as_json(response)
+
+    @operation(Operation(Items, query=PAGE, refusals=_FINDING))
     async def list_input_items(self, request: web.Request) -> web.Response:
         """List what a stored response was given to read, page by page: the history that it continues included."""
         wanted = Wanted.read(request)
-        response_id = request.match_info["response_id"]
-        chain = await self.store.chain(response_id)
-        if not chain:
+        response_id, owner = request.match_info["response_id"], request[OWNER]
+        stored = await self.store.get(response_id, owner)
+        history = await self.store.history(response_id, owner)
+        if stored is None or history is None:
             raise ResponseNotFound(shortened(response_id))
         current_response.set(response_id)
-        return as_json(wanted.of(_input_items(chain)))
+        return as_json(wanted.of(_once(history.items[: len(history.items) - len(stored.response.output)])))
 
-    async def _stored(self, request: web.Request) -> StoredResponse:
+    async def _found(self, request: web.Request) -> LiveResponse | StoredResponse | Server:
         response_id = request.match_info["response_id"]
-        stored = await self.store.get(response_id)
-        if stored is None:
-            raise ResponseNotFound(shortened(response_id))
+        found = await self.runs.find(response_id, request[OWNER])
         current_response.set(response_id)
-        return stored
+        return found
+
+    @asynccontextmanager
+    async def _spoken(self, events: AsyncGenerator[ResponseEvent, None]) -> AsyncGenerator[AsyncIterator[Any], None]:
+        """The events in this dialect, for the length of the block."""
+        if self.outgoing is None:
+            async with aclosing(events):
+                yield events
+        else:
+            async with self.outgoing.open(events) as spoken:
+                yield spoken
 
     async def _send(
-        self, request: web.Request, ready: Sequence[Event], rest: AsyncIterator[Event] | None, hides: bool
+        self, request: web.Request, events: AsyncIterator[Event], *, hides: bool, ready: Iterable[Event] = ()
     ) -> web.StreamResponse:
-        return await send(request, ready, rest, obfuscated if hides else to_sse, self.keep_alive)
+        return await send(request, ready, events, obfuscated if hides else to_sse, self.keep_alive)
 
 
 async def _last_response(events: AsyncIterator[Any]) -> Response:
@@ -168,21 +211,12 @@ async def _last_response(events: AsyncIterator[Any]) -> Response:
     raise RuntimeError("the stream ended without a terminal event")
 
 
-def _is_due(event: Event, after: int) -> bool:
-    """Whether a reader who has seen the event of number ``after`` still waits for this one.
-
-    The end is always due: the number may be one of the first stream, which had more deltas and so higher numbers.
-    """
-    return event.sequence_number > after or isinstance(event, TerminalEvent)
-
-
-def _input_items(chain: Sequence[StoredResponse]) -> tuple[Item, ...]:
-    """The input of the last response of a chain, and all that came before it: once, also what it brings again."""
-    *older, last = chain
+def _once(items: Sequence[Item]) -> list[Item]:
+    """The items without those that come again as they were."""
     seen: dict[str, Item] = {}
     listed: list[Item] = []
-    for item in (*(item for stored in older for item in stored.items), *last.input):
+    for item in items:
         if seen.get(item.id) != item:
             listed.append(item)
         seen[item.id] = item
-    return tuple(listed)
+    return listed

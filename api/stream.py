@@ -14,8 +14,8 @@ from aiohttp import HttpVersion11, web
 
 from api.errors import STREAMING
 from api.log import ANSWERED
-from pipeline.ending import Follower
-from pipeline.protocol.events import DONE, KEEP_ALIVE, Event, ResponseEvent, TerminalEvent, to_sse
+from pipeline.protocol.events import DONE, KEEP_ALIVE, Event, TerminalEvent, to_sse
+from stages.persist.live import RunMoved
 
 logger = logging.getLogger(__name__)
 
@@ -34,23 +34,6 @@ Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 _encode = msgspec.json.Encoder().encode
 
 
-async def whole(events: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ResponseEvent, None]:
-    """``events``, ended in good order even if a stage behind ``emit`` breaks."""
-    stream = Follower()
-    try:
-        async for event in events:
-            stream.feed(event)
-            yield event
-            if stream.ended:
-                return
-    except Exception as error:
-        if stream.response is None:
-            raise
-        logger.exception("Response %s met a bug behind emit", stream.response.id)
-        for event in stream.end(error):
-            yield event
-
-
 def obfuscated(event: Event) -> bytes:
     """`to_sse`, with random characters beside a delta, so that nobody reads its length from that of a packet.
 
@@ -64,11 +47,12 @@ def obfuscated(event: Event) -> bytes:
 
 
 async def send(
-    request: web.Request, ready: Iterable[Event], rest: AsyncIterator[Event] | None, encode: Encode, keep_alive: float
+    request: web.Request, ready: Iterable[Event], rest: AsyncIterator[Event], encode: Encode, keep_alive: float
 ) -> web.StreamResponse:
     """Send the events that are ``ready`` and the ``rest``, which is still to come, and what ends every stream.
 
-    After each ``keep_alive`` seconds of silence there is a comment.
+    After each ``keep_alive`` seconds of silence there is a comment.  Where the stream goes on elsewhere, the connection
+    breaks: whoever reads it asks again, for the events behind the last one.
     """
     answer = web.StreamResponse(headers=SSE_HEADERS)
     request[STREAMING] = True
@@ -79,12 +63,14 @@ async def send(
     async with kept_alive(answer, keep_alive) as write:
         for event in ready:
             await write(encode(event))
-        if rest is not None:
+        try:
             async for event in rest:
                 await write(encode(event))
+        except RunMoved as error:
+            raise ConnectionResetError from error
         await write(DONE)
     await answer.write_eof()
-    if rest is not None and isinstance(event, TerminalEvent):
+    if isinstance(event, TerminalEvent):
         request[ANSWERED] = event.response
     return answer
 

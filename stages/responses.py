@@ -12,25 +12,27 @@ from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding, load_encoding
 from stages.normalize.normalize import Normalize
 from stages.parse.harmony import ParseHarmony
+from stages.persist.database import Nowhere
+from stages.persist.live import LiveResponses
 from stages.persist.persist import Persist
-from stages.persist.store import NoStore, ResponseStore
+from stages.persist.store import Store
 from stages.render.harmony import RenderHarmony
 
 
 def harmony_responses(
-    models: tuple[str, ...], engine: Engine, encoding: HarmonyEncoding, store: ResponseStore
+    models: tuple[str, ...], engine: Engine, encoding: HarmonyEncoding, live: LiveResponses
 ) -> Pipeline[CreateResponse, ResponseEvent]:
-    """Responses of a model that speaks Harmony, under any of its names."""
+    """Responses of a model that speaks Harmony, under any of its names; ``live`` are those that are being made."""
     return (
-        Pipeline.start("normalize", Normalize(store, models))
+        Pipeline.start("normalize", Normalize(live.store, models))
         .then("render", RenderHarmony(encoding, engine.context_length))
         .then("generate", Generate(engine))
         .then("parse", ParseHarmony(encoding))
         .then("emit", emit)
-        .then("persist", Persist(store))
+        .then("persist", Persist(live))
     )
 
 
 def recorded_responses() -> Pipeline[CreateResponse, ResponseEvent]:
     """The same flow with no model and no store behind it: to look at, and to replay recordings through."""
-    return harmony_responses(("recorded",), ScriptedEngine(), load_encoding(), NoStore())
+    return harmony_responses(("recorded",), ScriptedEngine(), load_encoding(), LiveResponses(Store(Nowhere())))

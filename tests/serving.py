@@ -14,12 +14,16 @@ from aiohttp import web
 
 from api.app import Api
 from api.keys import Keys
+from api.runs import Runs
 from pipeline.core import Pipeline
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
 from stages.generate.engine import Engine
 from stages.harmony import HarmonyEncoding
-from stages.persist.sqlite import SqliteStore
+from stages.persist.database import Database
+from stages.persist.live import LiveResponses
+from stages.persist.sqlite import SqliteDatabase
+from stages.persist.store import Store
 from stages.responses import harmony_responses
 
 AnyEngine = TypeVar("AnyEngine", bound=Engine)
@@ -32,7 +36,7 @@ class Served(Generic[AnyEngine]):
     url: str
     engine: AnyEngine
     api: Api
-    store: SqliteStore
+    store: Store
     client: aiohttp.ClientSession
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -75,24 +79,36 @@ class Served(Generic[AnyEngine]):
 async def serving(
     engine: AnyEngine,
     encoding: HarmonyEncoding,
-    folder: Path,
+    where: Path | Database,
     *,
+    url: str = "",
     keep_alive: float = 15.0,
     max_body_bytes: int = 100_000,
     models: tuple[str, ...] = ("tiny",),
     keys: Keys | None = None,
     edit: Any = lambda pipeline: pipeline,
+    **options: Any,
 ) -> AsyncGenerator[Served[AnyEngine], None]:
-    """Serve for the length of the block; ``edit`` may change the pipeline."""
-    store = SqliteStore(folder / "responses.sqlite3")
-    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(harmony_responses(models, engine, encoding, store))
-    api = Api(pipeline, engine, store, models, keep_alive, keys=keys or Keys())
+    """Serve for the length of the block, over SQLite in a folder or over any database.
+
+    ``edit`` may change the pipeline, and ``options`` are those of `Runs`.  Whoever served under the same ``url`` before
+    is taken for dead.
+    """
+    store = Store(SqliteDatabase(where / "responses.sqlite3") if isinstance(where, Path) else where)
+    await store.open()
+    live = LiveResponses(store)
+    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(harmony_responses(models, engine, encoding, live))
+    runs = Runs(pipeline, engine, live, store, **options)
+    api = Api(runs, models, keep_alive, keys or Keys())
     runner = web.AppRunner(api.app(max_body_bytes), handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
+    await store.servers.join(url or f"http://{host}:{port}")
+    await runs.settling.settle()
     async with aiohttp.ClientSession() as client:
         yield Served(f"http://{host}:{port}", engine, api, store, client)
+    await runs.drain(0)
     await runner.cleanup()
     await store.close()

@@ -62,7 +62,8 @@ BAD: list[tuple[Any, int, str | None, str]] = [
     ({"input": "Hi", "model": "gpt-9"}, 404, "model", "model_not_found"),
     ({"input": "Hi", "previous_response_id": "resp_0"}, 400, "previous_response_id", "previous_response_not_found"),
     ({"input": "x" * 200_000}, 413, None, "request_too_large"),
-    ({"input": "Hi", "background": True}, 400, "background", "unsupported_parameter"),
+    ({"input": "Hi", "background": True, "store": False}, 400, "background", "invalid_request"),
+    ({"input": "long " * 9_000, "background": True}, 400, "input", "context_length_exceeded"),
 ]
 
 

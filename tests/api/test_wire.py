@@ -12,13 +12,13 @@ from aiohttp import ClientPayloadError, ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from api.errors import STREAMING, errors_as_json
-from pipeline.errors import EngineFailed, EngineOverloaded, StoreFailed
+from pipeline.errors import EngineFailed, EngineOverloaded
 from pipeline.protocol.events import DONE
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding
-from stages.persist.sqlite import SqliteStore
-from stages.persist.store import StoredResponse
+from stages.persist.sqlite import SqliteDatabase
 from tests.api.scripts import CALL, WEATHER, Scripted, script
+from tests.faulty import Faulty
 from tests.serving import serving
 from tests.streams import final, read_sse
 
@@ -68,18 +68,19 @@ async def test_b29_what_is_not_stored_says_so(served: Scripted) -> None:
     assert (await served.get(f"/v1/responses/{answer['id']}"))[0] == 404
 
 
-async def test_b29_a_store_that_fails_is_not_silent(served: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A response that was to be stored and could not be is a failed one: nobody builds on what is lost."""
-
-    async def full(self: SqliteStore, stored: StoredResponse) -> None:
-        raise StoreFailed("The response could not be stored.")
-
-    monkeypatch.setattr(SqliteStore, "put", full)
-    response = final(read_sse(await served.stream({"input": "Hi"})))
-    assert (response.status, response.error and response.error.message) == (
-        "failed",
-        "The response could not be stored.",
-    )
+async def test_b29_a_store_that_fails_is_not_silent(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """A store that is down harms no stream, but health tells of it; what it could not take it gets once it is back."""
+    database = Faulty(SqliteDatabase(tmp_path / "responses.sqlite3"))
+    async with serving(ScriptedEngine(script(encoding)), encoding, database) as served:
+        database.is_down = True
+        response = final(read_sse(await served.stream({"input": "Hi"})))
+        assert response.status == "completed"
+        assert await served.get("/health") == (200, {"status": "degraded"})
+        database.is_down = False
+        async with asyncio.timeout(5):
+            while await served.get("/health") != (200, {"status": "ok"}):
+                await asyncio.sleep(0.02)
+        assert (await served.get(f"/v1/responses/{response.id}"))[1]["status"] == "completed"
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
@@ -148,7 +149,7 @@ async def test_b31_no_assertion_stands_for_an_error(served: Scripted, stream: bo
     for body, code in (
         ({"input": "Hi", "previous_response_id": "resp_0"}, "previous_response_not_found"),
         ({"input": "long " * 9_000}, "context_length_exceeded"),
-        ({"input": "Hi", "background": True}, "unsupported_parameter"),
+        ({"input": "Hi", "background": True, "store": False}, "invalid_request"),
     ):
         status, answer = await served.post(body | {"stream": stream})
         assert (status, answer["error"]["code"]) == (400, code)

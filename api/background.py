@@ -1,0 +1,109 @@
+"""Responses in the background: so many run at once, the others wait in order.
+
+Each has a task of its own, which pulls it through the pipeline and needs no client.  What waits is only an id here:
+its conversation is in the store, where a server that comes after this one finds it too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+from api.admission import Admission
+from pipeline.errors import EngineOverloaded, StageError, StoreFailed
+from pipeline.frames import Conversation
+from pipeline.logs import current_response
+from stages.persist.live import LiveResponse, LiveResponses
+from stages.persist.store import Store
+
+logger = logging.getLogger(__name__)
+
+LONGEST = 10_000
+"""How many responses may wait."""
+
+PATIENCE = 1.0
+"""Seconds after which a response that could not begin tries again."""
+
+Make: TypeAlias = Callable[[Conversation], Awaitable[None]]
+"""Makes a response to its end; raises only what keeps it from beginning."""
+
+
+@dataclass
+class Background:
+    """What runs in the background, at most ``limit`` at once, and what waits for it."""
+
+    make: Make
+    live: LiveResponses
+    store: Store
+    admission: Admission
+    limit: int
+    _waiting: dict[str, LiveResponse] = field(default_factory=dict)
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise `EngineOverloaded` where no more can wait."""
+        if len(self._waiting) >= LONGEST:
+            raise EngineOverloaded("Too many background responses are waiting. Try again later.")
+
+    def add(self, run: LiveResponse) -> None:
+        """Let a response that is queued, in the store too, run when it is its turn."""
+        self._waiting[run.response.id] = run
+        self._begin_next()
+
+    def interrupt(self, response_id: str) -> None:
+        """Take a response out, whether it waits or runs."""
+        self._waiting.pop(response_id, None)
+        if task := self._tasks.get(response_id):
+            task.cancel()
+
+    def release(self) -> None:
+        """Leave whatever has not begun to the server that comes next."""
+        for run in self.live.queued:
+            self.store.release(run.response.id)
+            run.hand_over()
+            self.interrupt(run.response.id)
+
+    def put_back(self) -> None:
+        """Leave also what has begun to that server, which makes it again."""
+        for run in self.live.running:
+            if run.response.id in self._tasks:
+                run.hand_over()
+                self.interrupt(run.response.id)
+
+    def _begin_next(self) -> None:
+        while self._waiting and len(self._tasks) < self.limit and not self.admission.stopping:
+            response_id = next(iter(self._waiting))
+            task = asyncio.create_task(self._run(self._waiting.pop(response_id)))
+            self._tasks[response_id] = task
+            task.add_done_callback(partial(self._end, response_id))
+
+    def _end(self, response_id: str, task: asyncio.Task[None]) -> None:
+        del self._tasks[response_id]
+        self._begin_next()
+
+    async def _run(self, run: LiveResponse) -> None:
+        current_response.set(run.response.id)
+        with self.admission.one():
+            while not await self._made(run):
+                await asyncio.sleep(PATIENCE)
+
+    async def _made(self, run: LiveResponse) -> bool:
+        """Make a response; False where it has to wait longer, because engine or store are busy."""
+        try:
+            conversation = await self.store.queued(run.response.id)
+            if conversation is None:
+                run.hand_over()  # it has been deleted, or another server took it for dead and has it now
+            else:
+                await self.make(conversation)
+        except (EngineOverloaded, StoreFailed) as error:
+            logger.info("Response %s has to wait: %s", run.response.id, error)
+            return False
+        except Exception as error:
+            told = error.__cause__ if isinstance(error, StageError) else error
+            logger.warning("Response %s could not begin: %s", run.response.id, error, exc_info=told)
+            run.break_off(error)
+        return True
