@@ -4,6 +4,8 @@ import pytest
 
 from stages.harmony import HarmonyEncoding, load_encoding
 
+pytest_plugins = ["tests.databases"]
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regen", action="store_true", help="rewrite the derived files of every fixture")

@@ -146,7 +146,7 @@ class Writer:
 
         A group that the database refuses is tried again one by one: a bad change never harms its neighbours.
         """
-        group = tuple(islice(self._queue, 1 if self._alone else GROUP))
+        group = list(islice(self._queue, 1 if self._alone else GROUP))
         self._wakened.clear()
         try:
             counts = await self._database.write([change.unit for change in group])

@@ -1,0 +1,61 @@
+"""Stores for tests, in every database there is.
+
+A test that asks for `store_at` runs once for each: it gets the file, or the URL of a new and empty PostgreSQL database,
+that a server takes as its ``--store``.  One that asks for `store` gets it open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from stages.persist.database import Database
+from stages.persist.postgres import PostgresDatabase
+from stages.persist.sqlite import SqliteDatabase
+from stages.persist.store import Store
+from tests.postgres import Elsewhere, Postgres, any_server, new_database
+
+PLACES = ("sqlite", "postgres")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres | Elsewhere]:
+    """A PostgreSQL server, which comes up when the first test asks for it."""
+    with any_server() as server:
+        yield server
+
+
+@pytest.fixture(params=PLACES)
+async def store_at(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+    """Where an empty store is: a path, or a URL."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "folder" / "store.sqlite3")
+    else:
+        async with new_database(request.getfixturevalue("postgres")) as url:
+            yield url
+
+
+@pytest.fixture
+async def store(store_at: str) -> AsyncIterator[Store]:
+    """An open store."""
+    async with opened(store_at) as store:
+        yield store
+
+
+@asynccontextmanager
+async def opened(store_at: str, stale: float = 15.0) -> AsyncIterator[Store]:
+    """The store that is there, open; of several, each is a server of its own."""
+    store = Store(database(store_at), stale)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def database(store_at: str) -> Database:
+    """The database that is there, not yet open."""
+    return PostgresDatabase(store_at) if store_at.startswith("postgresql:") else SqliteDatabase(store_at)
