@@ -80,8 +80,8 @@ class LiveResponse:
         if event.sequence_number < self._next:
             return
         self._log.append(event)
-        saved = self._end(self._log.seal())
         try:
+            saved = self._end(self._log.seal())
             if saved is not None:
                 await asyncio.wait([saved], timeout=PATIENCE)
         finally:
@@ -92,8 +92,11 @@ class LiveResponse:
 
         Whatever its pipeline still says is ignored.  The end is stored, but nobody waits for that.
         """
-        if not self.ended:
+        if self.ended:
+            return
+        try:
             self._end(self._log.break_off(error))
+        finally:
             self._closed.set()
 
     def start(self) -> None:
