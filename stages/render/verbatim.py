@@ -18,7 +18,7 @@ _HEADER = re.compile(
     r"(?: to=(?P<ahead>[^\s<]+))?"
     r"<\|channel\|>(?P<channel>\w+)"
     r"(?: to=(?P<behind>[^\s<]+))?"
-    r"(?:(?: ?<\|constrain\|>| )\w+)?"  # the form of the content
+    r"(?:(?: ?<\|constrain\|>| )(?:json|code|text|python))?"  # the form of the content
 )
 
 
