@@ -79,7 +79,7 @@ class Postgres:
     def _begin(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
         """A program at work in our folder; as nobody if we are root, which PostgreSQL refuses to be."""
         nobody = NOBODY if os.geteuid() == 0 else None
-        others = None if nobody is None else []
+        others: list[int] | None = None if nobody is None else []
         command = [str(self._programs / program), *arguments]
         with self._log.open("ab") as log:
             return subprocess.Popen(
