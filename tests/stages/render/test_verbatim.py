@@ -19,6 +19,7 @@ from tests.stages.parse.soup import TOOLS, cut, soup
 from tests.stages.parse.told import parse, run, started
 from tests.stages.parse.wellformed import completions, package
 from tests.stages.render.conversations import conversation, custom_output, message, output
+from tests.streams import final
 
 NEXT = "<|start|>assistant"
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"
@@ -52,9 +53,8 @@ def turn(token_ids: Sequence[int]) -> Turn:
     frames = run(load_encoding(), [started(tools=TOOLS), *cut(list(token_ids), (), likely=False), finished])
     writer = ResponseWriter()
     emitted = [told for frame in frames for told in writer.feed(frame)]
-    (ended,) = writer.finish()
     tokens = {frame.item_id: frame.token_ids for frame in emitted if isinstance(frame, ItemTokens)}
-    return Turn(ended.response.output, tokens)
+    return Turn(final(list(writer.finish())).output, tokens)
 
 
 def rendered(*then: Item, history: Sequence[Item] = (), tokens: Mapping[str, TokenIds] | None = None) -> Prompt:
