@@ -22,21 +22,18 @@ from stages.generate.engine import Engine
 from stages.harmony import HarmonyEncoding
 from stages.persist.database import Database
 from stages.persist.live import LiveResponses
-from stages.persist.sqlite import SqliteDatabase
 from stages.persist.store import Store
 from stages.responses import harmony_responses
+from tests.databases import database
 
 AnyEngine = TypeVar("AnyEngine", bound=Engine)
 
 
 @dataclass
-class Served(Generic[AnyEngine]):
-    """A running server and a client of it."""
+class Asked:
+    """A server at ``url``, and a client of it."""
 
     url: str
-    engine: AnyEngine
-    api: Api
-    store: Store
     client: aiohttp.ClientSession
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -75,11 +72,24 @@ class Served(Generic[AnyEngine]):
             return await answer.read()
 
 
+@dataclass
+class Served(Asked, Generic[AnyEngine]):
+    """A server in this process."""
+
+    engine: AnyEngine
+    api: Api
+    store: Store
+
+    @property
+    def runs(self) -> Runs:
+        return self.api.runs
+
+
 @asynccontextmanager
 async def serving(
     engine: AnyEngine,
     encoding: HarmonyEncoding,
-    where: Path | Database,
+    where: Path | str | Database,
     *,
     url: str = "",
     keep_alive: float = 15.0,
@@ -89,12 +99,14 @@ async def serving(
     edit: Any = lambda pipeline: pipeline,
     **options: Any,
 ) -> AsyncGenerator[Served[AnyEngine], None]:
-    """Serve for the length of the block, over SQLite in a folder or over any database.
+    """Serve for the length of the block, over SQLite in a folder, over the store of a ``--store``, or any database.
 
     ``edit`` may change the pipeline, and ``options`` are those of `Runs`.  Whoever served under the same ``url`` before
     is taken for dead.
     """
-    store = Store(SqliteDatabase(where / "responses.sqlite3") if isinstance(where, Path) else where)
+    if isinstance(where, Path):
+        where = str(where / "responses.sqlite3")
+    store = Store(database(where) if isinstance(where, str) else where)
     await store.open()
     live = LiveResponses(store)
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(harmony_responses(models, engine, encoding, live))
@@ -108,7 +120,7 @@ async def serving(
     await store.servers.join(url or f"http://{host}:{port}")
     await runs.settling.settle()
     async with aiohttp.ClientSession() as client:
-        yield Served(f"http://{host}:{port}", engine, api, store, client)
+        yield Served(f"http://{host}:{port}", client, engine, api, store)
     await runs.drain(0)
     await runner.cleanup()
     await store.close()

@@ -94,7 +94,7 @@ async def test_a_stop_turns_away_what_is_on_its_way(encoding: HarmonyEncoding, t
         async with served.client.post(f"{served.url}/v1/responses", json={**BODY, "stream": stream}) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
             assert (await answer.json())["error"]["type"] == "server_error"
-        assert (engine.prompts, served.api.admission.running) == ([], 0)
+        assert (engine.prompts, served.runs.admission.running) == ([], 0)
 
 
 JUNK = [[START], [START, START], [CHANNEL], [MESSAGE], [END, END], [200_010], [201_087], [185], [CHANNEL, 185, MESSAGE]]

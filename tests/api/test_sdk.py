@@ -36,9 +36,9 @@ async def test_a_function_call_makes_the_round(
     assert second.output_text == "Hello!"
     prompt = encoding.decode(served.engine.prompts[-1].token_ids)
     assert prompt.endswith(
-        "<|start|>user<|message|>Weather?<|end|><|start|>assistant<|channel|>analysis<|message|>Look it up.<|end|>"
-        '<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{"city":"Paris"}<|call|>'
-        "<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>18 degrees<|end|>"
+        "<|start|>user<|message|>Weather?<|end|><|start|>assistant"
+        + CALL
+        + "<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>18 degrees<|end|>"
         "<|start|>assistant"
     )
 
