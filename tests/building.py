@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pipeline.frames import (
     AnnotationAdded,
@@ -112,6 +113,13 @@ def rare_turn() -> Frames:
 def summarised_turn() -> Frames:
     """A turn whose thinking comes out as a summary."""
     return (started(reasoning=SUMMARISED), *reasoning("So."), finished())
+
+
+def in_background(frames: Frames) -> Frames:
+    """The same turn, of a response that waits before it begins."""
+    first, *rest = frames
+    assert isinstance(first, GenerationStarted)
+    return (replace(first, response=replace(first.response, background=True, status="queued")), *rest)
 
 
 def written(frames: Iterable[ParsedFrame]) -> list[ResponseEvent]:

@@ -14,12 +14,15 @@ from pipeline.errors import EngineFailed
 from pipeline.frames import AnnotationAdded
 from pipeline.protocol.events import (
     OutputItemAdded,
+    OutputTextAnnotationAdded,
     ResponseCreated,
     ResponseEvent,
     ResponseFailed,
+    ResponseIncomplete,
     ResponseQueued,
     TerminalEvent,
     TextDelta,
+    TextDone,
 )
 from pipeline.protocol.items import Message, OutputText, ReasoningText, Refusal, SummaryText
 from pipeline.protocol.response import ErrorDetails, Response
@@ -31,24 +34,28 @@ from tests.building import (
     finished,
     function_call,
     message,
+    rare_turn,
     reasoning,
     refusal,
     spelled,
     started,
+    summarised_turn,
     turns,
     whole_turn,
     written,
 )
 from tests.streams import checked, final
 
+BROKE = EngineFailed("It broke.")
 
-def broken_off(events: Iterable[ResponseEvent]) -> list[ResponseEvent]:
+
+def broken_off(events: Iterable[ResponseEvent], error: Exception | None = BROKE) -> list[ResponseEvent]:
     """A stream that goes no further, and how it is ended; checked."""
     stream, seen = Follower(), []
     for event in events:
         stream.feed(event)
         seen.append(event)
-    return checked([*seen, *stream.end(EngineFailed("It broke."))])
+    return checked([*seen, *stream.end(error)])
 
 
 def upto_last_delta(frames: Frames) -> list[ResponseEvent]:
@@ -104,21 +111,56 @@ def test_a_response_in_the_queue_fails_there() -> None:
 def test_a_stream_that_has_not_begun_cannot_end() -> None:
     """Without a response there is nothing to fail: the error is the caller's."""
     with pytest.raises(RuntimeError, match="not begun"):
-        list(Follower().end(EngineFailed("It broke.")))
+        list(Follower().end(BROKE))
 
 
 @settings(max_examples=100, deadline=None)
-@given(frames=turns(), data=st.data())
-def test_row11_any_stream_can_end_anywhere(frames: Frames, data: st.DataObject) -> None:
+@given(frames=turns(), error=st.sampled_from([BROKE, None]), data=st.data())
+def test_row11_v2_any_stream_can_end_anywhere(frames: Frames, error: Exception | None, data: st.DataObject) -> None:
     """Behind any of its events a stream can be ended in good order, and what was seen is not taken back."""
     events = written(frames)
     at = data.draw(st.integers(1, len(events) - 1))
-    ended = broken_off(events[:at])
+    ended = broken_off(events[:at], error)
     assert ended[:at] == events[:at]
     assert sum(isinstance(event, TerminalEvent) for event in ended) == 1
-    assert isinstance(ended[-1], ResponseFailed)
+    assert isinstance(ended[-1], ResponseFailed if error else ResponseIncomplete)
     added = [event.item.id for event in events[:at] if isinstance(event, OutputItemAdded)]
-    assert [item.id for item in ended[-1].response.output] == added
+    assert [item.id for item in final(ended).output] == added
+
+
+def test_v17_b22_what_is_cancelled_says_so() -> None:
+    """Without an error the response was cancelled: it has what was said, and neither an error nor a reason."""
+    response = final(broken_off(upto_last_delta((started(), *message("Hel", "lo!"), finished())), None))
+    assert (response.status, response.error, response.incomplete_details) == ("cancelled", None, None)
+    assert [item.status for item in response.output] == ["incomplete"]
+    assert (response.usage, response.completed_at) == (None, None)
+
+
+@settings(max_examples=50, deadline=None)
+@given(frames=turns())
+def test_whatever_can_be_told_is_told(frames: Frames) -> None:
+    """Of a stream that keeps the rules, all but new items, notes and the texts of deltas is told ahead of its time."""
+    stream = Follower()
+    events = written(frames)
+    for event in events:
+        if isinstance(event, TextDelta):
+            assert event in stream.deltas([event.delta], getattr(event, "logprobs", ()))
+        elif not isinstance(event, OutputItemAdded | OutputTextAnnotationAdded):
+            assert event in stream.guesses(final(events))
+        stream.feed(event)
+
+
+@pytest.mark.parametrize("turn", [whole_turn(), rare_turn(), summarised_turn()])
+def test_deltas_are_taken_many_at_once(turn: Frames) -> None:
+    """All the deltas that only continue the open text are taken at once, and the text is the same as one by one."""
+    stream, events, at = Follower(), written(turn), 0
+    while at < len(events):
+        at += len(stream.growth(events, at))
+        event = events[at]
+        assert not isinstance(event, TextDelta) or getattr(event, "logprobs", ())
+        assert not isinstance(event, TextDone) or event in stream.guesses(final(events))
+        stream.feed(event)
+        at += 1
 
 
 @settings(max_examples=50, deadline=None)

@@ -19,12 +19,14 @@ from pipeline.frames import (
     GenerationStarted,
     ItemClosed,
     ItemDelta,
+    ItemTokens,
     MessageOpened,
     ParsedFrame,
     ReasoningOpened,
     RefusalOpened,
 )
 from pipeline.protocol.events import (
+    Event,
     ResponseEvent,
     ResponseFailed,
     TerminalEvent,
@@ -64,7 +66,7 @@ async def emitted(frames: Iterable[ParsedFrame], error: BaseException | None = N
     async with aclosing(emit(source(frames, error))) as out:
         first, *events = [event async for event in out]
     assert first is frames[0]
-    return checked(event for event in events if not isinstance(event, GenerationStarted))
+    return checked(event for event in events if isinstance(event, Event))
 
 
 BEGIN = ["created", "in_progress"]
@@ -121,11 +123,53 @@ async def test_row16_v17_a_filtered_response_says_so() -> None:
     assert response.incomplete_details == IncompleteDetails("content_filter")
 
 
+@pytest.mark.parametrize("cut", [reasoning, message, refusal, function_call, custom_tool_call])
+async def test_v17_b22_a_cancelled_response_keeps_what_it_had(cut: Any) -> None:
+    """Where the engine was told to stop, the status says so, and output and usage are those of what it had written."""
+    events = await emitted((started(), *message("Hello!"), *cut("Hel", complete=False), finished("cancelled")))
+    response = final(events)
+    assert types(events)[-2:] == ["output_item.done", "incomplete"]
+    assert [item.status for item in response.output] == ["completed", "incomplete"]
+    assert (response.status, response.incomplete_details, response.error) == ("cancelled", None, None)
+    assert response.completed_at is None
+    assert response.usage is not None
+    assert response.usage.output_tokens == 20
+
+
+async def test_b21_a_response_that_waited_says_so_and_begins() -> None:
+    """A background response is created and queued as such, and everything behind says that it is in progress."""
+    events = await emitted((started(status="queued", background=True), *message("Hello!"), finished()))
+    assert types(events)[:3] == ["created", "queued", "in_progress"]
+    assert [on_the_wire(event)["response"]["status"] for event in events[:3]] == ["queued", "queued", "in_progress"]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert final(events).status == "completed"
+
+
+async def test_a_response_that_waited_may_fail() -> None:
+    """What breaks in the first turn ends a response that is in progress."""
+    response = final(await emitted([started(status="queued", background=True)], EngineFailed("x")))
+    assert response.status == "failed"
+
+
 async def test_a_cut_between_items_leaves_them_complete() -> None:
     """The limit may fall on the end of an item: then only the response is incomplete."""
     response = final(await emitted((started(), *message("Hello!"), finished("length"))))
     assert response.status == "incomplete"
     assert [item.status for item in response.output] == ["completed"]
+
+
+async def test_tokens_follow_the_item_that_they_are_of() -> None:
+    """The store is told of the tokens of each item that has any, under its id, behind the event that it is done."""
+    texts = (ReasoningOpened(), ItemDelta("So."), ItemClosed(complete=True, token_ids=(1, 2)))
+    async with aclosing(emit(source((started(), *texts, *message("Hello!"), finished())))) as out:
+        frames = [frame async for frame in out]
+    (at,) = (at for at, frame in enumerate(frames) if isinstance(frame, ItemTokens))
+    assert frames[at] == ItemTokens("rs_10000", (1, 2))
+    assert types([frame for frame in frames[at - 1 : at + 2] if isinstance(frame, Event)]) == [
+        "output_item.done",
+        "output_item.added",
+    ]
+    checked(frame for frame in frames if isinstance(frame, Event))
 
 
 RAW = ({"role": "user", "content": []},)

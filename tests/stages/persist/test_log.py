@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pipeline.ending import begun
 from pipeline.errors import RunInterrupted, StageError
-from pipeline.frames import GenerationStarted, ParsedFrame, TokenChunk, TokenFrame
+from pipeline.frames import ParsedFrame, TokenChunk, TokenFrame
 from pipeline.protocol.events import (
     Delta,
     OutputItemAdded,
@@ -26,6 +26,7 @@ from pipeline.record import read_frames
 from stages.persist.log import EventLog, LogReader, read_blocks
 from tests.building import (
     Frames,
+    in_background,
     rare_turn,
     spelled,
     started,
@@ -44,13 +45,6 @@ LONG = Path(__file__).parents[3] / "fixtures/harmony/long_reasoning"
 
 EVENTS_IN_A_BLOCK = 25
 """What comes of one response in a quarter of a second, at a hundred tokens per second."""
-
-
-def queued(frames: Frames) -> Frames:
-    """The same turn of a response that waited in the background."""
-    first, *rest = frames
-    assert isinstance(first, GenerationStarted)
-    return (replace(first, response=replace(first.response, background=True, status="queued")), *rest)
 
 
 def logged(events: Iterable[ResponseEvent], sealed_at: Iterable[int] = ()) -> EventLog:
@@ -74,7 +68,7 @@ def on_the_wire(events: Iterable[ResponseEvent]) -> list[bytes]:
     return [to_sse(event) for event in events]
 
 
-streams = st.builds(written, turns() | turns().map(queued))
+streams = st.builds(written, turns() | turns().map(in_background))
 """Streams as the writer makes them, some of them of responses that waited."""
 
 stops = st.sets(st.integers(0, 60))
@@ -252,7 +246,7 @@ def test_a_token_takes_16_bytes_at_most() -> None:
     assert sum(sys.getsizeof(block) + sys.getsizeof(block.data) for block in log.blocks) < 16 * tokens
 
 
-@pytest.mark.parametrize("frames", [whole_turn(), rare_turn(), summarised_turn(), queued(whole_turn())])
+@pytest.mark.parametrize("frames", [whole_turn(), rare_turn(), summarised_turn(), in_background(whole_turn())])
 def test_what_can_be_told_takes_a_byte(frames: Frames) -> None:
     """Whatever begins, closes and ends is one byte; only new items are whole, and deltas are their texts."""
     events = written(frames)
