@@ -182,10 +182,10 @@ class Follower:
     # Deltas, many at once
 
     def deltas(self, texts: Sequence[str], logprobs: tuple[Logprob, ...] = ()) -> list[ResponseEvent]:
-        """The deltas by which the open text goes on so; none where no text is open."""
-        if self._growth is None:
+        """The deltas by which the open text goes on so; none where no such text is open."""
+        kind, place = self._growth or (None, ())
+        if kind is None or (logprobs and kind is not OutputTextDelta):
             return []
-        kind, place = self._growth
         rest = (logprobs,) if logprobs else ()
         return [kind(number, *place, text, *rest) for number, text in enumerate(texts, self._next)]
 
