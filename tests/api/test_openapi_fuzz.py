@@ -35,7 +35,10 @@ class Target:
         self.runner = runner
         self.served = served
         self.description = Description(self.ask("GET", "/openapi.json")[2])
-        self.ids = [self.ask("POST", "/v1/responses", b'{"input": "Hi"}')[2]["id"], "resp_0"]
+        response = self.ask("POST", "/v1/responses", b'{"input": "Hi"}')[2]["id"]
+        items = b'{"items": [{"role": "user", "id": "msg_0", "content": "Hi"}]}'
+        self.conversation: str = self.ask("POST", "/v1/conversations", items)[2]["id"]
+        self.ids = [response, self.conversation, "msg_0", "resp_0"]
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, str, Any]:
         """Status, content type and body of an answer; a stream is checked, and None."""
@@ -58,8 +61,16 @@ class Target:
         described: Schema = self.description.operation(method, template)["responses"][str(status)]["content"][kind]
         if said is not None:
             self.description.check(said, described["schema"])
+        if said is not None and said.get("background"):
+            said = self._ended(said)
         assert self.served.engine.running == 0
         return said if status == 200 else None
+
+    def _ended(self, response: Any) -> Any:
+        """The response once it does not run any more."""
+        while response["status"] in ("queued", "in_progress"):
+            response = self.ask("GET", f"/v1/responses/{response['id']}")[2]
+        return response
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +117,20 @@ def test_no_body_is_a_fault_of_the_server(target: Target, path: str) -> None:
     ask()
 
 
+@pytest.mark.parametrize("end", ["", "/{conversation_id}", "/{conversation_id}/items"])
+def test_no_body_of_a_conversation_is_a_fault_of_the_server(target: Target, end: str) -> None:
+    """The same for conversations, and for what is added to them."""
+    template = f"/v1/conversations{end}"
+    (content,) = target.description.operation("POST", template)["requestBody"]["content"].values()
+
+    @LONG
+    @given(bodies(valid(target.description, content["schema"])))
+    def ask(body: bytes) -> None:
+        target.check("POST", template, template.replace("{conversation_id}", target.conversation), body)
+
+    ask()
+
+
 PLAIN = [
     ("GET", "/health"),
     ("GET", "/openapi.json"),
@@ -113,6 +138,11 @@ PLAIN = [
     ("DELETE", "/v1/responses/{response_id}"),
     ("POST", "/v1/responses/{response_id}/cancel"),
     ("GET", "/v1/responses/{response_id}/input_items"),
+    ("GET", "/v1/conversations/{conversation_id}"),
+    ("GET", "/v1/conversations/{conversation_id}/items"),
+    ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"),
+    ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}"),
+    ("DELETE", "/v1/conversations/{conversation_id}"),
     ("GET", "/v1/models"),
     ("GET", "/v1/models/{model}"),
 ]
@@ -130,9 +160,10 @@ def test_no_path_and_no_query_is_a_fault_of_the_server(target: Target, method: s
     )
 
     @QUICK
-    @given(name=names, query=st.fixed_dictionaries({}, optional=queried))
-    def ask(name: str, query: dict[str, str]) -> None:
-        path = re.sub(r"{\w+}", _escaped(name).replace("\\", r"\\"), template)
+    @given(names=st.tuples(names, names), query=st.fixed_dictionaries({}, optional=queried))
+    def ask(names: tuple[str, str], query: dict[str, str]) -> None:
+        rest = iter(names)
+        path = re.sub(r"{\w+}", lambda _: _escaped(next(rest)), template)
         said = "&".join(f"{key}={_escaped(value)}" for key, value in query.items())
         target.check(method, template, f"{path}?{said}")
 
