@@ -186,7 +186,7 @@ class Follower:
         kind, place = self._growth or (None, ())
         if kind is None or (logprobs and kind is not OutputTextDelta):
             return []
-        rest = (logprobs,) if logprobs else ()
+        rest: tuple[Any, ...] = (logprobs,) if logprobs else ()
         return [kind(number, *place, text, *rest) for number, text in enumerate(texts, self._next)]
 
     def growth(self, events: Sequence[ResponseEvent], at: int) -> list[str]:
