@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
+from pipeline.frames import Conversation, Sampling
 from pipeline.protocol.items import (
     AdditionalTools,
     CustomToolCall,
@@ -21,8 +24,8 @@ from pipeline.protocol.items import (
     SummaryText,
     TopLogprob,
 )
-from pipeline.protocol.response import ReasoningOptions, Response
-from stages.persist.store import StoredResponse
+from pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
+from stages.persist.store import Store, StoredConversation, StoredResponse
 
 ITEMS: tuple[Item, ...] = (
     Message("msg_1", "completed", "user", (InputText("Grüße 🐍 \u0000 <|end|>"),)),
@@ -78,3 +81,35 @@ def response(response_id: str = "resp_1", **fields: Any) -> Response:
 def stored(response_id: str = "resp_1", *items: Item, **fields: Any) -> StoredResponse:
     """The same, with the input of its request."""
     return StoredResponse(response(response_id, **fields), items)
+
+
+def begun(stored: StoredResponse, **fields: Any) -> StoredResponse:
+    """The same as it was when it began."""
+    response = replace(stored.response, status="in_progress", completed_at=None, output=(), **fields)
+    return replace(stored, response=response, tokens={})
+
+
+def queued(response_id: str = "resp_1", *items: Item, **fields: Any) -> StoredResponse:
+    """A response that waits in the background."""
+    return stored(response_id, *items, **{"status": "queued", "output": (), "background": True, **fields})
+
+
+def request(stored: StoredResponse) -> Conversation:
+    """What it takes to run a response."""
+    return Conversation(stored.response, (), stored.input, Sampling(1.0, 1.0), "2027-01-15", origin=stored.origin)
+
+
+async def keep(store: Store, stored: StoredResponse) -> None:
+    """Have the response run and end, durably."""
+    store.begin(begun(stored))
+    await store.end(stored, None)
+
+
+def conversation(conversation_id: str = "conv_1", **metadata: str) -> StoredConversation:
+    """A conversation for items."""
+    return StoredConversation(conversation_id, 1_800_000_000, metadata)
+
+
+def in_conversation(response_id: str, *items: Item, conversation_id: str = "conv_1", **fields: Any) -> StoredResponse:
+    """A response of a conversation."""
+    return stored(response_id, *items, conversation=ConversationReference(conversation_id), **fields)
