@@ -183,10 +183,10 @@ class Follower:
 
     def deltas(self, texts: Sequence[str], logprobs: tuple[Logprob, ...] = ()) -> list[ResponseEvent]:
         """The deltas by which the open text goes on so; none where no such text is open."""
-        kind, place = self._growth or (None, ())
-        if kind is None or (logprobs and kind is not OutputTextDelta):
+        if self._growth is None or (logprobs and self._growth[0] is not OutputTextDelta):
             return []
-        rest: tuple[Any, ...] = (logprobs,) if logprobs else ()
+        kind, place = self._growth
+        rest = (logprobs,) if logprobs else ()
         return [kind(number, *place, text, *rest) for number, text in enumerate(texts, self._next)]
 
     def growth(self, events: Sequence[ResponseEvent], at: int) -> list[str]:
