@@ -68,7 +68,7 @@ class Target:
 
     def _ended(self, response: Any) -> Any:
         """The response once it does not run any more."""
-        while response["status"] in ("queued", "in_progress"):
+        while response["status"] in ("queued", "in_progress") or self.served.engine.running:
             response = self.ask("GET", f"/v1/responses/{response['id']}")[2]
         return response
 
