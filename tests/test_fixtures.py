@@ -25,6 +25,7 @@ from pipeline.frames import (
     FinishReason,
     GenerationFinished,
     GenerationStarted,
+    ItemTokens,
     ParsedFrame,
     Prompt,
     TokenChunk,
@@ -41,9 +42,11 @@ from stages.generate.replay import ReplayEngine
 from stages.harmony import RETURN, STOP_TOKENS, HarmonyEncoding
 from stages.normalize.normalize import Normalize
 from stages.parse.harmony import ParseHarmony
+from stages.persist.live import LiveResponses
 from stages.persist.persist import Persist
-from stages.persist.sqlite import SqliteStore
+from stages.persist.store import Store
 from stages.render.harmony import RenderHarmony
+from tests.databases import opened
 from tests.streams import checked, final
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "harmony"
@@ -82,7 +85,11 @@ async def through(stage: Stage[Any, Any], frames: Iterable[Any]) -> list[Any]:
 
 async def test_fixture(case: Case, encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Each stage turns its recorded source into its recorded output."""
-    store = SqliteStore(tmp_path / "responses.sqlite3")
+    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+        await flow(case, encoding, store)
+
+
+async def flow(case: Case, encoding: HarmonyEncoding, store: Store) -> None:
     suffix = case.folder.name.encode().hex()[:32].ljust(32, "0")
     normalize = Normalize(store, ("tiny-gpt-oss",), draw=lambda: suffix, clock=lambda: CREATED_AT)
 
@@ -98,15 +105,16 @@ async def test_fixture(case: Case, encoding: HarmonyEncoding, tmp_path: Path) ->
     parse = ParseHarmony(encoding)
     case.expect("parsed.jsonl", await through(parse, case.read("tokens.jsonl", TokenFrame)), ParsedFrame)
     case.expect("events.jsonl", await through(emit, case.read("parsed.jsonl", ParsedFrame)), EmittedFrame)
-    events = await through(Persist(store), case.read("events.jsonl", EmittedFrame))
+    emitted = case.read("events.jsonl", EmittedFrame)
+    events = await through(Persist(LiveResponses(store)), emitted)
     response = final(checked(events))
     if case.regen:
         case.path("response.json").write_bytes(msgspec.json.format(msgspec.json.encode(response)) + b"\n")
     assert response == msgspec.json.decode(case.path("response.json").read_bytes(), type=Response)
-    stored = await store.get(response.id)
+    stored = await store.get(response.id, "")
     assert stored is not None
     assert stored.response == response
-    await store.close()
+    assert stored.tokens == {told.item_id: told.token_ids for told in emitted if isinstance(told, ItemTokens)}
 
 
 def hand_written(completion: Path, prompt: Prompt, encoding: HarmonyEncoding) -> list[TokenFrame]:

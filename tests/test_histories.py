@@ -20,9 +20,9 @@ from pipeline.protocol.reading import read_request
 from pipeline.record import replay
 from stages.harmony import HarmonyEncoding
 from stages.normalize.normalize import Normalize
-from stages.persist.sqlite import SqliteStore
-from stages.persist.store import StoredResponse
+from stages.persist.store import Store, StoredResponse
 from stages.render.harmony import RenderHarmony
+from tests.databases import opened
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "clients"
 CASES = sorted(case.name for case in FIXTURES.glob("*/"))
@@ -39,13 +39,12 @@ CREATED_AT = 1_790_000_000.0
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncGenerator[SqliteStore, None]:
-    store = SqliteStore(tmp_path / "responses.sqlite3")
-    yield store
-    await store.close()
+async def store(tmp_path: Path) -> AsyncGenerator[Store, None]:
+    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+        yield store
 
 
-async def rendered(body: dict[str, Any], store: SqliteStore, encoding: HarmonyEncoding) -> str:
+async def rendered(body: dict[str, Any], store: Store, encoding: HarmonyEncoding) -> str:
     """The prompt that a body becomes."""
     normalize = Normalize(store, ("tiny-gpt-oss",), draw=lambda: "0" * 32, clock=lambda: CREATED_AT)
     pipeline = Pipeline.start("normalize", normalize).then("render", RenderHarmony(encoding))
@@ -54,11 +53,13 @@ async def rendered(body: dict[str, Any], store: SqliteStore, encoding: HarmonyEn
     return encoding.decode(prompt.token_ids)
 
 
-async def given(case: str, store: SqliteStore) -> dict[str, Any]:
+async def given(case: str, store: Store) -> dict[str, Any]:
     """The body of a case, and in the store what it relies on."""
     earlier = FIXTURES / case / "stored.jsonl"
     for line in earlier.read_bytes().splitlines() if earlier.exists() else ():
-        await store.put(msgspec.json.decode(line, type=StoredResponse))
+        stored = msgspec.json.decode(line, type=StoredResponse)
+        store.begin(stored)
+        await store.end(stored, None)
     body: dict[str, Any] = json.loads((FIXTURES / case / "request.json").read_text())
     return body
 
@@ -70,7 +71,7 @@ def said(prompt: str) -> str:
 
 @pytest.mark.parametrize("case", CASES)
 async def test_row20_a_history_renders(
-    case: str, store: SqliteStore, encoding: HarmonyEncoding, request: pytest.FixtureRequest
+    case: str, store: Store, encoding: HarmonyEncoding, request: pytest.FixtureRequest
 ) -> None:
     """Whatever a client sends back of a conversation is taken, and reads as it should."""
     prompt = await rendered(await given(case, store), store, encoding)
@@ -86,9 +87,7 @@ def test_the_readme_lists_every_case() -> None:
     assert sorted(re.findall(r"^\| `(\w+)` ", readme, re.MULTILINE)) == CASES
 
 
-async def test_v12_row19_a_stored_history_reads_as_one_that_is_sent(
-    store: SqliteStore, encoding: HarmonyEncoding
-) -> None:
+async def test_v12_row19_a_stored_history_reads_as_one_that_is_sent(store: Store, encoding: HarmonyEncoding) -> None:
     """By previous_response_id, calls, outputs and reasoning come back as if the client had sent them."""
     by_id = await rendered(await given("agents_by_id", store), store, encoding)
     assert by_id == (FIXTURES / "agents_replayed" / "prompt.txt").read_text()
@@ -114,7 +113,7 @@ def test_row21_a_turn_keeps_its_parts_apart() -> None:
 
 
 async def test_v11_b20_a_continuation_has_its_own_instructions_tools_and_effort(
-    store: SqliteStore, encoding: HarmonyEncoding
+    store: Store, encoding: HarmonyEncoding
 ) -> None:
     """What a request says of itself replaces what the response that it continues was told."""
     body = await given("agents_by_id", store)
@@ -138,7 +137,7 @@ async def test_v11_b20_a_continuation_has_its_own_instructions_tools_and_effort(
     ids=["empty", "parts", "refusal"],
 )
 async def test_v13_b28_a_message_is_rendered_whole(
-    content: list[Any], text: str, store: SqliteStore, encoding: HarmonyEncoding
+    content: list[Any], text: str, store: Store, encoding: HarmonyEncoding
 ) -> None:
     """An assistant's message with any number of parts, of any kind, is one message of the prompt."""
     message = {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": content}
@@ -149,7 +148,7 @@ async def test_v13_b28_a_message_is_rendered_whole(
 
 @pytest.mark.parametrize("kind", ["input_image", "input_file"])
 async def test_v14_an_image_or_file_is_never_dropped_silently(
-    kind: str, store: SqliteStore, encoding: HarmonyEncoding
+    kind: str, store: Store, encoding: HarmonyEncoding
 ) -> None:
     """What a text model cannot read is refused, by the place where it stands."""
     parts = [{"type": "input_text", "text": "What is this?"}, {"type": kind, "file_id": "file_1"}]
@@ -158,7 +157,7 @@ async def test_v14_an_image_or_file_is_never_dropped_silently(
     assert refused.value.param == "input[0].content[1]"
 
 
-async def test_v15_an_output_of_parts_is_rendered_whole(store: SqliteStore, encoding: HarmonyEncoding) -> None:
+async def test_v15_an_output_of_parts_is_rendered_whole(store: Store, encoding: HarmonyEncoding) -> None:
     """The parts of a call's output join into one text."""
     call = {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"}
     parts = [{"type": "input_text", "text": "One. "}, {"type": "input_text", "text": "Two."}]

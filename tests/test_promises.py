@@ -13,7 +13,9 @@ from pipeline.protocol.items import CustomToolCall, FunctionCall
 from pipeline.protocol.response import Response
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import load_encoding
-from stages.persist.store import NoStore
+from stages.persist.database import Nowhere
+from stages.persist.live import LiveResponses
+from stages.persist.store import Store
 from stages.responses import harmony_responses
 from tests.streams import final, run
 
@@ -39,7 +41,8 @@ LOOKED = "<|channel|>commentary to=functions.look json<|message|>{"
 async def ended(said: str, body: Json, size: int = 1) -> Response:
     """The response to a request whose model says this."""
     engine = ScriptedEngine(Script(load_encoding().encode_markup(said), chunk_size=size))
-    return final(await run(harmony_responses(("tiny",), engine, load_encoding(), NoStore()), {"input": "?", **body}))
+    pipeline = harmony_responses(("tiny",), engine, load_encoding(), LiveResponses(Store(Nowhere())))
+    return final(await run(pipeline, {"input": "?", **body}))
 
 
 BROKEN: dict[str, tuple[Json, str]] = {

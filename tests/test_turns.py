@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,9 +20,11 @@ from pipeline.protocol.request import CreateResponse
 from pipeline.record import replay
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding, load_encoding
-from stages.persist.sqlite import SqliteStore
-from stages.persist.store import NoStore
+from stages.persist.database import Nowhere
+from stages.persist.live import LiveResponses
+from stages.persist.store import Store
 from stages.responses import harmony_responses
+from tests.databases import opened
 from tests.streams import final, run
 
 Json = dict[str, Any]
@@ -34,7 +37,7 @@ THOUGHT = "<|channel|>analysis<|message|>A greeting, I see.<|end|><|start|>assis
 
 
 def responses(engine: ScriptedEngine) -> Pipeline[CreateResponse, ResponseEvent]:
-    return harmony_responses(("tiny",), engine, load_encoding(), NoStore())
+    return harmony_responses(("tiny",), engine, load_encoding(), LiveResponses(Store(Nowhere())))
 
 
 async def heard(text: str, body: Json = BODY, **script: Any) -> list[ResponseEvent]:
@@ -128,32 +131,32 @@ async def test_b26_usage_is_what_was_read_and_written(
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 5, 9, 12])
-async def test_b23_cancellation_goes_through(number: int, encoding: HarmonyEncoding, tmp_path: Any) -> None:
-    """A run that is cancelled at any event ends as cancelled: it neither answers nor fails, and nothing is stored."""
-    store = SqliteStore(tmp_path / "responses.sqlite3")
+async def test_b23_cancellation_goes_through(number: int, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """A run whose reader is cancelled at any event neither answers nor fails: it is stored as cancelled."""
     engine = ScriptedEngine(Script(encoding.encode_markup(f"{THOUGHT}<|channel|>final<|message|>Hi"), latency=0.001))
-    pipeline = harmony_responses(("tiny",), engine, encoding, store)
     request = await read_request(json.dumps(BODY).encode())
     seen: list[ResponseEvent] = []
     reached = asyncio.Event()
 
-    async def consume() -> None:
-        async with pipeline.open(replay([request])) as events:
+    async def consume(live: LiveResponses) -> None:
+        async with harmony_responses(("tiny",), engine, encoding, live).open(replay([request])) as events:
             async for event in events:
                 seen.append(event)
                 if event.sequence_number == number:
                     reached.set()
 
-    task = asyncio.create_task(consume())
-    await reached.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert not any(isinstance(event, TerminalEvent) for event in seen)
-    assert (engine.running, engine.aborted) == (0, 1)
-    created = msgspec.json.decode(to_sse(seen[0]).partition(b"data: ")[2])
-    assert await store.get(created["response"]["id"]) is None
-    await store.close()
+    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+        task = asyncio.create_task(consume(LiveResponses(store)))
+        await reached.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not any(isinstance(event, TerminalEvent) for event in seen)
+        assert (engine.running, engine.aborted) == (0, 1)
+        created = msgspec.json.decode(to_sse(seen[0]).partition(b"data: ")[2])
+        stored = await store.get(created["response"]["id"], "")
+        assert stored is not None
+        assert stored.response.status == "cancelled"
 
 
 # Sent back

@@ -14,7 +14,9 @@ from pipeline.protocol.response import Response
 from pipeline.record import read_frames
 from stages.generate.vllm import VllmEngine
 from stages.harmony import HarmonyEncoding
-from stages.persist.store import NoStore
+from stages.persist.database import Nowhere
+from stages.persist.live import LiveResponses
+from stages.persist.store import Store
 from stages.responses import harmony_responses
 from tests.streams import final, run
 from tests.test_fixtures import CASES
@@ -67,7 +69,7 @@ def adapted(asked: Prompt) -> Prompt:
 
 async def respond(engine: VllmEngine, encoding: HarmonyEncoding, question: str, /, **body: Any) -> Response:
     """The answer of the whole pipeline, every event of it checked; greedy and short unless ``body`` says otherwise."""
-    pipeline = harmony_responses(engine.models, engine, encoding, NoStore())
+    pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(Store(Nowhere())))
     return final(await run(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))
 
 
