@@ -9,7 +9,8 @@ import logging
 import signal
 import socket
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 
 import uvloop
 from aiohttp import web
@@ -18,6 +19,7 @@ from pydantic_settings import CliApp, SettingsError
 
 from api.app import Api
 from api.keys import UnusableKeys, load_keys
+from api.peers import Membership
 from api.retention import keep_sweeping
 from api.runs import Runs
 from api.settings import Settings
@@ -42,17 +44,26 @@ from stages.responses import harmony_responses
 logger = logging.getLogger("penstock")
 
 
-async def serve(settings: Settings) -> None:
+@asynccontextmanager
+async def vllm(settings: Settings) -> AsyncGenerator[Engine, None]:
+    """The engine for the length of a block."""
+    engine = start_vllm(settings.model, settings.engine_arguments)
+    try:
+        await engine.warm_up(WARM_UP)
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def serve(settings: Settings, started: Callable[[Settings], AbstractAsyncContextManager[Engine]] = vllm) -> None:
     """Serve until SIGTERM or SIGINT."""
     keys = load_keys(settings.api_key_file, settings.api_keys)
     async with AsyncExitStack() as closing:
         listening = closing.enter_context(_bound(settings.host, settings.port))
-        store = Store(database(settings.store))
+        store = Store(database(settings.store), settings.stale)
         closing.push_async_callback(store.close)
         await store.open()
-        engine = start_vllm(settings.model, settings.engine_arguments)
-        closing.push_async_callback(engine.close)
-        await engine.warm_up(WARM_UP)
+        engine = await closing.enter_async_context(started(settings))
         live = LiveResponses(store)
         pipeline = assembled(settings, engine.models, engine, live)
         runs = Runs(
@@ -65,6 +76,9 @@ async def serve(settings: Settings) -> None:
             restarts=settings.resume_interrupted,
         )
         api = Api(runs, engine.models, settings.keep_alive, keys)
+        url = settings.reached_at(listening.getsockname()[1])
+        settle = runs.settling.settle
+        await closing.enter_async_context(Membership(store.servers, url, settle, settings.heartbeat, settings.stale))
         runner = web.AppRunner(
             api.app(settings.max_body_bytes),
             handler_cancellation=True,  # off by default: a client that left would keep the engine busy
@@ -74,7 +88,7 @@ async def serve(settings: Settings) -> None:
         await runner.setup()
         closing.push_async_callback(runner.cleanup)
         await web.SockSite(runner, listening).start()
-        await runs.settling.settle()
+        await settle()
         sweeping = asyncio.create_task(keep_sweeping(store, settings.store_ttl, settings.stream_ttl))
         closing.callback(sweeping.cancel)
         gc.collect()

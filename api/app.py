@@ -16,6 +16,7 @@ from api.keys import Keys
 from api.log import log_requests
 from api.openapi import describe
 from api.operation import Operation, operation
+from api.peers import Peers
 from api.responses import Responses
 from api.runs import Runs
 from pipeline.core import Pipeline
@@ -40,12 +41,14 @@ class Api:
     keep_alive: float = 15.0
     """Seconds of silence before a stream says that it lives."""
     keys: Keys = field(default_factory=Keys)
+    peers: Peers = field(default_factory=Peers)
 
     def app(self, max_body_bytes: int) -> web.Application:
         """The aiohttp application."""
         shared = [log_requests, errors_as_json, self.keys.authenticate]
         app = web.Application(middlewares=shared, client_max_size=max_body_bytes)
         app.add_routes(self.routes)
+        app.on_cleanup.append(self.peers.close)
         return app
 
     @cached_property
@@ -53,7 +56,7 @@ class Api:
         """Every method of every path."""
         routes = [web.get("/health", self.health), web.get("/openapi.json", self.describe)]
         for base, outgoing in DIALECTS.items():
-            routes += Responses(self.runs, outgoing, self.keep_alive).routes(base)
+            routes += Responses(self.runs, self.peers, outgoing, self.keep_alive).routes(base)
             routes += Conversations(self.runs.store).routes(base)
             routes += [web.get(f"{base}/models", self.list_models)]
             routes += [web.get(f"{base}/models/{{model:.+}}", self.retrieve_model)]

@@ -10,7 +10,15 @@ import msgspec
 from aiohttp import web
 
 from api.answers import ErrorBody, Problem
-from pipeline.errors import BodyTooLarge, EngineOverloaded, InvalidRequest, ServerStopping, StageError, Unauthorized
+from pipeline.errors import (
+    BodyTooLarge,
+    EngineOverloaded,
+    InvalidRequest,
+    ServerStopping,
+    ServerUnreachable,
+    StageError,
+    Unauthorized,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +65,7 @@ def _answer(request: web.Request, error: Exception) -> web.Response:
 def refusal(error: StageError) -> web.Response:
     """The answer to a request that ``error`` ended before it began."""
     answer = _error_body(error.status, error.message, error.type, error.param, error.code)
-    if isinstance(error, EngineOverloaded | ServerStopping):
+    if isinstance(error, EngineOverloaded | ServerStopping | ServerUnreachable):
         logger.warning("%s", error.message)
         answer.headers["Retry-After"] = "1"
     elif isinstance(error, Unauthorized):

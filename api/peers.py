@@ -91,16 +91,18 @@ class Peers:
     def __init__(self) -> None:
         self._session: ClientSession | None = None
 
-    async def close(self) -> None:
-        """Let go of all connections, when nothing is asked any more."""
+    async def close(self, _: web.Application) -> None:
+        """Let go of all connections, when the application answers nothing any more."""
         if self._session is not None:
             await self._session.close()
 
     async def forward(self, request: web.Request, server: Server) -> web.Response:
-        """What a server answers to a request without a body; raises `PeerLost`."""
+        """What a server answers to a request without a body; raises `PeerLost`, also where it cannot answer."""
         timeout = ClientTimeout(ANSWER, sock_connect=CONNECT)
         with _losses():
             async with self._asked(request, server, request.rel_url, timeout) as answer:
+                if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+                    raise PeerLost(f"{server.url} answers {answer.status}")
                 kept = {name: answer.headers[name] for name in KEPT if name in answer.headers}
                 return web.Response(status=answer.status, body=await answer.read(), headers=kept)
 

@@ -7,9 +7,12 @@ refuses a request is still an HTTP status; behind it, failures are events.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from aiohttp import web
@@ -20,10 +23,12 @@ from api.keys import OWNER
 from api.log import ANSWERED
 from api.operation import Operation, operation
 from api.pages import INCLUDE, PAGE, Wanted
+from api.peers import FORWARDED, PeerLost, Peers, Relayed
 from api.query import Flag, Number
 from api.runs import Runs
 from api.stream import obfuscated, send
 from pipeline.core import Pipeline
+from pipeline.ending import last_event
 from pipeline.errors import (
     BodyTooLarge,
     ConversationLocked,
@@ -34,6 +39,7 @@ from pipeline.errors import (
     ModelNotFound,
     ResponseNotFound,
     ServerStopping,
+    ServerUnreachable,
     StoreFailed,
     StreamExpired,
 )
@@ -49,13 +55,21 @@ from pipeline.record import replay
 from stages.persist.live import LiveResponse, replayed
 from stages.persist.store import Server, Store, StoredResponse
 
+logger = logging.getLogger(__name__)
+
+PATIENCE = 20.0
+"""Seconds that a server which cannot be reached is waited for: by then it is there again, or taken for dead."""
+
+RETRY = 0.5
+"""Seconds between two attempts."""
+
 STREAM = Flag("stream")
 STARTING_AFTER = Number("starting_after", default=-1, least=0)
 INCLUDE_OBFUSCATION = Flag("include_obfuscation")
 
 _READING = (InvalidRequest, ModelNotFound, ConversationNotFound, BodyTooLarge, StoreFailed, ServerStopping)
 _CREATING = (*_READING, ConversationLocked, EngineOverloaded, EngineDead)
-_FINDING = (InvalidRequest, ResponseNotFound, StoreFailed, ServerStopping)
+_FINDING = (InvalidRequest, ResponseNotFound, StoreFailed, ServerUnreachable)
 
 
 @dataclass
@@ -63,6 +77,7 @@ class Responses:
     """The Responses API under one base URL, whose dialect the stages of ``outgoing`` speak, if it has one."""
 
     runs: Runs
+    peers: Peers
     outgoing: Pipeline[ResponseEvent, Any] | None
     keep_alive: float
 
@@ -127,24 +142,21 @@ class Responses:
         """Look a response up as it stands, or stream it: again, and on, if it is still being made."""
         INCLUDE.read(request)
         streams, hides, after = STREAM.read(request), INCLUDE_OBFUSCATION.read(request), STARTING_AFTER.read(request)
+        if not streams:
+            return as_json(await self._response(request))
         found = await self._found(request)
         if isinstance(found, Server):
-            raise ServerStopping
-        if not streams:
-            return as_json(found.response)
-        if isinstance(found, LiveResponse):
-            events = found.follow(after)
-        else:
-            events = replayed(found.response, await self.store.blocks(found.response.id), after)
-        async with self._spoken(events) as spoken:
-            return await self._send(request, spoken, hides=hides)
+            async with aclosing(self._relayed(request, found, after, hides=hides)) as frames:
+                return await send(request, (), frames, bytes, self.keep_alive)
+        async with self._spoken(await self._told(found, after)) as events:
+            return await self._send(request, events, hides=hides)
 
     @operation(Operation(DeletedResponse, refusals=_FINDING))
     async def delete(self, request: web.Request) -> web.StreamResponse:
         """Forget a response; one that is still being made is cancelled first."""
-        found = await self._found(request)
-        if isinstance(found, Server):
-            raise ServerStopping
+        found = await self._here(request)
+        if isinstance(found, web.Response):
+            return found
         if isinstance(found, LiveResponse):
             await self.runs.cancel(found)
         response_id = found.response.id
@@ -158,9 +170,9 @@ class Responses:
 
         One that has ended stays as it is; if it ran in front of a client, and ended by itself, that is a 400.
         """
-        found = await self._found(request)
-        if isinstance(found, Server):
-            raise ServerStopping
+        found = await self._here(request)
+        if isinstance(found, web.Response):
+            return found
         if isinstance(found, LiveResponse) and not found.ended:
             return as_json(await self.runs.cancel(found))
         response = found.response
@@ -182,11 +194,63 @@ class Responses:
         current_response.set(response_id)
         return as_json(wanted.of(_once(history.items[: len(history.items) - len(stored.response.output)])))
 
+    async def _response(self, request: web.Request) -> Response:
+        """The response that the path names, as it stands; raises `ResponseNotFound`."""
+        response_id, owner = request.match_info["response_id"], request[OWNER]
+        known = self.runs.live.get(response_id, owner) or await self.store.get(response_id, owner)
+        if known is None:
+            raise ResponseNotFound(shortened(response_id))
+        current_response.set(response_id)
+        return known.response
+
     async def _found(self, request: web.Request) -> LiveResponse | StoredResponse | Server:
+        """Who can tell of the response that the path names."""
         response_id = request.match_info["response_id"]
         found = await self.runs.find(response_id, request[OWNER])
+        if isinstance(found, Server) and FORWARDED in request.headers:
+            raise ServerUnreachable  # it has moved on: whoever sent the request here finds out where to
         current_response.set(response_id)
         return found
+
+    async def _here(self, request: web.Request) -> LiveResponse | StoredResponse | web.Response:
+        """What this server can tell of a response, or else the answer of the one that makes it."""
+        deadline = monotonic() + PATIENCE
+        while isinstance(found := await self._found(request), Server):
+            try:
+                return await self.peers.forward(request, found)
+            except PeerLost as lost:
+                if monotonic() > deadline:
+                    raise ServerUnreachable from lost
+            await asyncio.sleep(RETRY)
+        return found
+
+    async def _told(self, found: LiveResponse | StoredResponse, after: int) -> AsyncGenerator[ResponseEvent, None]:
+        if isinstance(found, LiveResponse):
+            return found.follow(after)
+        return replayed(found.response, await self.store.blocks(found.response.id), after)
+
+    async def _relayed(
+        self, request: web.Request, found: LiveResponse | StoredResponse | Server, after: int, *, hides: bool
+    ) -> AsyncGenerator[bytes, None]:
+        """The frames of a response that another server makes; when that one is lost, whoever knows more goes on."""
+        relayed = Relayed(after)
+        while isinstance(found, Server):
+            try:
+                async with aclosing(self.peers.frames(request, found, relayed)) as frames:
+                    async for frame in frames:
+                        yield frame
+            except PeerLost as lost:
+                logger.info("A stream has to go on without %s: %s", found.url, lost)
+            else:
+                return
+            await asyncio.sleep(RETRY)
+            found = await self._found(request)
+        encode, event = obfuscated if hides else to_sse, None
+        async with self._spoken(await self._told(found, relayed.last)) as events:
+            async for event in events:
+                yield encode(event)
+        if event is None:  # it was further than the store, and to the very number of the end
+            yield encode(last_event(relayed.last, found.response))
 
     @asynccontextmanager
     async def _spoken(self, events: AsyncGenerator[ResponseEvent, None]) -> AsyncGenerator[AsyncIterator[Any], None]:

@@ -27,7 +27,7 @@ from pipeline.errors import (
     InvalidRequest,
     ResponseNotFound,
     RunInterrupted,
-    ServerStopping,
+    ServerUnreachable,
     StageError,
 )
 from pipeline.frames import Conversation, Prompt
@@ -47,6 +47,9 @@ UNENDED = frozenset({"queued", "in_progress"})
 
 CANCEL_WAIT = 1.0
 """Seconds in which a response that is cancelled may end by itself."""
+
+LOOKS, LOOK_AGAIN = 40, 0.25
+"""How often, and after how many seconds, it is looked for a response between two servers."""
 
 LAST_WORDS = 5.0
 """Seconds in which responses that were stopped send and store their end."""
@@ -231,10 +234,10 @@ class Runs:
     async def find(self, response_id: str, owner: str) -> LiveResponse | StoredResponse | Server:
         """Who can tell of a response: the run itself, the store once it is over, or the server that is at it.
 
-        What a dead server left is settled on the way.  Raises `ResponseNotFound`, and `ServerStopping` while it is
-        between two servers.
+        What a dead server left is waited for until somebody has settled it.  Raises `ResponseNotFound`, and
+        `ServerUnreachable` where that takes too long.
         """
-        for _ in range(2):
+        for _ in range(LOOKS):
             if run := self.live.get(response_id, owner):
                 return run
             stored = await self.store.get(response_id, owner)
@@ -245,8 +248,8 @@ class Runs:
             server = await self.store.runner(response_id)
             if server and server.is_alive and server.id != self.store.server_id:
                 return server
-            await self.settling.settle()
-        raise ServerStopping
+            await asyncio.sleep(LOOK_AGAIN)
+        raise ServerUnreachable
 
     async def cancel(self, run: LiveResponse) -> Response:
         """End a response, unless it ends by itself meanwhile; returns it as it has ended."""

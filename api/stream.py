@@ -7,7 +7,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from aiohttp import HttpVersion11, web
@@ -28,7 +28,6 @@ SSE_HEADERS = {
 BLOCK = 16
 """With obfuscation, the text of a delta and what is added to it are a multiple of so many bytes."""
 
-Encode: TypeAlias = Callable[[Event], bytes]
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 _encode = msgspec.json.Encoder().encode
@@ -47,7 +46,11 @@ def obfuscated(event: Event) -> bytes:
 
 
 async def send(
-    request: web.Request, ready: Iterable[Event], rest: AsyncIterator[Event], encode: Encode, keep_alive: float
+    request: web.Request,
+    ready: Iterable[Any],
+    rest: AsyncIterator[Any],
+    encode: Callable[[Any], bytes],
+    keep_alive: float,
 ) -> web.StreamResponse:
     """Send the events that are ``ready`` and the ``rest``, which is still to come, and what ends every stream.
 
@@ -59,7 +62,7 @@ async def send(
     if request.version < HttpVersion11:
         answer.force_close()  # without chunks, only the end of the connection tells the end of the stream
     await answer.prepare(request)
-    event: Event | None = None
+    event: Any = None
     async with kept_alive(answer, keep_alive) as write:
         for event in ready:
             await write(encode(event))

@@ -181,6 +181,15 @@ class StoreFailed(StageError):
     status = 503
 
 
+class ServerUnreachable(StageError):
+    """The server that makes this response cannot be reached from here: the same request may succeed in a moment."""
+
+    status = 503
+
+    def __init__(self) -> None:
+        super().__init__("The server that makes this response cannot be reached. Try again in a few seconds.")
+
+
 class RunInterrupted(StageError):
     """The server ended while it ran this response."""
 

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from api.app import Api
 from api.keys import Keys
+from api.peers import Membership
 from api.runs import Runs
 from pipeline.core import Pipeline
 from pipeline.protocol.events import ResponseEvent
@@ -22,6 +23,7 @@ from stages.generate.engine import Engine
 from stages.harmony import HarmonyEncoding
 from stages.persist.database import Database
 from stages.persist.live import LiveResponses
+from stages.persist.servers import STALE
 from stages.persist.store import Store
 from stages.responses import harmony_responses
 from tests.databases import database
@@ -92,6 +94,8 @@ async def serving(
     where: Path | str | Database,
     *,
     url: str = "",
+    heartbeat: float = 2.0,
+    stale: float = STALE,
     keep_alive: float = 15.0,
     max_body_bytes: int = 100_000,
     models: tuple[str, ...] = ("tiny",),
@@ -106,7 +110,7 @@ async def serving(
     """
     if isinstance(where, Path):
         where = str(where / "responses.sqlite3")
-    store = Store(database(where) if isinstance(where, str) else where)
+    store = Store(database(where) if isinstance(where, str) else where, stale)
     await store.open()
     live = LiveResponses(store)
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(harmony_responses(models, engine, encoding, live))
@@ -117,10 +121,10 @@ async def serving(
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
-    await store.servers.join(url or f"http://{host}:{port}")
-    await runs.settling.settle()
-    async with aiohttp.ClientSession() as client:
-        yield Served(f"http://{host}:{port}", client, engine, api, store)
-    await runs.drain(0)
-    await runner.cleanup()
+    own, settle = f"http://{host}:{port}", runs.settling.settle
+    async with Membership(store.servers, url or own, settle, heartbeat, stale), aiohttp.ClientSession() as client:
+        await settle()
+        yield Served(own, client, engine, api, store)
+        await runs.drain(0)
+        await runner.cleanup()
     await store.close()
