@@ -1,7 +1,7 @@
 """Stores for tests, in every database there is.
 
-A test that asks for `store_at` runs once for each: it gets the file, or the URL of a new and empty PostgreSQL database,
-that a server takes as its ``--store``.  One that asks for `store` gets it open.
+A test that asks for `store_at` runs once for each: it gets what a server takes as its ``--store``, the path of a file
+or the URL of an empty schema in PostgreSQL.  One that asks for `store` gets it open.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stages.persist.database import Database
 from stages.persist.postgres import PostgresDatabase
 from stages.persist.sqlite import SqliteDatabase
 from stages.persist.store import Store
-from tests.postgres import Elsewhere, Postgres, any_server, new_database
+from tests.postgres import Elsewhere, Postgres, any_server, empty_schema
 
 PLACES = ("sqlite", "postgres")
 
@@ -34,7 +34,7 @@ async def store_at(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncItera
     if request.param == "sqlite":
         yield str(tmp_path / "folder" / "store.sqlite3")
     else:
-        async with new_database(request.getfixturevalue("postgres")) as url:
+        async with empty_schema(request.getfixturevalue("postgres")) as url:
             yield url
 
 
