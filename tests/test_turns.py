@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.core import Pipeline
 from pipeline.protocol.events import OutputItemAdded, ResponseEvent, TerminalEvent, to_sse
-from pipeline.protocol.items import Message, Reasoning
+from pipeline.protocol.items import FunctionCall, Message, Reasoning
 from pipeline.protocol.reading import read_request
 from pipeline.protocol.request import CreateResponse
 from pipeline.record import replay
@@ -25,6 +25,7 @@ from stages.persist.live import LiveResponses
 from stages.persist.store import Store
 from stages.responses import harmony_responses
 from tests.databases import opened
+from tests.stages.render.turns import by_letters
 from tests.streams import final, run
 
 Json = dict[str, Any]
@@ -157,6 +158,31 @@ async def test_b23_cancellation_goes_through(number: int, encoding: HarmonyEncod
         stored = await store.get(created["response"]["id"], "")
         assert stored is not None
         assert stored.response.status == "cancelled"
+
+
+# Gone on from
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+async def test_a_call_is_gone_on_from_with_exactly_what_the_engine_saw(
+    size: int, encoding: HarmonyEncoding, tmp_path: Path
+) -> None:
+    """By way of the store, the next prompt begins with the last one and every token behind it, however spelled."""
+    tokens = by_letters(
+        f'{THOUGHT}<|channel|>commentary to=functions.get_weather json<|message|>{{"a": "Paris"}}<|call|>'
+    )
+    engine = ScriptedEngine(Script(tokens, chunk_size=size))
+    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+        pipeline = harmony_responses(("tiny",), engine, encoding, LiveResponses(store))
+        called = final(await run(pipeline, BODY))
+        call = called.output[-1]
+        assert isinstance(call, FunctionCall)
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "18 °C"}
+        await run(pipeline, BODY | {"previous_response_id": called.id, "input": [output]})
+    first, second = engine.prompts
+    seen = (*first.token_ids, *tokens)
+    assert second.token_ids[: len(seen)] == seen
+    assert encoding.decode(second.token_ids[len(seen) :]).startswith("<|start|>functions.get_weather to=assistant")
 
 
 # Sent back

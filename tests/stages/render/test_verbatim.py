@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -13,12 +13,13 @@ from openai_harmony import Role
 from pipeline.frames import GenerationFinished, ItemTokens, Prompt, TokenIds
 from pipeline.protocol.items import Call, CustomToolCall, Item, Message, OutputText
 from stages.emit.emit import ResponseWriter
-from stages.harmony import END, MESSAGE, TEXT_TOKENS, HarmonyEncoding, load_encoding
+from stages.harmony import END, HarmonyEncoding, load_encoding
 from stages.render.harmony import RenderHarmony
 from tests.stages.parse.soup import TOOLS, cut, soup
 from tests.stages.parse.told import parse, run, started
 from tests.stages.parse.wellformed import completions, package
 from tests.stages.render.conversations import conversation, custom_output, message, output
+from tests.stages.render.turns import by_letters
 from tests.streams import final
 
 NEXT = "<|start|>assistant"
@@ -76,19 +77,6 @@ FIRST = rendered(ASKED).token_ids
 """The prompt of the turn; what stands behind it in the next one is what the turn said."""
 
 
-def by_letters(text: str) -> Iterator[int]:
-    """The tokens of a turn whose contents are spelled letter by letter, as no encoder would have it."""
-    encoding = load_encoding()
-    in_content = False
-    for token in encoding.encode_markup(text):
-        if token >= TEXT_TOKENS:
-            in_content = token == MESSAGE
-        if in_content and token < TEXT_TOKENS:
-            yield from (spelled for letter in encoding.decode((token,)) for spelled in encoding.encode(letter))
-        else:
-            yield token
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -103,7 +91,7 @@ def by_letters(text: str) -> Iterator[int]:
 )
 def test_a_call_is_continued_with_exactly_what_the_engine_saw(text: str, encoding: HarmonyEncoding) -> None:
     """Behind a call, the next prompt is the last one, every token that was generated, and the outputs."""
-    for generated in (encoding.encode_markup(text), list(by_letters(text))):
+    for generated in (encoding.encode_markup(text), by_letters(text)):
         seen = (*FIRST, *generated)
         said = turn(generated)
         following = continued(said, *said.results)
@@ -157,7 +145,7 @@ def test_what_ended_the_turn_is_written_as_the_layout_has_it(
 )
 def test_a_header_that_says_something_else_is_laid_out(text: str) -> None:
     """The model does not read again what it should have written otherwise."""
-    said = turn(list(by_letters(text)))
+    said = turn(by_letters(text))
     assert said.tokens
     assert continued(said, *said.results) == laid_out(said, *said.results)
 
@@ -187,7 +175,7 @@ def test_what_is_forgotten_stays_so(encoding: HarmonyEncoding) -> None:
 
 def test_items_of_the_input_are_as_their_client_sent_them(encoding: HarmonyEncoding) -> None:
     """Tokens belong to an item by its id; what has another one is laid out."""
-    said = turn(list(by_letters(ANSWER)))
+    said = turn(by_letters(ANSWER))
     sent = [replace(item, id="msg_sent") for item in said.output]
     assert rendered(*sent, tokens=said.tokens).token_ids == rendered(*sent).token_ids
 
@@ -225,7 +213,7 @@ def test_any_tokens_say_what_the_layout_says(token_ids: list[int]) -> None:
 
 def test_known_tokens_count_where_something_must_be_dropped() -> None:
     """Truncation counts the tokens that are read, not those that an encoder would have given."""
-    said = turn(list(by_letters(ANSWER.replace("it is", "it is " * 200))))
+    said = turn(by_letters(ANSWER.replace("it is", "it is " * 200)))
     asked = conversation(message("user", "?"), history=[ASKED, *said.output], tools=TOOLS, truncation="auto")
     room = len(RenderHarmony(load_encoding())._prompt(asked).token_ids) + 200
     render = RenderHarmony(load_encoding(), room)
@@ -237,7 +225,7 @@ def test_known_tokens_count_where_something_must_be_dropped() -> None:
 
 def test_raw_messages_are_those_of_the_layout() -> None:
     """The messages that a response may show are the same, however they are spelled."""
-    said = turn(list(by_letters(f"{THOUGHT}{NEXT}{CALLED}")))
+    said = turn(by_letters(f"{THOUGHT}{NEXT}{CALLED}"))
     history = [ASKED, *said.output]
     prompts = [rendered(*said.results, history=history, tokens=tokens) for tokens in (said.tokens, {})]
     assert prompts[0].raw_messages == prompts[1].raw_messages

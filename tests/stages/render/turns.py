@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLTokenizer, grammar_from
 from llguidance.tiktoken import lltokenizer_from_encoding
 
 from pipeline.protocol.tools import Toolset
-from stages.harmony import RETURN, TEXT_TOKENS, VOCABULARY_SIZE, load_encoding
+from stages.harmony import MESSAGE, RETURN, TEXT_TOKENS, VOCABULARY_SIZE, load_encoding
 from stages.render.grammar import grammar
 
 THOUGHT = "<|channel|>analysis<|message|>Hm. {}<|end|><|start|>assistant"
@@ -30,6 +30,21 @@ def call(recipient: str, text: str, kind: str = "json") -> str:
 def old_call(recipient: str, text: str, kind: str = "json") -> str:
     """A call with its recipient ahead of the channel."""
     return f" to={recipient}<|channel|>commentary {kind}<|message|>{text}"
+
+
+def by_letters(text: str) -> list[int]:
+    """The tokens of a turn whose contents are spelled letter by letter, as no encoder would have it."""
+    encoding = load_encoding()
+    token_ids: list[int] = []
+    in_content = False
+    for token in encoding.encode_markup(text):
+        if token >= TEXT_TOKENS:
+            in_content = token == MESSAGE
+        if in_content and token < TEXT_TOKENS:
+            token_ids += (spelled for letter in encoding.decode((token,)) for spelled in encoding.encode(letter))
+        else:
+            token_ids.append(token)
+    return token_ids
 
 
 @cache
