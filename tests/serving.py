@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -122,9 +122,11 @@ async def serving(
     await site.start()
     host, port = runner.addresses[0][:2]
     own, settle = f"http://{host}:{port}", runs.settling.settle
-    async with Membership(store.servers, url or own, settle, heartbeat, stale), aiohttp.ClientSession() as client:
+    async with AsyncExitStack() as closing:
+        closing.push_async_callback(store.close)
+        await closing.enter_async_context(Membership(store.servers, url or own, settle, heartbeat, stale))
+        closing.push_async_callback(runner.cleanup)
+        closing.push_async_callback(runs.drain, 0)
+        client = await closing.enter_async_context(aiohttp.ClientSession())
         await settle()
         yield Served(own, client, engine, api, store)
-        await runs.drain(0)
-        await runner.cleanup()
-    await store.close()
