@@ -115,7 +115,10 @@ class Runs:
             conversation = await anext(conversations)
         response, origin = conversation.response, conversation.origin
         if response.conversation is not UNSET:
-            await self.store.conversations.lock(response.conversation.id, origin.owner, response.id, origin.position)
+            with self._unlocking(response):  # a client that leaves meanwhile leaves no lock
+                await self.store.conversations.lock(
+                    response.conversation.id, origin.owner, response.id, origin.position
+                )
         return conversation
 
     def events(self, conversation: Conversation) -> AsyncGenerator[ResponseEvent, None]:
@@ -136,11 +139,12 @@ class Runs:
         with self._unlocking(queued):
             self.background.check()
             await self._check_prompt(conversation)
-            stored = StoredResponse(queued, conversation.input, conversation.origin)
-            return await asyncio.shield(self._accept(stored, conversation))  # a client that leaves leaves no half of it
+        stored = StoredResponse(queued, conversation.input, conversation.origin)
+        return await asyncio.shield(self._accept(stored, conversation))  # a client that leaves leaves no half of it
 
     async def _accept(self, stored: StoredResponse, conversation: Conversation) -> LiveResponse:
-        await self.store.accept(stored, conversation)
+        with self._unlocking(stored.response):
+            await self.store.accept(stored, conversation)
         run = self.live.queue(stored)
         self.background.add(run)
         return run

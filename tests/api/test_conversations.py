@@ -20,6 +20,12 @@ from tests.api.scripts import Scripted, script
 from tests.serving import serving
 
 
+@pytest.fixture
+def where(store_at: str) -> str:
+    """Each of the databases."""
+    return store_at
+
+
 async def test_row33_openai_python_keeps_a_conversation(sdk: openai.AsyncOpenAI) -> None:
     """A conversation is begun, found, marked anew and forgotten, with the words of the SDK."""
     conversation = await sdk.conversations.create(metadata={"topic": "rain"})

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
 from pipeline.errors import EngineFailed
+from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
+from stages.persist.database import Unit
+from stages.persist.sqlite import SqliteDatabase
 from tests.api.conversations import HI, ITEMS, Json, created, ended, items_of, name_of
 from tests.api.scripts import CALL, ENDLESS, HELLO, WEATHER, Scripted, script
+from tests.serving import serving
 from tests.streams import final, read_sse
+
+
+@pytest.fixture
+def where(store_at: str) -> str:
+    """Each of the databases."""
+    return store_at
 
 
 async def test_row33_responses_are_added_one_after_another(served: Scripted, encoding: HarmonyEncoding) -> None:
@@ -183,3 +195,34 @@ async def test_a_call_may_be_deleted_before_its_output(served: Scripted) -> None
         assert (await served.delete(f"{path}/items/{call}"))[0] == 200
     status, response = await served.post({"input": "Go on", "conversation": name_of(path)})
     assert (status, response["status"]) == (200, "completed")
+
+
+class Stalled(SqliteDatabase):
+    """A database that writes nothing unless it ``flows``."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.flows = asyncio.Event()
+        self.flows.set()
+
+    async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
+        await self.flows.wait()
+        return await super().write(units)
+
+
+@pytest.mark.parametrize("way", [{}, {"stream": True}, {"background": True}], ids=str)
+async def test_who_leaves_early_leaves_no_lock(encoding: HarmonyEncoding, tmp_path: Path, way: Json) -> None:
+    """Whoever gives up while the store stalls has locked nothing: the conversation is free once it flows."""
+    database = Stalled(tmp_path / "store.sqlite3")
+    async with serving(ScriptedEngine(script(encoding)), encoding, database) as served:
+        path = await created(served)
+        asked = {"input": "Hi", "conversation": name_of(path)}
+        database.flows.clear()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await served.post({**asked, **way})
+        database.flows.set()
+        async with asyncio.timeout(5):
+            while (await served.post(asked))[0] != 200:
+                await asyncio.sleep(0.02)
+        assert len(await items_of(served, path)) % 3 == 0
