@@ -25,6 +25,7 @@ from pipeline.protocol.items import (
     TopLogprob,
 )
 from pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
+from stages.persist.database import Statement
 from stages.persist.store import Store, StoredConversation, StoredResponse
 
 ITEMS: tuple[Item, ...] = (
@@ -113,3 +114,8 @@ def conversation(conversation_id: str = "conv_1", **metadata: str) -> StoredConv
 def in_conversation(response_id: str, *items: Item, conversation_id: str = "conv_1", **fields: Any) -> StoredResponse:
     """A response of a conversation."""
     return stored(response_id, *items, conversation=ConversationReference(conversation_id), **fields)
+
+
+async def damage(store: Store, sql: str) -> None:
+    """Change rows behind the store's back."""
+    await store._writer.carry_out([Statement(sql, ())])

@@ -1,0 +1,206 @@
+"""Several servers over one store: who runs what, and what becomes of it when one of them dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline.errors import RunInterrupted
+from pipeline.frames import Origin
+from stages.persist.log import Block
+from stages.persist.store import Orphan, Server, Store
+from tests.databases import opened
+from tests.stages.persist.samples import ITEMS, begun, damage, keep, queued, request, stored
+
+STALE = 0.3
+
+
+@pytest.fixture
+async def other(store_at: str) -> AsyncIterator[Store]:
+    """A second server over the same store, which takes the first for dead very soon."""
+    async with opened(store_at, stale=STALE) as store:
+        yield store
+
+
+async def accept(store: Store, response_id: str = "resp_1") -> None:
+    """Have the store take a background response."""
+    waiting = queued(response_id, ITEMS[0])
+    await store.accept(waiting, request(waiting))
+
+
+async def test_what_is_accepted_is_durable_with_its_request(store: Store, other: Store) -> None:
+    """Behind the answer that says queued, any server finds the response and all that it takes to run it."""
+    await accept(store)
+    assert await other.get("resp_1", "") == queued("resp_1", ITEMS[0])
+    assert await other.queued("resp_1") == request(queued("resp_1", ITEMS[0]))
+
+
+async def test_a_request_that_is_no_unicode_is_accepted(store: Store) -> None:
+    """Half a surrogate pair in a request survives until the response is run."""
+    waiting = queued("resp_1", instructions="\ud800")
+    await store.accept(waiting, request(waiting))
+    assert await store.queued("resp_1") == request(waiting)
+
+
+async def test_a_background_response_goes_from_queued_to_its_end(store: Store) -> None:
+    """Its request is kept until the end, which leaves nothing but the response and its events."""
+    await accept(store)
+    done = replace(stored("resp_1", ITEMS[0], background=True), tokens={"msg_resp_1": (5,)})
+    store.start(begun(done).response)
+    store.append("resp_1", Block(0, 3, b"abc"))
+    assert await store.get("resp_1", "") == begun(done)
+    assert await store.queued("resp_1") is not None
+    await store.end(done, None)
+    assert await store.get("resp_1", "") == done
+    assert await store.queued("resp_1") is None
+    assert await store.blocks("resp_1") == (Block(0, 3, b"abc"),)
+
+
+async def test_a_request_of_another_version_interrupts_the_run(store: Store) -> None:
+    """A request that this server cannot understand ends its response, and not the server."""
+    await accept(store)
+    await damage(store, "update responses set request = '{}'")
+    with pytest.raises(RunInterrupted):
+        await store.queued("resp_1")
+
+
+async def test_the_runner_of_a_response_is_known(store: Store, other: Store) -> None:
+    """Every server knows which one has a response that is not over, where it is and whether it is alive."""
+    await store.servers.join("http://one")
+    store.begin(begun(stored("resp_1")))
+    await accept(store, "resp_2")
+    for response_id in ("resp_1", "resp_2"):
+        assert await other.runner(response_id) == Server(store.server_id, "http://one", is_alive=True)
+    await asyncio.sleep(STALE + 0.1)
+    assert await other.runner("resp_1") == Server(store.server_id, "http://one", is_alive=False)
+    await store.servers.beat()
+    assert await other.runner("resp_1") == Server(store.server_id, "http://one", is_alive=True)
+    await store.end(stored("resp_1"), None)
+    assert await other.runner("resp_1") is None
+    store.release("resp_2")
+    assert await store.get("resp_2", "")
+    assert await other.runner("resp_2") is None
+
+
+async def test_a_live_server_has_no_orphans(store: Store, other: Store) -> None:
+    """What a server runs or is going to run is nobody else's as long as it beats, and never its own orphan."""
+    await store.servers.join("http://one")
+    store.begin(begun(stored("resp_1")))
+    await accept(store, "resp_2")
+    await keep(store, stored("resp_3"))
+    assert await other.orphans() == ()
+    await store.servers.leave()
+    assert await store.orphans() == ()
+    assert len(await other.orphans()) == 2
+
+
+async def test_the_responses_of_a_dead_server_are_orphans(store: Store, other: Store) -> None:
+    """When a server's heart has stopped, whatever it had not ended is found, oldest first, with its owner."""
+    await store.servers.join("http://one")
+    foreground = replace(begun(stored("resp_1", created_at=2)), origin=Origin("ann"))
+    store.begin(foreground)
+    background = queued("resp_2", created_at=1)
+    await store.accept(background, request(background))
+    await keep(store, stored("resp_3"))
+    await asyncio.sleep(STALE + 0.1)
+    assert await other.orphans() == (
+        Orphan(background, store.server_id, is_background=True),
+        Orphan(foreground, store.server_id, is_background=False),
+    )
+
+
+async def test_a_server_that_comes_back_replaces_the_one_it_was(store: Store, other: Store) -> None:
+    """Whoever joins under an address has taken it from a dead server, whose runs are orphans at once."""
+    await store.servers.join("http://one")
+    store.begin(begun(stored("resp_1")))
+    await store._writer.settled()
+    await other.servers.join("http://two")
+    assert await other.orphans() == ()
+    await other.servers.join("http://one")
+    (orphan,) = await other.orphans()
+    assert orphan.server_id == store.server_id
+
+
+async def test_one_server_wins_an_orphan(store: Store, store_at: str) -> None:
+    """Of many servers that settle at once, each orphan goes to exactly one."""
+    for number in range(4):
+        store.begin(begun(stored(f"resp_{number}")))
+    await store._writer.settled()
+    async with opened(store_at) as one, opened(store_at) as two, opened(store_at) as three:
+        others = (one, two, three)
+        found = await asyncio.gather(*(each.orphans() for each in others))
+        claims = [(each, orphan) for each, orphans in zip(others, found, strict=True) for orphan in orphans]
+        won = await asyncio.gather(*(each.claim(orphan) for each, orphan in claims))
+    assert len(won) == 12
+    assert sorted(o.stored.response.id for (_, o), is_won in zip(claims, won, strict=True) if is_won) == [
+        f"resp_{number}" for number in range(4)
+    ]
+
+
+async def test_a_server_that_lives_again_keeps_its_runs(store: Store, other: Store) -> None:
+    """An orphan whose server beat in the meantime is not claimed."""
+    await store.servers.join("http://one")
+    store.begin(begun(stored("resp_1")))
+    await store._writer.settled()
+    await asyncio.sleep(STALE + 0.1)
+    (orphan,) = await other.orphans()
+    await store.servers.beat()
+    assert not await other.claim(orphan)
+
+
+async def test_a_server_taken_for_dead_overwrites_nothing(store: Store, other: Store) -> None:
+    """Once a run was claimed, nothing that its first server still has to say of it is kept."""
+    store.begin(begun(stored("resp_1")))
+    store.append("resp_1", Block(0, 1, b"a"))
+    await store._writer.settled()
+    (orphan,) = await other.orphans()
+    assert await other.claim(orphan)
+    failed = stored("resp_1", status="failed", output=())
+    await other.end(failed, Block(1, 1, b"end"))
+    store.append("resp_1", Block(1, 1, b"b"))
+    store.start(stored("resp_1").response)
+    store.release("resp_1")
+    await store.end(stored("resp_1"), Block(2, 1, b"c"))
+    assert await store.get("resp_1", "") == failed
+    assert await other.blocks("resp_1") == (Block(0, 1, b"a"), Block(1, 1, b"end"))
+    assert await store.items(["msg_resp_1"], "") == {}
+
+
+async def test_a_restarted_response_waits_without_events(store: Store, other: Store) -> None:
+    """What is made again begins as if it never had: queued, its request kept, its events gone."""
+    await accept(store)
+    store.start(begun(stored("resp_1", ITEMS[0], background=True)).response)
+    store.append("resp_1", Block(0, 3, b"abc"))
+    await store._writer.settled()
+    await other.restart("resp_1")
+    assert await other.blocks("resp_1") == (Block(0, 3, b"abc"),)
+    (orphan,) = await other.orphans()
+    assert await other.claim(orphan)
+    await other.restart("resp_1")
+    again = await other.get("resp_1", "")
+    assert again is not None
+    assert again.response.status == "queued"
+    assert await other.blocks("resp_1") == ()
+    assert await other.queued("resp_1") == request(queued("resp_1", ITEMS[0]))
+
+
+async def test_what_is_released_is_anybodys(store: Store, other: Store) -> None:
+    """A response that its server gives back is an orphan at once, also while that server lives."""
+    await store.servers.join("http://one")
+    await accept(store)
+    store.release("resp_1")
+    await store._writer.settled()
+    assert await other.orphans() == (Orphan(queued("resp_1", ITEMS[0]), None, is_background=True),)
+    (orphan,) = await store.orphans()
+    assert await store.claim(orphan)
+
+
+async def test_an_orphan_that_cannot_be_read_keeps_no_other_from_its_end(store: Store, other: Store) -> None:
+    """One damaged row is logged, and the orphans beside it are settled."""
+    for name in ("resp_1", "resp_2"):
+        store.begin(begun(stored(name)))
+    await damage(store, "update responses set response = '[]' where id = 'resp_1'")
+    assert [orphan.stored.response.id for orphan in await other.orphans()] == ["resp_2"]
