@@ -77,8 +77,10 @@ async def serve(settings: Settings, started: Callable[[Settings], AbstractAsyncC
         )
         api = Api(runs, engine.models, settings.keep_alive, keys)
         url = settings.reached_at(listening.getsockname()[1])
-        settle = runs.settling.settle
-        await closing.enter_async_context(Membership(store.servers, url, settle, settings.heartbeat, settings.stale))
+        membership = Membership(
+            store.servers, url, runs.settling.settle, runs.let_go, settings.heartbeat, settings.stale
+        )
+        await closing.enter_async_context(membership)
         runner = web.AppRunner(
             api.app(settings.max_body_bytes),
             handler_cancellation=True,  # off by default: a client that left would keep the engine busy
@@ -88,7 +90,6 @@ async def serve(settings: Settings, started: Callable[[Settings], AbstractAsyncC
         await runner.setup()
         closing.push_async_callback(runner.cleanup)
         await web.SockSite(runner, listening).start()
-        await settle()
         sweeping = asyncio.create_task(keep_sweeping(store, settings.store_ttl, settings.stream_ttl))
         closing.callback(sweeping.cancel)
         gc.collect()

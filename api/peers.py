@@ -86,9 +86,13 @@ _decode = msgspec.json.Decoder(_Told).decode
 
 
 class Peers:
-    """The other servers, over connections that are kept."""
+    """The other servers, over connections that are kept.
 
-    def __init__(self) -> None:
+    One that cannot be reached is waited for so many seconds of ``patience``: by then it is back, or taken for dead.
+    """
+
+    def __init__(self, patience: float = 20.0) -> None:
+        self.patience = patience
         self._session: ClientSession | None = None
 
     async def close(self, _: web.Application) -> None:
@@ -155,24 +159,26 @@ def _losses() -> Iterator[None]:
 class Membership:
     """This server as one of those that share the store, for the length of a block.
 
-    It says every ``heartbeat`` seconds that it lives, at a ``url`` where the others reach it, and settles what those
-    have left that were silent for ``stale`` seconds.
+    It says every ``heartbeat`` seconds that it lives, at a ``url`` where the others reach it.  ``settle`` ends what
+    those have left that were silent for ``stale`` seconds, and ``let_go`` what others have taken over from this one.
     """
 
     servers: Servers
     url: str
     settle: Callable[[], Awaitable[None]]
+    let_go: Callable[[], Awaitable[None]]
     heartbeat: float = 2.0
     stale: float = STALE
 
     async def __aenter__(self) -> Self:
         await self.servers.join(self.url)
+        self._looking = asyncio.create_task(self._done(self.settle))
         self._beating = asyncio.create_task(self._keep_beating())
-        self._settling = asyncio.create_task(asyncio.sleep(0))
+        await self._looking
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = (self._beating, self._settling)
+        tasks = (self._beating, self._looking)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -189,15 +195,18 @@ class Membership:
                 beaten_at = -inf
             else:
                 silence, beaten_at = monotonic() - beaten_at, monotonic()
-                self._settle_after(silence)
+                self._look_around(silence)
 
-    def _settle_after(self, silence: float) -> None:
-        """Settle, unless a beat was missed: when nobody could beat, all the others look dead for a moment."""
-        if silence < self.stale / 2 and self._settling.done():
-            self._settling = asyncio.create_task(self._settled())
+    def _look_around(self, silence: float) -> None:
+        """See who is dead; but after a silence others may have been kept from beating too, and look so for a moment."""
+        if self._looking.done():
+            duty = self.settle if silence < self.stale / 2 else self.let_go
+            self._looking = asyncio.create_task(self._done(duty))
 
-    async def _settled(self) -> None:
+    async def _done(self, duty: Callable[[], Awaitable[None]]) -> None:
         try:
-            await self.settle()
+            await duty()
+        except StoreFailed as error:
+            logger.warning("What the servers have left to each other is looked for later: %s", error)
         except Exception:
-            logger.exception("What dead servers have left could not be settled")
+            logger.exception("A duty towards the other servers met a bug")

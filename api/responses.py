@@ -57,11 +57,8 @@ from stages.persist.store import Server, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 20.0
-"""Seconds that a server which cannot be reached is waited for: by then it is there again, or taken for dead."""
-
 RETRY = 0.5
-"""Seconds between two attempts."""
+"""Seconds between two attempts to reach a server."""
 
 STREAM = Flag("stream")
 STARTING_AFTER = Number("starting_after", default=-1, least=0)
@@ -214,7 +211,7 @@ class Responses:
 
     async def _here(self, request: web.Request) -> LiveResponse | StoredResponse | web.Response:
         """What this server can tell of a response, or else the answer of the one that makes it."""
-        deadline = monotonic() + PATIENCE
+        deadline = monotonic() + self.peers.patience
         while isinstance(found := await self._found(request), Server):
             try:
                 return await self.peers.forward(request, found)
@@ -225,6 +222,7 @@ class Responses:
         return found
 
     async def _told(self, found: LiveResponse | StoredResponse, after: int) -> AsyncGenerator[ResponseEvent, None]:
+        """Its events behind that number; raises `StreamExpired`."""
         if isinstance(found, LiveResponse):
             return found.follow(after)
         return replayed(found.response, await self.store.blocks(found.response.id), after)

@@ -121,12 +121,12 @@ async def serving(
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
-    own, settle = f"http://{host}:{port}", runs.settling.settle
+    own = f"http://{host}:{port}"
+    membership = Membership(store.servers, url or own, runs.settling.settle, runs.let_go, heartbeat, stale)
     async with AsyncExitStack() as closing:
         closing.push_async_callback(store.close)
-        await closing.enter_async_context(Membership(store.servers, url or own, settle, heartbeat, stale))
+        await closing.enter_async_context(membership)
         closing.push_async_callback(runner.cleanup)
         closing.push_async_callback(runs.drain, 0)
         client = await closing.enter_async_context(aiohttp.ClientSession())
-        await settle()
         yield Served(own, client, engine, api, store)

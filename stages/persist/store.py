@@ -273,6 +273,7 @@ class Store:
 
     async def runner(self, response_id: str) -> Server | None:
         """Who runs a response, or is going to; None if it has ended, or waits for anybody."""
+        await self._writer.settled(response_id)
         return await self.servers.runner(response_id)
 
     async def orphans(self) -> tuple[Orphan, ...]:
