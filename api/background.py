@@ -22,9 +22,6 @@ from stages.persist.store import Store
 
 logger = logging.getLogger(__name__)
 
-LONGEST = 10_000
-"""How many responses may wait."""
-
 PATIENCE = 1.0
 """Seconds after which a response that could not begin tries again."""
 
@@ -34,19 +31,20 @@ Make: TypeAlias = Callable[[Conversation], Awaitable[None]]
 
 @dataclass
 class Background:
-    """What runs in the background, at most ``limit`` at once, and what waits for it."""
+    """What runs in the background, at most ``limit`` at once, and at most ``longest`` that wait for it."""
 
     make: Make
     live: LiveResponses
     store: Store
     admission: Admission
     limit: int
+    longest: int = 10_000
     _waiting: dict[str, LiveResponse] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise `EngineOverloaded` where no more can wait."""
-        if len(self._waiting) >= LONGEST:
+        if len(self._waiting) >= self.longest:
             raise EngineOverloaded("Too many background responses are waiting. Try again later.")
 
     def add(self, run: LiveResponse) -> None:

@@ -19,9 +19,17 @@ def models() -> tuple[str, ...]:
 
 
 @pytest.fixture
-async def served(encoding: HarmonyEncoding, tmp_path: Path, models: tuple[str, ...]) -> AsyncGenerator[Scripted, None]:
+def where(tmp_path: Path) -> Path | str:
+    """Where the server's store is."""
+    return tmp_path
+
+
+@pytest.fixture
+async def served(
+    encoding: HarmonyEncoding, where: Path | str, models: tuple[str, ...]
+) -> AsyncGenerator[Scripted, None]:
     """A server whose engine says hello."""
-    async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, models=models) as served:
+    async with serving(ScriptedEngine(script(encoding)), encoding, where, models=models) as served:
         yield served
 
 
