@@ -94,6 +94,16 @@ async def test_items_get_ids_of_the_server(served: Scripted) -> None:
     assert all(re.fullmatch("msg_[0-9a-f]{32}i[0-9a-f]{4}", item_id) for item_id in (ids[0], *ids[2:]))
 
 
+@pytest.mark.parametrize("item_id", ["a/b", "ü 🐍", "...", "%2F", "?#", "x" * 200])
+async def test_items_are_found_by_any_id(sdk: openai.AsyncOpenAI, item_id: str) -> None:
+    """Clients make up ids as they like."""
+    item: Any = {**HI, "id": item_id, "type": "message"}
+    conversation = await sdk.conversations.create(items=[item])
+    assert (await sdk.conversations.items.retrieve(item_id, conversation_id=conversation.id)).id == item_id
+    await sdk.conversations.items.delete(item_id, conversation_id=conversation.id)
+    assert not [item async for item in sdk.conversations.items.list(conversation.id)]
+
+
 async def test_items_are_added_by_reference(served: Scripted) -> None:
     """Any stored item can be added by its id; one that the conversation has already is not added again."""
     _, response = await served.post({"input": "Hi"})
