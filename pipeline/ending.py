@@ -130,6 +130,7 @@ class Follower:
         self._item: OutputItem | None = None
         self._parts: list[_Part] = []
         self._part: _Part | None = None
+        self._growth: tuple[Any, tuple[Any, ...]] | None = None  # the type of the open text's deltas, and their place
         self._begin_text()
 
     def feed(self, event: ResponseEvent) -> None:
@@ -237,7 +238,7 @@ class Follower:
         self._logprobs: list[Logprob] = []
         self._annotations: list[dict[str, Any]] = []
         self._text_is_done = False
-        self._growth: tuple[Any, tuple[Any, ...]] | None = delta and (delta, (item_id, len(self._output), *at))
+        self._growth = (delta, (item_id, len(self._output), *at)) if delta else None
 
     # How an open item goes on to its end
 
