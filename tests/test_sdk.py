@@ -15,9 +15,10 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from pipeline.errors import EngineFailed
-from pipeline.frames import EmittedFrame, FinishReason, GenerationStarted
+from pipeline.frames import EmittedFrame, FinishReason
 from pipeline.protocol.events import (
     DONE,
+    Event,
     OutputItemAdded,
     OutputItemDone,
     ResponseEvent,
@@ -62,13 +63,13 @@ _sdk_names = {name for event in _sdk_types for name in get_args(event.__annotati
 def recorded(case: str) -> Events:
     """The events of a fixture."""
     frames = read_frames(FIXTURES / case / "events.jsonl", EmittedFrame)
-    return [frame for frame in frames if not isinstance(frame, GenerationStarted)]
+    return [frame for frame in frames if isinstance(frame, Event)]
 
 
 def failed(frames: Frames) -> Events:
     """The events of a turn that breaks behind its frames."""
     writer = ResponseWriter()
-    events = [event for frame in frames for event in writer.feed(frame) if not isinstance(event, GenerationStarted)]
+    events = [event for frame in frames for event in writer.feed(frame) if isinstance(event, Event)]
     return [*events, *writer.fail(EngineFailed("The engine gave up."))]
 
 

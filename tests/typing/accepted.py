@@ -16,8 +16,8 @@ from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.normalize.normalize import Normalize
 from stages.parse.harmony import ParseHarmony
+from stages.persist.live import LiveResponses
 from stages.persist.persist import Persist
-from stages.persist.store import ResponseStore
 from stages.render.harmony import RenderHarmony
 
 Frame = TypeVar("Frame")
@@ -28,14 +28,14 @@ async def tap(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
         yield frame
 
 
-def in_order(store: ResponseStore, encoding: HarmonyEncoding) -> None:
-    understood = Pipeline.start("normalize", Normalize(store, ("m",)))
+def in_order(live: LiveResponses, encoding: HarmonyEncoding) -> None:
+    understood = Pipeline.start("normalize", Normalize(live.store, ("m",)))
     assert_type(understood, Pipeline[CreateResponse, Conversation])
     rendered = understood.then("render", RenderHarmony(encoding))
     assert_type(rendered, Pipeline[CreateResponse, Prompt])
     generated = rendered.then("generate", Generate(ScriptedEngine())).then("tap", tap)
     assert_type(generated, Pipeline[CreateResponse, TokenFrame])
-    whole = generated.then("parse", ParseHarmony(encoding)).then("emit", emit).then("persist", Persist(store))
+    whole = generated.then("parse", ParseHarmony(encoding)).then("emit", emit).then("persist", Persist(live))
     assert_type(whole.then("check", check), Pipeline[CreateResponse, ResponseEvent])
 
 

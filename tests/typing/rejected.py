@@ -13,19 +13,19 @@ from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.normalize.normalize import Normalize
 from stages.parse.harmony import ParseHarmony
+from stages.persist.live import LiveResponses
 from stages.persist.persist import Persist
-from stages.persist.store import ResponseStore
 from stages.render.harmony import RenderHarmony
 
 
-def out_of_order(store: ResponseStore, encoding: HarmonyEncoding) -> None:
-    understood = Pipeline.start("normalize", Normalize(store, ("m",)))
+def out_of_order(live: LiveResponses, encoding: HarmonyEncoding) -> None:
+    understood = Pipeline.start("normalize", Normalize(live.store, ("m",)))
     understood.then("parse", ParseHarmony(encoding))  # error
     understood.then("emit", emit)  # error
     rendered = understood.then("render", RenderHarmony(encoding))
     rendered.then("emit", emit)  # error
     generated = rendered.then("generate", Generate(ScriptedEngine()))
-    generated.then("persist", Persist(store))  # error
+    generated.then("persist", Persist(live))  # error
     emitted = generated.then("parse", ParseHarmony(encoding)).then("emit", emit)
     emitted.then("check", check)  # error
     unfinished: Pipeline[CreateResponse, ResponseEvent] = emitted  # error
