@@ -186,21 +186,23 @@ class Membership:
             await self.servers.leave()
 
     async def _keep_beating(self) -> None:
-        beaten_at = monotonic()
+        beaten_at, steady_since = monotonic(), -inf
         while True:
             await asyncio.sleep(self.heartbeat)
             try:
                 await self.servers.beat()
             except StoreFailed:  # the store has said so itself
                 beaten_at = -inf
-            else:
-                silence, beaten_at = monotonic() - beaten_at, monotonic()
-                self._look_around(silence)
+                continue
+            silence, beaten_at = monotonic() - beaten_at, monotonic()
+            if silence > self.stale / 2:
+                steady_since = beaten_at
+            self._look_around(beaten_at - steady_since)
 
-    def _look_around(self, silence: float) -> None:
-        """See who is dead; but after a silence others may have been kept from beating too, and look so for a moment."""
+    def _look_around(self, steady: float) -> None:
+        """See who is dead, unless this server was silent some seconds ago, and others may look dead for its reason."""
         if self._looking.done():
-            duty = self.settle if silence < self.stale / 2 else self.let_go
+            duty = self.settle if steady > self.stale / 2 else self.let_go
             self._looking = asyncio.create_task(self._done(duty))
 
     async def _done(self, duty: Callable[[], Awaitable[None]]) -> None:

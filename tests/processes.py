@@ -24,11 +24,8 @@ from api.settings import Settings
 from server import log_to_stderr, serve
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import load_encoding
-from tests.api.scripts import HELLO
+from tests.api.scripts import COUNT, HELLO
 from tests.serving import Asked
-
-TALK = "<|channel|>analysis<|message|>Let me count.<|end|><|start|>assistant<|channel|>final<|message|>"
-COUNT = TALK + " ".join(map(str, range(1, 150))) + "<|return|>"
 
 SCRIPTS = {"quick": (HELLO, 0.0), "slow": (COUNT, 0.02)}
 """By name: what the engine says, and the seconds before each token."""

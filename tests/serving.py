@@ -14,7 +14,7 @@ from aiohttp import web
 
 from api.app import Api
 from api.keys import Keys
-from api.peers import Membership
+from api.peers import Membership, Peers
 from api.runs import Runs
 from pipeline.core import Pipeline
 from pipeline.protocol.events import ResponseEvent
@@ -100,6 +100,7 @@ async def serving(
     max_body_bytes: int = 100_000,
     models: tuple[str, ...] = ("tiny",),
     keys: Keys | None = None,
+    peers: Peers | None = None,
     edit: Any = lambda pipeline: pipeline,
     **options: Any,
 ) -> AsyncGenerator[Served[AnyEngine], None]:
@@ -115,7 +116,7 @@ async def serving(
     live = LiveResponses(store)
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(harmony_responses(models, engine, encoding, live))
     runs = Runs(pipeline, engine, live, store, **options)
-    api = Api(runs, models, keep_alive, keys or Keys())
+    api = Api(runs, models, keep_alive, keys or Keys(), peers or Peers())
     runner = web.AppRunner(api.app(max_body_bytes), handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

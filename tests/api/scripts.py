@@ -15,6 +15,11 @@ CALL = (
     "<|channel|>analysis<|message|>Look it up.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather"
     ' <|constrain|>json<|message|>{"city":"Paris"}<|call|>'
 )
+COUNT = (
+    "<|channel|>analysis<|message|>Let me count.<|end|><|start|>assistant<|channel|>final<|message|>"
+    + " ".join(map(str, range(1, 100)))
+    + "<|return|>"
+)
 ENDLESS = "<|channel|>final<|message|>" + "la " * 50
 
 WEATHER: dict[str, Any] = {

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
+import aiohttp
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from api.peers import Relayed
+from api.app import DIALECTS
+from api.keys import Keys
+from api.peers import FORWARDED, Peers, Relayed
 from api.settings import Settings
 from pipeline.protocol.events import DONE, KEEP_ALIVE, Event, to_sse
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.api.lives import Reading, begun, cancelled, ended, found, reading, until
+from tests.api.scripts import COUNT, ENDLESS, Scripted, script
 from tests.building import turns, written
+from tests.serving import serving
+from tests.streams import final, read_sse
 
 
 def settings(**options: Any) -> Settings:
@@ -68,3 +80,120 @@ def test_a_server_that_nobody_would_find_is_refused(options: dict[str, str]) -> 
     """All addresses are none for the other servers of a PostgreSQL store, and neither is what is no URL."""
     with pytest.raises(ValidationError, match="peer_url"):
         settings(**options)
+
+
+Pair: TypeAlias = tuple[Scripted, Scripted]
+
+
+@pytest.fixture
+async def pair(encoding: HarmonyEncoding, store_at: str) -> AsyncGenerator[Pair, None]:
+    """Two servers over one store; the engine of the first one takes its time, and runs one response at once."""
+    slow, quick = ScriptedEngine(script(encoding, COUNT, latency=0.004)), ScriptedEngine(script(encoding))
+    async with serving(slow, encoding, store_at, limit=1) as one, serving(quick, encoding, store_at) as other:
+        yield one, other
+
+
+def stream_of(response_id: str, after: int = -1, base: str = "/v1") -> str:
+    """The path of a response's stream."""
+    return f"{base}/responses/{response_id}?stream=true" + (f"&starting_after={after}" if after >= 0 else "")
+
+
+def frames_of(stream: bytes) -> list[bytes]:
+    """The frames of its events."""
+    return [frame for frame in stream.split(b"\n\n")[:-2] if not frame.startswith(b":")]
+
+
+async def test_row18_servers_share_what_is_stored(pair: Pair) -> None:
+    """What one server has made is retrieved, listed, streamed, continued and deleted at another."""
+    one, other = pair
+    _, answer = await one.post({"input": "Hi"})
+    path = f"/v1/responses/{answer['id']}"
+    for look in (path, f"{path}/input_items"):
+        assert await other.get(look) == await one.get(look)
+    assert await other.again(stream_of(answer["id"])) == await one.again(stream_of(answer["id"]))
+    status, continued = await other.post({"input": "And?", "previous_response_id": answer["id"]})
+    assert (status, continued["status"]) == (200, "completed")
+    assert (await other.delete(path))[0] == 200
+    assert (await one.get(path))[0] == (await other.get(path))[0] == 404
+
+
+@pytest.mark.parametrize("base", DIALECTS)
+async def test_row39_a_live_stream_comes_through_another_server(pair: Pair, base: str) -> None:
+    """From any number, and for any number of readers at once, it is the stream of the server that makes it."""
+    one, other = pair
+    response_id, numbers = await begun(one), (-1, 0, 7, 40, 41)
+    readers = [other.again(stream_of(response_id, number, base)) for number in numbers]
+    first, *bodies = await asyncio.gather(one.again(stream_of(response_id, -1, base)), *readers)
+    frames = frames_of(first)
+    assert len(frames) > 100
+    for number, stream in zip(numbers, bodies, strict=True):
+        assert frames_of(stream) == frames[number + 1 :]
+    assert frames_of(await other.again(stream_of(response_id, -1, base))) == frames
+
+
+async def test_a_stream_is_passed_on_as_it_grows(pair: Pair) -> None:
+    """What one server makes is at the other's client long before the end, and lengths that are hidden stay so."""
+    one, other = pair
+    path = f"{stream_of(await begun(one))}&include_obfuscation=true"
+    async with other.client.get(other.url + path) as answer:
+        reader = Reading(answer)
+        await reader.upto(b'"obfuscation":')
+        assert one.engine.running == 1
+        assert final(read_sse(await reader.rest())).status == "completed"
+
+
+async def test_whoever_leaves_another_server_ends_nothing(pair: Pair) -> None:
+    """A reader that goes away takes nothing but its own connections along."""
+    one, other = pair
+    response_id = await begun(one)
+    async with other.client.get(other.url + stream_of(response_id)) as answer:
+        await Reading(answer).upto(b"output_text.delta")
+    assert (await ended(other, response_id))["status"] == "completed"
+
+
+@pytest.mark.parametrize("background", [True, False])
+async def test_row13_row42_a_cancel_reaches_whoever_makes_the_response(pair: Pair, background: bool) -> None:
+    """Cancelled at one server, a response that another one makes ends for all, and every cancel is answered alike."""
+    one, other = pair
+    async with reading(one, {"background": background}) as first:
+        response_id = await first.response_id()
+        await first.upto(b"output_text.delta")
+        status, answer = await cancelled(other, response_id)
+        assert (status, answer["status"], one.engine.running) == (200, "cancelled", 0)
+        assert final(read_sse(await first.rest())).status == "cancelled"
+    assert await cancelled(other, response_id) == await cancelled(one, response_id) == (200, answer)
+    assert await found(other, response_id) == answer
+
+
+async def test_row13_what_waits_at_one_server_is_cancelled_at_another(pair: Pair) -> None:
+    """It is never made, neither here nor there."""
+    one, other = pair
+    running, waiting = await begun(one), await begun(one)
+    assert (await found(other, waiting))["status"] == "queued"
+    assert (await cancelled(other, waiting))[1]["status"] == "cancelled"
+    assert (await ended(other, running))["status"] == "completed"
+    assert [len(one.engine.prompts), len(other.engine.prompts)] == [1, 0]
+
+
+async def test_what_is_deleted_at_one_server_ends_at_another(pair: Pair) -> None:
+    """A response that is deleted while another server makes it is made no further."""
+    one, other = pair
+    response_id = await begun(one)
+    await until(lambda: one.engine.running == 1)
+    assert (await other.delete(f"/v1/responses/{response_id}"))[0] == 200
+    assert one.engine.running == 0
+    assert (await one.get(f"/v1/responses/{response_id}"))[0] == 404
+
+
+async def test_a_request_goes_on_once(pair: Pair) -> None:
+    """What came through another server goes no further: it is answered from the store, or with a 503."""
+    one, other = pair
+    response_id = await begun(one)
+    await until(lambda: one.engine.running == 1)
+    for method, path in (("GET", "?stream=true"), ("POST", "/cancel"), ("DELETE", "")):
+        url = f"{other.url}/v1/responses/{response_id}{path}"
+        async with other.client.request(method, url, headers={FORWARDED: "1"}) as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+    await ended(one, response_id)
+    async with other.client.get(other.url + stream_of(response_id), headers={FORWARDED: "1"}) as answer:
+        assert final(read_sse(await answer.read())).status == "completed"
