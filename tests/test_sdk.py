@@ -15,7 +15,7 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from pipeline.errors import EngineFailed
-from pipeline.frames import EmittedFrame, FinishReason
+from pipeline.frames import EmittedFrame, FinishReason, GenerationStarted, ItemTokens
 from pipeline.protocol.events import (
     DONE,
     Event,
@@ -63,7 +63,7 @@ _sdk_names = {name for event in _sdk_types for name in get_args(event.__annotati
 def recorded(case: str) -> Events:
     """The events of a fixture."""
     frames = read_frames(FIXTURES / case / "events.jsonl", EmittedFrame)
-    return [frame for frame in frames if isinstance(frame, Event)]
+    return [frame for frame in frames if not isinstance(frame, GenerationStarted | ItemTokens)]
 
 
 def failed(frames: Frames) -> Events:
