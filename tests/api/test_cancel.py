@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.core import Pipeline
 from pipeline.errors import EngineFailed
-from pipeline.frames import TokenFrame
+from pipeline.frames import ItemDelta, ParsedFrame, TokenFrame
 from pipeline.protocol.events import ResponseIncomplete
 from pipeline.protocol.response import Response
 from stages.generate.scripted import ScriptedEngine
@@ -211,7 +211,7 @@ async def test_b22_a_stage_that_hangs_is_called_off(
     async with serving(engine, encoding, where, edit=hanging) as served:
         async with reading(served, {"background": background}) as stream:
             response_id = await stream.response_id()
-            await stream.upto(b"output_text.delta")
+            await asyncio.sleep(0.2)
             began = time.monotonic()
             status, answer = await cancelled(served, response_id)
             assert (status, time.monotonic() - began < 2) == (200, True)
@@ -223,22 +223,28 @@ async def test_b22_a_stage_that_hangs_is_called_off(
         await until(lambda: served.runs.admission.running == 0)
 
 
-async def test_row42_a_client_that_does_not_read_gets_an_end(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def loud(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+    """Make much of every word."""
+    async for frame in source:
+        yield ItemDelta(frame.text * 10_000) if isinstance(frame, ItemDelta) else frame
+
+
+async def test_row42_a_client_that_does_not_read_gets_an_end(encoding: HarmonyEncoding, where: str) -> None:
     """A response whose client lets the stream pile up is cancelled all the same; once it reads, it reads the end."""
-    served.engine.script = script(encoding, ENDLESS, endless=True)
-    async with reading(served) as stream:
-        response_id = await stream.response_id()
-        (prompt,) = served.engine.prompts
-        run = served.runs.live.get(response_id, prompt.origin.owner)
-        assert run
-        written = -1
-        while written < (written := run._log.last_number):  # until the stream takes no more
-            await asyncio.sleep(0.2)
-        status, answer = await cancelled(served, response_id)
-        assert (status, served.engine.running) == (200, 0)
-        events = read_sse(await stream.rest())
-    assert_cancelled(answer)
-    assert_cancelled(final(events))
+    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.001))
+    async with serving(engine, encoding, where, edit=lambda whole: whole.after("parse", "loud", loud)) as served:
+        async with reading(served) as stream:
+            response_id = await stream.response_id()
+            (run,) = served.runs.live
+            written = -1
+            while written < (written := run._log.last_number):  # until the stream takes no more
+                await asyncio.sleep(0.2)
+            status, answer = await cancelled(served, response_id)
+            assert (status, engine.running) == (200, 0)
+            events = read_sse(await stream.rest())
+        assert_cancelled(answer)
+        assert_cancelled(final(events))
+        assert await found(served, response_id) == answer
 
 
 # What goes with it
