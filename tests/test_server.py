@@ -14,7 +14,9 @@ from pipeline.logs import name_response
 from server import assembled, log_to_stderr
 from stages.generate.scripted import ScriptedEngine
 from stages.normalize.normalize import Normalize
-from stages.persist.store import NoStore
+from stages.persist.database import Nowhere
+from stages.persist.live import LiveResponses
+from stages.persist.store import Store
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -22,7 +24,8 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 def stages(**settings: Any) -> dict[str, Any]:
     """The stages of the pipeline that the settings make, by name."""
     chosen = Settings(engine_arguments=[], **settings)
-    return {step.name: step.stage for step in assembled(chosen, ("tiny",), ScriptedEngine(), NoStore()).steps}
+    live = LiveResponses(Store(Nowhere()))
+    return {step.name: step.stage for step in assembled(chosen, ("tiny",), ScriptedEngine(), live).steps}
 
 
 def test_outputs_are_logged_only_when_asked() -> None:
