@@ -46,6 +46,27 @@ async def test_row33_responses_are_added_one_after_another(served: Scripted, enc
     assert prompt.index("Be kind.") < prompt.index("one") < prompt.index("two") < prompt.index("three")
 
 
+async def test_input_items_have_the_conversation(served: Scripted) -> None:
+    """What a response was given to read is its conversation as it was then, and its own input."""
+    path = await created(served, *ITEMS)
+    asked = {"input": "Hi", "conversation": name_of(path)}
+    responses = [(await served.post(asked))[1] for _ in range(2)]
+    listed = await items_of(served, path)
+    for response, length in zip(responses, (9, 12), strict=True):
+        assert await served.get(f"/v1/responses/{response['id']}") == (200, response)
+        _, page = await served.get(f"/v1/responses/{response['id']}/input_items?order=asc")
+        assert page["data"] == listed[:length]
+
+
+async def test_a_prompt_with_a_conversation_is_counted(served: Scripted) -> None:
+    """Counting reads the conversation, and neither locks it nor adds to it."""
+    path = await created(served, *ITEMS)
+    asked = {"input": "Hi", "conversation": name_of(path)}
+    _, counted = await served.post(asked, "/v1/responses/input_tokens")
+    _, response = await served.post(asked)
+    assert counted["input_tokens"] == response["usage"]["input_tokens"]
+
+
 async def test_openai_python_goes_on_with_a_conversation(sdk: openai.AsyncOpenAI) -> None:
     """The SDK names it by its id or by the object."""
     conversation = await sdk.conversations.create()
