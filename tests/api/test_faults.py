@@ -14,6 +14,7 @@ from pipeline.errors import EngineDead, EngineFailed
 from pipeline.protocol.events import OutputTextDelta, ResponseEvent
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding
+from tests.api.lives import ended, idle, reading
 from tests.api.scripts import ENDLESS, HELLO, Scripted, script
 from tests.serving import serving
 from tests.streams import final, read_sse
@@ -73,15 +74,20 @@ async def test_a_stage_behind_emit_that_breaks_ends_the_stream(encoding: Harmony
 # Clients that leave, and silence
 
 
-async def test_a_client_that_leaves_aborts_the_engine(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Closing the connection ends the generation within moments."""
+async def test_row31_a_client_that_leaves_aborts_the_engine(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Closing the connection ends the generation within moments; what there was is kept, as a cancelled response."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
-    answer = await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True})
-    await answer.content.readline()
-    assert served.engine.running == 1
-    answer.close()
-    await asyncio.wait_for(until_idle(served), 5)
+    async with reading(served) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        assert served.engine.running == 1
+    await idle(served)
     assert served.engine.aborted == 1
+    answer = await ended(served, response_id)
+    assert (answer["status"], answer["output"][-1]["status"]) == ("cancelled", "incomplete")
+    again = await served.again(f"/v1/responses/{response_id}?stream=true")
+    assert again.startswith(stream.read)
+    assert final(read_sse(again)).status == "cancelled"
 
 
 async def test_a_client_that_leaves_before_the_first_event(served: Scripted) -> None:
@@ -89,13 +95,8 @@ async def test_a_client_that_leaves_before_the_first_event(served: Scripted) -> 
     served.engine.script = Script(token_ids=[5], endless=True, latency=0.01)
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(served.post({"input": "Hi"}), 0.3)
-    await asyncio.wait_for(until_idle(served), 5)
+    await idle(served)
     assert served.engine.aborted == 1
-
-
-async def until_idle(served: Scripted) -> None:
-    while served.engine.running:
-        await asyncio.sleep(0.01)
 
 
 async def test_silence_is_broken_by_comments(encoding: HarmonyEncoding, tmp_path: Path) -> None:

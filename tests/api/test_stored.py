@@ -1,4 +1,4 @@
-"""Stored responses: found, streamed again, deleted, and what they were given to read."""
+"""Stored responses: found, deleted, and what they were given to read."""
 
 from __future__ import annotations
 
@@ -7,43 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from pipeline.errors import EngineFailed
-from stages.harmony import HarmonyEncoding
-from tests.api.scripts import CALL, HELLO, WEATHER, Scripted, script
-from tests.streams import final, read_sse
-
-FAULT = {"error": EngineFailed("It failed.")}
-
-
-@pytest.mark.parametrize(
-    ("text", "options", "limit", "status"),
-    [
-        (HELLO, {}, None, "completed"),
-        (CALL, {}, None, "completed"),
-        (HELLO * 9, {}, 16, "incomplete"),
-        (HELLO.removesuffix("<|return|>"), FAULT, None, "failed"),
-    ],
-)
-async def test_b16_a_stored_response_is_streamed_again(
-    served: Scripted, encoding: HarmonyEncoding, text: str, options: Any, limit: int | None, status: str
-) -> None:
-    """However a response ended, its stream can be had again: the same items, the same end."""
-    served.engine.script = script(encoding, text, **options)
-    first = final(read_sse(await served.stream({"input": "Hi", "tools": [WEATHER], "max_output_tokens": limit})))
-    assert first.status == status
-    again = await served.again(f"/v1/responses/{first.id}?stream=true")
-    assert final(read_sse(again)) == first
-    assert await served.again(f"/v1/responses/{first.id}?stream=true") == again
-
-
-async def test_b15_a_stream_goes_on_behind_any_event(served: Scripted) -> None:
-    """From each number the rest of the stream is the same, and whatever the number, its end comes at once (V3, B15)."""
-    _, answer = await served.post({"input": "Hi"})
-    path = f"/v1/responses/{answer['id']}?stream=true"
-    *frames, end, done, _ = (await served.again(path)).split(b"\n\n")
-    for number in (*range(len(frames) + 1), 123456789):
-        expected = b"".join(frame + b"\n\n" for frame in (*frames[number + 1 :], end, done))
-        assert await served.again(f"{path}&starting_after={number}") == expected
+from tests.api.scripts import Scripted
 
 
 @pytest.mark.parametrize(
@@ -84,14 +48,6 @@ async def test_a_deleted_response_is_gone(served: Scripted) -> None:
         assert (status, error["error"]["code"], error["error"]["param"]) == (404, "response_not_found", "response_id")
     status, error = await served.post({"input": "Hi", "previous_response_id": answer["id"]})
     assert (status, error["error"]["code"]) == (400, "previous_response_not_found")
-
-
-async def test_row13_nothing_that_ended_can_be_cancelled(served: Scripted) -> None:
-    """Cancelling a finished foreground response is a 400 that says why."""
-    _, answer = await served.post({"input": "Hi"})
-    status, error = await served.ask("POST", f"/v1/responses/{answer['id']}/cancel")
-    assert (status, error["error"]["param"]) == (400, "response_id")
-    assert "background" in error["error"]["message"]
 
 
 # Input items
