@@ -34,9 +34,6 @@ FORWARDED = "X-Penstock-Forwarded"
 CONNECT = 2.0
 """Seconds in which a server takes a connection."""
 
-SILENCE = 60.0
-"""Seconds in which a server writes at least a keep-alive comment."""
-
 ANSWER = 10.0
 """Seconds in which a server answers what is no stream."""
 
@@ -88,11 +85,13 @@ _decode = msgspec.json.Decoder(_Told).decode
 class Peers:
     """The other servers, over connections that are kept.
 
-    One that cannot be reached is waited for so many seconds of ``patience``: by then it is back, or taken for dead.
+    One that cannot be reached is waited for so many seconds of ``patience``: by then it is back, or taken for dead.  A
+    stream is lost after so many of ``silence``, in which any server writes a keep-alive comment.
     """
 
-    def __init__(self, patience: float = 20.0) -> None:
+    def __init__(self, patience: float = 20.0, silence: float = 60.0) -> None:
         self.patience = patience
+        self.silence = silence
         self._session: ClientSession | None = None
 
     async def close(self, _: web.Application) -> None:
@@ -118,7 +117,7 @@ class Peers:
         url = request.rel_url.without_query_params("starting_after")
         if relayed.last >= 0:
             url = url.update_query(starting_after=relayed.last)
-        timeout = ClientTimeout(sock_connect=CONNECT, sock_read=SILENCE)
+        timeout = ClientTimeout(sock_connect=CONNECT, sock_read=self.silence)
         with _losses():
             async with self._asked(request, server, url, timeout) as answer:
                 if answer.status != HTTPStatus.OK:

@@ -278,19 +278,23 @@ class Runs:
             self._break_off(run, RunInterrupted())
 
     async def let_go(self) -> None:
-        """End what is made here and is not this server's any more, because the others had taken it for dead."""
+        """Leave what others have taken over, because they took this server for dead; its readers may ask them."""
         for run in self.live:
             if run.response.store and not run.ended:
                 server = await self.store.runner(run.response.id)
                 if server is None or server.id != self.store.server_id:
                     logger.warning("Response %s is another server's now: this one was silent", run.response.id)
-                    self._break_off(run, RunInterrupted())
+                    run.hand_over()
+                    self._call_off(run)
 
     def _break_off(self, run: LiveResponse, error: StageError | None) -> None:
         """End a response that has not ended, and call off the making of it."""
         if run.ended:
             return
         run.break_off(error)
+        self._call_off(run)
+
+    def _call_off(self, run: LiveResponse) -> None:
         self.background.interrupt(run.response.id)
         if interrupt := self._interrupts.get(run.response.id):
             interrupt()
