@@ -59,6 +59,10 @@ class Relayed:
         """Whether that was the last event of all."""
         self._rest = bytearray()
 
+    def resume(self) -> None:
+        """Forget the piece of a frame that a broken connection has left."""
+        self._rest.clear()
+
     def feed(self, data: bytes) -> bytes:
         """The frames that are whole now, without what comes behind the last event."""
         known = len(self._rest)
@@ -114,6 +118,7 @@ class Peers:
 
         Raises `PeerLost` where the stream breaks off ahead of its last event.
         """
+        relayed.resume()
         url = request.rel_url.without_query_params("starting_after")
         if relayed.last >= 0:
             url = url.update_query(starting_after=relayed.last)
