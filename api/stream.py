@@ -69,8 +69,10 @@ async def send(
         try:
             async for event in rest:
                 await write(encode(event))
-        except RunMoved as error:
-            raise ConnectionResetError from error
+        except RunMoved:
+            if request.transport is not None:
+                request.transport.close()
+            return answer
         await write(DONE)
     await answer.write_eof()
     if isinstance(event, TerminalEvent):

@@ -1,0 +1,193 @@
+"""Servers that stop, or die, and the ones that come after them: nothing that was taken on is lost or left hanging."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.api.lives import Reading, begun, ended, found, reading, until
+from tests.api.scripts import COUNT, ENDLESS, Scripted, script
+from tests.databases import database
+from tests.faulty import Faulty
+from tests.serving import serving
+from tests.streams import final, read_sse
+
+URL = "http://one.example"
+"""Where each server in a row is found: the next one takes the one before for dead."""
+
+
+@pytest.fixture
+def endless(encoding: HarmonyEncoding) -> ScriptedEngine:
+    """An engine that never comes to an end by itself."""
+    return ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.005))
+
+
+@asynccontextmanager
+async def next_server(encoding: HarmonyEncoding, store_at: str, **options: Any) -> AsyncGenerator[Scripted, None]:
+    """The server that comes after another one, with an engine that says hello."""
+    async with serving(ScriptedEngine(script(encoding)), encoding, store_at, url=URL, **options) as served:
+        yield served
+
+
+# Stopping
+
+
+async def test_what_runs_gets_time(encoding: HarmonyEncoding, store_at: str) -> None:
+    """Whatever ends within the time that it is given ends as if nothing were, in the background and elsewhere."""
+    engine = ScriptedEngine(script(encoding, latency=0.01))
+    async with serving(engine, encoding, store_at) as served:
+        background = await begun(served)
+        async with reading(served) as stream:
+            await stream.response_id()
+            await until(lambda: engine.running == 2)
+            await served.runs.drain(5)
+            assert final(read_sse(await stream.rest())).status == "completed"
+        assert (await found(served, background))["status"] == "completed"
+
+
+@pytest.mark.parametrize("body", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}])
+async def test_a_server_that_stops_takes_nothing_on(served: Scripted, body: dict[str, Any]) -> None:
+    """From the first moment of stopping every new response is a 503 that says when to try again."""
+    await served.runs.drain(0)
+    async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body}) as answer:
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+    assert len(served.runs.live) == 0
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_what_takes_too_long_ends_as_failed(
+    encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine, background: bool
+) -> None:
+    """What still runs behind that time ends as failed, with what it has: told to its reader, and stored."""
+    async with serving(endless, encoding, store_at) as served, reading(served, {"background": background}) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        await served.runs.drain(0.1)
+        response = final(read_sse(await stream.rest()))
+        assert (response.status, response.error and response.error.code) == ("failed", "server_error")
+        assert getattr(response.output[-1], "text", "").startswith("la")
+        answer = await found(served, response_id)
+        assert (answer["status"], endless.running, served.runs.admission.running) == ("failed", 0, 0)
+
+
+async def test_what_waits_is_left_to_the_next_server(
+    encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine
+) -> None:
+    """Queued responses are no part of a stop: their readers' connections break, and the next server makes them."""
+    async with serving(endless, encoding, store_at, url=URL, limit=1) as served:
+        await begun(served)
+        waiting = [await begun(served) for _ in range(3)]
+        async with served.client.get(f"{served.url}/v1/responses/{waiting[0]}?stream=true") as answer:
+            stream = Reading(answer)
+            await stream.upto(b"response.queued")
+            await served.runs.drain(0.05)
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await stream.rest()
+        assert [prompt.response.id in waiting for prompt in endless.prompts] == [False]
+    async with next_server(encoding, store_at, limit=1) as served:
+        assert [(await ended(served, each))["status"] for each in waiting] == ["completed"] * 3
+        again = await served.again(f"/v1/responses/{waiting[0]}?stream=true")
+        assert again.startswith(stream.read)
+        assert final(read_sse(again)).status == "completed"
+
+
+@pytest.mark.parametrize(("restarts", "status"), [(True, "completed"), (False, "failed")])
+async def test_interrupted_responses_are_made_again_where_that_is_wanted(
+    encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine, restarts: bool, status: str
+) -> None:
+    """With ``--resume-interrupted`` a stop puts back what runs in the background; the next server decides again."""
+    async with serving(endless, encoding, store_at, url=URL, restarts=True) as served:
+        async with reading(served) as stream:
+            in_front = await stream.response_id()
+            response_id = await begun(served)
+            await until(lambda: endless.running == 2)
+            await served.runs.drain(0.1)
+            assert final(read_sse(await stream.rest())).status == "failed"
+        assert endless.running == 0
+    async with next_server(encoding, store_at, restarts=restarts) as served:
+        answer = await ended(served, response_id)
+        assert (answer["status"], (await found(served, in_front))["status"]) == (status, "failed")
+        events = read_sse(await served.again(f"/v1/responses/{response_id}?stream=true"))
+        assert final(events).status == status
+
+
+# Dying
+
+
+@asynccontextmanager
+async def dead_server(
+    encoding: HarmonyEncoding, store_at: str, **options: Any
+) -> AsyncGenerator[tuple[Scripted, Faulty], None]:
+    """A server that counts slowly; once its database is down, all that it does is as if it were dead."""
+    kept = Faulty(database(store_at))
+    engine = ScriptedEngine(script(encoding, COUNT, latency=0.01))
+    async with serving(engine, encoding, kept, url=URL, **options) as served:
+        yield served, kept
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_what_a_dead_server_was_at_ends_as_failed(
+    encoding: HarmonyEncoding, store_at: str, background: bool
+) -> None:
+    """The next server ends it behind the events that it had, and every reader gets that end at once."""
+    async with dead_server(encoding, store_at) as (served, kept), reading(served, {"background": background}) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        await asyncio.sleep(0.5)
+        kept.is_down = True
+        async with next_server(encoding, store_at) as after:
+            again = await after.again(f"/v1/responses/{response_id}?stream=true")
+            response = final(read_sse(again))
+            assert (response.status, response.error and response.error.code) == ("failed", "server_error")
+            assert response.output[-1].status == "incomplete"
+            assert again.count(b"output_text.delta") > 10
+            assert (await found(after, response_id))["output"][-1]["content"][0]["text"].startswith("1 2 3")
+            assert after.engine.prompts == []
+            had = again.partition(b"event: response.output_text.done")[0]
+            assert (await stream.rest()).startswith(had)
+
+
+async def test_what_waited_for_a_dead_server_is_made(encoding: HarmonyEncoding, store_at: str) -> None:
+    """Queued responses survive the death of their server: the next one makes them, in their order."""
+    async with dead_server(encoding, store_at, limit=0) as (served, kept):
+        waiting = [await begun(served, {"input": str(number)}) for number in range(4)]
+        kept.is_down = True
+        async with next_server(encoding, store_at, limit=1) as after:
+            assert [(await ended(after, each))["status"] for each in waiting] == ["completed"] * 4
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_what_a_dead_server_was_at_is_made_again_where_that_is_wanted(
+    encoding: HarmonyEncoding, store_at: str, background: bool
+) -> None:
+    """With ``--resume-interrupted`` a background response begins again; one in front of its client has lost it."""
+    async with dead_server(encoding, store_at) as (served, kept), reading(served, {"background": background}) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        kept.is_down = True
+        async with next_server(encoding, store_at, restarts=True) as after:
+            answer = await ended(after, response_id)
+            assert answer["status"] == ("completed" if background else "failed")
+            events = read_sse(await after.again(f"/v1/responses/{response_id}?stream=true"))
+            assert final(events).status == answer["status"]
+
+
+async def test_a_dead_server_holds_no_conversation(encoding: HarmonyEncoding, store_at: str) -> None:
+    """What a dead server was adding to a conversation is not added, and the conversation is free."""
+    async with dead_server(encoding, store_at) as (served, kept):
+        _, conversation = await served.post({}, "/v1/conversations")
+        body = {"input": "Hi", "conversation": conversation["id"]}
+        async with reading(served, body) as stream:
+            await stream.upto(b"output_text.delta")
+            kept.is_down = True
+            async with next_server(encoding, store_at) as after:
+                assert (await after.post(body))[1]["status"] == "completed"
+                _, items = await after.get(f"/v1/conversations/{conversation['id']}/items")
+                assert len(items["data"]) == 3
