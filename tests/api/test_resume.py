@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from typing import Any
 
 import openai
@@ -28,7 +27,7 @@ def rest(body: bytes, number: int) -> bytes:
     return b"".join(frame + b"\n\n" for frame in body.removesuffix(b"\n\n").split(b"\n\n")[number + 1 :])
 
 
-def numbers(body: bytes) -> Iterable[int]:
+def numbers(body: bytes) -> range:
     """The sequence numbers of a stream."""
     return range(body.count(b"\n\n") - 1)
 
