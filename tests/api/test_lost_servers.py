@@ -201,16 +201,18 @@ async def test_a_server_that_was_silent_lets_go(encoding: HarmonyEncoding, store
 
 
 async def test_an_outage_of_the_store_kills_nobody(encoding: HarmonyEncoding, store_at: str) -> None:
-    """When no server could beat for longer than a dead one is silent, all of them live on, with what they make."""
-    databases = [Faulty(database(store_at)) for _ in range(2)]
+    """When no server could beat, the first that can again waits for the others before it takes them for dead."""
+    one_s, others = (Faulty(database(store_at)) for _ in range(2))
     async with (
-        serving(endless(encoding), encoding, databases[0], heartbeat=0.1, stale=1.0) as one,
-        serving(quick(encoding), encoding, databases[1], heartbeat=0.1, stale=1.0),
+        serving(endless(encoding), encoding, one_s, heartbeat=0.1, stale=1.0) as one,
+        serving(quick(encoding), encoding, others, heartbeat=0.1, stale=1.0),
     ):
         response_id = await begun(one)
-        for is_down, seconds in ((True, 1.5), (False, 1.0)):
-            for faulty in databases:
-                faulty.is_down = is_down
-            await asyncio.sleep(seconds)
+        one_s.is_down = others.is_down = True
+        await asyncio.sleep(1.2)
+        others.is_down = False
+        await asyncio.sleep(0.3)
+        one_s.is_down = False
+        await asyncio.sleep(0.5)
         assert one.engine.running == 1
         assert (await found(one, response_id))["status"] == "in_progress"
