@@ -202,17 +202,17 @@ async def test_a_server_that_was_silent_lets_go(encoding: HarmonyEncoding, store
 
 async def test_an_outage_of_the_store_kills_nobody(encoding: HarmonyEncoding, store_at: str) -> None:
     """When no server could beat, the first that can again waits for the others before it takes them for dead."""
-    one_s, others = (Faulty(database(store_at)) for _ in range(2))
+    near, far = (Faulty(database(store_at)) for _ in range(2))
     async with (
-        serving(endless(encoding), encoding, one_s, heartbeat=0.1, stale=1.0) as one,
-        serving(quick(encoding), encoding, others, heartbeat=0.1, stale=1.0),
+        serving(endless(encoding), encoding, far, heartbeat=0.1, stale=1.0) as one,
+        serving(quick(encoding), encoding, near, heartbeat=0.1, stale=1.0) as other,
     ):
         response_id = await begun(one)
-        one_s.is_down = others.is_down = True
+        near.is_down = far.is_down = True
         await asyncio.sleep(1.2)
-        others.is_down = False
-        await asyncio.sleep(0.3)
-        one_s.is_down = False
+        near.is_down = False
+        await asyncio.sleep(0.2)
+        far.is_down = False
         await asyncio.sleep(0.5)
         assert one.engine.running == 1
-        assert (await found(one, response_id))["status"] == "in_progress"
+        assert (await found(other, response_id))["status"] == "in_progress"
