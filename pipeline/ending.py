@@ -202,9 +202,13 @@ class Follower:
             if type(event) is not kind or event.sequence_number != number or told(event) != expected:
                 break
             texts.append(event.delta)
+        self.take(texts)
+        return texts
+
+    def take(self, texts: Sequence[str]) -> None:
+        """Take the `deltas` of these texts, which are the next events."""
         self._text.write("".join(texts))
         self.number += len(texts)
-        return texts
 
     @property
     def _next(self) -> int:

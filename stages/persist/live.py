@@ -123,7 +123,7 @@ class LiveResponse:
         reader = LogReader(self._log, after)
         while True:
             for event in reader.read():
-                if isinstance(event, TerminalEvent):
+                if self.ended and isinstance(event, TerminalEvent):
                     await self._closed.wait()
                 yield event
             if reader.is_behind:

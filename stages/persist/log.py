@@ -170,30 +170,38 @@ class LogReader:
         self._after = after
         self._blocks_read = 0
         self._follower = Follower()
+        self._fresh: list[ResponseEvent] = []  # the log's own list when it was last read, up to this position
+        self._position = 0
 
     @property
     def is_behind(self) -> bool:
         """Whether there are events that were not read."""
         return self._after < self._log.last_number
 
-    def read(self) -> Iterator[ResponseEvent]:
+    def read(self) -> Sequence[ResponseEvent]:
         """Some of the events that were not read, in order: no more than a block of them, or those that are fresh.
 
         Nothing is decoded as long as the reader keeps up with the writer.
         """
-        for event in self._fresh() if self._after >= self._log.last_sealed else self._sealed():
-            if event.sequence_number > self._after:
-                self._after = event.sequence_number
-                yield event
+        if not self.is_behind:
+            return ()
+        events = self._next_fresh() if self._after >= self._log.last_sealed else self._next_block()
+        if events:
+            self._after = events[-1].sequence_number
+        return events
 
-    def _fresh(self) -> Iterable[ResponseEvent]:
+    def _next_fresh(self) -> Sequence[ResponseEvent]:
         fresh = self._log.fresh
-        return fresh[bisect_right(fresh, self._after, key=_number) :]
+        if fresh is not self._fresh:
+            self._fresh, self._position = fresh, bisect_right(fresh, self._after, key=_number)
+        position, self._position = self._position, len(fresh)
+        return fresh[position:]
 
-    def _sealed(self) -> Iterator[ResponseEvent]:
+    def _next_block(self) -> Sequence[ResponseEvent]:
         block = self._log.blocks[self._blocks_read]
         self._blocks_read += 1
-        return _read(block, self._follower, self._log.response)
+        events = _read(block, self._follower, self._log.response)
+        return [event for event in events if event.sequence_number > self._after]
 
 
 def read_blocks(response: Response, blocks: Iterable[Block]) -> Iterator[ResponseEvent]:
@@ -205,22 +213,24 @@ def read_blocks(response: Response, blocks: Iterable[Block]) -> Iterator[Respons
 
 def _read(block: Block, follower: Follower, response: Response) -> Iterator[ResponseEvent]:
     for entry in _decode_entries(block.data):
-        for event in _told(entry, follower, response):
+        if isinstance(entry, _Texts):
+            yield from follower.deltas(entry.texts)
+            follower.take(entry.texts)
+        else:
+            event = _told(entry, follower, response)
             follower.feed(event)
             yield event
 
 
-def _told(entry: _Entry, follower: Follower, response: Response) -> Iterator[ResponseEvent]:
-    """The events of an entry; each must be fed to the follower before the next."""
+def _told(entry: _Likely | int | bytes, follower: Follower, response: Response) -> ResponseEvent:
     match entry:
-        case _Texts(texts):
-            yield from follower.deltas(texts)
         case _Likely(text, logprobs):
-            yield from follower.deltas([text], logprobs)
+            return follower.deltas([text], logprobs)[0]
         case int(number):
-            yield next(islice(follower.guesses(response), number, None))
+            return next(islice(follower.guesses(response), number, None))
         case bytes():
-            yield _decode_event(entry)
+            event: ResponseEvent = _decode_event(entry)
+            return event
 
 
 def _number(event: ResponseEvent) -> int:

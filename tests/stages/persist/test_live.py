@@ -193,7 +193,7 @@ async def test_much_is_stored_at_once(live: LiveResponses) -> None:
     assert await stored_events(live.store) == events
 
 
-async def test_the_end_is_stored_with_all_that_belongs_to_it(live: LiveResponses) -> None:
+async def test_b16_the_end_is_stored_with_all_that_belongs_to_it(live: LiveResponses) -> None:
     """Once it has ended a response is in the store: as it ended, with input, tokens and events, and no longer here."""
     run = begun(live)
     run.tokens["rs_10000"] = (1, 2)
