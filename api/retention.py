@@ -11,11 +11,12 @@ from stages.persist.store import Store
 logger = logging.getLogger(__name__)
 
 PERIOD = 3600.0
-"""Seconds between two sweeps."""
+"""Seconds between two sweeps at most: what is kept for less is looked after more often."""
 
 
 async def keep_sweeping(store: Store, keep_responses: float, keep_streams: float) -> None:
     """Sweep now, and again and again: what ended so many seconds ago goes, its stream first."""
+    period = min(PERIOD, max(1.0, min(keep_responses, keep_streams)))
     while True:
         try:
             left = await store.sweep(keep_responses, keep_streams)
@@ -24,4 +25,4 @@ async def keep_sweeping(store: Store, keep_responses: float, keep_streams: float
         else:
             days = left.oldest_age / 86400
             logger.info("Stored: %d responses, %.1f MB, %.1f days", left.responses, left.bytes / 1e6, days)
-        await asyncio.sleep(PERIOD)
+        await asyncio.sleep(period)

@@ -21,17 +21,25 @@ import uvloop
 from pydantic_settings import CliApp
 
 from api.settings import Settings
+from pipeline.frames import Prompt
 from server import log_to_stderr, serve
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import load_encoding
 from tests.api.scripts import COUNT, HELLO
 from tests.serving import Asked
 
-SCRIPTS = {"quick": (HELLO, 0.0), "slow": (COUNT, 0.02)}
+SCRIPTS = {"quick": (HELLO, 0.0), "brisk": (HELLO, 0.002), "slow": (COUNT, 0.02)}
 """By name: what the engine says, and the seconds before each token."""
 
 STARTING = 60.0
 """Seconds in which a server is up, on a machine that is busy."""
+
+
+class Unheard(list[Prompt]):
+    """The prompts of an engine that nobody asks for them: it may get any number."""
+
+    def append(self, prompt: Prompt) -> None:
+        """Forget it."""
 
 
 @dataclass
@@ -52,6 +60,11 @@ class Process(Asked):
             while not await self._answers():
                 assert self._process.returncode is None, self.log.read_text()
                 await asyncio.sleep(0.05)
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
 
     async def kill(self, number: signal.Signals = signal.SIGKILL) -> int:
         """End it by a signal; what it returns to its parent."""
@@ -94,7 +107,7 @@ def main() -> None:
     log_to_stderr(settings.log_level)
     text, latency = SCRIPTS[settings.model]
     script = Script(load_encoding().encode_markup(text), latency=latency)
-    engine = ScriptedEngine(script, models=(settings.model,))
+    engine = ScriptedEngine(script, models=(settings.model,), prompts=Unheard())
     uvloop.run(serve(settings, lambda _: nullcontext(engine)))
 
 
