@@ -57,6 +57,9 @@ class PostgresDatabase:
                 self._readers = await asyncpg.create_pool(self._url, min_size=1, max_size=_READERS, **_SETTINGS)
         except (Unavailable, Refused) as exc:
             raise StoreFailed(f"The store {_place(self._url)} cannot be opened: {exc}.") from None
+        finally:
+            if self._readers is None:
+                self._lose_connection()
 
     async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
         """Carry out the units in one transaction."""
@@ -145,8 +148,10 @@ def _named_errors() -> Iterator[None]:
     except asyncpg.PostgresError as exc:
         state = str(getattr(exc, "sqlstate", ""))
         raise (Refused if state.startswith(_FOR_EVER) else Unavailable)(str(exc)) from exc
+    except ValueError as exc:
+        raise Refused("what it was given cannot be understood") from exc
     except asyncpg.InterfaceError as exc:
-        raise (Refused if isinstance(exc, ValueError) else Unavailable)(str(exc)) from exc
+        raise Unavailable(str(exc)) from exc
     except OSError as exc:
         raise Unavailable(str(exc) or "it does not answer") from exc
 
