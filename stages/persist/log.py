@@ -4,10 +4,15 @@ Whoever knows an item's deltas can tell the events that close it, and whoever kn
 end it.  So a block of the log holds the texts of deltas, the whole of those events that nobody can tell, as those that
 open items, and for all others the number of the right one among the guesses of `Follower`.  Writer and reader follow
 the same events, hence make the same guesses.
+
+What begins a response is told from how it ended.  So a stage that changes, only at the end, what the response says of
+its request, which no stream may, is read as if it had said so from the beginning.
 """
 
 from __future__ import annotations
 
+import sys
+from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -62,16 +67,23 @@ class EventLog:
     """The machine: the log of one run, which is written at its end and read from anywhere.
 
     ``response`` is the response so far, and how it ended once that event is sealed.  The events since the last block
-    are ``fresh``: kept as they are.  Events come in the order of their numbers.
+    are ``fresh``: kept as they are.  All blocks are one stretch of bytes, because objects of their own would weigh more
+    than what is in them.  Events come in the order of their numbers.
     """
 
     def __init__(self, response: Response, blocks: Iterable[Block] = ()) -> None:
         self.response = response
-        self.blocks: list[Block] = []
         self.fresh: list[ResponseEvent] = []
         self._follower = Follower()
+        self._data = bytearray()
+        self._ends = array("q", [0])  # where each block ends in there, and the first begins
         for block in blocks:
             self.load(block)
+
+    @property
+    def size(self) -> int:
+        """Bytes that the blocks take."""
+        return sys.getsizeof(self._data) + sys.getsizeof(self._ends)
 
     @property
     def last_number(self) -> int:
@@ -90,9 +102,9 @@ class EventLog:
 
     def load(self, block: Block) -> None:
         """Take the next block of a log that was stored."""
-        for _ in _read(block, self._follower, self.response):
+        for _ in _read(block.data, self._follower, self.response):
             pass
-        self.blocks.append(block)
+        self._keep(block.data)
 
     def append(self, event: ResponseEvent) -> None:
         """Take the next event."""
@@ -132,6 +144,11 @@ class EventLog:
         while reader.is_behind:
             yield from reader.read()
 
+    def sealed(self, number: int) -> bytes:
+        """What is in the block of that number."""
+        begin, end = self._ends[number : number + 2]
+        return bytes(self._data[begin:end])
+
     def _entries(self, events: Sequence[ResponseEvent]) -> list[_Entry]:
         """What to write of the next events."""
         entries, at = list[_Entry](), 0
@@ -158,8 +175,13 @@ class EventLog:
     def _block(self, events: Sequence[ResponseEvent], entries: list[_Entry]) -> Block | None:
         if not events:
             return None
-        self.blocks.append(Block(events[0].sequence_number, len(events), _encode(entries)))
-        return self.blocks[-1]
+        block = Block(events[0].sequence_number, len(events), _encode(entries))
+        self._keep(block.data)
+        return block
+
+    def _keep(self, data: bytes) -> None:
+        self._data += data
+        self._ends.append(len(self._data))
 
 
 class LogReader:
@@ -198,9 +220,8 @@ class LogReader:
         return fresh[position:]
 
     def _next_block(self) -> Sequence[ResponseEvent]:
-        block = self._log.blocks[self._blocks_read]
+        events = _read(self._log.sealed(self._blocks_read), self._follower, self._log.response)
         self._blocks_read += 1
-        events = _read(block, self._follower, self._log.response)
         return [event for event in events if event.sequence_number > self._after]
 
 
@@ -208,11 +229,11 @@ def read_blocks(response: Response, blocks: Iterable[Block]) -> Iterator[Respons
     """The events of a log that was stored; ``response`` is the response so far, or as it ended."""
     follower = Follower()
     for block in blocks:
-        yield from _read(block, follower, response)
+        yield from _read(block.data, follower, response)
 
 
-def _read(block: Block, follower: Follower, response: Response) -> Iterator[ResponseEvent]:
-    for entry in _decode_entries(block.data):
+def _read(data: bytes, follower: Follower, response: Response) -> Iterator[ResponseEvent]:
+    for entry in _decode_entries(data):
         if isinstance(entry, _Texts):
             yield from follower.deltas(entry.texts)
             follower.take(entry.texts)

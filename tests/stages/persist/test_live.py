@@ -126,7 +126,7 @@ async def test_a_reader_who_was_further_is_told_the_end(live: LiveResponses) -> 
     run.break_off(RunInterrupted())
     (last,) = await read(run, 50)
     assert last == (await read(run))[-1]
-    assert [event async for event in replayed(run.response, [*run._log.blocks], 50)] == [last]
+    assert [event async for event in replayed(run.response, await live.store.blocks("resp_1"), 50)] == [last]
 
 
 async def test_a_slow_reader_holds_up_nobody(live: LiveResponses) -> None:
@@ -154,7 +154,8 @@ async def test_reading_a_long_log_leaves_the_loop_to_others(live: LiveResponses)
     events = written((started(), *message(*"word " * 1000), finished()))
     run = begun(live)
     await ended(run, events)
-    for reading in (run.follow(), replayed(run.response, run._log.blocks)):
+    blocks = await live.store.blocks("resp_1")
+    for reading in (run.follow(), replayed(run.response, blocks)):
         turns = 0
 
         async def count() -> None:
@@ -166,7 +167,7 @@ async def test_reading_a_long_log_leaves_the_loop_to_others(live: LiveResponses)
         counting = asyncio.create_task(count())
         assert [event async for event in reading] == events
         counting.cancel()
-        assert turns >= len(run._log.blocks) - 2
+        assert turns >= len(blocks) - 2
 
 
 # What the store gets

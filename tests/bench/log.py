@@ -1,0 +1,57 @@
+"""What the event log takes and costs: bytes that stay for a token, and microseconds to keep it and to read it again."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from itertools import cycle, islice
+from pathlib import Path
+
+from pipeline.frames import GenerationStarted, ItemClosed, ItemDelta, ParsedFrame, ReasoningOpened, TurnFinished
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.response import Response
+from pipeline.record import read_frames
+from stages.persist.log import EventLog
+from tests.building import written
+
+RECORDING = Path(__file__).parents[2] / "fixtures/harmony/long_reasoning/parsed.jsonl"
+TOKENS = 16_000
+ROUNDS = 15
+
+BLOCKS = (5, 25, 250)
+"""Events in a quarter of a second, at 20, 100 and 1,000 tokens per second."""
+
+
+def thinking() -> tuple[Response, list[ResponseEvent]]:
+    """A response, and its events: it thinks for long, in the words of the recording, a token each."""
+    started, *frames = read_frames(RECORDING, ParsedFrame)
+    assert isinstance(started, GenerationStarted)
+    words = [frame for frame in frames if isinstance(frame, ItemDelta)]
+    end = TurnFinished("stop", cached_tokens=0, output_tokens=TOKENS, reasoning_tokens=TOKENS, duration=1.0)
+    thoughts = islice(cycle(words), TOKENS)
+    return started.response, written((started, ReasoningOpened(), *thoughts, ItemClosed(complete=True), end))
+
+
+def kept(response: Response, events: list[ResponseEvent], size: int) -> tuple[float, float, float]:
+    """Bytes for a token, objects included, and microseconds to write and to read it, in blocks of that size."""
+    log, started = EventLog(response), time.process_time()
+    for number, event in enumerate(events, start=1):
+        log.append(event)
+        if number % size == 0:
+            log.seal()
+    log.seal()
+    sealed = time.process_time()
+    assert sum(1 for _ in log.read()) == len(events)
+    took = time.process_time() - sealed
+    return log.size / TOKENS, (sealed - started) * 1e6 / TOKENS, took * 1e6 / TOKENS
+
+
+def log_figures() -> str:
+    """The medians, for people to read."""
+    response, events = thinking()
+    lines = ["events in a block   bytes per token   us to keep one   us to read it again"]
+    for size in BLOCKS:
+        rounds = [kept(response, events, size) for _ in range(ROUNDS)]
+        held, write, read = (statistics.median(column) for column in zip(*rounds, strict=True))
+        lines.append(f"{size:17d}{held:18.1f}{write:17.2f}{read:22.2f}")
+    return "\n".join(lines)
