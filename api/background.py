@@ -14,6 +14,7 @@ from functools import partial
 from typing import TypeAlias
 
 from api.admission import Admission
+from api.log import told
 from pipeline.errors import EngineOverloaded, StageError, StoreFailed
 from pipeline.frames import Conversation
 from pipeline.logs import current_response
@@ -50,7 +51,10 @@ class Background:
     def add(self, run: LiveResponse) -> None:
         """Let a response that is queued, in the store too, run when it is its turn."""
         self._waiting[run.response.id] = run
-        self._begin_next()
+        if self.admission.stopping:
+            self.release()
+        else:
+            self._begin_next()
 
     def interrupt(self, response_id: str) -> None:
         """Take a response out, whether it waits or runs."""
@@ -73,7 +77,7 @@ class Background:
                 self.interrupt(run.response.id)
 
     def _begin_next(self) -> None:
-        while self._waiting and len(self._tasks) < self.limit and not self.admission.stopping:
+        while self._waiting and len(self._tasks) < self.limit:
             response_id = next(iter(self._waiting))
             task = asyncio.create_task(self._run(self._waiting.pop(response_id)))
             self._tasks[response_id] = task
@@ -88,6 +92,7 @@ class Background:
         with self.admission.one():
             while not await self._made(run):
                 await asyncio.sleep(PATIENCE)
+        logger.info("In the background: %s", told(run.response))
 
     async def _made(self, run: LiveResponse) -> bool:
         """Make a response; False where it has to wait longer, because engine or store are busy."""
@@ -101,7 +106,7 @@ class Background:
             logger.info("Response %s has to wait: %s", run.response.id, error)
             return False
         except Exception as error:
-            told = error.__cause__ if isinstance(error, StageError) else error
-            logger.warning("Response %s could not begin: %s", run.response.id, error, exc_info=told)
+            cause = error.__cause__ if isinstance(error, StageError) else error
+            logger.warning("Response %s could not begin: %s", run.response.id, error, exc_info=cause)
             run.break_off(error)
         return True

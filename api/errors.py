@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
@@ -12,11 +13,13 @@ from aiohttp import web
 from api.answers import ErrorBody, Problem
 from pipeline.errors import (
     BodyTooLarge,
+    ConversationLocked,
     EngineOverloaded,
     InvalidRequest,
     ServerStopping,
     ServerUnreachable,
     StageError,
+    StoreFailed,
     Unauthorized,
 )
 
@@ -26,6 +29,9 @@ STREAMING: web.RequestKey[bool] = web.RequestKey("streaming", bool)
 """Set on a request from when the headers of its stream go out."""
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_PASSING = (ConversationLocked, EngineOverloaded, ServerStopping, ServerUnreachable, StoreFailed)
+"""What may be over when the same request comes again."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -37,7 +43,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         return await handler(request)
     except ConnectionResetError:
         logger.debug("A client left in the middle of its stream")
-        raise
+        raise asyncio.CancelledError from None  # as when aiohttp sees it first; it would log anything else as a bug
     except Exception as error:
         if request.get(STREAMING):
             raise
@@ -65,12 +71,11 @@ def _answer(request: web.Request, error: Exception) -> web.Response:
 def refusal(error: StageError) -> web.Response:
     """The answer to a request that ``error`` ended before it began."""
     answer = _error_body(error.status, error.message, error.type, error.param, error.code)
-    if isinstance(error, EngineOverloaded | ServerStopping | ServerUnreachable):
-        logger.warning("%s", error.message)
+    if isinstance(error, _PASSING):
         answer.headers["Retry-After"] = "1"
     elif isinstance(error, Unauthorized):
         answer.headers["WWW-Authenticate"] = "Bearer"
-    elif not isinstance(error, InvalidRequest):
+    if not isinstance(error, InvalidRequest):
         logger.warning("%s", error.message, exc_info=error.__cause__)
     return answer
 

@@ -13,7 +13,7 @@ from pipeline.protocol.response import Response
 logger = logging.getLogger(__name__)
 
 ANSWERED: web.RequestKey[Response] = web.RequestKey("answered", Response)
-"""The response that a request was about, as it ended."""
+"""The response that a request made, as it ended, or as it is to be made in the background."""
 
 
 @web.middleware
@@ -34,8 +34,10 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
 
 def _outcome(request: web.Request) -> str:
     response = request.get(ANSWERED)
-    if response is None:
-        return ""
+    return "" if response is None else f", {told(response)}"
+
+
+def told(response: Response) -> str:
+    """What became of a response, and its tokens."""
     usage = response.usage
-    tokens = f", {usage.input_tokens} tokens in, {usage.output_tokens} out" if usage else ""
-    return f", {response.status}{tokens}"
+    return response.status + (f", {usage.input_tokens} tokens in, {usage.output_tokens} out" if usage else "")

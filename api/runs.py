@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -257,12 +257,14 @@ class Runs:
 
     async def cancel(self, run: LiveResponse) -> Response:
         """End a response, unless it ends by itself meanwhile; returns it as it has ended."""
-        response_id = run.response.id
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(CANCEL_WAIT):
-                if await self.engine.cancel(response_id):
+                if await self.engine.cancel(run.response.id):
                     await run.wait()
-        self._break_off(run, None)
+        except TimeoutError:
+            logger.warning("Response %s does not end by itself", run.response.id)
+        finally:
+            self._break_off(run, None)
         return run.response
 
     async def drain(self, seconds: float) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from api.background import Background
 from pipeline.errors import RunInterrupted, StoreFailed
@@ -25,15 +27,25 @@ class Settling:
     live: LiveResponses
     background: Background
     restarts: bool
+    _claimed: deque[Orphan] = field(default_factory=deque)
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def settle(self) -> None:
-        """Settle all that no other server is at; what fails is left for the next time."""
-        try:
-            for orphan in await self.store.orphans():
-                if await self.store.claim(orphan):
-                    await self._settle(orphan)
-        except StoreFailed:
-            logger.exception("What dead servers left could not be settled")
+        """Settle what no other server is at; where the store fails, the rest is left for the next time."""
+        async with self._lock:
+            try:
+                await self._claim()
+                while self._claimed:
+                    await self._settle(self._claimed[0])
+                    self._claimed.popleft()
+            except StoreFailed:
+                logger.exception("What dead servers left could not be settled yet")
+
+    async def _claim(self) -> None:
+        """Take over what is left; it is remembered, as no server would find it again."""
+        for orphan in await self.store.orphans():
+            if await self.store.claim(orphan):
+                self._claimed.append(orphan)
 
     async def _settle(self, orphan: Orphan) -> None:
         response = orphan.stored.response

@@ -75,7 +75,7 @@ async def send(
             return answer
         await write(DONE)
     await answer.write_eof()
-    if isinstance(event, TerminalEvent):
+    if isinstance(event, TerminalEvent) and request.method == "POST":  # told of where it was made, and only there
         request[ANSWERED] = event.response
     return answer
 
