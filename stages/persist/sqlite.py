@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from pipeline.errors import StoreFailed
-from stages.persist.database import NOW, SHARED, Refused, Row, Statement, Unavailable, Unit, Value
+from stages.persist.database import BATCH, NOW, SHARED, Refused, Row, Statement, Unavailable, Unit, Value
 from stages.persist.schema import SQLITE, newer
 from stages.persist.statements import bulks
 
 T = TypeVar("T")
+
+_NAMES = tuple(str(number) for number in range(1, BATCH + 100))
+"""Of the arguments of a statement."""
 
 _BUSY_SECONDS = 5.0
 """How long one process waits for another that is writing to the same file."""
@@ -115,7 +118,7 @@ def _translated(sql: str) -> str:
 
 def _named(arguments: Sequence[Value]) -> dict[str, Value]:
     """The arguments as sqlite3 takes them for ``$1``."""
-    return {str(number): value for number, value in enumerate(arguments, 1)}
+    return dict(zip(_NAMES, arguments, strict=False))
 
 
 def _connect(file: Path, undo: ExitStack) -> sqlite3.Connection:

@@ -92,11 +92,11 @@ class Writer:
 
     def _queued(self, unit: Unit, keys: tuple[str, ...]) -> _Change:
         self.check_open()
-        size = sum(_size(statement.arguments) for statement in unit.statements)
-        change = _Change(unit, keys, asyncio.get_running_loop().create_future(), size)
+        change = _Change(unit, keys, asyncio.get_running_loop().create_future(), _size(unit))
         self._queue.append(change)
-        self._last |= dict.fromkeys(keys, change)
-        self.backlog += size
+        for key in keys:
+            self._last[key] = change
+        self.backlog += change.size
         if self._flushing is None:
             self._flushing = asyncio.create_task(self._flush())
         return change
@@ -205,9 +205,13 @@ class Writer:
             _fail(self._take_out(change), StoreFailed("The store was closed before it could be reached."))
 
 
-def _size(arguments: Iterable[object]) -> int:
-    """About how many bytes the arguments of a statement take."""
-    return sum(len(value) if isinstance(value, str | bytes) else 8 for value in arguments)
+def _size(unit: Unit) -> int:
+    """About how many bytes a unit takes."""
+    size = 0
+    for statement in unit.statements:
+        for value in statement.arguments:
+            size += len(value) if isinstance(value, str | bytes) else 8
+    return size
 
 
 def _names(changes: Iterable[_Change]) -> Iterable[str]:

@@ -1,0 +1,124 @@
+"""How fast the store makes things durable, against what the disk can do by itself in the same run.
+
+An append is a block of 4 KB of a run's events; an upsert is a response of 4 KB that begins and ends.  Each writer waits
+until its own is durable before it goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TypeAlias
+
+from stages.persist.log import Block
+from stages.persist.store import Store
+from tests.databases import opened
+from tests.postgres import empty_schema, running
+from tests.stages.persist.samples import begun, keep, stored
+
+SECONDS = 2.0
+WRITERS = (1, 64)
+BLOCK = bytes(range(256)) * 16
+TEXT = "lorem ipsum " * 300
+
+Work: TypeAlias = Callable[[int, int], Awaitable[None]]
+"""What a writer does, by its own number and by how often it has."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """How often per second, and how long 99 of 100 took at most, in milliseconds."""
+
+    rate: float
+    p99: float
+
+    def __str__(self) -> str:
+        return f"{self.rate:11,.0f}{self.p99:9.1f}"
+
+
+async def store_figures() -> str:
+    """A table."""
+    with TemporaryDirectory() as folder:
+        bare = bare_figure(Path(folder))
+        lines = [f"{'pwrite + fdatasync of 4 KB':30s}{1:8d}{bare}{1:9.2f}"]
+        async with opened(str(Path(folder) / "store.sqlite3")) as store:
+            lines += [line async for line in _lines("SQLite", store, bare)]
+    async with _postgres() as store:
+        lines += [line async for line in _lines("PostgreSQL", store, bare)]
+    head = f"{'durable, each writer waits':30s}{'writers':>8s}{'per second':>11s}{'p99, ms':>9s}{'to bare':>9s}"
+    return "\n".join([head, *lines])
+
+
+@asynccontextmanager
+async def _postgres() -> AsyncIterator[Store]:
+    """A store in a server that survives a power failure."""
+    with running("fsync=on") as server:
+        async with empty_schema(server) as url, opened(url) as store:
+            yield store
+
+
+async def _lines(name: str, store: Store, bare: Figure) -> AsyncIterator[str]:
+    for writers in WRITERS:
+        for what, work in (("appends", partial(_append, store)), ("upserts", partial(_upsert, store))):
+            for writer in range(writers):
+                store.begin(begun(stored(_run(writer))))
+            figure = await _measure(work, writers)
+            yield f"{f'{name}, {what}':30s}{writers:8d}{figure}{figure.rate / bare.rate:9.2f}"
+
+
+async def _measure(work: Work, writers: int) -> Figure:
+    durations: list[float] = []
+    end = time.perf_counter() + SECONDS
+
+    async def write(writer: int) -> None:
+        for number in count():
+            started = time.perf_counter()
+            if started > end:
+                return
+            await work(writer, number)
+            durations.append(time.perf_counter() - started)
+
+    await asyncio.gather(*map(write, range(writers)))
+    return _figure(durations)
+
+
+def bare_figure(folder: Path) -> Figure:
+    """What the disk does for one writer that writes nothing else."""
+    durations = []
+    file = os.open(folder / "bare", os.O_CREAT | os.O_WRONLY)
+    end = time.perf_counter() + SECONDS
+    while (started := time.perf_counter()) < end:
+        os.pwrite(file, BLOCK, len(durations) * len(BLOCK))
+        os.fdatasync(file)
+        durations.append(time.perf_counter() - started)
+    os.close(file)
+    return _figure(durations)
+
+
+def _figure(durations: list[float]) -> Figure:
+    return Figure(len(durations) / SECONDS, statistics.quantiles(durations, n=100)[98] * 1e3)
+
+
+_numbers = count()
+
+
+async def _append(store: Store, writer: int, number: int) -> None:
+    store.append(_run(writer), Block(next(_numbers), 1, BLOCK))
+    await store._writer.settled(_run(writer))
+
+
+async def _upsert(store: Store, writer: int, number: int) -> None:
+    await keep(store, stored(f"resp_{next(_numbers)}", instructions=TEXT))
+
+
+def _run(writer: int) -> str:
+    return f"resp_of_{writer}"
