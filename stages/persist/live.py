@@ -14,7 +14,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from pipeline.ending import last_event
-from pipeline.errors import ServerStopping
+from pipeline.errors import RunInterrupted, ServerStopping
 from pipeline.frames import GenerationStarted, TokenIds
 from pipeline.protocol.events import ResponseEvent, TerminalEvent
 from pipeline.protocol.response import Response
@@ -107,7 +107,9 @@ class LiveResponse:
         self._live.store.start(self.response)
 
     def hand_over(self) -> None:
-        """Leave the response to another server: nothing more is heard of it here."""
+        """Leave the response to another server, unless it has ended: nothing more is heard of it here."""
+        if self.ended:
+            return
         self._moved = True
         self._stop()
         self._closed.set()
@@ -135,7 +137,7 @@ class LiveResponse:
             else:
                 self._news.clear()
                 await self._news.wait()
-        if after > self._log.last_number:
+        if _is_ahead(after, self._log.last_number, self.response):
             yield last_event(self._log.last_number, self.response)
 
     async def wait(self) -> None:
@@ -246,5 +248,14 @@ async def replayed(response: Response, blocks: Iterable[Block], after: int = -1)
         number = event.sequence_number
         if number > after:
             yield event
-    if after > number:
+    if _is_ahead(after, number, response):
         yield last_event(number, response)
+
+
+def _is_ahead(after: int, last: int, response: Response) -> bool:
+    """Whether a reader may have seen what nobody can tell any more: the last words of a server that was killed.
+
+    Its numbers then stand for other events, that of the last one included.
+    """
+    killed = response.error is not None and response.error.message == RunInterrupted().message
+    return after > last or (killed and after == last)

@@ -392,6 +392,14 @@ async def test_v2_readers_are_sent_to_the_server_that_goes_on(live: LiveResponse
     assert kept.response.status == "queued"
 
 
+async def test_what_has_ended_is_left_to_nobody(live: LiveResponses) -> None:
+    """A server that stops in the moment of a cancel tells the readers of the end, and not to look elsewhere."""
+    run = await accepted(live)
+    run.break_off(None)
+    run.hand_over()
+    assert types(await read(run)) == ["created", "queued", "incomplete"]
+
+
 async def test_v1_what_a_dead_server_left_is_ended(live: LiveResponses) -> None:
     """The log that it stored is ended as if it had been written here."""
     head = begun(live, EVENTS[:9])
