@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
 from pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
+from stages.generate.workers import mark_workers
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -257,6 +258,7 @@ def start_vllm(model: str, arguments: Sequence[str]) -> VllmEngine:
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    mark_workers()
     engine_args, modules = _read_arguments(["--model", model, *arguments])
     config = engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT)
     if (kind := config.model_config.hf_config.model_type) != "gpt_oss":
