@@ -14,16 +14,25 @@ from pipeline.frames import Origin
 from pipeline.protocol.items import InputText, Item, Message
 from stages.persist.store import Store, StoredResponse
 from tests.databases import opened
-from tests.stages.persist.samples import ITEMS, begun, conversation, in_conversation, keep, queued, request, stored
+from tests.stages.persist.samples import (
+    ITEMS,
+    begun,
+    conversation,
+    in_conversation,
+    keep,
+    queued,
+    request,
+    stop_hearts,
+    stored,
+)
 
-STALE = 0.3
 TOPIC = {"topic": "snakes 🐍"}
 
 
 @pytest.fixture
 async def other(store_at: str) -> AsyncIterator[Store]:
-    """A second server over the same store, which takes the first for dead very soon."""
-    async with opened(store_at, stale=STALE) as store:
+    """A second server over the same store."""
+    async with opened(store_at) as store:
         yield store
 
 
@@ -198,7 +207,26 @@ async def test_one_response_at_a_time(store: Store, other: Store) -> None:
     with pytest.raises(ConversationLocked):
         await store.conversations.lock("conv_1", "", "resp_2", 2)
     store.conversations.unlock("conv_1", "resp_1")
+    assert await store.conversations.get("conv_1", "") == conversation()  # which waits for it
     await other.conversations.lock("conv_1", "", "resp_2", 2)
+
+
+async def test_what_a_response_has_read_stays_until_it_ends(store: Store, other: Store) -> None:
+    """While a response holds the conversation nobody changes its items; a dead server's hold is none."""
+    await store.servers.join("http://one")
+    await store.conversations.create(conversation(), "", ITEMS[:2])
+    await store.conversations.lock("conv_1", "", "resp_1", 2)
+    for each in (store, other):
+        with pytest.raises(ConversationLocked):
+            await each.conversations.add_items("conv_1", "", ITEMS[2:3])
+        with pytest.raises(ConversationLocked):
+            await each.conversations.delete_item("conv_1", "", "msg_1")
+        assert not await each.conversations.delete_item("conv_1", "", "msg_none")
+    assert await items(store) == ITEMS[:2]
+    await stop_hearts(store)
+    assert await other.conversations.add_items("conv_1", "", ITEMS[2:3])
+    assert await other.conversations.delete_item("conv_1", "", "msg_1")
+    assert await items(store) == ITEMS[1:3]
 
 
 async def test_a_request_that_leaves_while_it_locks_leaves_no_lock(store: Store) -> None:
@@ -217,7 +245,7 @@ async def test_the_lock_of_a_dead_server_is_free(store: Store, other: Store) -> 
     await store.servers.join("http://one")
     await store.conversations.create(conversation(), "")
     await store.conversations.lock("conv_1", "", "resp_1", 0)
-    await asyncio.sleep(STALE + 0.1)
+    await stop_hearts(store)
     await other.conversations.lock("conv_1", "", "resp_2", 0)
     await store.end(in_conversation("resp_1", ITEMS[0], store=False), None)
     assert await items(store) == ()

@@ -13,15 +13,13 @@ from pipeline.frames import Origin
 from stages.persist.log import Block
 from stages.persist.store import Orphan, Server, Store
 from tests.databases import opened
-from tests.stages.persist.samples import ITEMS, begun, damage, keep, queued, request, stored
-
-STALE = 0.3
+from tests.stages.persist.samples import ITEMS, begun, damage, keep, queued, request, stop_hearts, stored
 
 
 @pytest.fixture
 async def other(store_at: str) -> AsyncIterator[Store]:
-    """A second server over the same store, which takes the first for dead very soon."""
-    async with opened(store_at, stale=STALE) as store:
+    """A second server over the same store."""
+    async with opened(store_at) as store:
         yield store
 
 
@@ -74,7 +72,7 @@ async def test_the_runner_of_a_response_is_known(store: Store, other: Store) -> 
     await accept(store, "resp_2")
     for response_id in ("resp_1", "resp_2"):
         assert await other.runner(response_id) == Server(store.server_id, "http://one", is_alive=True)
-    await asyncio.sleep(STALE + 0.1)
+    await stop_hearts(store)
     assert await other.runner("resp_1") == Server(store.server_id, "http://one", is_alive=False)
     await store.servers.beat()
     assert await other.runner("resp_1") == Server(store.server_id, "http://one", is_alive=True)
@@ -105,7 +103,7 @@ async def test_the_responses_of_a_dead_server_are_orphans(store: Store, other: S
     background = queued("resp_2", created_at=1)
     await store.accept(background, request(background))
     await keep(store, stored("resp_3"))
-    await asyncio.sleep(STALE + 0.1)
+    await stop_hearts(store)
     assert await other.orphans() == (
         Orphan(background, store.server_id, is_background=True),
         Orphan(foreground, store.server_id, is_background=False),
@@ -145,7 +143,7 @@ async def test_a_server_that_lives_again_keeps_its_runs(store: Store, other: Sto
     await store.servers.join("http://one")
     store.begin(begun(stored("resp_1")))
     await store._writer.settled()
-    await asyncio.sleep(STALE + 0.1)
+    await stop_hearts(store)
     (orphan,) = await other.orphans()
     await store.servers.beat()
     assert not await other.claim(orphan)
