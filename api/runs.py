@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -258,11 +258,10 @@ class Runs:
     async def cancel(self, run: LiveResponse) -> Response:
         """End a response, unless it ends by itself meanwhile; returns it as it has ended."""
         try:
-            async with asyncio.timeout(CANCEL_WAIT):
-                if await self.engine.cancel(run.response.id):
-                    await run.wait()
-        except TimeoutError:
-            logger.warning("Response %s does not end by itself", run.response.id)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CANCEL_WAIT):
+                    if await self.engine.cancel(run.response.id):
+                        await run.wait()
         finally:
             self._break_off(run, None)
         return run.response

@@ -11,11 +11,13 @@ from pydantic_settings import CliApp
 
 from api.settings import Settings
 from pipeline.logs import name_response
-from server import assembled, log_to_stderr
+from server import assembled, database, log_to_stderr
 from stages.generate.scripted import ScriptedEngine
 from stages.normalize.normalize import Normalize
 from stages.persist.database import Nowhere
 from stages.persist.live import LiveResponses
+from stages.persist.postgres import PostgresDatabase
+from stages.persist.sqlite import SqliteDatabase
 from stages.persist.store import Store
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -73,8 +75,33 @@ def test_every_handler_of_the_log_names_the_response(monkeypatch: pytest.MonkeyP
     assert all(name_response in handler.filters for handler in root.handlers)
 
 
-@pytest.mark.parametrize("option", [{"keep_alive": 0}, {"max_body_bytes": 0}, {"port": 99_999}, {"drain_timeout": -1}])
+@pytest.mark.parametrize(
+    "option", [{"keep_alive": 0}, {"max_body_bytes": 0}, {"port": 99_999}, {"drain_timeout": -1}, {"max_background": 0}]
+)
 def test_numbers_that_make_no_sense_are_refused(option: dict[str, int]) -> None:
     """A bad setting ends the start with a message, and is never taken for something else."""
     with pytest.raises(ValidationError):
         Settings.model_validate({"engine_arguments": []} | option)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"), [("30d", 2_592_000), ("12h", 43_200), ("5m", 300), ("90s", 90), ("90", 90), ("1.5h", 5_400)]
+)
+def test_durations_are_said_in_any_unit(said: str, seconds: float) -> None:
+    """What is a time on the command line is a number of seconds, or a number with the letter of its unit."""
+    chosen = CliApp.run(Settings, cli_args=["tiny", "--store-ttl", said, "--drain-timeout", said])
+    assert (chosen.store_ttl, chosen.drain_timeout) == (seconds, seconds)
+
+
+@pytest.mark.parametrize("said", ["soon", "-1", "1y", "nan", "inf", ""])
+def test_what_is_no_duration_is_refused(said: str) -> None:
+    """A time that nobody can count ends the start."""
+    with pytest.raises(ValidationError):
+        Settings.model_validate({"engine_arguments": [], "stream_ttl": said})
+
+
+def test_the_store_is_a_file_or_a_database() -> None:
+    """``--store`` takes the path of a file, and the URL of a PostgreSQL database in both of its spellings."""
+    assert isinstance(database("responses.sqlite3"), SqliteDatabase)
+    for scheme in ("postgresql", "postgres"):
+        assert isinstance(database(f"{scheme}://me@localhost/penstock"), PostgresDatabase)

@@ -200,15 +200,19 @@ class LiveResponses:
         return run if run is not None and run.origin.owner == owner else None
 
     def queue(self, stored: StoredResponse) -> LiveResponse:
-        """Take a response that is in the store's queue: the first events of its log say that it waits."""
+        """Take a response that is in the store's queue: the first events of its log say that it waits.
+
+        As there may be many, its input is left to the store until it begins.
+        """
         log = EventLog(stored.response)
         log.begin()
-        return self._add(stored, log)
+        return self._add(replace(stored, input=()), log)
 
     def begin(self, started: GenerationStarted) -> LiveResponse:
         """The run of a response that begins, which may have waited here; the store learns of it without a wait."""
         run = self._runs.get(started.response.id)
         if run is not None:
+            run.input = started.input
             run.start()
             return run
         stored = StoredResponse(started.response, started.input, started.origin)

@@ -14,6 +14,7 @@ from pipeline.logs import name_response
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.log import log_outputs
+from tests.api.lives import begun, ended, until
 from tests.api.scripts import ENDLESS, Scripted, script
 from tests.serving import serving
 
@@ -71,6 +72,25 @@ async def test_a_client_that_leaves_is_told_of(
         while not lines(log, "api.log"):
             await asyncio.sleep(0.01)
     assert lines(log, "api.log")[0][1].startswith("POST /v1/responses: broken off in ")
+
+
+async def test_a_background_response_leaves_two_lines(served: Scripted, log: pytest.LogCaptureFixture) -> None:
+    """The request tells that it is queued; when it is over, a line of its own tells how it ended, under the same id."""
+    response_id = await begun(served)
+    await ended(served, response_id)
+    await until(lambda: lines(log, "api.background"))
+    (asked,) = [line for said, line in lines(log, "api.log") if said == response_id and "POST" in line]
+    assert asked.startswith("POST /v1/responses: 200, queued in ")
+    ((said, line),) = lines(log, "api.background")
+    assert said == response_id
+    assert re.fullmatch("In the background: completed, [0-9]+ tokens in, [0-9]+ out", line)
+
+
+async def test_what_is_read_again_is_told_once(served: Scripted, log: pytest.LogCaptureFixture) -> None:
+    """Only the request that made a response tells its tokens, so that the lines add up."""
+    response_id = (await served.post({"input": "Hi"}))[1]["id"]
+    await served.again(f"/v1/responses/{response_id}?stream=true")
+    assert [" tokens in, " in line for _, line in lines(log, "api.log")] == [True, False]
 
 
 async def test_a_failure_names_its_response(
