@@ -69,6 +69,7 @@ class Reading:
         """Read on until ``part`` has come, and the event that it is in."""
         async with asyncio.timeout(PATIENCE):
             while part not in self.read:
+                assert not self.answer.content.at_eof(), self.read
                 self.read += await self.answer.content.readuntil(b"\n\n")
         return self.read
 
