@@ -7,7 +7,7 @@ is made again at the next try.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -27,6 +27,9 @@ _CONNECT_SECONDS = 5.0
 
 _COMMAND_SECONDS = 10.0
 """After so long without an answer the connection counts as lost."""
+
+_TRIES = 3
+"""How often a group is tried again when it and another server's wait for each other's rows."""
 
 _MIGRATING = 0x70656E73746F636B
 """The advisory lock of whoever brings the schema up to date."""
@@ -65,6 +68,9 @@ class PostgresDatabase:
         """Carry out the units in one transaction."""
         try:
             with _named_errors():
+                for _ in range(_TRIES):
+                    with suppress(asyncpg.DeadlockDetectedError):
+                        return await self._write(units)
                 return await self._write(units)
         except Unavailable:
             self._lose_connection()

@@ -1,7 +1,7 @@
 """How fast the store makes things durable, against what the disk can do by itself in the same run.
 
-An append is a block of 4 KB of a run's events; an upsert is a response of 4 KB that begins and ends.  Each writer waits
-until its own is durable before it goes on.
+An append is a block of 4 KB of a run's events, an upsert a response of 4 KB that begins and ends: two changes.  Each
+writer waits until its own is durable before it goes on.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ async def _measure(work: Work, writers: int) -> Figure:
 
 def bare_figure(folder: Path) -> Figure:
     """What the disk does for one writer that writes nothing else."""
-    durations = []
+    durations: list[float] = []
     file = os.open(folder / "bare", os.O_CREAT | os.O_WRONLY)
     end = time.perf_counter() + SECONDS
     while (started := time.perf_counter()) < end:

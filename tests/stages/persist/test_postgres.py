@@ -14,7 +14,7 @@ from stages.persist.postgres import PostgresDatabase
 from stages.persist.store import Store
 from tests.databases import opened
 from tests.postgres import Elsewhere, Postgres, empty_schema, running
-from tests.stages.persist.samples import begun, keep, stored
+from tests.stages.persist.samples import begun, conversation, keep, stored
 
 
 @pytest.fixture
@@ -105,6 +105,23 @@ async def test_a_lost_connection_is_made_again(url: str) -> None:
         await keep(store, stored("resp_2"))
         assert await store.get("resp_1", "") == stored("resp_1")
         assert await store.get("resp_2", "") == stored("resp_2")
+
+
+async def test_groups_that_wait_for_each_other_are_tried_again(url: str) -> None:
+    """When two servers' groups need the same rows in another order, both are carried out in the end."""
+    async with opened(url) as store:
+        for name in ("conv_1", "conv_2"):
+            await store.conversations.create(conversation(name), "")
+        other = await asyncpg.connect(url)
+        async with other.transaction():
+            await other.execute("update conversations set metadata = '{}' where id = 'conv_2'")
+            updates = asyncio.gather(*(store.conversations.update(f"conv_{n}", "", {"a": "b"}) for n in (1, 2)))
+            while not await other.fetchval("select count(*) from pg_locks where not granted"):
+                await asyncio.sleep(0.01)
+            await other.execute("update conversations set metadata = '{}' where id = 'conv_1'")
+        await other.close()
+        assert await updates == [conversation("conv_1", a="b"), conversation("conv_2", a="b")]
+        assert not store.is_degraded
 
 
 async def test_an_end_waits_for_who_claims_its_run(url: str) -> None:
