@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +46,12 @@ class Client:
     answer: dict[str, Any] = field(default_factory=dict)
     seen: bytes = b""
     was_told: bool = False
+
+    @property
+    def response_id(self) -> str:
+        """The id that it was told."""
+        told = self.answer or json.loads(frames(self.seen)[0].partition(b"data: ")[2])["response"]
+        return str(told["id"])
 
     async def ask(self, **wanted: Any) -> None:
         """Ask for a response and stay to its end, or to that of the connection."""
