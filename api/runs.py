@@ -283,7 +283,7 @@ class Runs:
         for run in self.live:
             if run.response.store and not run.ended:
                 server = await self.store.runner(run.response.id)
-                if server is None or server.id != self.store.server_id:
+                if not run.ended and (server is None or server.id != self.store.server_id):
                     logger.warning("Response %s is another server's now: this one was silent", run.response.id)
                     run.hand_over()
                     self._call_off(run)
