@@ -29,6 +29,9 @@ LIMIT = 64 * 2**20
 PAUSES = (0.1, 2.0)
 """Seconds between two tries while the database cannot be reached: each twice the one before, from, to."""
 
+SLOW = 1.0
+"""Seconds after which a try that goes on shows that something is wrong."""
+
 READ_PATIENCE = 3.0
 """Seconds that a read waits for the changes it has to see."""
 
@@ -62,13 +65,15 @@ class Writer:
         self._alone = 0
         self._flushing: asyncio.Task[None] | None = None
         self._wakened = asyncio.Event()
+        self._try_began = 0.0
         self._outage_began: float | None = None
         self._closed = False
 
     @property
     def is_degraded(self) -> bool:
-        """Whether the last try found no database."""
-        return self._outage_began is not None
+        """Whether the last try found no database, or the present one takes suspiciously long."""
+        is_slow = self._flushing is not None and time.monotonic() - self._try_began > SLOW
+        return is_slow or self._outage_began is not None
 
     def check(self) -> None:
         """Raise `StoreFailed` when too much waits already, or nothing more is taken."""
@@ -98,6 +103,7 @@ class Writer:
             self._last[key] = change
         self.backlog += change.size
         if self._flushing is None:
+            self._try_began = time.monotonic()
             self._flushing = asyncio.create_task(self._flush())
         return change
 
@@ -148,6 +154,7 @@ class Writer:
         """
         group = list(islice(self._queue, 1 if self._alone else GROUP))
         self._wakened.clear()
+        self._try_began = time.monotonic()
         try:
             counts = await self._database.write([change.unit for change in group])
         except Unavailable as exc:
