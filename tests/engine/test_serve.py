@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Generator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
-from tests.engine.tiny import ARGUMENTS, CHECKPOINT
+from tests.engine.command import Command, running
 from tests.streams import final, read_sse
 
 pytestmark = pytest.mark.engine
@@ -32,53 +25,15 @@ WEATHER: Any = {
 }
 
 
-@contextmanager
-def running(store: Path) -> Generator[tuple[str, subprocess.Popen[bytes]], None, None]:
-    """The command on a free port, until SIGTERM; it must end cleanly."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [Path(sys.executable).with_name("penstock"), "serve", CHECKPOINT, "--port", port, "--store", store]
-    command += ["--drain-timeout", "1"]
-    with (store.parent / "serve.log").open("ab") as log:
-        server = subprocess.Popen(
-            [*map(str, command), *ARGUMENTS], stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"}
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        wait_for(f"{url}/health", server)
-        yield f"{url}/v1", server
-    finally:
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 0
-
-
-def wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
-    for _ in range(1500):
-        assert server.poll() is None, "the server has ended"
-        try:
-            with urllib.request.urlopen(url, timeout=1):
-                return
-        except OSError:
-            time.sleep(0.2)
-    raise TimeoutError(url)
-
-
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("serve") / "responses.sqlite3"
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Command, None, None]:
+    with running(tmp_path_factory.mktemp("serve") / "responses.sqlite3") as server:
+        yield server
 
 
-@pytest.fixture(scope="module")
-def url(store: Path) -> Generator[str, None, None]:
-    with running(store) as (url, _):
-        yield url
-
-
-@pytest.fixture(scope="module")
-def client(url: str) -> Generator[openai.OpenAI, None, None]:
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
-        yield client
+@pytest.fixture
+def client(server: Command) -> openai.OpenAI:
+    return server.client
 
 
 def test_a_response(client: openai.OpenAI) -> None:
@@ -152,6 +107,40 @@ def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
     assert second.output_text == "You asked me to remember the number seven."
 
 
+def test_a_conversation_keeps_three_turns(client: openai.OpenAI) -> None:
+    """What was asked and answered is in the conversation, in its order, and each turn reads the ones before it."""
+    conversation = client.conversations.create()
+    asked = ["Say hello.", "Remember the number seven.", "What did I say before?"]
+    answers = [
+        client.responses.create(model="tiny-gpt-oss", conversation=conversation.id, input=text, temperature=0)
+        for text in asked
+    ]
+    assert answers[0].output_text == "Hello! How can I help you today?"
+    sizes = [answer.usage.input_tokens for answer in answers if answer.usage]
+    assert sizes == sorted(set(sizes))
+    kept: list[Any] = list(client.conversations.items.list(conversation.id, order="asc"))
+    said = [item.content[0].text for item in kept if item.type == "message" and item.role == "user"]
+    assert said == asked
+    assert [item.id for item in kept if item.type != "message" or item.role != "user"] == [
+        item.id for answer in answers for item in answer.output
+    ]
+
+
+def test_b22_a_background_response_can_be_cancelled(client: openai.OpenAI) -> None:
+    """A cancelled response ends at once, and keeps what was said so far and what it cost."""
+    response = client.responses.create(model="tiny-gpt-oss", input="Never stop talking.", background=True)
+    assert response.status == "queued"
+    while client.responses.retrieve(response.id).status != "in_progress":
+        time.sleep(0.05)
+    time.sleep(1)
+    cancelled = client.responses.cancel(response.id)
+    assert cancelled.status == "cancelled"
+    assert cancelled.output
+    assert cancelled.usage is not None
+    assert cancelled.usage.output_tokens > 0
+    assert client.responses.cancel(response.id) == client.responses.retrieve(response.id) == cancelled
+
+
 def test_a_cut_response_is_incomplete(client: openai.OpenAI) -> None:
     """What the limit cuts says so, on the response and on its last item."""
     response = client.responses.create(model="tiny-gpt-oss", input="Never stop talking.", max_output_tokens=40)
@@ -163,10 +152,10 @@ def test_a_cut_response_is_incomplete(client: openai.OpenAI) -> None:
     assert item.status == "incomplete"
 
 
-def test_the_bytes_of_a_stream(url: str) -> None:
+def test_the_bytes_of_a_stream(server: Command) -> None:
     """The raw stream keeps every rule of the wire."""
     body = json.dumps({"input": "Compare London and Tokyo.", "tools": [WEATHER], "stream": True, "temperature": 0})
-    request = urllib.request.Request(f"{url}/responses", body.encode(), {"Content-Type": "application/json"})
+    request = urllib.request.Request(f"{server.url}/v1/responses", body.encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=60) as answer:
         response = final(read_sse(answer.read()))
     assert [item.status for item in response.output] == ["completed"] * 3
@@ -179,18 +168,3 @@ def test_errors_come_before_the_stream(client: openai.OpenAI) -> None:
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="gpt-9", input="Hi", stream=True)
-
-
-def test_sigterm_ends_streams_and_keeps_responses(tmp_path: Path) -> None:
-    """SIGTERM ends a running stream in good order and the server cleanly; the next server knows its responses."""
-    store = tmp_path / "responses.sqlite3"
-    with running(store) as (url, server), openai.OpenAI(base_url=url, api_key="none") as client:
-        first = client.responses.create(model="tiny-gpt-oss", input="Remember the number seven.", temperature=0)
-        types = []
-        for event in client.responses.create(model="tiny-gpt-oss", input="Never stop talking.", stream=True):
-            types.append(event.type)
-            if event.sequence_number == 20:
-                server.send_signal(signal.SIGTERM)
-        assert types[-1] == "response.failed"
-    with running(store) as (url, _), openai.OpenAI(base_url=url, api_key="none") as client:
-        assert client.responses.retrieve(first.id) == first
