@@ -31,7 +31,12 @@ class Settling:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def settle(self) -> None:
-        """Settle what no other server is at; where the store fails, the rest is left for the next time."""
+        """Settle what no other server is at; where the store fails, the rest is left for the next time.
+
+        A server that is stopping takes nothing on, least of all what it has just left to the others.
+        """
+        if self.background.admission.stopping:
+            return
         async with self._lock:
             try:
                 await self._claim()
