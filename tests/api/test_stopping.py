@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
+from stages.persist.database import Row, Unavailable, Value
 from tests.api.lives import Reading, begun, ended, found, reading, until
 from tests.api.scripts import COUNT, ENDLESS, Scripted, script
 from tests.databases import database
@@ -177,6 +178,30 @@ async def test_what_a_dead_server_was_at_is_made_again_where_that_is_wanted(
             assert answer["status"] == ("completed" if background else "failed")
             events = read_sse(await after.again(f"/v1/responses/{response_id}?stream=true"))
             assert final(events).status == answer["status"]
+
+
+class Forgetful(Faulty):
+    """A database that fails the first time that it is asked for events."""
+
+    asked = 0
+
+    async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
+        self.asked += "from events" in sql
+        if "from events" in sql and self.asked == 1:
+            raise Unavailable("It slipped its mind.")
+        return await super().read(sql, *arguments)
+
+
+async def test_what_could_not_be_settled_is_settled_later(encoding: HarmonyEncoding, store_at: str) -> None:
+    """A server that has taken a response over, and then cannot read it, does not forget that it has it."""
+    async with dead_server(encoding, store_at) as (served, kept), reading(served) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        kept.is_down = True
+        engine, forgetful = ScriptedEngine(script(encoding)), Forgetful(database(store_at))
+        async with serving(engine, encoding, forgetful, url=URL, heartbeat=0.1) as after:
+            assert (await ended(after, response_id))["status"] == "failed"
+            assert forgetful.asked > 1
 
 
 async def test_a_dead_server_holds_no_conversation(encoding: HarmonyEncoding, store_at: str) -> None:
