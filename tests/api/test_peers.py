@@ -194,6 +194,6 @@ async def test_a_request_goes_on_once(pair: Pair) -> None:
         url = f"{other.url}/v1/responses/{response_id}{path}"
         async with other.client.request(method, url, headers={FORWARDED: "1"}) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
-    await ended(one, response_id)
+    await ended(other, response_id)
     async with other.client.get(other.url + stream_of(response_id), headers={FORWARDED: "1"}) as answer:
         assert final(read_sse(await answer.read())).status == "completed"
