@@ -281,12 +281,14 @@ class Runs:
     async def let_go(self) -> None:
         """Leave what others have taken over, because they took this server for dead; its readers may ask them."""
         for run in self.live:
-            if run.response.store and not run.ended:
-                server = await self.store.runner(run.response.id)
-                if not run.ended and (server is None or server.id != self.store.server_id):
-                    logger.warning("Response %s is another server's now: this one was silent", run.response.id)
-                    run.hand_over()
-                    self._call_off(run)
+            if run.response.store and not await self._is_still_here(run.response.id) and not run.ended:
+                logger.warning("Response %s is another server's now: this one was silent", run.response.id)
+                run.hand_over()
+                self._call_off(run)
+
+    async def _is_still_here(self, response_id: str) -> bool:
+        server = await self.store.runner(response_id)
+        return server is not None and server.id == self.store.server_id
 
     def _break_off(self, run: LiveResponse, error: StageError | None) -> None:
         """End a response that has not ended, and call off the making of it."""
