@@ -28,7 +28,7 @@ TINY_ENGINE := --dtype bfloat16 --enforce-eager --max-model-len 8192 --max-num-s
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install check ruff mypy pyright unit test engine clients bench clean
+.PHONY: help serve install check ruff mypy pyright unit test engine clients soak bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -126,6 +126,9 @@ clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed ## Real 
 	    tests/clients --confcutdir tests/clients --node $(NODE)/bin/node \
 	    --serve "$(BIN)/penstock serve $(TINY) --served-model-name tiny-gpt-oss $(TINY_ENGINE)" $(ARGS)
 	@test -e $(NODE_CLIENTS)/.installed || echo "THE NODE CLIENTS WERE NOT TESTED: npm COULD NOT INSTALL THEM."
+
+soak: $(DONE)/test ## 20,000 responses through one server, which may not grow; ARGS: --count N, --store postgres
+	@$(BIN)/python -m tests.soak $(ARGS)
 
 bench: $(DONE)/test $(TINY).built ## Measure; ARGS go to the benchmark
 	@$(BIN)/python -m tests.bench $(ARGS)

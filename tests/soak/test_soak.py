@@ -1,0 +1,43 @@
+"""That nothing stays in memory of a response that is over, whatever its kind and in any database."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+
+import aiohttp
+
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from stages.persist.live import LiveResponse
+from stages.persist.log import EventLog
+from tests.api.lives import until
+from tests.api.scripts import script
+from tests.serving import Asked, serving
+from tests.soak.kinds import soak
+
+RESPONSES = 150
+HELD = (LiveResponse, EventLog, asyncio.Task, asyncio.Future)
+
+
+def held() -> Counter[str]:
+    """How many there are of what a response in the making needs."""
+    gc.collect()
+    return Counter(type(each).__name__ for each in gc.get_objects() if isinstance(each, HELD))
+
+
+async def test_row17_v25_b17_nothing_stays_of_a_response(encoding: HarmonyEncoding, store_at: str) -> None:
+    """Behind many responses of all kinds there is no run, task or future more than before them."""
+    engine = ScriptedEngine(script(encoding, latency=0.001))
+    async with serving(engine, encoding, store_at) as served:
+        await served.get("/health")
+        before = held()
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as client:
+            await soak(Asked(served.url, client), RESPONSES)
+        await until(lambda: not len(served.runs.live) and not served.store.backlog)
+        await until(lambda: not held() - before)
+        background = served.runs.background
+        assert (background._waiting, background._tasks, served.runs._interrupts) == ({}, {}, {})
+        assert served.runs.admission.running == 0
+        assert (served.store._writer._last, engine.running) == ({}, 0)
