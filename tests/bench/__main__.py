@@ -33,6 +33,7 @@ from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import TEXT_TOKENS, load_encoding
 from stages.responses import recorded_responses
 from tests.bench.log import log_figures
+from tests.bench.serving import serving_figures
 from tests.bench.store import store_figures
 from tests.bench.validation import validation_figures
 from tests.serving import serving
@@ -225,6 +226,7 @@ def main() -> None:
     print(uvloop.run(validation_figures()))
     print()
     print(uvloop.run(store_figures()))
+    print(f"\n{uvloop.run(serving_figures())}")
     uvloop.run(stall_table())
 
 

@@ -1,0 +1,117 @@
+"""What a token costs the whole server over a real socket: with the store and the event log, and without them.
+
+The clients are in another process; what is counted is the CPU time of this one, all of its threads included.  Variants
+are interleaved: the ratios are the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from yarl import URL
+
+from pipeline.core import Pipeline
+from pipeline.frames import EmittedFrame, GenerationStarted, ItemTokens
+from pipeline.protocol.events import ResponseEvent
+from stages.generate.scripted import Script, ScriptedEngine
+from stages.harmony import HarmonyEncoding, load_encoding
+from stages.persist.live import LiveResponses
+from stages.persist.persist import Persist
+from tests.serving import Served, serving
+
+STREAMS = 32
+TOKENS = 500
+ROUNDS = 9
+
+WORDS = "The quick brown fox jumps over the lazy dog, and then it has to think about that for a while. "
+
+
+@dataclass(frozen=True)
+class Unkept:
+    """In the place of `Persist`, for what is not stored: it keeps no event log."""
+
+    live: LiveResponses
+
+    async def __call__(self, source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[ResponseEvent, None]:
+        """Pass the events on."""
+        started = await anext(source)
+        assert isinstance(started, GenerationStarted)
+        run = self.live.begin(started)
+        async for frame in source:
+            if not isinstance(frame, GenerationStarted | ItemTokens):
+                yield frame
+        self.live.discard(run)
+
+
+def without_log(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    """The pipeline without all that this measures."""
+    persist = next(step.stage for step in pipeline.steps if step.name == "persist")
+    assert isinstance(persist, Persist)
+    return pipeline.replace("persist", Unkept(persist.live))
+
+
+LEAST = "no log, no store"
+
+VARIANTS: dict[str, tuple[bool, dict[str, Any]]] = {
+    LEAST: (False, {"store": False}),
+    "event log, no store": (True, {"store": False}),
+    "event log and store": (True, {}),
+    "in the background": (True, {"background": True}),
+}
+"""By name: whether the events are kept, and what a request says."""
+
+
+def talking(encoding: HarmonyEncoding) -> ScriptedEngine:
+    """An engine that thinks for so many tokens, each of which comes by itself."""
+    thoughts = encoding.encode(WORDS * TOKENS)[:TOKENS]
+    opening, end = encoding.encode_markup("<|channel|>analysis<|message|>"), encoding.encode_markup("<|return|>")
+    return ScriptedEngine(Script((*opening, *thoughts, *end)))
+
+
+async def cost(served: Served[ScriptedEngine], body: dict[str, Any]) -> float:
+    """Microseconds of CPU for a token, of many streams at once."""
+    port, data = str(URL(served.url).port), json.dumps({"input": "Hi", "stream": True, **body})
+    command = (sys.executable, "-m", "tests.bench.clients", port, str(STREAMS), data)
+    started = time.process_time()
+    clients = await asyncio.create_subprocess_exec(*command)
+    assert await clients.wait() == 0
+    while served.store.backlog:
+        await asyncio.sleep(0.01)
+    return (time.process_time() - started) * 1e6 / (STREAMS * TOKENS)
+
+
+async def figures() -> dict[str, list[float]]:
+    """What each variant cost in each round; the first one, which warms up, is left out."""
+    encoding = load_encoding()
+    measured: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    async with AsyncExitStack() as closing:
+        folder = Path(closing.enter_context(TemporaryDirectory()))
+        kept = await closing.enter_async_context(serving(talking(encoding), encoding, folder / "kept"))
+        unkept = await closing.enter_async_context(
+            serving(talking(encoding), encoding, folder / "unkept", edit=without_log)
+        )
+        for _ in range(1 + ROUNDS):
+            for name, (is_kept, body) in VARIANTS.items():
+                measured[name].append(await cost(kept if is_kept else unkept, body))
+    return {name: values[1:] for name, values in measured.items()}
+
+
+async def serving_figures() -> str:
+    """The medians, and those of the ratios within a round, for people to read."""
+    measured = await figures()
+    least = measured[LEAST]
+    lines = [f"the whole server, {STREAMS} streams, 1 token per step   us per token   to {LEAST}"]
+    for name, values in measured.items():
+        ratios = [value / other for value, other in zip(values, least, strict=True)]
+        lines.append(f"{name:44s}{statistics.median(values):18.2f}{statistics.median(ratios):22.2f}")
+    return "\n".join(lines)
