@@ -231,14 +231,16 @@ class Responses:
         self, request: web.Request, found: LiveResponse | StoredResponse | Server, after: int, *, hides: bool
     ) -> AsyncGenerator[bytes, None]:
         """The frames of a response that another server makes; when that one is lost, whoever knows more goes on."""
-        relayed = Relayed(after)
+        relayed, missed = Relayed(after), ""
         while isinstance(found, Server):
             try:
                 async with aclosing(self.peers.frames(request, found, relayed)) as frames:
                     async for frame in frames:
                         yield frame
             except PeerLost as lost:
-                logger.info("A stream has to go on without %s: %s", found.url, lost)
+                level = logging.DEBUG if found.id == missed else logging.INFO
+                logger.log(level, "A stream has to go on without %s: %s", found.url, lost)
+                missed = found.id
             else:
                 return
             await asyncio.sleep(RETRY)

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_settings import (
@@ -33,6 +34,18 @@ def seconds(said: Any) -> Any:
 
 Duration = Annotated[float, BeforeValidator(seconds), Field(ge=0, allow_inf_nan=False)]
 """In seconds."""
+
+
+def _is_here(host: str) -> bool:
+    """Whether that is only this machine's name for itself."""
+    return host in ANY or host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _is_stored_here(store: str) -> bool:
+    """Whether the store is on this machine, as a file or in a database."""
+    url = urlsplit(store)
+    hosts = (url.hostname or "", *parse_qs(url.query).get("host", ()))
+    return all(_is_here(host) or host.startswith("/") for host in hosts)
 
 
 def _data_folder() -> Path:
@@ -95,8 +108,8 @@ class Settings(BaseSettings):
     def _reachable(cls, url: str | None, others: ValidationInfo) -> str | None:
         if url is not None and not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", url):
             raise ValueError("it begins with http:// or https://, and names a host")
-        if url is None and others.data.get("host") in ANY and "://" in others.data.get("store", ""):
-            raise ValueError("who listens on all addresses names one where the other servers of the store reach it")
+        if url is None and _is_here(others.data.get("host", "")) and not _is_stored_here(others.data.get("store", "")):
+            raise ValueError("the store is on another machine: name a URL where its other servers reach this one")
         return url
 
     @property

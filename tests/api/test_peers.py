@@ -5,25 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, TypeAlias
 
-import aiohttp
 import pytest
-from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from api.app import DIALECTS
-from api.keys import Keys
-from api.peers import FORWARDED, Peers, Relayed
+from api.peers import FORWARDED, Relayed
 from api.settings import Settings
 from pipeline.protocol.events import DONE, KEEP_ALIVE, Event, to_sse
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from tests.api.lives import Reading, begun, cancelled, ended, found, reading, until
-from tests.api.scripts import COUNT, ENDLESS, Scripted, script
+from tests.api.scripts import COUNT, Scripted, script
 from tests.building import turns, written
 from tests.serving import serving
 from tests.streams import final, read_sse
@@ -62,22 +58,30 @@ def test_row39_only_whole_frames_are_passed_on(frames: Any, cuts: list[int], sil
     ("options", "url"),
     [
         ({}, "http://127.0.0.1:81"),
-        ({"host": "10.0.0.7"}, "http://10.0.0.7:81"),
+        ({"host": "10.0.0.7", "store": "postgresql://db/it"}, "http://10.0.0.7:81"),
+        ({"store": "postgresql://me@localhost/it"}, "http://127.0.0.1:81"),
+        ({"store": "postgresql://me@/it?host=/run/postgresql"}, "http://127.0.0.1:81"),
         ({"host": "fe80::1"}, "http://[fe80::1]:81"),
         ({"host": "0.0.0.0"}, "http://127.0.0.1:81"),
         ({"host": "0.0.0.0", "store": "postgresql://db/it", "peer_url": "http://one:8000"}, "http://one:8000"),
     ],
 )
 def test_a_server_says_where_it_is_reached(options: dict[str, str], url: str) -> None:
-    """Without a word from the operator it is where it listens, and one file of SQLite is never left by a machine."""
+    """Without a word from the operator it is where it listens; on the machine of the store that is enough."""
     assert settings(**options).reached_at(81) == url
 
 
 @pytest.mark.parametrize(
-    "options", [{"host": "::", "store": "postgresql://db/it"}, {"peer_url": "one:8000"}, {"peer_url": "http:///x"}]
+    "options",
+    [
+        {"host": "::", "store": "postgresql://db/it"},
+        {"store": "postgresql:///it?host=db"},
+        {"peer_url": "one:8000"},
+        {"peer_url": "http:///x"},
+    ],
 )
 def test_a_server_that_nobody_would_find_is_refused(options: dict[str, str]) -> None:
-    """All addresses are none for the other servers of a PostgreSQL store, and neither is what is no URL."""
+    """What only one machine calls itself is no address for the others of a store, and neither is what is no URL."""
     with pytest.raises(ValidationError, match="peer_url"):
         settings(**options)
 
