@@ -145,9 +145,9 @@ def greeting(settings: Settings, model: str) -> str:
     body = json.dumps({"model": model, "input": "Say hello.", "stream": True})
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{settings.port}/v1"
-    return (
-        f"Serving {model} at {url}. Try:\n\n  curl -N {url}/responses -H 'Content-Type: application/json' -d '{body}'\n"
-    )
+    key = ' -H "Authorization: Bearer $API_KEY"' if settings.api_key_file or settings.api_keys else ""
+    command = f"curl -N {url}/responses{key} -H 'Content-Type: application/json' -d '{body}'"
+    return f"Serving {model} at {url}. Try:\n\n  {command}\n"
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ import pytest
 from api.keys import Keys, UnusableKeys, load_keys
 from api.settings import Settings
 from pipeline.errors import Unauthorized
-from server import main
+from server import greeting, main
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from tests.api.scripts import Scripted, script
@@ -136,6 +136,14 @@ def test_settings_find_keys_where_nobody_else_looks(tmp_path: Path, monkeypatch:
     settings = Settings.model_validate({"engine_arguments": []})
     assert settings.api_keys == f"{BOB} {ALICE}"
     assert BOB not in repr(settings)
+
+
+@pytest.mark.parametrize("keys", [None, ALICE])
+def test_what_to_try_first_names_no_key(keys: str | None) -> None:
+    """The command that a server with keys begins with has a place for one, and does not tell any."""
+    told = greeting(Settings.model_validate({"engine_arguments": [], "api_keys": keys}), "tiny")
+    assert ("Authorization: Bearer $API_KEY" in told) is (keys is not None)
+    assert ALICE not in told
 
 
 @pytest.mark.parametrize("option", [["--api-key", ALICE], [f"--api-keys={ALICE}"]])
