@@ -31,11 +31,8 @@ def postgres() -> Iterator[Postgres | Elsewhere]:
 @pytest.fixture(params=PLACES)
 async def store_at(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
     """Where an empty store is: a path, or a URL."""
-    if request.param == "sqlite":
-        yield str(tmp_path / "folder" / "store.sqlite3")
-    else:
-        async with empty_schema(request.getfixturevalue("postgres")) as url:
-            yield url
+    async with empty_store(request, request.param, tmp_path) as store_at:
+        yield store_at
 
 
 @pytest.fixture
@@ -43,6 +40,16 @@ async def store(store_at: str) -> AsyncIterator[Store]:
     """An open store."""
     async with opened(store_at) as store:
         yield store
+
+
+@asynccontextmanager
+async def empty_store(request: pytest.FixtureRequest, place: str, folder: Path) -> AsyncIterator[str]:
+    """Where an empty store is, in that database, for the length of the block."""
+    if place == "sqlite":
+        yield str(folder / "folder" / "store.sqlite3")
+    else:
+        async with empty_schema(request.getfixturevalue("postgres")) as url:
+            yield url
 
 
 @asynccontextmanager

@@ -36,13 +36,14 @@ SYNC, STREAM, BACKGROUND, BACKGROUND_STREAM = MODES = (
 class Client:
     """Asks a server for one response, in a conversation of its own, and waits for the end in its own way.
 
-    ``answer`` is the last whole response that it was told, ``seen`` what it got of a stream, and ``was_told`` is set
-    once it has had all that there is.
+    ``answer`` is the last whole response that it was told, and ``seen`` what it got of a stream, behind the event
+    ``after``; ``was_told`` is set once it has had all that there is.
     """
 
     server: Asked
     mode: Mode
     conversation: str = ""
+    after: int = -1
     answer: dict[str, Any] = field(default_factory=dict)
     seen: bytes = b""
     was_told: bool = False
@@ -63,6 +64,17 @@ class Client:
             async with self.server.client.post(f"{self.server.url}/v1/responses", json=body) as answer:
                 assert answer.status == 200
                 await (self._read(answer) if self.mode.stream else self._take(answer))
+        except aiohttp.ClientError:
+            return
+        self.was_told = True
+
+    async def follow(self, response_id: str) -> None:
+        """Read the stream of a response that somebody has asked for, to its end or to that of the connection."""
+        query = "?stream=true" + (f"&starting_after={self.after}" if self.after >= 0 else "")
+        try:
+            async with self.server.client.get(f"{self.server.url}/v1/responses/{response_id}{query}") as answer:
+                assert answer.status == 200
+                await self._read(answer)
         except aiohttp.ClientError:
             return
         self.was_told = True

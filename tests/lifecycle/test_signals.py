@@ -17,10 +17,9 @@ import pytest
 import pytest_asyncio
 
 from tests.api.lives import begun, until
-from tests.databases import PLACES, opened
+from tests.databases import PLACES, empty_store, opened
 from tests.lifecycle.aftermath import Aftermath
 from tests.lifecycle.clients import BACKGROUND_STREAM, MODES, STREAM, SYNC, Client, Mode, frames
-from tests.postgres import empty_schema
 from tests.processes import Process, process
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -49,16 +48,6 @@ class Scene:
     async def after(self, client: Client) -> Aftermath:
         """What the server that came next tells of a client's response."""
         return await Aftermath.of(self.server, client.response_id)
-
-
-@asynccontextmanager
-async def empty_store(request: pytest.FixtureRequest, folder: Path) -> AsyncGenerator[str, None]:
-    """Where an empty store is, in the database of the parameter."""
-    if request.param == "sqlite":
-        yield str(folder / "store.sqlite3")
-    else:
-        async with empty_schema(request.getfixturevalue("postgres")) as url:
-            yield url
 
 
 @asynccontextmanager
@@ -128,7 +117,7 @@ async def scenes(
         scenes = []
         for scene in (stopping, killing):
             folder = tmp_path_factory.mktemp(scene.__name__)
-            store = await stack.enter_async_context(empty_store(request, folder))
+            store = await stack.enter_async_context(empty_store(request, request.param, folder))
             scenes.append(scene(store, folder))
         yield await asyncio.gather(*map(stack.enter_async_context, scenes))
 
