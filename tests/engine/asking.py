@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -75,6 +76,11 @@ async def respond(engine: VllmEngine, encoding: HarmonyEncoding, question: str, 
 
 def rename(asked: Prompt, response_id: str) -> Prompt:
     return msgspec.structs.replace(asked, response=msgspec.structs.replace(asked.response, id=response_id))
+
+
+def stoppable(engine: VllmEngine) -> VllmEngine:
+    """The same engine for a test that stops it: the others need it."""
+    return replace(engine, _running=set(), _stopping=asyncio.Event())
 
 
 async def until_idle(engine: VllmEngine) -> None:

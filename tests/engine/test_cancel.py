@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import pytest
@@ -11,8 +12,9 @@ from prometheus_client import REGISTRY
 from pipeline.frames import EngineFrame, Prompt
 from stages.generate.vllm import VllmEngine
 from stages.harmony import HarmonyEncoding
-from tests.engine.asking import generate, last, prompt, rename, sampled, token_ids, until_idle
+from tests.engine.asking import generate, last, prompt, rename, sampled, stoppable, token_ids, until_idle
 from tests.engine.tiny import QUEUE
+from tests.serving import serving
 
 pytestmark = [
     pytest.mark.engine,
@@ -81,3 +83,20 @@ async def test_cancelling_one_leaves_the_others(engine: VllmEngine, encoding: Ha
     reasons = [last(frames).reason for frames in await asyncio.gather(*tasks)]
     assert reasons == ["cancelled" if number == 3 else "length" for number in range(QUEUE)]
     assert not await engine.cancel("resp_3")
+
+
+async def test_row13_b22_a_cancelled_response_frees_the_engine(
+    engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path
+) -> None:
+    """From the wire to the scheduler: within a second of being cancelled a response takes nothing any more."""
+    async with serving(stoppable(engine), encoding, tmp_path) as served:
+        _, queued = await served.post({"input": "Never stop talking.", "background": True})
+        path = f"/v1/responses/{queued['id']}"
+        before = told("generation_tokens")
+        while told("generation_tokens") < before + 10:
+            await asyncio.sleep(0.05)
+        status, cancelled = await served.post({}, f"{path}/cancel")
+        await asyncio.wait_for(until_free(engine), 1)
+        assert (status, cancelled["status"]) == (200, "cancelled")
+        assert cancelled["usage"]["output_tokens"] == told("generation_tokens") - before
+        assert await served.get(path) == (200, cancelled)

@@ -44,6 +44,7 @@ from tests.engine.asking import (
     sampled,
     scheduled,
     spoken,
+    stoppable,
     token_ids,
     until_idle,
 )
@@ -126,7 +127,7 @@ async def test_a_client_that_leaves_aborts_the_engine(
     engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path
 ) -> None:
     """From the socket to the engine: a closed connection frees the engine within a second."""
-    async with serving(engine, encoding, tmp_path) as served:
+    async with serving(stoppable(engine), encoding, tmp_path) as served:
         body = {"input": "Never stop talking.", "stream": True}
         answer = await served.client.post(f"{served.url}/v1/responses", json=body)
         await answer.content.readline()
@@ -137,7 +138,7 @@ async def test_a_client_that_leaves_aborts_the_engine(
 
 async def test_stopping_ends_what_runs(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """Every generation that runs when the engine is stopped fails at once, none begins, and no request stays."""
-    ending = replace(engine, _running=set(), _stopping=asyncio.Event())  # the others need theirs
+    ending = stoppable(engine)
     asked = prompt(encoding, "Never stop talking.", max_tokens=5000)
     tasks = [asyncio.create_task(generate(ending, rename(asked, f"resp_{number}"))) for number in range(3)]
     await asyncio.sleep(0.5)
@@ -437,7 +438,7 @@ async def test_row31_cancelling_the_start_aborts(engine: VllmEngine, encoding: H
 
 async def test_zz_a_dead_engine_is_told(engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Killing the worker in mid-stream is one response.failed, and health says so; last, as nothing works after it."""
-    async with serving(engine, encoding, tmp_path) as served:
+    async with serving(stoppable(engine), encoding, tmp_path) as served:
         reading = asyncio.create_task(served.stream({"input": "Never stop talking."}))
         await asyncio.sleep(0.5)
         for child in psutil.Process().children(recursive=True):
