@@ -14,7 +14,7 @@ _TABLES = (
         previous_response_id text,
         conversation_id text,
         position bigint not null,
-        created_at bigint not null,
+        created_at double precision not null,
         ended_at double precision,
         status text not null,
         server_id text,

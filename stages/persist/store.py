@@ -151,7 +151,7 @@ class Store:
             response.previous_response_id,
             _conversation_id(response),
             origin.position,
-            response.created_at,
+            time.time(),
             response.status,
             self.server_id,
             rows.to_json(response),

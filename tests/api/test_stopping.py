@@ -162,6 +162,7 @@ async def test_what_waited_for_a_dead_server_is_made(encoding: HarmonyEncoding, 
         kept.is_down = True
         async with next_server(encoding, store_at, limit=1) as after:
             assert [(await ended(after, each))["status"] for each in waiting] == ["completed"] * 4
+            assert [prompt.response.id for prompt in after.engine.prompts] == waiting
 
 
 @pytest.mark.parametrize("background", [False, True])
