@@ -28,7 +28,6 @@ from api.query import Flag, Number
 from api.runs import Runs
 from api.stream import obfuscated, send
 from pipeline.core import Pipeline
-from pipeline.ending import last_event
 from pipeline.errors import (
     BodyTooLarge,
     ConversationLocked,
@@ -245,12 +244,10 @@ class Responses:
                 return
             await asyncio.sleep(RETRY)
             found = await self._found(request)
-        encode, event = obfuscated if hides else to_sse, None
+        encode = obfuscated if hides else to_sse
         async with self._spoken(await self._told(found, relayed.last)) as events:
             async for event in events:
                 yield encode(event)
-        if event is None:  # it was further than the store, and to the very number of the end
-            yield encode(last_event(relayed.last, found.response))
 
     @asynccontextmanager
     async def _spoken(self, events: AsyncGenerator[ResponseEvent, None]) -> AsyncGenerator[AsyncIterator[Any], None]:
