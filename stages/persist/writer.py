@@ -61,7 +61,7 @@ class Writer:
         """Bytes that wait."""
         self._database = database
         self._queue: deque[_Change] = deque()
-        self._last: dict[str, _Change] = {}
+        self._last: dict[str | None, _Change] = {}  # the last lasting change of each key, and under None of all
         self._alone = 0
         self._flushing: asyncio.Task[None] | None = None
         self._wakened = asyncio.Event()
@@ -99,8 +99,8 @@ class Writer:
         self.check_open()
         change = _Change(unit, keys, asyncio.get_running_loop().create_future(), _size(unit))
         self._queue.append(change)
-        for key in keys:
-            self._last[key] = change
+        if not change.is_urgent:
+            self._last.update(dict.fromkeys((None, *keys), change))
         self.backlog += change.size
         if self._flushing is None:
             self._try_began = time.monotonic()
@@ -108,8 +108,11 @@ class Writer:
         return change
 
     async def settled(self, key: str | None = None) -> None:
-        """Wait until all that was queued for that id, or at all, is in; `StoreFailed` when it takes too long."""
-        change = self._last.get(key) if key is not None else self._queue[-1] if self._queue else None
+        """Wait until what lasts for that id, or at all, is in; `StoreFailed` when it takes too long.
+
+        An urgent change is not waited for: whoever made it knows when it is in.
+        """
+        change = self._last.get(key)
         if change is None:
             return
         await asyncio.wait([change.done], timeout=READ_PATIENCE)
@@ -181,7 +184,7 @@ class Writer:
         else:
             self._queue.remove(change)
         self.backlog -= change.size
-        for key in change.keys:
+        for key in (None, *change.keys):
             if self._last.get(key) is change:
                 del self._last[key]
         return change.done

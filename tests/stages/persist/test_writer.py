@@ -196,6 +196,23 @@ async def test_a_read_waits_for_its_own_changes(writer: Writer, notebook: Notebo
     await writer.settled()
 
 
+async def test_a_read_waits_behind_what_was_withdrawn(
+    writer: Writer, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an outage, an urgent change that failed leaves those before it to be waited for."""
+    monkeypatch.setattr(module, "READ_PATIENCE", 0.02)
+    notebook.fault = Unavailable("gone")
+    writer.queue(say("1"), "a")
+    with pytest.raises(StoreFailed, match="cannot be reached"):
+        await writer.carry_out(say("urgent"), "a")
+    for key in ("a", None):
+        with pytest.raises(StoreFailed, match="not yet"):
+            await writer.settled(key)
+    notebook.fault = None
+    await until(lambda: notebook.said == ["1"])
+    await writer.settled("a")
+
+
 async def test_a_read_does_not_wait_for_ever(
     writer: Writer, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
