@@ -98,15 +98,15 @@ async def test_a_live_server_has_no_orphans(store: Store, other: Store) -> None:
 async def test_the_responses_of_a_dead_server_are_orphans(store: Store, other: Store) -> None:
     """When a server's heart has stopped, whatever it had not ended is found, oldest first, with its owner."""
     await store.servers.join("http://one")
-    foreground = replace(begun(stored("resp_1", created_at=2)), origin=Origin("ann"))
+    foreground = replace(begun(stored("resp_1")), origin=Origin("ann"))
     store.begin(foreground)
-    background = queued("resp_2", created_at=1)
+    background = queued("resp_2")
     await store.accept(background, request(background))
     await keep(store, stored("resp_3"))
     await stop_hearts(store)
     assert await other.orphans() == (
-        Orphan(background, store.server_id, is_background=True),
         Orphan(foreground, store.server_id, is_background=False),
+        Orphan(background, store.server_id, is_background=True),
     )
 
 
