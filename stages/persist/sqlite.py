@@ -11,7 +11,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from itertools import groupby
 from operator import attrgetter
@@ -132,7 +132,7 @@ def _connect(file: Path, undo: ExitStack) -> sqlite3.Connection:
 
 def _upgrade(connection: sqlite3.Connection) -> None:
     """Bring the file to today's schema."""
-    connection.execute("pragma journal_mode = wal")
+    _log_ahead(connection)
     with _transaction(connection):
         (version,) = connection.execute("pragma user_version").fetchone()
         if version > len(SQLITE):
@@ -140,6 +140,17 @@ def _upgrade(connection: sqlite3.Connection) -> None:
         for statement in SQLITE[version:]:
             connection.execute(statement)
         connection.execute(f"pragma user_version = {len(SQLITE)}")
+
+
+def _log_ahead(connection: sqlite3.Connection) -> None:
+    """Have the file use a write-ahead log: SQLite itself does not wait for another process that does the same."""
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(sqlite3.OperationalError):
+            connection.execute("pragma journal_mode = wal")
+            return
+        time.sleep(0.02)
+    connection.execute("pragma journal_mode = wal")
 
 
 @contextmanager

@@ -61,6 +61,16 @@ async def test_an_older_file_is_brought_to_today(path: Path, version: int) -> No
         assert [each.response.id for each in await store.chain("resp_3", "")] == ["resp_2", "resp_3"]
 
 
+async def test_a_file_that_another_process_has_is_waited_for(path: Path) -> None:
+    """Of servers that start at once on a new file, each waits until the other has made it what it is to be."""
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("begin immediate")
+        asyncio.get_running_loop().call_later(0.2, other.execute, "rollback")
+        async with opened(str(path)) as store:
+            await keep(store, stored("resp_1"))
+
+
 async def test_a_newer_schema_is_refused(path: Path) -> None:
     """A file that a newer penstock has written is left as it is."""
     path.parent.mkdir()
@@ -121,7 +131,7 @@ async def test_a_file_that_stays_locked_loses_nothing(path: Path) -> None:
     await keep(store, stored("resp_1"))
     database._writing.execute("pragma busy_timeout = 20")
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("begin exclusive")
+        other.execute("begin immediate")
         store.begin(begun(stored("resp_2")))
         with pytest.raises(StoreFailed):
             await store.conversations.delete("conv_1", "")
