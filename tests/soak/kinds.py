@@ -36,9 +36,8 @@ async def in_the_background(server: Asked) -> None:
 
 
 async def followed(server: Asked) -> None:
-    """One in the background that is followed, and its stream read again."""
-    first = await server.stream({"input": "Hi", "background": True})
-    assert is_whole(first)
+    """Two in the background: one is followed, the other's reader leaves and comes back."""
+    assert is_whole(await server.stream({"input": "Hi", "background": True}))
     async with reading(server, {"background": True}) as stream:
         response_id = await stream.response_id()
     assert is_whole(await server.again(f"/v1/responses/{response_id}?stream=true"))
@@ -53,9 +52,10 @@ async def continued(server: Asked) -> None:
 async def conversing(server: Asked) -> None:
     """Two in a conversation, which is deleted behind them."""
     _, conversation = await server.post({}, CONVERSATIONS)
-    await completed(server, conversation=conversation["id"])
-    await completed(server, conversation=conversation["id"], background=False)
-    assert (await server.delete(f"{CONVERSATIONS}/{conversation['id']}"))[0] == 200
+    name = conversation["id"]
+    await completed(server, conversation=name)
+    assert (await ended(server, await begun(server, {"conversation": name})))["status"] == "completed"
+    assert (await server.delete(f"{CONVERSATIONS}/{name}"))[0] == 200
 
 
 async def called_off(server: Asked) -> None:

@@ -7,6 +7,7 @@ import gc
 from collections import Counter
 
 import aiohttp
+import pytest
 
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
@@ -15,6 +16,7 @@ from stages.persist.log import EventLog
 from tests.api.lives import until
 from tests.api.scripts import script
 from tests.serving import Asked, serving
+from tests.soak.__main__ import Look, faults
 from tests.soak.kinds import soak
 
 RESPONSES = 150
@@ -41,3 +43,15 @@ async def test_row17_v25_b17_nothing_stays_of_a_response(encoding: HarmonyEncodi
         assert (background._waiting, background._tasks, served.runs._interrupts) == ({}, {}, {})
         assert served.runs.admission.running == 0
         assert (served.store._writer._last, engine.running) == ({}, 0)
+
+
+@pytest.mark.parametrize(
+    ("memory", "stored", "told"),
+    [(100, 0, None), (600, 0, "memory grew by 600 bytes"), (0, 100, "the store grew")],
+)
+def test_row17_what_grows_is_told(memory: int, stored: int, told: str | None) -> None:
+    """A soak fails by what each response leaves in memory or in the store, not by what comes first."""
+    looks = [
+        Look(made, 10**8 + min(made, 5000) * 2000 + made * memory, made * stored) for made in range(0, 20_001, 100)
+    ]
+    assert [fault[: len(told or "")] for fault in faults(looks)] == ([told] if told else [])
