@@ -29,8 +29,8 @@ from stages.persist.live import LiveResponses
 from stages.persist.persist import Persist
 from tests.serving import Served, serving
 
-STREAMS = 32
-TOKENS = 500
+STREAMS = 16
+TOKENS = 1_000
 ROUNDS = 9
 
 WORDS = "The quick brown fox jumps over the lazy dog, and then it has to think about that for a while. "
