@@ -73,7 +73,14 @@ _TABLES = (
     """,
     "create index items_of_conversation on conversation_items (conversation_id, position)",
     "create index conversation_items_by_id on conversation_items (id) where id is not null",
-    "create table servers (id text primary key, url text not null, beat_at double precision not null)",
+    """
+    create table servers (
+        id text primary key,
+        url text not null,
+        machine text not null,
+        beat_at double precision not null
+    )
+    """,
 )
 """What both databases have in common; a response is ``logged`` as long as its events are kept."""
 

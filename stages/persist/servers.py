@@ -5,6 +5,10 @@ The clock is the database's, so that no two servers disagree about the time.
 
 from __future__ import annotations
 
+import os
+import socket
+from pathlib import Path
+
 from stages.persist.database import NOW, Statement
 from stages.persist.ledger import Ledger
 from stages.persist.stored import Server
@@ -13,11 +17,11 @@ STALE = 15.0
 """Seconds without a beat after which a server is dead."""
 
 _BEAT = f"""
-    insert into servers (id, url, beat_at) values ($1, $2, {NOW})
+    insert into servers (id, url, machine, beat_at) values ($1, $2, $3, {NOW})
     on conflict (id) do update set url = excluded.url, beat_at = excluded.beat_at
 """
 
-_REPLACE = "delete from servers where url = $2 and id <> $1"
+_REPLACE = "delete from servers where url = $2 and machine = $3 and id <> $1"
 
 _LEAVE = "delete from servers where id = $1"
 
@@ -32,19 +36,19 @@ class Servers:
     """This server among the others."""
 
     def __init__(self, ledger: Ledger) -> None:
+        self.machine = _this_machine()
+        """Where this server runs: an address such as 127.0.0.1 is another one on each machine."""
         self._ledger = ledger
         self._url = ""
 
     async def join(self, url: str) -> None:
-        """Be found by the others under that address; whoever had it before is dead, as it is taken now."""
+        """Be found by the others under that address; who had it before on this machine is dead, as it is taken now."""
         self._url = url
-        here = (self._ledger.server_id, url)
-        await self._ledger.writer.carry_out((Statement(_BEAT, here), Statement(_REPLACE, here)), here[0])
+        await self._say(_BEAT, _REPLACE)
 
     async def beat(self) -> None:
         """Be alive; `StoreFailed` if the store does not learn of it."""
-        here = (self._ledger.server_id, self._url)
-        await self._ledger.writer.carry_out((Statement(_BEAT, here),), here[0])
+        await self._say(_BEAT)
 
     async def leave(self) -> None:
         """Be gone: what this server has not ended is an orphan from now on."""
@@ -57,3 +61,16 @@ class Servers:
         for server_id, url, is_alive in await self._ledger.read(_RUNNER, response_id, self._ledger.stale):
             return Server(server_id, url or "", bool(is_alive) or server_id == own)
         return None
+
+    async def _say(self, *changes: str) -> None:
+        own = self._ledger.server_id
+        here = (own, self._url, self.machine)
+        await self._ledger.writer.carry_out([Statement(sql, here) for sql in changes], own)
+
+
+def _this_machine() -> str:
+    """The name of this machine since it was started; each container with a network of its own counts as one."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/net")
+    except OSError:  # not every system tells
+        return socket.gethostname()

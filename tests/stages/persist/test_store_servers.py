@@ -122,6 +122,16 @@ async def test_a_server_that_comes_back_replaces_the_one_it_was(store: Store, ot
     assert orphan.server_id == store.server_id
 
 
+async def test_an_address_is_not_taken_from_a_server_of_another_machine(store: Store, other: Store) -> None:
+    """Each machine has a 127.0.0.1 of its own: a server under the same address elsewhere lives on."""
+    await store.servers.join("http://127.0.0.1:8000")
+    store.begin(begun(stored("resp_1")))
+    await store._writer.settled()
+    other.servers.machine = "another"
+    await other.servers.join("http://127.0.0.1:8000")
+    assert await other.orphans() == ()
+
+
 async def test_one_server_wins_an_orphan(store: Store, store_at: str) -> None:
     """Of many servers that settle at once, each orphan goes to exactly one."""
     for number in range(4):
