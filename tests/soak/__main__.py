@@ -32,6 +32,9 @@ KEPT = ("--store-ttl", "10", "--stream-ttl", "5", "--max-background", "16", "--l
 LEAK = 512
 """Bytes per response by which memory may grow: what a response alone takes, if it stays, is ten times that."""
 
+SLACK = 2 * 2**20
+"""Bytes by which memory may grow anyway, as after a few responses it is still warming up."""
+
 PERIOD = 1.0
 """Seconds between two looks."""
 
@@ -102,7 +105,7 @@ def faults(looks: Sequence[Look]) -> Iterator[str]:
     before, last = looks[third : 2 * third] or looks[:1], looks[-third:]
     responses = max(1, median(look.made for look in last) - median(look.made for look in before))
     grown = median(look.memory for look in last) - median(look.memory for look in before)
-    if grown > LEAK * responses:
+    if grown > SLACK + LEAK * responses:
         yield f"memory grew by {grown / responses:.0f} bytes per response, {LEAK} at most were expected"
     if max(look.stored for look in last) > 1.5 * max(look.stored for look in looks[: 2 * third]):
         yield "the store grew in the last third"
