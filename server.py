@@ -80,6 +80,7 @@ async def serve(settings: Settings, started: Callable[[Settings], AbstractAsyncC
         membership = Membership(
             store.servers, url, runs.settling.settle, runs.let_go, settings.heartbeat, settings.stale
         )
+        listening.listen()  # from here on the address is this server's alone, as its membership says
         await closing.enter_async_context(membership)
         runner = web.AppRunner(
             api.app(settings.max_body_bytes),
@@ -125,7 +126,7 @@ def log_to_stderr(level: str) -> None:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A socket that has its address before the model is loaded, and takes no connection until the server starts."""
+    """A socket that has its address before the model is loaded, and takes no connection until it listens."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

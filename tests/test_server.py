@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
+import sqlite3
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, closing, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,7 @@ from pydantic_settings import CliApp
 
 from api.settings import Settings
 from pipeline.logs import name_response
-from server import assembled, database, log_to_stderr
+from server import assembled, database, log_to_stderr, serve
 from stages.generate.scripted import ScriptedEngine
 from stages.normalize.normalize import Normalize
 from stages.persist.database import Nowhere
@@ -19,6 +23,7 @@ from stages.persist.live import LiveResponses
 from stages.persist.postgres import PostgresDatabase
 from stages.persist.sqlite import SqliteDatabase
 from stages.persist.store import Store
+from tests.processes import free_port
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
@@ -105,3 +110,36 @@ def test_the_store_is_a_file_or_a_database() -> None:
     assert isinstance(database("responses.sqlite3"), SqliteDatabase)
     for scheme in ("postgresql", "postgres"):
         assert isinstance(database(f"{scheme}://me@localhost/penstock"), PostgresDatabase)
+
+
+def servers(path: Path) -> list[str]:
+    """The servers that a store in SQLite knows."""
+    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(path)) as connection:
+        return [name for (name,) in connection.execute("select id from servers")]
+    return []
+
+
+async def test_a_server_that_finds_its_port_taken_harms_nobody(tmp_path: Path) -> None:
+    """Of two that were started at once on one port, the later one ends, and the other is not taken for dead."""
+    path, loaded = tmp_path / "store.sqlite3", asyncio.Event()
+    settings = Settings(engine_arguments=[], store=str(path), port=free_port())
+
+    @asynccontextmanager
+    async def loading(_: Settings) -> AsyncGenerator[ScriptedEngine]:
+        await loaded.wait()
+        yield ScriptedEngine()
+
+    late = asyncio.create_task(serve(settings, loading))
+    await asyncio.sleep(0.2)
+    early = asyncio.create_task(serve(settings, lambda _: nullcontext(ScriptedEngine())))
+    async with asyncio.timeout(10):
+        while not (known := servers(path)):
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        loaded.set()
+        with pytest.raises(OSError, match="in use"):
+            await late
+    assert servers(path) == known
+    early.cancel()
+    with suppress(asyncio.CancelledError):
+        await early

@@ -5,7 +5,6 @@ The clock is the database's, so that no two servers disagree about the time.
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 
@@ -71,6 +70,6 @@ class Servers:
 def _this_machine() -> str:
     """The name of this machine since it was started; each container with a network of its own counts as one."""
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + os.readlink("/proc/self/ns/net")
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/net').readlink()}"
     except OSError:  # not every system tells
         return socket.gethostname()
