@@ -36,6 +36,18 @@ async def test_b21_a_background_response_waits_runs_and_ends(served: Scripted, e
     assert answer["usage"]["output_tokens"] == len(served.engine.script.token_ids)
 
 
+async def test_b21_the_store_knows_how_far_it_is(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Whoever reads the store alone, as another server does, finds the response queued, then in progress."""
+    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.01)
+    served.runs.background.limit = 1
+    running, waiting = await begun(served), await begun(served)
+    await until(lambda: served.engine.running == 1)
+    for response_id, status in ((running, "in_progress"), (waiting, "queued")):
+        stored = await served.store.get(response_id, "")
+        assert stored is not None
+        assert stored.response.status == status
+
+
 async def test_b21_all_of_it_is_told_as_events(served: Scripted) -> None:
     """The stream of a background response tells that it is queued, then in progress, then the rest."""
     events = read_sse(await served.stream({"input": "Hi", "background": True}))
@@ -136,8 +148,14 @@ async def test_what_can_never_begin_is_refused_at_once(served: Scripted) -> None
     assert (served.engine.prompts, len(served.runs.live)) == ([], 0)
 
 
-async def test_v25_b17_nothing_of_a_run_stays(served: Scripted) -> None:
-    """Once a response is over and stored, this process holds nothing of it."""
+@pytest.mark.parametrize(
+    "fault", [{}, {"error": EngineFailed("It failed.")}, {"refusal": InvalidPrompt("Too odd.")}], ids=str
+)
+async def test_v25_b17_nothing_of_a_run_stays(
+    served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any]
+) -> None:
+    """Once a response is over and stored, this process holds nothing of it, however it ended."""
+    served.engine.script = script(encoding, HELLO, **fault)
     for body in ({"background": True}, {"stream": True}, {}, {"store": False}):
         await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body})
     await until(lambda: len(served.runs.live) == 0)

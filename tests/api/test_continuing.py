@@ -147,7 +147,7 @@ async def test_a_chain_goes_on_without_what_was_deleted(served: Scripted, encodi
     assert re.findall(r"<\|start\|>user<\|message\|>(.*?)<\|end\|>", prompt) == ["three", "four"]
 
 
-async def test_b30_an_id_is_never_the_clients(served: Scripted) -> None:
+async def test_row28_b30_an_id_is_never_the_clients(served: Scripted) -> None:
     """Whatever ids a request brings, its response has one of the server's own: none takes another's place."""
     _, first = await served.post({"input": "one"})
     own: dict[str, Any] = {"request_id": first["id"], "id": first["id"], "response_id": first["id"]}

@@ -14,7 +14,7 @@ from pipeline.logs import name_response
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.log import log_outputs
-from tests.api.lives import begun, ended, until
+from tests.api.lives import begun, cancelled, ended, reading, until
 from tests.api.scripts import ENDLESS, Scripted, script
 from tests.serving import serving
 
@@ -84,6 +84,23 @@ async def test_a_background_response_leaves_two_lines(served: Scripted, log: pyt
     ((said, line),) = lines(log, "api.background")
     assert said == response_id
     assert re.fullmatch("In the background: completed, [0-9]+ tokens in, [0-9]+ out", line)
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_b22_to_cancel_is_no_error(
+    served: Scripted, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture, background: bool
+) -> None:
+    """A response that is cancelled, where it waits or runs, leaves nothing in the log that would alarm anybody."""
+    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
+    served.runs.background.limit = 1
+    async with reading(served, {"background": background}) as stream:
+        running, waiting = await stream.response_id(), await begun(served)
+        await stream.upto(b"output_text.delta")
+        for response_id in (waiting, running):
+            assert (await cancelled(served, response_id))[0] == 200
+        await stream.rest()
+    await until(lambda: len(served.runs.live) == 0)
+    assert [each.getMessage() for each in log.records if each.levelno > logging.INFO] == []
 
 
 async def test_what_is_read_again_is_told_once(served: Scripted, log: pytest.LogCaptureFixture) -> None:
