@@ -31,7 +31,7 @@ from tests.serving import Served, serving
 
 STREAMS = 16
 TOKENS = 1_000
-ROUNDS = 9
+ROUNDS = 7
 
 WORDS = "The quick brown fox jumps over the lazy dog, and then it has to think about that for a while. "
 
