@@ -30,6 +30,9 @@ from tests.databases import database
 
 AnyEngine = TypeVar("AnyEngine", bound=Engine)
 
+PATIENCE = aiohttp.ClientTimeout(60)
+"""Who waits for an answer longer than that, in seconds, waits for ever."""
+
 
 @dataclass
 class Asked:
@@ -40,8 +43,8 @@ class Asked:
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Status and JSON of one request; a body of bytes goes out as it is."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        async with self.client.request(method, self.url + path, data=None if body is None else data) as answer:
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        async with self.client.request(method, self.url + path, data=data, timeout=PATIENCE) as answer:
             assert answer.content_type == "application/json"
             return answer.status, await answer.json()
 
@@ -66,7 +69,7 @@ class Asked:
         return await self._sse("GET", path)
 
     async def _sse(self, method: str, path: str, **options: Any) -> bytes:
-        async with self.client.request(method, self.url + path, **options) as answer:
+        async with self.client.request(method, self.url + path, timeout=PATIENCE, **options) as answer:
             assert answer.status == 200
             assert answer.headers["Content-Type"] == "text/event-stream"
             assert answer.headers["Cache-Control"] == "no-cache"

@@ -20,7 +20,7 @@ from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from tests.api.lives import begun, cancelled
 from tests.api.scripts import ENDLESS, Scripted, script
-from tests.serving import Asked, serving
+from tests.serving import PATIENCE, Asked, serving
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
 SECRET = {"role": "user", "content": "A secret"}
@@ -67,7 +67,7 @@ class Person(Asked):
         """Status and text of all that is answered, the ids left out."""
         answers = []
         for method, path, body in asked:
-            async with self.client.request(method, self.url + path, json=body) as answer:
+            async with self.client.request(method, self.url + path, json=body, timeout=PATIENCE) as answer:
                 answers.append((answer.status, ids.hidden(await answer.text())))
         return answers
 
