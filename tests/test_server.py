@@ -122,7 +122,7 @@ def servers(path: Path) -> list[str]:
 async def test_a_server_that_finds_its_port_taken_harms_nobody(tmp_path: Path) -> None:
     """Of two that were started at once on one port, the later one ends, and the other is not taken for dead."""
     path, loaded = tmp_path / "store.sqlite3", asyncio.Event()
-    settings = Settings(engine_arguments=[], store=str(path), port=free_port())
+    settings = CliApp.run(Settings, cli_args=["tiny", "--store", str(path), "--port", str(free_port())])
 
     @asynccontextmanager
     async def loading(_: Settings) -> AsyncGenerator[ScriptedEngine]:
