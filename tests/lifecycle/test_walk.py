@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stages.harmony import HarmonyEncoding
@@ -25,10 +25,15 @@ WHICH = st.integers(0, 3)
 STEPS: st.SearchStrategy[tuple[Any, ...]] = st.one_of(
     st.tuples(st.just("ask"), st.sampled_from(MODES)),
     st.tuples(st.just("say"), st.integers(1, 30)),
+    st.tuples(st.just("save")),
     st.tuples(st.just("follow"), WHICH, st.integers(-1, 50)),
     st.tuples(st.sampled_from(("leave", "cancel", "delete")), WHICH),
-    st.tuples(st.sampled_from(("save", "stop", "kill"))),
+    st.tuples(st.just("stop")),
+    st.tuples(st.just("kill")),
 )
+
+ALL_AT_ONCE = [("ask", mode) for mode in MODES] + [("follow", which, 3) for which in range(4)]
+DEATHS = [*ALL_AT_ONCE, ("say", 12), ("save",), ("say", 3), ("kill",), *ALL_AT_ONCE, ("say", 12), ("stop",), ("kill",)]
 
 
 @pytest.mark.usefixtures("postgres")  # is up before any example runs
@@ -37,7 +42,8 @@ def test_any_life(request: pytest.FixtureRequest, encoding: HarmonyEncoding, pla
     """Nothing that was accepted is ever lost, left hanging, or told in two ways."""
 
     @settings(max_examples=12, deadline=None)
-    @given(st.lists(STEPS, min_size=4, max_size=16))
+    @example(DEATHS)
+    @given(st.lists(STEPS, min_size=8, max_size=20))
     def walk(steps: list[tuple[Any, ...]]) -> None:
         asyncio.run(walked(steps))
 

@@ -128,11 +128,12 @@ class World:
 
     async def save(self) -> None:
         """Time passes, in which all is written that is on its way."""
-        for run in self.served.runs.live:
+        running = [(life, run, run._log.last_number + 1) for life, run in self._running()]
+        for _, run, _ in running:
             run._flush()
         await self.served.store._writer.settled()
-        for life, run in self._running():
-            life.is_kept, life.kept = True, run._log.last_number + 1
+        for life, _, said in running:
+            life.is_kept, life.kept = True, said
 
     async def stop(self) -> None:
         """The server stops in good order, and another one comes up."""
@@ -184,6 +185,11 @@ class World:
         assert end.status == response["status"]
         assert end.status in life.may_be
         is_settled = end.error is not None and end.error.message == RunInterrupted().message
+        last = len(frames(stream)) - 1
+        for after in (last - 1, last, last + 1):
+            client = Client(self.served, STREAM, after=after)
+            await client.follow(life.response_id)
+            life.clients.append(client)
         for client in life.clients:
             expected = behind(stream, client.after, is_settled=is_settled)
             assert expected.startswith(client.seen)
