@@ -37,7 +37,7 @@ from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
 from pipeline.record import replay
 from stages.generate.engine import Engine
-from stages.persist.live import LiveResponse, LiveResponses
+from stages.persist.live import LiveResponse, LiveResponses, RunMoved
 from stages.persist.store import Server, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
@@ -211,7 +211,7 @@ class Runs:
 
     async def _make_detached(self, conversation: Conversation, begun: asyncio.Future[None]) -> None:
         try:
-            with self.admission.one(), self._unlocking(conversation.response):
+            with self._unlocking(conversation.response), self.admission.one():
                 await self._make(conversation, partial(begun.set_result, None))
         except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
             begun.set_exception(error)
@@ -256,7 +256,10 @@ class Runs:
         raise ServerUnreachable
 
     async def cancel(self, run: LiveResponse) -> Response:
-        """End a response, unless it ends by itself meanwhile; returns it as it has ended."""
+        """End a response, unless it ends by itself meanwhile; returns it as it has ended, and is stored.
+
+        Raises `RunMoved` where it is another server's by then.
+        """
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CANCEL_WAIT):
@@ -264,6 +267,9 @@ class Runs:
                         await run.wait()
         finally:
             self._break_off(run, None)
+        if run.response.status in UNENDED:
+            raise RunMoved
+        await run.saved()
         return run.response
 
     async def drain(self, seconds: float) -> None:

@@ -58,6 +58,7 @@ class LiveResponse:
         self._news = asyncio.Event()
         self._closed = asyncio.Event()  # it has ended, and there was time to save that
         self._timer: asyncio.TimerHandle | None = None
+        self._saved: asyncio.Future[None] | None = None
 
     # Writing
 
@@ -81,9 +82,8 @@ class LiveResponse:
             return
         self._log.append(event)
         try:
-            saved = self._end(self._log.seal())
-            if saved is not None:
-                await asyncio.wait([saved], timeout=PATIENCE)
+            self._end(self._log.seal())
+            await self.saved()
         finally:
             self._closed.set()
 
@@ -98,6 +98,11 @@ class LiveResponse:
             self._end(self._log.break_off(error))
         finally:
             self._closed.set()
+
+    async def saved(self) -> None:
+        """Give the commit of its end a moment."""
+        if self._saved is not None:
+            await asyncio.wait([self._saved], timeout=PATIENCE)
 
     def start(self) -> None:
         """Go on from the queue, unless it has ended there."""
@@ -153,11 +158,11 @@ class LiveResponse:
         if block is not None and self.response.store:
             self._live.store.append(self.response.id, block)
 
-    def _end(self, block: Block | None) -> asyncio.Future[None] | None:
-        """Store the end, which the log has; the future of its commit, if anything is kept."""
+    def _end(self, block: Block | None) -> None:
+        """Store the end, which the log has."""
         self.response = self._log.response
         self._stop()
-        return self._live.end(self, block)
+        self._saved = self._live.end(self, block)
 
     def _stop(self) -> None:
         """Take no more events, and tell those who wait for any."""

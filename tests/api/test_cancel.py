@@ -16,8 +16,11 @@ from pipeline.protocol.events import ResponseIncomplete
 from pipeline.protocol.response import Response
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
+from stages.persist.live import RunMoved
 from tests.api.lives import begun, cancelled, ended, found, idle, reading, until
 from tests.api.scripts import ENDLESS, Scripted, script
+from tests.databases import database, opened
+from tests.faulty import Faulty
 from tests.serving import serving
 from tests.streams import final, read_sse
 
@@ -245,6 +248,35 @@ async def test_row42_a_client_that_does_not_read_gets_an_end(encoding: HarmonyEn
         assert_cancelled(answer)
         assert_cancelled(final(events))
         assert await found(served, response_id) == answer
+
+
+async def test_row13_a_cancel_that_was_answered_lasts(encoding: HarmonyEncoding, where: str) -> None:
+    """The answer comes once the end is stored: no server that comes after a crash makes the response all the same."""
+    kept = Faulty(database(where))
+    async with serving(ScriptedEngine(script(encoding)), encoding, kept, limit=0) as served:
+        response_id = await begun(served)
+        kept.stalls.clear()
+        answer = asyncio.ensure_future(cancelled(served, response_id))
+        await asyncio.sleep(0.2)
+        is_answered = answer.done()
+        kept.stalls.set()
+        assert not is_answered
+        assert (await answer)[0] == 200
+        async with opened(where) as after:
+            stored = await after.get(response_id, "")
+            assert stored
+            assert stored.response.status == "cancelled"
+
+
+async def test_row13_what_has_moved_on_is_not_called_cancelled(served: Scripted) -> None:
+    """A cancel that meets a response on its way to another server says that it has to be asked again."""
+    served.runs.background.limit = 0
+    response_id = await begun(served)
+    run = served.runs.live.get(response_id, "")
+    assert run
+    served.runs.background.release()
+    with pytest.raises(RunMoved):
+        await served.runs.cancel(run)
 
 
 # What goes with it

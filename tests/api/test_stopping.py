@@ -10,6 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from pipeline.errors import ServerStopping
+from pipeline.protocol.request import CreateResponse
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.persist.database import Row, Unavailable, Value
@@ -60,6 +62,19 @@ async def test_a_server_that_stops_takes_nothing_on(served: Scripted, body: dict
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body}) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
     assert len(served.runs.live) == 0
+
+
+async def test_a_detached_response_that_comes_too_late_holds_no_conversation(
+    encoding: HarmonyEncoding, store_at: str
+) -> None:
+    """Where the server stops between reading a request and beginning it, the conversation is free again."""
+    async with serving(ScriptedEngine(script(encoding)), encoding, store_at, detaches=True) as served:
+        _, conversation = await served.post({}, "/v1/conversations")
+        read = await served.runs.prepare(CreateResponse(input="Hi", conversation=conversation["id"]))
+        served.runs.admission.stopping = True
+        with pytest.raises(ServerStopping):
+            await anext(served.runs.events(read))
+        await served.store.conversations.lock(conversation["id"], "", "resp_next", 0)
 
 
 @pytest.mark.parametrize("background", [False, True])
