@@ -183,12 +183,11 @@ class Responses:
         """List what a stored response was given to read, page by page: the history that it continues included."""
         wanted = Wanted.read(request)
         response_id, owner = request.match_info["response_id"], request[OWNER]
-        stored = await self.store.get(response_id, owner)
-        history = await self.store.history(response_id, owner)
-        if stored is None or history is None:
+        given = await self.store.given(response_id, owner)
+        if given is None:
             raise ResponseNotFound(shortened(response_id))
         current_response.set(response_id)
-        return as_json(wanted.of(_once(history.items[: len(history.items) - len(stored.response.output)])))
+        return as_json(wanted.of(_once(given)))
 
     async def _response(self, request: web.Request) -> Response:
         """The response that the path names, as it stands; raises `ResponseNotFound`."""

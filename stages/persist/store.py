@@ -217,6 +217,14 @@ class Store:
             tokens |= stored.tokens
         return History(items, tokens)
 
+    async def given(self, response_id: str, owner: str) -> tuple[Item, ...] | None:
+        """All that a response was given to read: what it continues, then its own input; None if there is none."""
+        chain = await self.chain(response_id, owner)
+        if not chain:
+            return None
+        before = await self._before(chain[0])
+        return (*before.items, *(item for stored in chain[:-1] for item in stored.items), *chain[-1].input)
+
     async def _before(self, stored: StoredResponse) -> History:
         """What a response has read of its conversation."""
         name, origin = _conversation_id(stored.response), stored.origin

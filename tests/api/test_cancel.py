@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from pipeline.protocol.events import ResponseIncomplete
 from pipeline.protocol.response import Response
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
+from stages.persist.database import Row, Value
 from stages.persist.live import RunMoved
 from tests.api.lives import begun, cancelled, ended, found, idle, reading, until
 from tests.api.scripts import ENDLESS, Scripted, script
@@ -310,6 +312,33 @@ async def test_a_cancelled_response_lets_go_of_its_conversation(
     assert (await served.post(body))[1]["status"] == "completed"
     _, items = await served.get(f"/v1/conversations/{conversation['id']}/items")
     assert len(items["data"]) == 3
+
+
+class Interrupted(Faulty):
+    """A database behind whose next answer about responses something happens."""
+
+    happens: Callable[[], Awaitable[object]] | None = None
+
+    async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
+        rows = await super().read(sql, *arguments)
+        if "from responses" in sql and self.happens:
+            happens, self.happens = self.happens, None
+            await happens()
+        return rows
+
+
+async def test_what_ends_meanwhile_does_not_change_what_it_was_given(encoding: HarmonyEncoding, where: str) -> None:
+    """The input of a response that ends while it is listed has nothing of the output."""
+    kept = Interrupted(database(where))
+    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.005))
+    async with serving(engine, encoding, kept) as served, reading(served) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        kept.happens = partial(cancelled, served, response_id)
+        _, listed = await served.get(f"/v1/responses/{response_id}/input_items")
+        assert [item["role"] for item in listed["data"]] == ["user"]
+        _, again = await served.get(f"/v1/responses/{response_id}/input_items")
+        assert again == listed
 
 
 async def test_a_cancelled_response_is_not_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
