@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from api.background import Background
 from pipeline.errors import RunInterrupted, StoreFailed
-from stages.persist.live import LiveResponses
-from stages.persist.store import Orphan, Store
+from stages.persist.live import LiveResponse, LiveResponses
+from stages.persist.log import Block
+from stages.persist.store import Orphan, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ class Settling:
     live: LiveResponses
     background: Background
     restarts: bool
+    _found: deque[Orphan] = field(default_factory=deque)
     _claimed: deque[Orphan] = field(default_factory=deque)
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -47,10 +50,16 @@ class Settling:
                 logger.exception("What dead servers left could not be settled yet")
 
     async def _claim(self) -> None:
-        """Take over what is left; it is remembered, as no server would find it again."""
-        for orphan in await self.store.orphans():
-            if await self.store.claim(orphan):
-                self._claimed.append(orphan)
+        """Take over what is left.
+
+        It is remembered, as no server would find it again; so is what may have been taken over when the store failed.
+        """
+        if not self._found:
+            self._found.extend(await self.store.orphans())
+        while self._found:
+            if await self.store.claim(self._found[0]):
+                self._claimed.append(self._found[0])
+            self._found.popleft()
 
     async def _settle(self, orphan: Orphan) -> None:
         response = orphan.stored.response
@@ -62,7 +71,15 @@ class Settling:
         else:
             logger.warning("Response %s was being made when its server ended", response.id)
             blocks = await self.store.blocks(response.id)
-            self.live.adopt(orphan.stored, blocks).break_off(RunInterrupted())
+            self._adopted(orphan.stored, blocks).break_off(RunInterrupted())
+
+    def _adopted(self, stored: StoredResponse, blocks: Sequence[Block]) -> LiveResponse:
+        """The run, with its events; one whose events nobody can read must not keep the others from their end."""
+        try:
+            return self.live.adopt(stored, blocks)
+        except Exception:
+            logger.exception("The events of response %s cannot be read, and it ends without them", stored.response.id)
+            return self.live.adopt(stored, ())
 
     def _run_again(self, orphan: Orphan) -> None:
         logger.info("Response %s is queued here, as its server ended", orphan.stored.response.id)

@@ -25,7 +25,8 @@ _ORPHANS = f"""
 """
 
 _CLAIM = f"""
-    update responses set server_id = $1 where {_ABANDONED} and id = $3 and coalesce(server_id, '') = $4
+    update responses set server_id = $1
+    where id = $3 and ended_at is null and (server_id = $1 or ({_ABANDONED} and coalesce(server_id, '') = $4))
 """
 
 _TAKE_LOCK = """
@@ -63,7 +64,10 @@ def _readable(row: Row) -> Iterator[Orphan]:
 
 
 async def claim(ledger: Ledger, orphan: Orphan) -> bool:
-    """Take an orphan over, and its lock; False if it is no longer one, or no longer that server's."""
+    """Take an orphan over, and its lock; False if it is no longer one, or no longer that server's.
+
+    Done twice, as after a commit of which nobody knows whether it was in time, it is taken over.
+    """
     own, response_id = ledger.server_id, orphan.stored.response.id
     taken = Statement(_CLAIM, (own, ledger.stale, response_id, orphan.server_id or ""))
     counts = await ledger.writer.carry_out((taken, Statement(_TAKE_LOCK, (own, response_id))), response_id)

@@ -14,12 +14,13 @@ from pipeline.errors import ServerStopping
 from pipeline.protocol.request import CreateResponse
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
-from stages.persist.database import Row, Unavailable, Value
+from stages.persist.database import Row, Unavailable, Unit, Value
 from tests.api.lives import Reading, begun, ended, found, reading, until
 from tests.api.scripts import COUNT, ENDLESS, Scripted, script
-from tests.databases import database
+from tests.databases import database, opened
 from tests.faulty import Faulty
 from tests.serving import serving
+from tests.stages.persist.samples import damage
 from tests.streams import final, read_sse
 
 URL = "http://one.example"
@@ -218,6 +219,50 @@ async def test_what_could_not_be_settled_is_settled_later(encoding: HarmonyEncod
         async with serving(engine, encoding, forgetful, url=URL, heartbeat=0.1) as after:
             assert (await ended(after, response_id))["status"] == "failed"
             assert forgetful.asked > 1
+
+
+class Unsure(Faulty):
+    """A database that takes a response over, and loses its connection before it says so."""
+
+    claims = 0
+
+    async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
+        counts = await super().write(units)
+        claims = sum("update responses set server_id = $1" in each.sql for unit in units for each in unit.statements)
+        self.claims += claims
+        if claims and self.claims == claims:
+            raise Unavailable("The connection is lost.")
+        return counts
+
+
+async def test_what_was_perhaps_taken_over_is_settled(encoding: HarmonyEncoding, store_at: str) -> None:
+    """A server that does not know whether it has taken a response over tries again."""
+    async with dead_server(encoding, store_at) as (served, kept), reading(served) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        kept.is_down = True
+        engine, unsure = ScriptedEngine(script(encoding)), Unsure(database(store_at))
+        async with serving(engine, encoding, unsure, url=URL, heartbeat=0.1) as after:
+            assert (await ended(after, response_id))["status"] == "failed"
+            assert unsure.claims > 1
+
+
+async def test_a_log_that_nobody_can_read_keeps_nothing_from_its_end(encoding: HarmonyEncoding, store_at: str) -> None:
+    """A response whose events make no sense ends as failed all the same, and so do those behind it."""
+    async with (
+        dead_server(encoding, store_at) as (served, kept),
+        reading(served) as broken,
+        reading(served) as whole,
+    ):
+        asked = [await stream.response_id() for stream in (broken, whole)]
+        for stream in (broken, whole):
+            await stream.upto(b"output_text.delta")
+        await asyncio.sleep(0.5)
+        kept.is_down = True
+        async with opened(store_at) as store:
+            await damage(store, f"update events set data = 'x' where response_id = '{asked[0]}'")
+        async with next_server(encoding, store_at) as after:
+            assert [(await ended(after, each))["status"] for each in asked] == ["failed", "failed"]
 
 
 async def test_a_dead_server_holds_no_conversation(encoding: HarmonyEncoding, store_at: str) -> None:
