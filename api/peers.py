@@ -190,18 +190,13 @@ class Membership:
             await self.servers.leave()
 
     async def _keep_beating(self) -> None:
-        beaten_at, steady_since = monotonic(), -inf
+        steady_since = -inf
         while True:
             await asyncio.sleep(self.heartbeat)
-            try:
-                await self.servers.beat()
-            except StoreFailed:  # the store has said so itself
-                beaten_at = -inf
-                continue
-            silence, beaten_at = monotonic() - beaten_at, monotonic()
-            if silence > self.stale / 2:
-                steady_since = beaten_at
-            self._look_around(beaten_at - steady_since)
+            with suppress(StoreFailed):  # the store has said so itself
+                if not await self.servers.beat():
+                    steady_since = monotonic()
+                self._look_around(monotonic() - steady_since)
 
     def _look_around(self, steady: float) -> None:
         """See who is dead, unless this server was silent some seconds ago, and others may look dead for its reason."""

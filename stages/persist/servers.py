@@ -20,6 +20,11 @@ _BEAT = f"""
     on conflict (id) do update set url = excluded.url, beat_at = excluded.beat_at
 """
 
+_GO_ON = f"""
+    update servers set beat_at = {NOW} where id = $1 and beat_at >= {NOW} - cast($2 as double precision)
+"""
+"""Counts a server whose last beat was not long ago."""
+
 _REPLACE = "delete from servers where url = $2 and machine = $3 and id <> $1"
 
 _LEAVE = "delete from servers where id = $1"
@@ -43,11 +48,16 @@ class Servers:
     async def join(self, url: str) -> None:
         """Be found by the others under that address; who had it before on this machine is dead, as it is taken now."""
         self._url = url
-        await self._say(_BEAT, _REPLACE)
+        await self._ledger.writer.carry_out((Statement(_BEAT, self._here), Statement(_REPLACE, self._here)))
 
-    async def beat(self) -> None:
-        """Be alive; `StoreFailed` if the store does not learn of it."""
-        await self._say(_BEAT)
+    async def beat(self) -> bool:
+        """Be alive; `StoreFailed` if the store does not learn of it.
+
+        Says whether the beat before was at most half of what makes a server dead ago, by the store's clock.
+        """
+        lately = (self._ledger.server_id, self._ledger.stale / 2)
+        counts = await self._ledger.writer.carry_out((Statement(_GO_ON, lately), Statement(_BEAT, self._here)))
+        return counts[0] > 0
 
     async def leave(self) -> None:
         """Be gone: what this server has not ended is an orphan from now on."""
@@ -61,10 +71,9 @@ class Servers:
             return Server(server_id, url or "", bool(is_alive) or server_id == own)
         return None
 
-    async def _say(self, *changes: str) -> None:
-        own = self._ledger.server_id
-        here = (own, self._url, self.machine)
-        await self._ledger.writer.carry_out([Statement(sql, here) for sql in changes], own)
+    @property
+    def _here(self) -> tuple[str, str, str]:
+        return self._ledger.server_id, self._url, self.machine
 
 
 def _this_machine() -> str:

@@ -20,6 +20,7 @@ from tests.api.scripts import COUNT, ENDLESS, script
 from tests.databases import database
 from tests.faulty import Faulty
 from tests.serving import serving
+from tests.stages.persist.samples import stop_hearts
 from tests.streams import final, read_sse
 
 NEVER = 1000.0
@@ -214,5 +215,19 @@ async def test_an_outage_of_the_store_kills_nobody(encoding: HarmonyEncoding, st
         await asyncio.sleep(0.2)
         far.is_down = False
         await asyncio.sleep(0.5)
+        assert one.engine.running == 1
+        assert (await found(other, response_id))["status"] == "in_progress"
+
+
+async def test_a_clock_that_jumps_kills_nobody(encoding: HarmonyEncoding, store_at: str) -> None:
+    """When all servers look dead at once, as on a machine that slept, the first that beats waits for the others."""
+    async with (
+        serving(endless(encoding), encoding, store_at, heartbeat=0.4, stale=2.0) as one,
+        serving(quick(encoding), encoding, store_at, heartbeat=0.05, stale=2.0) as other,
+    ):
+        response_id = await begun(one)
+        await until(lambda: one.engine.running == 1)
+        await stop_hearts(other.store)
+        await asyncio.sleep(1.5)
         assert one.engine.running == 1
         assert (await found(other, response_id))["status"] == "in_progress"

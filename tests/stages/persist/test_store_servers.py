@@ -83,6 +83,17 @@ async def test_the_runner_of_a_response_is_known(store: Store, other: Store) -> 
     assert await other.runner("resp_2") is None
 
 
+async def test_a_server_knows_whether_it_was_silent(store: Store) -> None:
+    """A beat says whether the one before was lately, by the clock that the others go by."""
+    await store.servers.join("http://one")
+    assert await store.servers.beat()
+    await stop_hearts(store)
+    assert not await store.servers.beat()
+    assert await store.servers.beat()
+    await store.servers.leave()
+    assert not await store.servers.beat()
+
+
 async def test_a_live_server_has_no_orphans(store: Store, other: Store) -> None:
     """What a server runs or is going to run is nobody else's as long as it beats, and never its own orphan."""
     await store.servers.join("http://one")
