@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,6 +57,11 @@ def read_sse(body: bytes) -> list[ResponseEvent]:
         assert name == f"event: {event.__struct_config__.tag}"
         events.append(event)
     return checked(events)
+
+
+def renumbered(frame: bytes, number: int) -> bytes:
+    """The SSE frame of an event, under another sequence number."""
+    return re.sub(rb'(?<="sequence_number":)\d+', b"%d" % number, frame, count=1)
 
 
 def final(events: Iterable[ResponseEvent]) -> Response:

@@ -125,7 +125,8 @@ class LiveResponse:
     async def follow(self, after: int = -1) -> AsyncGenerator[ResponseEvent, None]:
         """The events behind the one of number ``after``, those to come included; raises `RunMoved`.
 
-        A reader who was further than the run ever came, because a server died in between, gets the last event.
+        A reader who was further than the run ever came, because a server died in between, gets the last event, under
+        the number that is next for that reader.
         """
         reader = LogReader(self._log, after)
         while True:
@@ -143,7 +144,7 @@ class LiveResponse:
                 self._news.clear()
                 await self._news.wait()
         if _is_ahead(after, self._log.last_number, self.response):
-            yield last_event(self._log.last_number, self.response)
+            yield last_event(after + 1, self.response)
 
     async def wait(self) -> None:
         """Return once the run has ended."""
@@ -258,7 +259,7 @@ async def replayed(response: Response, blocks: Iterable[Block], after: int = -1)
         if number > after:
             yield event
     if _is_ahead(after, number, response):
-        yield last_event(number, response)
+        yield last_event(after + 1, response)
 
 
 def _is_ahead(after: int, last: int, response: Response) -> bool:

@@ -18,7 +18,7 @@ from tests.faulty import Faulty
 from tests.lifecycle.clients import STREAM, SYNC, Client, Mode, frames
 from tests.lifecycle.paced import Paced
 from tests.serving import Served, serving
-from tests.streams import final, read_sse
+from tests.streams import final, read_sse, renumbered
 
 TALK = "<|channel|>analysis<|message|>Let me count.<|end|><|start|>assistant<|channel|>final<|message|>1 2 3 4 5 6 7 8"
 
@@ -223,5 +223,5 @@ def behind(stream: bytes, after: int, *, is_settled: bool) -> bytes:
     whole = frames(stream)
     rest = whole[after + 1 :]
     if after + 1 > len(whole) or (is_settled and after + 1 == len(whole)):
-        rest = whole[-1:]
+        rest = [renumbered(whole[-1], after + 1)]
     return b"".join(rest) + DONE
