@@ -31,7 +31,7 @@ _encoder = msgspec.json.Encoder()
 _decode_response = msgspec.json.Decoder(Response)
 _decode_input = msgspec.json.Decoder(tuple[Item, ...])
 _decode_item: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
-_decode_tokens = msgspec.msgpack.Decoder(dict[str, TokenIds])
+_decode_tokens: msgspec.msgpack.Decoder[Mapping[str, TokenIds]] = msgspec.msgpack.Decoder(dict[str, TokenIds])
 _decode_token_ids = msgspec.msgpack.Decoder(TokenIds)
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -62,7 +62,7 @@ def stored_response(row: Row) -> StoredResponse:
         from_json(response, _decode_response),
         from_json(given, _decode_input),
         Origin(owner, position),
-        _decode_tokens.decode(tokens),
+        _unpacked(tokens, _decode_tokens),
     )
 
 
@@ -83,7 +83,7 @@ def token_ids_column(token_ids: TokenIds | None) -> bytes | None:
 
 def token_ids(column: bytes | None) -> TokenIds:
     """The tokens of one item; none where none are known."""
-    return _decode_token_ids.decode(column) if column else ()
+    return _unpacked(column, _decode_token_ids) if column else ()
 
 
 def can_exist(name: str) -> bool:
@@ -94,6 +94,13 @@ def can_exist(name: str) -> bool:
 def known_ids(items: Iterable[Any]) -> list[str]:
     """The ids of items under which they can be found, each once."""
     return [name for name in dict.fromkeys(each.id for each in items) if can_exist(name)]
+
+
+def _unpacked(column: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    try:
+        return decoder.decode(column)
+    except msgspec.MsgspecError as exc:
+        raise StoreFailed("What is stored cannot be understood.") from exc
 
 
 def _is_text(name: str) -> bool:

@@ -219,9 +219,12 @@ async def test_what_is_released_is_anybodys(store: Store, other: Store) -> None:
     assert await store.claim(orphan)
 
 
-async def test_an_orphan_that_cannot_be_read_keeps_no_other_from_its_end(store: Store, other: Store) -> None:
+@pytest.mark.parametrize("column", ["response = '[]'", "input = '{'", "tokens = substr(tokens, 1, 0)"])
+async def test_an_orphan_that_cannot_be_read_keeps_no_other_from_its_end(
+    store: Store, other: Store, column: str
+) -> None:
     """One damaged row is logged, and the orphans beside it are settled."""
     for name in ("resp_1", "resp_2"):
         store.begin(begun(stored(name)))
-    await damage(store, "update responses set response = '[]' where id = 'resp_1'")
+    await damage(store, f"update responses set {column} where id = 'resp_1'")
     assert [orphan.stored.response.id for orphan in await other.orphans()] == ["resp_2"]
