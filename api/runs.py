@@ -24,6 +24,7 @@ from api.settling import Settling
 from pipeline.core import Pipeline
 from pipeline.errors import (
     ContextTooLong,
+    EngineDead,
     InvalidRequest,
     ResponseNotFound,
     RunInterrupted,
@@ -133,10 +134,11 @@ class Runs:
     async def queue(self, conversation: Conversation) -> LiveResponse:
         """Take a response on for the background; it is stored before this returns.
 
-        Raises what is wrong with its prompt, `EngineOverloaded` and `StoreFailed`.
+        Raises what is wrong with its prompt, `EngineDead`, `EngineOverloaded` and `StoreFailed`.
         """
         queued = replace(conversation.response, status="queued")
         with self._unlocking(queued):
+            self._check_engine()
             self.background.check()
             await self._check_prompt(conversation)
         stored = StoredResponse(queued, conversation.input, conversation.origin)
@@ -148,6 +150,11 @@ class Runs:
         run = self.live.queue(stored)
         self.background.add(run)
         return run
+
+    def _check_engine(self) -> None:
+        """Take nothing on that would wait only to fail."""
+        if not self.engine.is_alive:
+            raise EngineDead("The engine has died.")
 
     async def _check_prompt(self, conversation: Conversation) -> None:
         """Render once, to refuse at once what could never begin."""

@@ -83,6 +83,17 @@ async def test_v1_v2_a_failure_is_an_end(
     assert final(read_sse(await served.again(f"/v1/responses/{answer['id']}?stream=true"))).status == "failed"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_v1_nothing_is_queued_for_a_dead_engine(served: Scripted, stream: bool) -> None:
+    """What would wait only to fail is turned away, and what it was to go on from is free for others."""
+    served.engine.is_alive = False
+    _, conversation = await served.post({}, "/v1/conversations")
+    body = {"input": "Hi", "background": True, "stream": stream, "conversation": conversation["id"]}
+    assert (await served.post(body))[0] == 503
+    served.engine.is_alive = True
+    assert (await served.post({"input": "Hi", "conversation": conversation["id"]}))[0] == 200
+
+
 def fault_code(fault: dict[str, Any]) -> str:
     return "invalid_prompt" if isinstance(fault.get("refusal"), InvalidPrompt) else "server_error"
 
