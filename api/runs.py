@@ -25,7 +25,6 @@ from pipeline.core import Pipeline
 from pipeline.errors import (
     ContextTooLong,
     EngineDead,
-    InvalidRequest,
     ResponseNotFound,
     RunInterrupted,
     ServerUnreachable,
@@ -108,8 +107,6 @@ class Runs:
 
         If it belongs to a conversation, that is locked from here on.
         """
-        if request.background and request.store is False:
-            raise InvalidRequest("Background responses are stored: leave 'store' out.", param="background")
         if request.store is not False:
             self.store.check()
         async with self._reading.open(replay([request])) as conversations:

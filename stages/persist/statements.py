@@ -56,9 +56,19 @@ END = """
     where id = $1 and server_id = $6
 """
 
+WITHDRAWAL = (
+    """
+    delete from items where response_id = $1 and exists (
+        select 1 from responses where id = $1 and server_id = $2 and status = 'queued'
+    )
+    """,
+    "delete from responses where id = $1 and server_id = $2 and status = 'queued'",
+)
+"""Takes back a response that was never to be run."""
+
 RELEASE = "update responses set server_id = null where id = $1 and server_id = $2"
 
-STATEMENTS = (BEGIN, START, INDEX, APPEND, GROW, ADD, UNLOCK, END, RELEASE)
+STATEMENTS = (BEGIN, *WITHDRAWAL, START, INDEX, APPEND, GROW, ADD, UNLOCK, END, RELEASE)
 """All of them, in the order in which they are carried out when many units go together."""
 
 

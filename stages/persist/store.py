@@ -45,7 +45,7 @@ _CHAIN = f"""
 
 _BLOCKS = "select first, count, data from events where response_id = $1 order by first"
 
-_REQUEST = "select request from responses where id = $1 and request is not null"
+_REQUEST = "select request from responses where id = $1 and server_id = $2 and request is not null"
 
 _LOGGED = "select logged from responses where id = $1"
 
@@ -108,7 +108,11 @@ class Store:
     async def accept(self, stored: StoredResponse, conversation: Conversation) -> None:
         """Keep a response that this server is going to run, durably, with all that it takes to run it."""
         begun = self._begun(stored, rows.to_json(conversation))
-        await self._writer.carry_out(begun, *_keys(stored.response))
+        try:
+            await self._writer.carry_out(begun, *_keys(stored.response))
+        except StoreFailed:  # a connection that was lost may have taken it with its last words
+            self._queue(stored, [Statement(sql, (stored.response.id, self.server_id)) for sql in say.WITHDRAWAL])
+            raise
 
     def start(self, response: Response) -> None:
         """A response that waited is running."""
@@ -242,16 +246,16 @@ class Store:
     async def blocks(self, response_id: str) -> tuple[Block, ...]:
         """The events of a response, in order; raises `StreamExpired` where they are no longer kept."""
         found = await self._read(_BLOCKS, response_id)
-        if not found and any(not logged for (logged,) in await self._read(_LOGGED, response_id)):
+        if not found and not any(logged for (logged,) in await self._read(_LOGGED, response_id)):
             raise StreamExpired("The events of this response are no longer kept: ask for it without its stream.")
         return tuple(Block(*row) for row in found)
 
     async def queued(self, response_id: str) -> Conversation | None:
-        """What it takes to run a response that was accepted; None once it has ended.
+        """What it takes to run a response that was accepted; None once it has ended, or is another server's.
 
         Raises `RunInterrupted` when this penstock cannot understand what another version has left.
         """
-        for (request,) in await self._read(_REQUEST, response_id):
+        for (request,) in await self._read(_REQUEST, response_id, self.server_id):
             try:
                 return rows.from_json(request, _CONVERSATION)
             except StoreFailed as exc:

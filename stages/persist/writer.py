@@ -85,20 +85,24 @@ class Writer:
         """Have a lasting change carried out behind those that wait; nobody needs to look at the future."""
         return self._queued(Unit(tuple(statements)), keys).done
 
-    async def carry_out(self, statements: Iterable[Statement], *keys: str) -> tuple[int, ...]:
+    async def carry_out(self, statements: Iterable[Statement], *keys: str, is_first: bool = False) -> tuple[int, ...]:
         """Carry out an urgent change: how many rows each of its statements changed; `StoreFailed` if it was not.
 
-        A change whose caller is cancelled is carried out all the same.
+        One that ``is_first`` goes ahead of all that waits.  A change whose caller is cancelled is carried out all the
+        same.
         """
-        change = self._queued(Unit(tuple(statements), counted=True), keys)
+        change = self._queued(Unit(tuple(statements), counted=True), keys, is_first=is_first)
         self._wakened.set()
         await asyncio.shield(change.done)
         return change.rows_changed
 
-    def _queued(self, unit: Unit, keys: tuple[str, ...]) -> _Change:
+    def _queued(self, unit: Unit, keys: tuple[str, ...], *, is_first: bool = False) -> _Change:
         self.check_open()
         change = _Change(unit, keys, asyncio.get_running_loop().create_future(), _size(unit))
-        self._queue.append(change)
+        if is_first:
+            self._queue.appendleft(change)
+        else:
+            self._queue.append(change)
         if not change.is_urgent:
             self._last.update(dict.fromkeys((None, *keys), change))
         self.backlog += change.size

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from msgspec.structs import replace
 
-from pipeline.errors import RunInterrupted
+from pipeline.errors import RunInterrupted, StoreFailed
 from pipeline.frames import Origin
+from stages.persist.database import Unavailable, Unit
 from stages.persist.log import Block
 from stages.persist.store import Orphan, Server, Store
-from tests.databases import opened
+from tests.databases import database, opened
+from tests.faulty import Faulty
 from tests.stages.persist.samples import ITEMS, begun, damage, keep, queued, request, stop_hearts, stored
 
 
@@ -33,7 +35,43 @@ async def test_what_is_accepted_is_durable_with_its_request(store: Store, other:
     """Behind the answer that says queued, any server finds the response and all that it takes to run it."""
     await accept(store)
     assert await other.get("resp_1", "") == queued("resp_1", ITEMS[0])
-    assert await other.queued("resp_1") == request(queued("resp_1", ITEMS[0]))
+    assert await store.queued("resp_1") == request(queued("resp_1", ITEMS[0]))
+
+
+class Speechless(Faulty):
+    """A database that carries everything out, and may lose its connection before it says so."""
+
+    is_speechless = False
+
+    async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
+        counts = await super().write(units)
+        if self.is_speechless:
+            raise Unavailable("The connection is lost.")
+        return counts
+
+
+async def test_what_was_perhaps_accepted_is_taken_back(store_at: str) -> None:
+    """Whoever was told that a response could not be stored finds none, and nobody ever runs it."""
+    kept = Speechless(database(store_at))
+    store = Store(kept)
+    await store.open()
+    kept.is_speechless = True
+    with pytest.raises(StoreFailed):
+        await accept(store)
+    kept.is_speechless = False
+    assert await store.get("resp_1", "") is None
+    assert await store.items([ITEMS[0].id], "") == {}
+    await store.close()
+
+
+async def test_what_another_server_has_taken_over_is_not_run(store: Store, other: Store) -> None:
+    """A server that was silent for too long finds nothing to run in what waited for it."""
+    await accept(store)
+    await stop_hearts(store)
+    (orphan,) = await other.orphans()
+    assert await other.claim(orphan)
+    assert await store.queued("resp_1") is None
+    assert await other.queued("resp_1") is not None
 
 
 async def test_a_request_that_is_no_unicode_is_accepted(store: Store) -> None:

@@ -181,6 +181,20 @@ async def test_v25_b17_what_waits_is_bounded(writer: Writer, notebook: Notebook)
     assert writer.backlog == 0
 
 
+async def test_what_is_first_goes_ahead_of_all_that_waits(writer: Writer, notebook: Notebook) -> None:
+    """A sign of life is not held up by a long queue, and holds up nothing itself."""
+    notebook.is_open.clear()
+    for number in range(GROUP + 1):
+        writer.queue(say(f"{number}"))
+    await asyncio.sleep(0.01)
+    beat = asyncio.create_task(writer.carry_out(say("beat"), is_first=True))
+    await asyncio.sleep(0)
+    notebook.is_open.set()
+    await beat
+    await writer.settled()
+    assert notebook.groups[1:] == [["beat", f"{GROUP}"]]
+
+
 async def test_a_read_waits_for_its_own_changes(writer: Writer, notebook: Notebook) -> None:
     """Until what was queued for an id is in; other ids are not waited for, all of them are where none is named."""
     notebook.is_open.clear()
