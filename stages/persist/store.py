@@ -246,7 +246,7 @@ class Store:
     async def blocks(self, response_id: str) -> tuple[Block, ...]:
         """The events of a response, in order; raises `StreamExpired` where they are no longer kept."""
         found = await self._read(_BLOCKS, response_id)
-        if not found and not any(logged for (logged,) in await self._read(_LOGGED, response_id)):
+        if not found and any(not logged for (logged,) in await self._read(_LOGGED, response_id)):
             raise StreamExpired("The events of this response are no longer kept: ask for it without its stream.")
         return tuple(Block(*row) for row in found)
 
