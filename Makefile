@@ -99,7 +99,7 @@ $(NODE_CLIENTS)/.installed: $(NODE_CLIENTS)/package-lock.json | $(DONE)/test
 
 # Checking
 
-check: $(DONE)/test ## Format, lint, types, and the tests without an engine: two minutes
+check: $(DONE)/test ## Format, lint, types, and the tests without an engine: about ten minutes
 	@$(MAKE) --no-print-directory --output-sync --keep-going --jobs 2 unit ruff mypy pyright
 
 ruff: $(DONE)/test
