@@ -21,7 +21,7 @@ from tests.stages.persist.samples import ITEMS, begun, keep, queued, request, st
 
 ROOT = Path(__file__).parents[3]
 
-_names = (f"resp_{number}" for number in count())
+_names = (f"resp_{number:08}" for number in count())  # in the order in which they are drawn, however many
 
 RUNS = st.lists(st.lists(st.binary(max_size=20), max_size=4), min_size=1, max_size=4)
 """The blocks of several runs."""
