@@ -88,7 +88,11 @@ def token_ids(column: bytes | None) -> TokenIds:
 
 def can_exist(name: str) -> bool:
     """Whether something may be stored under that id: clients make up ids that no database takes."""
-    return bool(name) and "\0" not in name and len(name.encode(errors="replace")) <= _LONGEST_ID and _is_text(name)
+    try:
+        length = len(name.encode())
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
+    return 0 < length <= _LONGEST_ID and "\0" not in name
 
 
 def known_ids(items: Iterable[Any]) -> list[str]:
@@ -101,7 +105,3 @@ def _unpacked(column: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
         return decoder.decode(column)
     except msgspec.MsgspecError as exc:
         raise StoreFailed("What is stored cannot be understood.") from exc
-
-
-def _is_text(name: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in name)
