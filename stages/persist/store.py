@@ -215,19 +215,17 @@ class Store:
         if not chain:
             return None
         before = await self._before(chain[0])
-        items = (*before.items, *(item for stored in chain for item in stored.items))
         tokens = dict(before.tokens)
         for stored in chain:
             tokens |= stored.tokens
-        return History(items, tokens)
+        return History((*_given(before, chain), *chain[-1].response.output), tokens)
 
     async def given(self, response_id: str, owner: str) -> tuple[Item, ...] | None:
         """All that a response was given to read: what it continues, then its own input; None if there is none."""
         chain = await self.chain(response_id, owner)
         if not chain:
             return None
-        before = await self._before(chain[0])
-        return (*before.items, *(item for stored in chain[:-1] for item in stored.items), *chain[-1].input)
+        return _given(await self._before(chain[0]), chain)
 
     async def _before(self, stored: StoredResponse) -> History:
         """What a response has read of its conversation."""
@@ -306,6 +304,12 @@ class Store:
         A response that another one continues stays.
         """
         return await sweep(self._ledger, keep_responses, keep_logs)
+
+
+def _given(before: History, chain: Sequence[StoredResponse]) -> tuple[Item, ...]:
+    """What the last response of a chain was given to read, whose first one had read what was ``before`` it."""
+    *older, last = chain
+    return (*before.items, *(item for stored in older for item in stored.items), *last.input)
 
 
 def _keys(response: Response) -> tuple[str, ...]:

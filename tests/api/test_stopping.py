@@ -197,6 +197,18 @@ async def test_what_a_dead_server_was_at_is_made_again_where_that_is_wanted(
             assert final(events).status == answer["status"]
 
 
+@asynccontextmanager
+async def settled_over(encoding: HarmonyEncoding, store_at: str, kept: Faulty) -> AsyncGenerator[None, None]:
+    """What a dead server was at ends as failed at one over the database ``kept``, which is then to be looked at."""
+    async with dead_server(encoding, store_at) as (served, dead), reading(served) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        dead.is_down = True
+        async with serving(ScriptedEngine(script(encoding)), encoding, kept, url=URL, heartbeat=0.1) as after:
+            assert (await ended(after, response_id))["status"] == "failed"
+            yield
+
+
 class Forgetful(Faulty):
     """A database that fails the first time that it is asked for events."""
 
@@ -211,14 +223,9 @@ class Forgetful(Faulty):
 
 async def test_what_could_not_be_settled_is_settled_later(encoding: HarmonyEncoding, store_at: str) -> None:
     """A server that has taken a response over, and then cannot read it, does not forget that it has it."""
-    async with dead_server(encoding, store_at) as (served, kept), reading(served) as stream:
-        response_id = await stream.response_id()
-        await stream.upto(b"output_text.delta")
-        kept.is_down = True
-        engine, forgetful = ScriptedEngine(script(encoding)), Forgetful(database(store_at))
-        async with serving(engine, encoding, forgetful, url=URL, heartbeat=0.1) as after:
-            assert (await ended(after, response_id))["status"] == "failed"
-            assert forgetful.asked > 1
+    forgetful = Forgetful(database(store_at))
+    async with settled_over(encoding, store_at, forgetful):
+        assert forgetful.asked > 1
 
 
 class Unsure(Faulty):
@@ -237,14 +244,9 @@ class Unsure(Faulty):
 
 async def test_what_was_perhaps_taken_over_is_settled(encoding: HarmonyEncoding, store_at: str) -> None:
     """A server that does not know whether it has taken a response over tries again."""
-    async with dead_server(encoding, store_at) as (served, kept), reading(served) as stream:
-        response_id = await stream.response_id()
-        await stream.upto(b"output_text.delta")
-        kept.is_down = True
-        engine, unsure = ScriptedEngine(script(encoding)), Unsure(database(store_at))
-        async with serving(engine, encoding, unsure, url=URL, heartbeat=0.1) as after:
-            assert (await ended(after, response_id))["status"] == "failed"
-            assert unsure.claims > 1
+    unsure = Unsure(database(store_at))
+    async with settled_over(encoding, store_at, unsure):
+        assert unsure.claims > 1
 
 
 async def test_a_log_that_nobody_can_read_keeps_nothing_from_its_end(encoding: HarmonyEncoding, store_at: str) -> None:
