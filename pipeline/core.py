@@ -112,7 +112,8 @@ class Pipeline(Generic[In, Out]):
         """This pipeline with one more stage at its end; the one place where types are followed statically."""
         return Pipeline((*self.steps, Step(name, stage)))
 
-    # Editing: each returns a new, checked pipeline and reaches the stages inside composite ones.
+    # Editing: each returns a new, checked pipeline and reaches the stages inside composite ones.  A cut inside a
+    # composite leaves that one out: its inner stages stand for themselves, and run once.
 
     def before(self, anchor: str, name: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
         """Insert a stage ahead of ``anchor``."""
@@ -132,19 +133,26 @@ class Pipeline(Generic[In, Out]):
 
     def since(self, anchor: str) -> Pipeline[Any, Out]:
         """The tail that begins with ``anchor``."""
-        return Pipeline(self.steps[self._position(anchor) :])
+        at, step = self._holding(anchor)
+        head = (step,) if step.name == anchor else self.inner(step.name).since(anchor).steps
+        return Pipeline((*head, *self.steps[at + 1 :]))
 
     def upto(self, anchor: str) -> Pipeline[In, Any]:
         """The head that ends with ``anchor``."""
-        return Pipeline(self.steps[: self._position(anchor) + 1])
+        at, step = self._holding(anchor)
+        tail = (step,) if step.name == anchor else self.inner(step.name).upto(anchor).steps
+        return Pipeline((*self.steps[:at], *tail))
 
     def behind(self, anchor: str) -> Pipeline[Any, Out]:
         """The tail that begins with whatever comes after ``anchor``."""
-        return Pipeline(self.steps[self._position(anchor) + 1 :])
+        return Pipeline(self.since(anchor).steps[1:])
 
     def inner(self, anchor: str) -> Pipeline[Any, Any]:
         """The pipeline inside the composite stage ``anchor``."""
-        inner = self.steps[self._position(anchor)].inner
+        step = self._holding(anchor)[1]
+        inner = step.inner
+        if step.name != anchor and inner is not None:
+            return inner.inner(anchor)
         if inner is None:
             raise LookupError(f"stage {anchor!r} holds no inner pipeline")
         return inner
@@ -202,12 +210,11 @@ class Pipeline(Generic[In, Out]):
             raise LookupError(f"no stage named {anchor!r}; there are {', '.join(self._names())}")
         return Pipeline(tuple(new for step in self.steps for new in _edited_step(step, anchor, edit)))
 
-    def _position(self, anchor: str) -> int:
+    def _holding(self, anchor: str) -> tuple[int, Step]:
+        """The step that is ``anchor``, or has it inside, and its position."""
         for position, step in enumerate(self.steps):
-            if step.name == anchor:
-                return position
             if anchor in step.names():
-                raise LookupError(f"stage {anchor!r} is inside {step.name!r}: cut pipeline.inner({step.name!r})")
+                return position, step
         raise LookupError(f"no stage named {anchor!r}; there are {', '.join(self._names())}")
 
     def _names(self) -> list[str]:

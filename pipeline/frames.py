@@ -1,7 +1,11 @@
 """Frames: what passes between the stages, one tagged union per junction.
 
-    CreateResponse -> normalize -> Conversation -> render -> Prompt -> generate -> TokenFrame
-                   -> parse -> ParsedFrame -> emit -> EmittedFrame -> persist -> ResponseEvent
+    CreateResponse -> normalize -> Conversation -> converse -> ConversedFrame -> emit -> EmittedFrame
+                   -> persist -> ResponseEvent
+
+and within ``converse``, once for each turn of the model:
+
+    Conversation -> render -> Prompt -> generate -> TokenFrame -> parse -> ParsedFrame
 
 The first frame of every junction carries all that the stages behind it need to know of the request, ids and times
 included, so that one recorded junction is complete and replays to the same bytes.
@@ -17,7 +21,7 @@ import msgspec
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.items import Item, Logprob, Phase
 from pipeline.protocol.response import Response
-from pipeline.protocol.tools import Toolset
+from pipeline.protocol.tools import ClientForm, Toolset
 
 
 class _Frame(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=True):
@@ -78,7 +82,9 @@ class Conversation(_Frame, frozen=True):
 
     ``response`` is the response object as it starts out, and ``tools`` what its tool parameters mean.  ``date`` is the
     day of the request, as YYYY-MM-DD.  ``raw_messages`` says whether the response shall hold the raw messages.
-    ``tokens`` are those that the engine wrote for items of the history, by the item's id, as `ItemTokens` has them.
+    ``tokens`` are those that the engine wrote for items of the history, by the item's id, as `ItemTokens` has them,
+    and ``results`` what calls of the history gave the model to read, as `ItemResult` has them.  ``include`` are those of
+    the request.
     """
 
     response: Response
@@ -91,6 +97,16 @@ class Conversation(_Frame, frozen=True):
     raw_messages: bool = False
     origin: Origin = Origin()
     tokens: Mapping[str, TokenIds] = {}
+    results: Mapping[str, str] = {}
+    include: tuple[str, ...] = ()
+
+
+class ResponseStarted(_Frame, frozen=True):
+    """A response begins: from here on a failure is an event, no longer an HTTP status."""
+
+    response: Response
+    input: tuple[Item, ...]
+    origin: Origin = Origin()
 
 
 class Prompt(_Frame, frozen=True):
@@ -112,7 +128,7 @@ class Prompt(_Frame, frozen=True):
 
 
 class GenerationStarted(_Frame, frozen=True):
-    """The engine has accepted the prompt: from here on a failure is an event, no longer an HTTP status.
+    """The engine has accepted the prompt of a turn; with the first one the response begins, unless it has before.
 
     ``stop`` are the stop texts of the request, ``raw_messages`` those of the prompt, where they were asked for.
     ``held_to_grammar`` says that the engine holds the model to the prompt's grammar: what breaks it was broken off.
@@ -145,8 +161,9 @@ class TokenChunk(_Frame, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-FinishReason: TypeAlias = Literal["stop", "length", "content_filter", "cancelled"]
+FinishReason: TypeAlias = Literal["stop", "length", "content_filter", "cancelled", "max_tool_calls", "max_turns"]
 """An engine stops, comes to the limit or is told to; that the content was filtered is for a stage of one's own to say.
+The last two are what ``converse`` makes of a turn that asks for more than the response may have.
 """
 
 
@@ -159,7 +176,12 @@ class GenerationFinished(_Frame, frozen=True):
 
 
 class ReasoningOpened(_Frame, frozen=True):
-    """The model begins to think."""
+    """The model begins to think.
+
+    ``recipient`` is the tool that it addresses, where there is none of that name: it only talks to itself.
+    """
+
+    recipient: str | None = None
 
 
 class MessageOpened(_Frame, frozen=True):
@@ -173,10 +195,14 @@ class RefusalOpened(_Frame, frozen=True):
 
 
 class FunctionCallOpened(_Frame, frozen=True):
-    """The model begins to write the arguments of a call."""
+    """The model begins to write the arguments of a call, for the client to run.
+
+    ``form`` is which item of the wire it becomes.
+    """
 
     name: str
     namespace: str | None = None
+    form: ClientForm = "function"
 
 
 class CustomToolCallOpened(_Frame, frozen=True):
@@ -184,6 +210,67 @@ class CustomToolCallOpened(_Frame, frozen=True):
 
     name: str
     namespace: str | None = None
+
+
+class McpListToolsOpened(_Frame, frozen=True):
+    """A server of tools is asked what it offers: `CallStarted` and `CallFinished` follow, whose data are the tools."""
+
+    server_label: str
+
+
+class McpCallOpened(_Frame, frozen=True):
+    """The arguments of a call to an MCP server begin; it may be one that the client approved of earlier."""
+
+    server_label: str
+    name: str
+    approval_request_id: str | None = None
+
+
+class McpApprovalOpened(_Frame, frozen=True):
+    """The model begins to write the arguments of a call that the client has to approve of first."""
+
+    server_label: str
+    name: str
+
+
+class CodeCallOpened(_Frame, frozen=True):
+    """The model begins to write code for the sandbox."""
+
+
+class WebCallOpened(_Frame, frozen=True):
+    """The model begins to write the arguments of a call to the browser: ``name`` is search, open or find."""
+
+    name: str
+
+
+class ShellCallOpened(_Frame, frozen=True):
+    """The model begins to write the arguments of a call to the shell of the sandbox."""
+
+
+class ShellOutputOpened(_Frame, frozen=True):
+    """The shell of the sandbox runs what the latest `ShellCallOpened` asked for: the output is an item of its own."""
+
+
+class CallStarted(_Frame, frozen=True):
+    """What the open item asks for runs from now on.
+
+    ``action`` is how the item tells it, where that is not the text itself: of a call to the browser its action.
+    """
+
+    action: dict[str, Any] | None = None
+
+
+class CallFinished(_Frame, frozen=True):
+    """What the open item asked for is done.
+
+    ``result`` is what the model reads of it, and ``error`` why it failed, where it did.  ``data`` is what the item shows
+    beside: of a listing its tools, of code its outputs, of the shell what each command wrote, of the browser the action
+    with all that is known of it by now.  It is empty where the item keeps that to itself.
+    """
+
+    result: str = ""
+    error: str | None = None
+    data: tuple[dict[str, Any], ...] = ()
 
 
 class ItemDelta(_Frame, frozen=True):
@@ -249,13 +336,25 @@ EngineFrame: TypeAlias = TokenChunk | GenerationFinished
 TokenFrame: TypeAlias = GenerationStarted | TokenChunk | GenerationFinished
 """``GenerationStarted . TokenChunk* . GenerationFinished``"""
 
-ItemOpened: TypeAlias = ReasoningOpened | MessageOpened | RefusalOpened | FunctionCallOpened | CustomToolCallOpened
+ClientCallOpened: TypeAlias = FunctionCallOpened | CustomToolCallOpened | McpApprovalOpened
+"""What the client has to do something about before the model can go on."""
+
+ServerCallOpened: TypeAlias = McpCallOpened | CodeCallOpened | WebCallOpened | ShellCallOpened
+"""What the server runs itself once the turn is over."""
+
+ItemOpened: TypeAlias = ReasoningOpened | MessageOpened | RefusalOpened | ClientCallOpened | ServerCallOpened
 
 ItemFrame: TypeAlias = ItemOpened | ItemDelta | AnnotationAdded | ItemClosed
 """``ItemOpened . (ItemDelta | AnnotationAdded)* . ItemClosed``, once per item"""
 
 ParsedFrame: TypeAlias = GenerationStarted | ItemFrame | TurnFinished
 """``GenerationStarted . ItemFrame* . TurnFinished``"""
+
+ToolFrame: TypeAlias = McpListToolsOpened | ShellOutputOpened | CallStarted | CallFinished
+"""``(CallStarted . CallFinished)`` comes within the item that it is about, behind its last `ItemDelta`"""
+
+ConversedFrame: TypeAlias = ResponseStarted | ParsedFrame | ToolFrame
+"""``ResponseStarted? . (items of tools)* . (GenerationStarted . (ItemFrame | ToolFrame)* . TurnFinished)+``"""
 
 
 class ItemTokens(_Frame, frozen=True):
@@ -265,5 +364,12 @@ class ItemTokens(_Frame, frozen=True):
     token_ids: TokenIds
 
 
-EmittedFrame: TypeAlias = GenerationStarted | ItemTokens | ResponseEvent
-"""``GenerationStarted . (ItemTokens | ResponseEvent)+``: what to keep of the request, then the stream itself"""
+class ItemResult(_Frame, frozen=True):
+    """What a call that the server ran gave the model to read, where the item itself does not say it."""
+
+    item_id: str
+    result: str
+
+
+EmittedFrame: TypeAlias = ResponseStarted | ItemTokens | ItemResult | ResponseEvent
+"""``ResponseStarted . (ItemTokens | ItemResult | ResponseEvent)+``: what to keep of the request, then the stream"""

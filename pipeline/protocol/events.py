@@ -162,6 +162,109 @@ class CustomToolCallInputDone(Done, frozen=True, tag="response.custom_tool_call_
     input: str
 
 
+class McpCallArgumentsDelta(Delta, frozen=True, tag="response.mcp_call_arguments.delta"):
+    delta: str
+
+
+class McpCallArgumentsDone(Done, frozen=True, tag="response.mcp_call_arguments.done"):
+    arguments: str
+
+
+class CodeInterpreterCallCodeDelta(Delta, frozen=True, tag="response.code_interpreter_call_code.delta"):
+    delta: str
+
+
+class CodeInterpreterCallCodeDone(Done, frozen=True, tag="response.code_interpreter_call_code.done"):
+    code: str
+
+
+class Progress(Event, frozen=True):
+    """How far something is that this server runs itself."""
+
+    item_id: str
+    output_index: int
+
+
+class McpListToolsInProgress(Progress, frozen=True, tag="response.mcp_list_tools.in_progress"):
+    pass
+
+
+class McpListToolsCompleted(Progress, frozen=True, tag="response.mcp_list_tools.completed"):
+    pass
+
+
+class McpListToolsFailed(Progress, frozen=True, tag="response.mcp_list_tools.failed"):
+    pass
+
+
+class McpCallInProgress(Progress, frozen=True, tag="response.mcp_call.in_progress"):
+    pass
+
+
+class McpCallCompleted(Progress, frozen=True, tag="response.mcp_call.completed"):
+    pass
+
+
+class McpCallFailed(Progress, frozen=True, tag="response.mcp_call.failed"):
+    pass
+
+
+class CodeInterpreterCallInProgress(Progress, frozen=True, tag="response.code_interpreter_call.in_progress"):
+    pass
+
+
+class CodeInterpreterCallInterpreting(Progress, frozen=True, tag="response.code_interpreter_call.interpreting"):
+    pass
+
+
+class CodeInterpreterCallCompleted(Progress, frozen=True, tag="response.code_interpreter_call.completed"):
+    pass
+
+
+class WebSearchCallInProgress(Progress, frozen=True, tag="response.web_search_call.in_progress"):
+    pass
+
+
+class WebSearchCallSearching(Progress, frozen=True, tag="response.web_search_call.searching"):
+    pass
+
+
+class WebSearchCallCompleted(Progress, frozen=True, tag="response.web_search_call.completed"):
+    pass
+
+
+class ShellCallCommandAdded(Event, frozen=True, tag="response.shell_call_command.added"):
+    output_index: int
+    command_index: int
+    command: str
+
+
+class ShellCallCommandDelta(Event, frozen=True, tag="response.shell_call_command.delta"):
+    output_index: int
+    command_index: int
+    delta: str
+
+
+class ShellCallCommandDone(Event, frozen=True, tag="response.shell_call_command.done"):
+    output_index: int
+    command_index: int
+    command: str
+
+
+class ShellCallOutputContentDelta(Event, frozen=True, tag="response.shell_call_output_content.delta"):
+    item_id: str
+    output_index: int
+    command_index: int
+    delta: dict[str, str]
+
+
+class ShellCallOutputContentDone(Event, frozen=True, tag="response.shell_call_output_content.done"):
+    item_id: str
+    output_index: int
+    command_index: int
+    output: tuple[dict[str, Any], ...]
+
+
 TerminalEvent: TypeAlias = ResponseCompleted | ResponseIncomplete | ResponseFailed
 TextDelta: TypeAlias = (
     OutputTextDelta
@@ -170,6 +273,8 @@ TextDelta: TypeAlias = (
     | ReasoningSummaryTextDelta
     | FunctionCallArgumentsDelta
     | CustomToolCallInputDelta
+    | McpCallArgumentsDelta
+    | CodeInterpreterCallCodeDelta
 )
 TextDone: TypeAlias = (
     OutputTextDone
@@ -178,6 +283,29 @@ TextDone: TypeAlias = (
     | ReasoningSummaryTextDone
     | FunctionCallArgumentsDone
     | CustomToolCallInputDone
+    | McpCallArgumentsDone
+    | CodeInterpreterCallCodeDone
+)
+ToolProgress: TypeAlias = (
+    McpListToolsInProgress
+    | McpListToolsCompleted
+    | McpListToolsFailed
+    | McpCallInProgress
+    | McpCallCompleted
+    | McpCallFailed
+    | CodeInterpreterCallInProgress
+    | CodeInterpreterCallInterpreting
+    | CodeInterpreterCallCompleted
+    | WebSearchCallInProgress
+    | WebSearchCallSearching
+    | WebSearchCallCompleted
+)
+ShellEvent: TypeAlias = (
+    ShellCallCommandAdded
+    | ShellCallCommandDelta
+    | ShellCallCommandDone
+    | ShellCallOutputContentDelta
+    | ShellCallOutputContentDone
 )
 ResponseEvent: TypeAlias = (
     ResponseCreated
@@ -191,6 +319,8 @@ ResponseEvent: TypeAlias = (
     | TextDone
     | ContentPartDone
     | ReasoningSummaryPartDone
+    | ToolProgress
+    | ShellEvent
     | OutputItemDone
     | TerminalEvent
 )

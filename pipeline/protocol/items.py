@@ -12,6 +12,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+CallStatus: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
+"""The status of what this server runs itself."""
 Phase: TypeAlias = Literal["commentary", "final_answer"]
 Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
 
@@ -155,6 +157,192 @@ class CustomToolCallOutput(_CallOutput, frozen=True, tag="custom_tool_call_outpu
     """What a custom tool call returned."""
 
 
+# Calls that the client runs, in items of their own
+
+
+class LocalShellCall(msgspec.Struct, frozen=True, tag_field="type", tag="local_shell_call"):
+    """A command for the client to run; ``action`` as the API has it: ``exec`` with its ``command``."""
+
+    id: str
+    call_id: str
+    action: dict[str, Any]
+    status: ItemStatus
+
+    @property
+    def text(self) -> str:
+        """What the model wrote, or would have written."""
+        return _json({key: value for key, value in self.action.items() if key != "type"})
+
+
+class LocalShellCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="local_shell_call_output"):
+    """What a local shell call returned; ``id`` is the call's ``call_id``, as the API has it."""
+
+    id: str
+    output: str
+    status: ItemStatus | None = None
+
+    @property
+    def call_id(self) -> str:
+        """The call that it answers."""
+        return self.id
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return self.output
+
+
+class ShellCall(msgspec.Struct, frozen=True, tag_field="type", tag="shell_call"):
+    """Commands for a shell: the client's, or the sandbox's where ``environment`` says so.
+
+    ``action`` has ``commands``, and may have ``timeout_ms`` and ``max_output_length``.
+    """
+
+    id: str
+    call_id: str
+    action: dict[str, Any]
+    status: ItemStatus
+    environment: dict[str, Any] | None = None
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether it is the sandbox's."""
+        return self.environment is not None and self.environment.get("type") != "local"
+
+    @property
+    def text(self) -> str:
+        """What the model wrote, or would have written."""
+        return _json({key: value for key, value in self.action.items() if value is not None})
+
+
+class ShellCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="shell_call_output"):
+    """What each command of a shell call wrote, and how it ended."""
+
+    id: str
+    call_id: str
+    output: tuple[dict[str, Any], ...]
+    status: ItemStatus
+    max_output_length: int | None = None
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return _json(self.output)
+
+
+class ApplyPatchCall(msgspec.Struct, frozen=True, tag_field="type", tag="apply_patch_call"):
+    """A change of one file for the client to make; ``operation`` as the API has it."""
+
+    id: str
+    call_id: str
+    operation: dict[str, Any]
+    status: ItemStatus
+
+    @property
+    def text(self) -> str:
+        """What the model wrote, or would have written."""
+        return _json(self.operation)
+
+
+class ApplyPatchCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="apply_patch_call_output"):
+    """Whether the client could make the change."""
+
+    id: str
+    call_id: str
+    status: Literal["completed", "failed"]
+    output: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What the model reads."""
+        return self.output or self.status
+
+
+# Calls that this server runs
+
+
+class ListedTool(msgspec.Struct, frozen=True):
+    """A tool as an MCP server describes it; ``input_schema`` is a JSON schema."""
+
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    annotations: dict[str, Any] | None = None
+
+
+class McpListTools(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_list_tools"):
+    """What an MCP server offers, or why it could not be asked."""
+
+    id: str
+    server_label: str
+    tools: tuple[ListedTool, ...] = ()
+    error: str | None = None
+
+
+class McpCall(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_call"):
+    """A call of a tool of an MCP server: ``output`` is what it returned, ``error`` why it failed."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+    status: CallStatus
+    output: str | None = None
+    error: dict[str, Any] | None = None
+    approval_request_id: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What the model wrote."""
+        return self.arguments
+
+
+class McpApprovalRequest(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_approval_request"):
+    """A call that the client has to approve of before this server makes it."""
+
+    id: str
+    server_label: str
+    name: str
+    arguments: str
+
+    @property
+    def text(self) -> str:
+        """What the model wrote."""
+        return self.arguments
+
+
+class McpApprovalResponse(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_approval_response"):
+    """Whether the client approves of the call that ``approval_request_id`` names."""
+
+    id: str
+    approval_request_id: str
+    approve: bool
+    reason: str | None = None
+
+
+class CodeInterpreterCall(msgspec.Struct, frozen=True, tag_field="type", tag="code_interpreter_call"):
+    """Code that ran in the sandbox; ``outputs`` only where they were asked for."""
+
+    id: str
+    code: str
+    container_id: str
+    status: CallStatus
+    outputs: tuple[dict[str, Any], ...] | None = None
+
+    @property
+    def text(self) -> str:
+        """What the model wrote."""
+        return self.code
+
+
+class WebSearchCall(msgspec.Struct, frozen=True, tag_field="type", tag="web_search_call"):
+    """What the browser did: ``action`` is a ``search``, an ``open_page`` or a ``find_in_page``."""
+
+    id: str
+    action: dict[str, Any]
+    status: CallStatus
+
+
 class AdditionalTools(msgspec.Struct, frozen=True, tag_field="type", tag="additional_tools"):
     """Tools that the client adds within the conversation, as they came."""
 
@@ -163,7 +351,20 @@ class AdditionalTools(msgspec.Struct, frozen=True, tag_field="type", tag="additi
     tools: tuple[dict[str, Any], ...]
 
 
-Call: TypeAlias = FunctionCall | CustomToolCall
-CallOutput: TypeAlias = FunctionCallOutput | CustomToolCallOutput
-Item: TypeAlias = Message | Reasoning | Call | CallOutput | AdditionalTools
-OutputItem: TypeAlias = Message | Reasoning | Call
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+FormCall: TypeAlias = LocalShellCall | ShellCall | ApplyPatchCall
+"""Calls of tools that have an item type of their own; the model knows these tools as functions."""
+
+FormCallOutput: TypeAlias = LocalShellCallOutput | ShellCallOutput | ApplyPatchCallOutput
+
+Call: TypeAlias = FunctionCall | CustomToolCall | FormCall
+CallOutput: TypeAlias = FunctionCallOutput | CustomToolCallOutput | FormCallOutput
+
+ServerItem: TypeAlias = McpListTools | McpCall | McpApprovalRequest | CodeInterpreterCall | WebSearchCall
+"""What this server does itself, or asks to be allowed to; beside them `ShellCall` with its output."""
+
+Item: TypeAlias = Message | Reasoning | Call | CallOutput | ServerItem | McpApprovalResponse | AdditionalTools
+OutputItem: TypeAlias = Message | Reasoning | Call | ShellCallOutput | ServerItem

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from pipeline.protocol.items import OutputItem
 
 ResponseStatus: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-IncompleteReason: TypeAlias = Literal["max_output_tokens", "content_filter"]
+IncompleteReason: TypeAlias = Literal["max_output_tokens", "content_filter", "max_tool_calls", "max_turns"]
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 

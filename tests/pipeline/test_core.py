@@ -132,11 +132,11 @@ async def test_inner_stages_are_reached_by_name() -> None:
     assert names(edited.inner("twice")) == ["keep", "double", "more", "shift"]
 
 
-def test_a_cut_inside_a_composite_says_what_to_cut() -> None:
-    """A tail cannot begin inside a composite stage; the message names the pipeline that can be cut."""
-    with pytest.raises(LookupError, match=r"pipeline\.inner\('twice'\)"):
-        nested().since("shift")
-    assert names(nested().inner("twice").since("shift")) == ["shift"]
+def test_a_cut_inside_a_composite_leaves_it_out() -> None:
+    """A head that ends, or a tail that begins, inside a composite stage has the stages inside it for its own."""
+    assert names(nested().since("shift")) == ["shift", "add"]
+    assert names(nested().upto("double")) == ["count", "double"]
+    assert names(nested().behind("twice")) == names(nested().behind("shift")) == ["add"]
 
 
 @pytest.mark.parametrize("edit", ["before", "after", "replace", "without", "since", "upto", "inner"])
