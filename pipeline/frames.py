@@ -83,8 +83,8 @@ class Conversation(_Frame, frozen=True):
     ``response`` is the response object as it starts out, and ``tools`` what its tool parameters mean.  ``date`` is the
     day of the request, as YYYY-MM-DD.  ``raw_messages`` says whether the response shall hold the raw messages.
     ``tokens`` are those that the engine wrote for items of the history, by the item's id, as `ItemTokens` has them,
-    and ``results`` what calls of the history gave the model to read, as `ItemResult` has them.  ``include`` are those of
-    the request.
+    and ``results`` what calls of the history gave the model to read, as `ItemResult` has them.
+    ``include`` are those of the request.
     """
 
     response: Response
@@ -263,9 +263,9 @@ class CallStarted(_Frame, frozen=True):
 class CallFinished(_Frame, frozen=True):
     """What the open item asked for is done.
 
-    ``result`` is what the model reads of it, and ``error`` why it failed, where it did.  ``data`` is what the item shows
-    beside: of a listing its tools, of code its outputs, of the shell what each command wrote, of the browser the action
-    with all that is known of it by now.  It is empty where the item keeps that to itself.
+    ``result`` is what the model reads of it, and ``error`` why it failed, where it did.  ``data`` is what the item
+    shows beside: of a listing its tools, of code its outputs, of the shell what each command wrote, of the browser the
+    action with all that is known of it by now, of a failed MCP call its error.  It is empty where nothing is shown.
     """
 
     result: str = ""
