@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pipeline.frames import Conversation
 from pipeline.protocol.items import ListedTool
-from pipeline.protocol.tools import HostedKind, McpServer
+from pipeline.protocol.tools import HOSTED, HostedKind, McpServer
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,14 @@ class Outcome:
     result: str = ""
     error: str | None = None
     data: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A page that may be cited."""
+
+    title: str
+    url: str
 
 
 class Session(Protocol):
@@ -43,6 +51,15 @@ class Session(Protocol):
 
     async def close(self) -> None:
         """End what still runs, and let go of everything; may be called from any task, and more than once."""
+        ...
+
+
+@runtime_checkable
+class Citable(Protocol):
+    """A session whose pages the model may cite."""
+
+    def source(self, cursor: int) -> Source | None:
+        """The page behind a cursor."""
         ...
 
 
@@ -107,9 +124,14 @@ class NoServers:
 class Toolbox:
     """All that this server can run."""
 
-    hosts: Mapping[HostedKind, Host] = field(default_factory=dict)
-    """The built-in tools that work here."""
+    hosts: Mapping[str, Host] = field(default_factory=dict)
+    """The built-in tools that work here, by their namespaces."""
     mcp: McpHosts = field(default_factory=NoServers)
+
+    @property
+    def kinds(self) -> frozenset[HostedKind]:
+        """The built-in tools that work here."""
+        return frozenset(kind for kind in HOSTED if kind in self.hosts)
 
     async def close(self) -> None:
         """Let go of everything."""

@@ -39,6 +39,8 @@ class ScriptedEngine:
     """Play ``script`` for every prompt, and count what happens."""
 
     script: Script = field(default_factory=Script)
+    turns: Sequence[Script] = ()
+    """What is played instead for the first turns of each response."""
     context_length: int = 131_072
     vocabulary_size: int = VOCABULARY_SIZE
     models: tuple[str, ...] = ("tiny",)
@@ -62,11 +64,13 @@ class ScriptedEngine:
             raise ServerStopping
         if self.script.refusal:
             raise self.script.refusal
+        turn = sum(before.response.id == prompt.response.id for before in self.prompts)
         self.prompts.append(prompt)
+        script = self.turns[turn] if turn < len(self.turns) else self.script
         run = _Run(prompt.response.id)
         self._runs.append(run)
         try:
-            async with aclosing(self._frames(prompt, run)) as frames:
+            async with aclosing(self._frames(script, prompt, run)) as frames:
                 yield frames
         finally:
             self._leave(run)
@@ -95,8 +99,7 @@ class ScriptedEngine:
             self._runs.remove(run)
             self.aborted += not run.is_finished
 
-    async def _frames(self, prompt: Prompt, run: _Run) -> AsyncGenerator[EngineFrame, None]:
-        script = self.script
+    async def _frames(self, script: Script, prompt: Prompt, run: _Run) -> AsyncGenerator[EngineFrame, None]:
         limit = prompt.sampling.max_tokens
         tokens = islice(cycle(script.token_ids) if script.endless else script.token_ids, limit)
         logprobs = None if prompt.sampling.logprobs is None else cycle(script.logprobs)

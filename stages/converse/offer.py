@@ -1,0 +1,79 @@
+"""What MCP servers offer, as tools for the model: those that the request allows, with its rules of approval."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from msgspec.structs import replace
+
+from pipeline.frames import CallFinished
+from pipeline.protocol.items import Item, ListedTool, McpListTools
+from pipeline.protocol.tools import McpServer, McpTool, ToolFilter, Toolset
+from stages.converse.tools import McpHosts, ServerUnavailable
+
+logger = logging.getLogger(__name__)
+
+_CALLABLE = re.compile(r"[A-Za-z0-9_./-]{1,128}")
+"""The names that MCP recommends: what else there may be cannot be spelled in a call."""
+
+
+@dataclass
+class Listing:
+    """One server that is asked what it offers; ``tools`` is the answer."""
+
+    server: McpServer
+    hosts: McpHosts
+    seconds: float
+    tools: tuple[ListedTool, ...] = ()
+
+    async def ask(self) -> CallFinished:
+        """Ask; a server that cannot say is left out of the conversation."""
+        try:
+            async with asyncio.timeout(self.seconds):
+                self.tools = await self.hosts.tools(self.server, self.seconds)
+        except ServerUnavailable as error:
+            return CallFinished(error=str(error))
+        except TimeoutError:
+            return CallFinished(error=f"The server did not answer within {self.seconds:g} seconds.")
+        except Exception:
+            logger.exception("The MCP server %s could not be asked", self.server.label)
+            return CallFinished(error="Internal error.")
+        return CallFinished(data=tuple(map(msgspec.to_builtins, self.tools)))
+
+
+def known(items: Iterable[Item]) -> dict[str, tuple[ListedTool, ...]]:
+    """What servers offered earlier in the conversation, by their labels: it is not asked again."""
+    return {item.server_label: item.tools for item in items if isinstance(item, McpListTools) and item.error is None}
+
+
+def offered(tools: Toolset, listed: Mapping[str, Sequence[ListedTool]]) -> Toolset:
+    """``tools`` with all that its servers offer, and the request lets the model call."""
+    found = (tool for server in tools.servers for tool in _tools(server, listed.get(server.label, ())))
+    told = {server.label: server.description for server in tools.servers if server.description}
+    return replace(tools, tools=(*tools.tools, *found), descriptions={**tools.descriptions, **told})
+
+
+def _tools(server: McpServer, listed: Iterable[ListedTool]) -> Iterable[McpTool]:
+    for tool in listed:
+        if _CALLABLE.fullmatch(tool.name) and (server.allowed is None or _matches(server.allowed, tool)):
+            yield McpTool(server.label, tool.name, tool.description, tool.input_schema, _needs_approval(server, tool))
+
+
+def _needs_approval(server: McpServer, tool: ListedTool) -> bool:
+    """Whether the client has to approve of its calls: where two rules disagree, it has to."""
+    if server.always is not None and _matches(server.always, tool):
+        return True
+    if server.never is not None and _matches(server.never, tool):
+        return False
+    return server.approves_rest
+
+
+def _matches(rule: ToolFilter, tool: ListedTool) -> bool:
+    is_read_only = (tool.annotations or {}).get("readOnlyHint") is True
+    named = rule.names is None or tool.name in rule.names
+    return named and (rule.read_only is None or rule.read_only == is_read_only)

@@ -1,0 +1,64 @@
+"""Calls that run, each in a task of its own, and the frames that tell of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+from pipeline.frames import CallFinished, CallStarted, ConversedFrame, ItemClosed, ShellOutputOpened
+from stages.converse.sessions import Sessions
+from stages.converse.turn import Called
+
+Result = TypeVar("Result")
+
+
+class Running:
+    """The tasks of one response; none of them outlives it."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
+        """Begin with ``work``."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def call(self, called: Called) -> RunningCall:
+        """Begin with a call."""
+        return RunningCall(called, self._sessions.action(called), self.start(self._sessions.run(called)))
+
+    async def close(self) -> None:
+        """End whatever still runs."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class RunningCall:
+    """A call that runs."""
+
+    def __init__(self, called: Called, action: dict[str, Any] | None, task: asyncio.Task[CallFinished]) -> None:
+        self._called = called
+        self._action = action
+        self._task = task
+
+    async def frames(self, closed: ItemClosed) -> AsyncGenerator[ConversedFrame, None]:
+        """What happens from the end of the call's text, which ``closed`` says, to that of its item.
+
+        What the shell writes is an item of its own.
+        """
+        if self._called.namespace != "container":
+            yield CallStarted(self._action)
+            yield await self._task
+            yield closed
+            return
+        yield closed
+        yield ShellOutputOpened()
+        yield CallStarted()
+        yield await self._task
+        yield ItemClosed(complete=True)

@@ -1,0 +1,164 @@
+"""What happened in a response so far, as the items that the model reads in its next turn.
+
+The machine watches the frames that leave ``converse``, and gives each item the id that ``emit`` gives it.  Calls that
+the client runs need no item here: with one of them the response ends.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from pipeline.frames import (
+    AnnotationAdded,
+    CallFinished,
+    CallStarted,
+    CodeCallOpened,
+    Conversation,
+    ConversedFrame,
+    CustomToolCallOpened,
+    FunctionCallOpened,
+    GenerationStarted,
+    ItemClosed,
+    ItemDelta,
+    ItemOpened,
+    McpApprovalOpened,
+    McpCallOpened,
+    McpListToolsOpened,
+    MessageOpened,
+    ReasoningOpened,
+    RefusalOpened,
+    ResponseStarted,
+    ShellCallOpened,
+    ShellOutputOpened,
+    TokenIds,
+    TurnFinished,
+    WebCallOpened,
+    mcp_error,
+)
+from pipeline.protocol.items import (
+    CallStatus,
+    CodeInterpreterCall,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    ItemStatus,
+    McpCall,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    Refusal,
+    ShellCall,
+    ShellCallOutput,
+    WebSearchCall,
+)
+from pipeline.protocol.response import Response
+from stages.converse.sandbox.arguments import shell_action
+
+Opened: TypeAlias = ItemOpened | McpListToolsOpened | ShellOutputOpened
+
+SANDBOX = {"type": "container_reference"}
+"""What tells a shell call of the server's from one of the client's."""
+
+
+class Transcript:
+    """The machine: one per response."""
+
+    def __init__(self, response: Response) -> None:
+        self._suffix = response.id.removeprefix("resp_")
+        self._count = 0
+        self._opening: Opened | None = None
+        self._started = CallStarted()
+        self._finished = CallFinished()
+        self._shell_call_id = ""
+        self.texts: list[str] = []
+        """The text of the open item so far; whoever is in a hurry may add to it without `feed`."""
+        self.items: list[Item] = []
+        self._tokens: dict[str, TokenIds] = {}
+        self._results: dict[str, str] = {}
+
+    def feed(self, frame: ConversedFrame) -> None:
+        """Take the next frame."""
+        match frame:
+            case ItemDelta(text):
+                self.texts.append(text)
+            case CallStarted():
+                self._started = frame
+            case CallFinished():
+                self._finished = frame
+            case ItemClosed():
+                self._close(frame)
+            case ResponseStarted() | GenerationStarted() | AnnotationAdded() | TurnFinished():
+                pass
+            case _:
+                self._opening, self.texts = frame, []
+                self._started, self._finished = CallStarted(), CallFinished()
+
+    def continued(self, conversation: Conversation) -> Conversation:
+        """The conversation with all that has happened since this was asked the last time."""
+        items, self.items = self.items, []
+        return replace(
+            conversation,
+            input=(*conversation.input, *items),
+            tokens={**conversation.tokens, **self._tokens},
+            results={**conversation.results, **self._results},
+        )
+
+    def answer(self, recipient: str, result: str) -> None:
+        """Make of the latest item, words to a tool that does not exist, a call, which gets this result."""
+        key = self._key(self._count - 1)
+        words = self.items.pop()
+        text = words.text if isinstance(words, Reasoning) else ""
+        if recipient == "python":
+            self.items.append(CodeInterpreterCall(f"ci_{key}", text, "", "completed"))
+            self._results[f"ci_{key}"] = result
+            return
+        namespace, _, name = recipient.rpartition(".")
+        self.items += (
+            FunctionCall(f"fc_{key}", f"call_{key}", name, text, "completed", namespace or UNSET),
+            FunctionCallOutput(f"fco_{key}", f"call_{key}", result, "completed"),
+        )
+
+    def _close(self, closed: ItemClosed) -> None:
+        if self._opening is None:
+            raise RuntimeError("an end came while no item was open")
+        item = self._item(self._opening, "".join(self.texts), "completed" if closed.complete else "incomplete")
+        self._opening, self._count = None, self._count + 1
+        if item is None:
+            return
+        self.items.append(item)
+        if closed.token_ids:
+            self._tokens[item.id] = closed.token_ids
+        if isinstance(item, CodeInterpreterCall | WebSearchCall | ShellCallOutput):
+            self._results[item.id] = self._finished.result
+
+    def _item(self, opening: Opened, text: str, status: ItemStatus) -> Item | None:
+        key, finished = self._key(self._count), self._finished
+        outcome: CallStatus = "failed" if finished.error else status
+        match opening:
+            case ReasoningOpened():
+                return Reasoning(f"rs_{key}", content=(ReasoningText(text),), status=status)
+            case MessageOpened(phase):
+                return Message(f"msg_{key}", status, "assistant", (OutputText(text),), phase)
+            case RefusalOpened():
+                return Message(f"msg_{key}", status, "assistant", (Refusal(text),), "final_answer")
+            case McpCallOpened(label, name, approved):
+                output, error = (None, mcp_error(finished)) if finished.error else (finished.result, None)
+                return McpCall(f"mcp_{key}", label, name, text, outcome, output, error, approved)
+            case CodeCallOpened():
+                return CodeInterpreterCall(f"ci_{key}", text, "", outcome)
+            case WebCallOpened():
+                return WebSearchCall(f"ws_{key}", self._started.action or {}, outcome)
+            case ShellCallOpened():
+                self._shell_call_id = f"call_{key}"
+                return ShellCall(f"sh_{key}", self._shell_call_id, shell_action(text), status, SANDBOX)
+            case ShellOutputOpened():
+                return ShellCallOutput(f"sho_{key}", self._shell_call_id, finished.data, status)
+            case McpListToolsOpened() | McpApprovalOpened() | FunctionCallOpened() | CustomToolCallOpened():
+                return None
+
+    def _key(self, index: int) -> str:
+        return f"{self._suffix}{index:04x}"

@@ -1,0 +1,111 @@
+"""One turn of the model, as ``converse`` lets it pass: up to the first call that the server has to run.
+
+What comes behind the text of that call waits until the turn is over, so that items stay in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from pipeline.frames import (
+    CodeCallOpened,
+    CustomToolCallOpened,
+    FunctionCallOpened,
+    GenerationStarted,
+    ItemClosed,
+    ItemDelta,
+    McpApprovalOpened,
+    McpCallOpened,
+    ParsedFrame,
+    ReasoningOpened,
+    ServerCallOpened,
+    ShellCallOpened,
+    TurnFinished,
+    WebCallOpened,
+)
+from stages.converse.browser.citations import Citations
+from stages.converse.tools import Source
+
+SERVER_CALLS = McpCallOpened | CodeCallOpened | WebCallOpened | ShellCallOpened
+CLIENT_CALLS = FunctionCallOpened | CustomToolCallOpened | McpApprovalOpened
+
+
+@dataclass(eq=False)
+class Called:
+    """A call that the server has to run; ``name`` is the function within its ``namespace``."""
+
+    namespace: str
+    name: str
+    text: str
+
+
+def called(opening: ServerCallOpened, text: str) -> Called:
+    """The call that ``opening`` began, with all of its text."""
+    match opening:
+        case McpCallOpened(label, name):
+            return Called(label, name, text)
+        case CodeCallOpened():
+            return Called("python", "python", text)
+        case WebCallOpened(name):
+            return Called("browser", name, text)
+        case ShellCallOpened():
+            return Called("container", "exec", text)
+
+
+@dataclass
+class Turn:
+    """The machine: one per turn; ``source`` is the page behind a cursor of the browser, where it was used."""
+
+    source: Callable[[int], Source | None] | None = None
+    calls: list[Called] = field(default_factory=list)
+    """Those that are complete, in their order."""
+    held: list[ParsedFrame] = field(default_factory=list)
+    """What has to wait: it begins with the end of the first call."""
+    finished: TurnFinished | None = None
+    waits_for_client: bool = False
+    """Whether the client has something to do before the model can go on."""
+    recipient: str | None = None
+    """Whom the turn's last item addresses, if that is a tool that does not exist."""
+    _citations: Citations | None = field(init=False)
+    _opening: ServerCallOpened | None = None
+    _texts: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._citations = Citations(self.source) if self.source else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether text may go by without `feed`."""
+        return self._opening is None and not self.calls and self._citations is None
+
+    def feed(self, frame: ParsedFrame) -> Iterable[ParsedFrame]:
+        """Take one frame, give those that may go on."""
+        self._note(frame)
+        if self.calls:
+            self.held.append(frame)
+            return ()
+        if isinstance(frame, TurnFinished):
+            return ()
+        if self._citations and not isinstance(frame, GenerationStarted):
+            return self._citations.feed(frame)
+        return (frame,)
+
+    def _note(self, frame: ParsedFrame) -> None:
+        match frame:
+            case ItemDelta(text):
+                if self._opening is not None:
+                    self._texts.append(text)
+            case ItemClosed(complete):
+                if self._opening is not None and complete:
+                    self.calls.append(called(self._opening, "".join(self._texts)))
+                self._opening = None
+            case ReasoningOpened(recipient):
+                self.recipient = recipient
+            case TurnFinished():
+                self.finished = frame
+            case _ if isinstance(frame, SERVER_CALLS):
+                self._opening, self._texts, self.recipient = frame, [], None
+            case _:
+                self.waits_for_client |= isinstance(frame, CLIENT_CALLS)
+                self.recipient = None
