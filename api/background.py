@@ -1,7 +1,10 @@
 """Responses in the background: so many run at once, the others wait in order.
 
-Each has a task of its own, which pulls it through the pipeline and needs no client.  What waits is only an id here:
-its conversation is in the store, where a server that comes after this one finds it too.
+Each has a task of its own, which pulls it through the pipeline and needs no client.  What waits is hardly more than an
+id here: its conversation is in the store, where a server that comes after this one finds it too.  Only the secrets of
+its servers of tools are not: they are in this process, until the run is over, or no longer this server's.  A response
+that another server makes, or this one after a restart, is made without them, and a server of tools that asks for them
+fails as an item.
 """
 
 from __future__ import annotations
@@ -13,11 +16,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from api.admission import Admission
 from api.log import told
 from pipeline.errors import EngineOverloaded, StageError, StoreFailed
 from pipeline.frames import Conversation
 from pipeline.logs import current_response
+from pipeline.protocol.tools import McpServer
 from stages.persist.live import LiveResponse, LiveResponses
 from stages.persist.store import Store
 
@@ -30,6 +36,14 @@ Make: TypeAlias = Callable[[Conversation], Awaitable[None]]
 """Makes a response to its end; raises only what keeps it from beginning."""
 
 
+@dataclass(frozen=True)
+class _Waiting:
+    """A response in the queue, and the servers of tools of its request, with their secrets."""
+
+    run: LiveResponse
+    servers: tuple[McpServer, ...]
+
+
 @dataclass
 class Background:
     """What runs in the background, at most ``limit`` at once, and at most ``longest`` that wait for it."""
@@ -40,7 +54,7 @@ class Background:
     admission: Admission
     limit: int
     longest: int = 10_000
-    _waiting: dict[str, LiveResponse] = field(default_factory=dict)
+    _waiting: dict[str, _Waiting] = field(default_factory=dict)
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -48,9 +62,12 @@ class Background:
         if len(self._waiting) >= self.longest:
             raise EngineOverloaded("Too many background responses are waiting. Try again later.")
 
-    def add(self, run: LiveResponse) -> None:
-        """Let a response that is queued, in the store too, run when it is its turn."""
-        self._waiting[run.response.id] = run
+    def add(self, run: LiveResponse, servers: tuple[McpServer, ...] = ()) -> None:
+        """Let a response that is queued, in the store too, run when it is its turn.
+
+        ``servers`` are those of its request, where this process knows their secrets.
+        """
+        self._waiting[run.response.id] = _Waiting(run, servers)
         if self.admission.stopping:
             self.release()
         else:
@@ -87,21 +104,23 @@ class Background:
         del self._tasks[response_id]
         self._begin_next()
 
-    async def _run(self, run: LiveResponse) -> None:
+    async def _run(self, waiting: _Waiting) -> None:
+        run = waiting.run
         current_response.set(run.response.id)
         with self.admission.one():
-            while not await self._made(run):
+            while not await self._made(waiting):
                 await asyncio.sleep(PATIENCE)
         logger.info("In the background: %s", told(run.response))
 
-    async def _made(self, run: LiveResponse) -> bool:
+    async def _made(self, waiting: _Waiting) -> bool:
         """Make a response; False where it has to wait longer, because engine or store are busy."""
+        run = waiting.run
         try:
             conversation = await self.store.queued(run.response.id)
             if conversation is None:
                 run.hand_over()  # it has been deleted, or another server took it for dead and has it now
             else:
-                await self.make(conversation)
+                await self.make(_told_secrets(conversation, waiting.servers))
         except (EngineOverloaded, StoreFailed) as error:
             logger.info("Response %s has to wait: %s", run.response.id, error)
             return False
@@ -110,3 +129,8 @@ class Background:
             logger.warning("Response %s could not begin: %s", run.response.id, error, exc_info=cause)
             run.break_off(error)
         return True
+
+
+def _told_secrets(conversation: Conversation, servers: tuple[McpServer, ...]) -> Conversation:
+    """A conversation from the store with its servers of tools as the request had them, where that is known."""
+    return replace(conversation, tools=replace(conversation.tools, servers=servers)) if servers else conversation

@@ -51,6 +51,9 @@ CANCEL_WAIT = 1.0
 LOOKS, LOOK_AGAIN = 40, 0.25
 """How often, and after how many seconds, it is looked for a response between two servers."""
 
+STOP_WAIT = 0.5
+"""Seconds in which what the engine is told to stop ends by itself; what runs a tool hears nothing of that."""
+
 LAST_WORDS = 5.0
 """Seconds in which responses that were stopped send and store their end."""
 
@@ -145,7 +148,7 @@ class Runs:
         with self._unlocking(stored.response):
             await self.store.accept(stored, conversation)
         run = self.live.queue(stored)
-        self.background.add(run)
+        self.background.add(run, conversation.tools.servers)
         return run
 
     def _check_engine(self) -> None:
@@ -284,9 +287,10 @@ class Runs:
         if self.restarts:
             self.background.put_back()
         await self.engine.stop()
-        await self.admission.finish(LAST_WORDS)
+        await self.admission.finish(STOP_WAIT)
         for run in self.live:
             self._break_off(run, RunInterrupted())
+        await self.admission.finish(LAST_WORDS)
 
     async def let_go(self) -> None:
         """Leave what others have taken over, because they took this server for dead; its readers may ask them."""

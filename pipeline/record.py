@@ -1,6 +1,7 @@
 """Recordings: the frames of one junction as a file of JSON lines.
 
 A file of frames is a source for the stages behind its junction, so that a recording is all that a replay needs.
+Secrets are not written.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+
+from pipeline.secret import unread, unwritten
 
 Frame = TypeVar("Frame")
 
@@ -22,7 +25,7 @@ SOURCES = {
 }
 """The file of a recorded response that each stage reads."""
 
-_encoder = msgspec.json.Encoder()
+_encoder = msgspec.json.Encoder(enc_hook=unwritten)
 
 
 def write_frames(path: Path, frames: Iterable[object]) -> None:
@@ -35,7 +38,7 @@ def read_frames(path: Path, junction: Any) -> Iterator[Any]:
 
     Raises `msgspec.ValidationError` for a line that is no such frame.
     """
-    yield from msgspec.json.Decoder(junction).decode_lines(path.read_bytes())
+    yield from msgspec.json.Decoder(junction, dec_hook=unread).decode_lines(path.read_bytes())
 
 
 async def replay(frames: Iterable[Frame]) -> AsyncGenerator[Frame, None]:

@@ -36,7 +36,7 @@ _DELETE_ITEMS = """
 """
 
 _ITEMS = """
-    select item, id, tokens from conversation_items
+    select item, id, tokens, result from conversation_items
     where conversation_id = $1 and position < $2 order by position
 """
 
@@ -135,8 +135,11 @@ class Conversations:
         if await self.get(conversation_id, owner) is None:
             return None
         found = await self._read(_ITEMS, conversation_id, _END if upto is None else upto)
-        tokens = {name: rows.token_ids(packed) for _, name, packed in found if packed}
-        return History(tuple(rows.item(text) for text, _, _ in found), tokens)
+        return History(
+            tuple(rows.item(text) for text, *_ in found),
+            {name: rows.token_ids(packed) for _, name, packed, _ in found if packed},
+            {name: rows.result(text) for *_, name, _, text in found if text},
+        )
 
     async def add_items(self, conversation_id: str, owner: str, items: Sequence[Item]) -> bool:
         """Put items behind the last one; False if there is no such conversation.

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from pipeline.ending import last_event
 from pipeline.errors import RunInterrupted, ServerStopping
-from pipeline.frames import GenerationStarted, TokenIds
+from pipeline.frames import ItemResult, ItemTokens, ResponseStarted, TokenIds
 from pipeline.protocol.events import ResponseEvent, TerminalEvent
 from pipeline.protocol.response import Response
 from stages.persist.log import Block, EventLog, LogReader, read_blocks
@@ -41,8 +41,8 @@ class RunMoved(ServerStopping):
 class LiveResponse:
     """One run.
 
-    ``response`` is how it began, then how it ended, and ``tokens`` are those of its output items so far.  Once it has
-    ``ended`` it takes nothing more.
+    ``response`` is how it began, then how it ended; ``tokens`` and ``results`` are those of its output items so far.
+    Once it has ``ended`` it takes nothing more.
     """
 
     def __init__(self, stored: StoredResponse, live: LiveResponses, log: EventLog) -> None:
@@ -50,6 +50,7 @@ class LiveResponse:
         self.input = stored.input
         self.origin = stored.origin
         self.tokens: dict[str, TokenIds] = {}
+        self.results: dict[str, str] = {}
         self.ended = False
         self._live = live
         self._log = log
@@ -75,6 +76,13 @@ class LiveResponse:
             self._flush()
         if not self._news.is_set():
             self._news.set()
+
+    def keep(self, frame: ItemTokens | ItemResult) -> None:
+        """Take what nobody is told of an item."""
+        if isinstance(frame, ItemTokens):
+            self.tokens[frame.item_id] = frame.token_ids
+        else:
+            self.results[frame.item_id] = frame.result
 
     async def end(self, event: TerminalEvent) -> None:
         """Take the last event, and give its commit a moment: whoever sees the end may ask for the response at once."""
@@ -214,7 +222,7 @@ class LiveResponses:
         log.begin()
         return self._add(replace(stored, input=()), log)
 
-    def begin(self, started: GenerationStarted) -> LiveResponse:
+    def begin(self, started: ResponseStarted) -> LiveResponse:
         """The run of a response that begins, which may have waited here; the store learns of it without a wait."""
         run = self._runs.get(started.response.id)
         if run is not None:
@@ -236,7 +244,7 @@ class LiveResponses:
         if not response.store and response.conversation is UNSET:
             self.discard(run)
             return None
-        saved = self.store.end(StoredResponse(response, run.input, run.origin, run.tokens), block)
+        saved = self.store.end(StoredResponse(response, run.input, run.origin, run.tokens, run.results), block)
         saved.add_done_callback(lambda _: self.discard(run))
         return saved
 

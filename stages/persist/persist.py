@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.frames import EmittedFrame, GenerationStarted, ItemTokens
+from pipeline.frames import EmittedFrame, ItemResult, ItemTokens, ResponseStarted
 from pipeline.protocol.events import DELTAS, ResponseCompleted, ResponseEvent, ResponseFailed, ResponseIncomplete
 from stages.persist.live import LiveResponses
 
@@ -22,7 +22,7 @@ class Persist:
     live: LiveResponses
 
     async def __call__(self, source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[ResponseEvent, None]:
-        """Pass the events on; what is told of the request and of tokens stays here."""
+        """Pass the events on; what is told of the request, of tokens and of results stays here."""
         run = self.live.begin(await _first(source))
         try:
             async for frame in source:
@@ -37,9 +37,9 @@ class Persist:
                     case ResponseCompleted() | ResponseIncomplete() | ResponseFailed():
                         await run.end(frame)
                         yield frame
-                    case ItemTokens(item_id, token_ids):
-                        run.tokens[item_id] = token_ids
-                    case GenerationStarted():
+                    case ItemTokens() | ItemResult():
+                        run.keep(frame)
+                    case ResponseStarted():
                         pass
                     case _:
                         run.append(frame)
@@ -56,8 +56,8 @@ class Persist:
             raise lost
 
 
-async def _first(source: AsyncIterator[EmittedFrame]) -> GenerationStarted:
+async def _first(source: AsyncIterator[EmittedFrame]) -> ResponseStarted:
     frame = await anext(source)
-    if not isinstance(frame, GenerationStarted):
+    if not isinstance(frame, ResponseStarted):
         raise TypeError("what a response begins with has been lost")
     return frame

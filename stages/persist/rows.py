@@ -1,7 +1,7 @@
 """Rows: stored values as the columns of the database, and back.
 
-JSON goes in as text.  What a client sent may hold half a surrogate pair, which is no text that a database takes: then
-the JSON is written in ASCII, with escapes.
+JSON goes in as text, and without secrets.  What a client sent may hold half a surrogate pair, which is no text that a
+database takes: then the JSON is written in ASCII, with escapes.
 """
 
 from __future__ import annotations
@@ -16,23 +16,26 @@ from pipeline.errors import StoreFailed
 from pipeline.frames import Origin, TokenIds
 from pipeline.protocol.items import Item
 from pipeline.protocol.response import Response
+from pipeline.secret import unread, unwritten
 from stages.persist.database import Row
 from stages.persist.stored import StoredResponse
 
 T = TypeVar("T")
 
-RESPONSE_COLUMNS = "response, input, owner, position, tokens"
+RESPONSE_COLUMNS = "response, input, owner, position, tokens, results"
 """What `stored_response` reads."""
 
 _LONGEST_ID = 512
 """Bytes of an id that can be looked up; no server makes longer ones."""
 
-_encoder = msgspec.json.Encoder()
+_encoder = msgspec.json.Encoder(enc_hook=unwritten)
 _decode_response = msgspec.json.Decoder(Response)
 _decode_input = msgspec.json.Decoder(tuple[Item, ...])
 _decode_item: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
 _decode_tokens: msgspec.msgpack.Decoder[Mapping[str, TokenIds]] = msgspec.msgpack.Decoder(dict[str, TokenIds])
 _decode_token_ids = msgspec.msgpack.Decoder(TokenIds)
+_decode_results: msgspec.json.Decoder[Mapping[str, str]] = msgspec.json.Decoder(dict[str, str])
+_decode_result = msgspec.json.Decoder(str)
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -41,7 +44,7 @@ def to_json(value: object) -> str:
     try:
         return _encoder.encode(value).decode()
     except UnicodeEncodeError:
-        return json.dumps(msgspec.to_builtins(value))
+        return json.dumps(msgspec.to_builtins(value, enc_hook=unwritten))
 
 
 def from_json(text: str, decoder: msgspec.json.Decoder[T]) -> T:
@@ -50,19 +53,20 @@ def from_json(text: str, decoder: msgspec.json.Decoder[T]) -> T:
         return decoder.decode(text)
     except msgspec.MsgspecError:
         try:
-            return msgspec.convert(json.loads(text), decoder.type)
+            return msgspec.convert(json.loads(text), decoder.type, dec_hook=unread)
         except (msgspec.MsgspecError, ValueError) as exc:
             raise StoreFailed("What is stored cannot be understood.") from exc
 
 
 def stored_response(row: Row) -> StoredResponse:
     """The response of a row of `RESPONSE_COLUMNS`."""
-    response, given, owner, position, tokens = row
+    response, given, owner, position, tokens, results = row
     return StoredResponse(
         from_json(response, _decode_response),
         from_json(given, _decode_input),
         Origin(owner, position),
         _unpacked(tokens, _decode_tokens),
+        from_json(results, _decode_results) if results else {},
     )
 
 
@@ -84,6 +88,21 @@ def token_ids_column(token_ids: TokenIds | None) -> bytes | None:
 def token_ids(column: bytes | None) -> TokenIds:
     """The tokens of one item; none where none are known."""
     return _unpacked(column, _decode_token_ids) if column else ()
+
+
+def results_column(results: Mapping[str, str]) -> str | None:
+    """What the calls of a response gave the model to read."""
+    return to_json(results) if results else None
+
+
+def result_column(result: str | None) -> str | None:
+    """What one call gave the model to read."""
+    return None if result is None else to_json(result)
+
+
+def result(column: str) -> str:
+    """What one call gave the model to read."""
+    return from_json(column, _decode_result)
 
 
 def can_exist(name: str) -> bool:

@@ -84,6 +84,12 @@ _TABLES = (
 )
 """What both databases have in common; a response is ``logged`` as long as its events are kept."""
 
+_RESULTS = (
+    "alter table responses add column results text",
+    "alter table conversation_items add column result text",
+)
+"""What calls gave the model to read, as JSON; null where there is nothing to say."""
+
 _FIRST_TABLES = (
     """
     create table responses (
@@ -142,8 +148,8 @@ _BROUGHT_OVER = (
     "drop table first_responses",
 )
 
-POSTGRES = _TABLES
-SQLITE = (*_FIRST_TABLES, *_SET_ASIDE, *_TABLES, *_BROUGHT_OVER)
+POSTGRES = (*_TABLES, *_RESULTS)
+SQLITE = (*_FIRST_TABLES, *_SET_ASIDE, *_TABLES, *_BROUGHT_OVER, *_RESULTS)
 
 
 def newer(version: int, known: int) -> str:

@@ -39,9 +39,10 @@ GROW = "update conversations set length = length + $2 where id = $1 and response
 """Makes room at the end of a conversation, and keeps others from doing so until the transaction is over."""
 
 ADD = """
-    insert into conversation_items (conversation_id, position, id, stored_at, item, tokens)
-    select id, length - cast($2 as bigint), cast($3 as text), cast($4 as double precision), cast($5 as text), $6
-    from conversations where id = $1 and response_id = $7 and server_id = $8
+    insert into conversation_items (conversation_id, position, id, stored_at, item, tokens, result)
+    select id, length - cast($2 as bigint), cast($3 as text), cast($4 as double precision), cast($5 as text), $6,
+           cast($7 as text)
+    from conversations where id = $1 and response_id = $8 and server_id = $9
 """
 """An item, so many places before the end."""
 
@@ -52,8 +53,8 @@ UNLOCK = """
 
 END = """
     update responses
-    set status = $2, response = $3, tokens = $4, ended_at = $5, server_id = null, request = null
-    where id = $1 and server_id = $6
+    set status = $2, response = $3, tokens = $4, results = $5, ended_at = $6, server_id = null, request = null
+    where id = $1 and server_id = $7
 """
 
 WITHDRAWAL = (

@@ -17,6 +17,7 @@ from pipeline.errors import RunInterrupted, StoreFailed, StreamExpired
 from pipeline.frames import Conversation
 from pipeline.protocol.items import Item
 from pipeline.protocol.response import Response
+from pipeline.secret import unread
 from stages.persist import rows
 from stages.persist import statements as say
 from stages.persist.conversations import Conversations
@@ -49,7 +50,7 @@ _REQUEST = "select request from responses where id = $1 and server_id = $2 and r
 
 _LOGGED = "select logged from responses where id = $1"
 
-_CONVERSATION = msgspec.json.Decoder(Conversation)
+_CONVERSATION = msgspec.json.Decoder(Conversation, dec_hook=unread)
 
 _DELETE = (
     "delete from responses where id = $1 and owner = $2",
@@ -106,7 +107,10 @@ class Store:
         self._queue(stored, self._begun(stored, None))
 
     async def accept(self, stored: StoredResponse, conversation: Conversation) -> None:
-        """Keep a response that this server is going to run, durably, with all that it takes to run it."""
+        """Keep a response that this server is going to run, durably, with all that it takes to run it.
+
+        Secrets are not kept: whoever runs it needs them from elsewhere.
+        """
         begun = self._begun(stored, rows.to_json(conversation))
         try:
             await self._writer.carry_out(begun, *_keys(stored.response))
@@ -182,13 +186,15 @@ class Store:
             for number, item in enumerate(items):
                 known = item.id if rows.can_exist(item.id) else None
                 tokens = rows.token_ids_column(stored.tokens.get(item.id))
-                what = (len(items) - number, known, now, rows.to_json(item), tokens)
+                result = rows.result_column(stored.results.get(item.id))
+                what = (len(items) - number, known, now, rows.to_json(item), tokens, result)
                 yield Statement(say.ADD, (conversation_id, *what, response_id, self.server_id))
         yield say.unlock(conversation_id, response_id, self.server_id)
 
     def _ended(self, stored: StoredResponse) -> Statement:
-        response, tokens = stored.response, rows.tokens_column(stored.tokens)
-        end = (response.id, response.status, rows.to_json(response), tokens, time.time(), self.server_id)
+        response = stored.response
+        known = rows.tokens_column(stored.tokens), rows.results_column(stored.results)
+        end = (response.id, response.status, rows.to_json(response), *known, time.time(), self.server_id)
         return Statement(say.END, end)
 
     # Reading
@@ -215,10 +221,11 @@ class Store:
         if not chain:
             return None
         before = await self._before(chain[0])
-        tokens = dict(before.tokens)
+        tokens, results = dict(before.tokens), dict(before.results)
         for stored in chain:
             tokens |= stored.tokens
-        return History((*_given(before, chain), *chain[-1].response.output), tokens)
+            results |= stored.results
+        return History((*_given(before, chain), *chain[-1].response.output), tokens, results)
 
     async def given(self, response_id: str, owner: str) -> tuple[Item, ...] | None:
         """All that a response was given to read: what it continues, then its own input; None if there is none."""
@@ -249,8 +256,9 @@ class Store:
         return tuple(Block(*row) for row in found)
 
     async def queued(self, response_id: str) -> Conversation | None:
-        """What it takes to run a response that was accepted; None once it has ended, or is another server's.
+        """What it takes to run a response that was accepted, without secrets.
 
+        None once it has ended, or is another server's.
         Raises `RunInterrupted` when this penstock cannot understand what another version has left.
         """
         for (request,) in await self._read(_REQUEST, response_id, self.server_id):

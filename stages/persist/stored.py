@@ -14,13 +14,15 @@ from pipeline.protocol.response import Response
 class StoredResponse(msgspec.Struct, frozen=True):
     """A response and the input that came with its own request; what it continues is stored under its own id.
 
-    ``tokens`` are those that the engine wrote for its output items, by the item's id.
+    ``tokens`` are those that the engine wrote for its output items, by the item's id, and ``results`` what the calls
+    among them gave the model to read, where the item does not say it.
     """
 
     response: Response
     input: tuple[Item, ...]
     origin: Origin = Origin()
     tokens: Mapping[str, TokenIds] = {}
+    results: Mapping[str, str] = {}
 
     @property
     def items(self) -> tuple[Item, ...]:
@@ -29,10 +31,11 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """Items in their order, and the tokens of those that an engine wrote, by the item's id."""
+    """Items in their order, and by the item's id the tokens that an engine wrote, and the results that it read."""
 
     items: tuple[Item, ...]
     tokens: Mapping[str, TokenIds] = {}
+    results: Mapping[str, str] = {}
 
 
 class StoredConversation(msgspec.Struct, frozen=True):

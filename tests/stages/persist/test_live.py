@@ -11,13 +11,13 @@ import pytest
 from msgspec.structs import replace
 
 from pipeline.errors import EngineFailed, RunInterrupted, StageError
-from pipeline.frames import GenerationStarted, Origin
+from pipeline.frames import GenerationStarted, ItemResult, ItemTokens, Origin, ResponseStarted
 from pipeline.protocol.events import ResponseEvent, TerminalEvent, to_sse
 from pipeline.protocol.response import ConversationReference
 from stages.persist.live import FLUSH_EVENTS, FLUSH_SECONDS, PATIENCE, LiveResponse, LiveResponses, RunMoved, replayed
 from stages.persist.log import read_blocks
 from stages.persist.sqlite import SqliteDatabase
-from stages.persist.store import Store
+from stages.persist.store import Store, StoredResponse
 from tests.building import INPUT, Frames, finished, in_background, message, started, types, whole_turn, written
 from tests.faulty import Faulty
 from tests.stages.persist.samples import conversation, queued, request
@@ -57,11 +57,11 @@ async def uneasy(faulty: Faulty) -> AsyncIterator[LiveResponses]:
     await store.close()
 
 
-def beginning(frames: Frames = TURN, **fields: Any) -> GenerationStarted:
-    """What a turn begins with."""
+def beginning(frames: Frames = TURN, **fields: Any) -> ResponseStarted:
+    """What the response of a turn begins with."""
     first = frames[0]
     assert isinstance(first, GenerationStarted)
-    return replace(first, response=replace(first.response, **fields))
+    return ResponseStarted(replace(first.response, **fields), first.input, first.origin)
 
 
 def begun(live: LiveResponses, events: Iterable[ResponseEvent] = (), **fields: Any) -> LiveResponse:
@@ -195,14 +195,15 @@ async def test_much_is_stored_at_once(live: LiveResponses) -> None:
 
 
 async def test_b16_the_end_is_stored_with_all_that_belongs_to_it(live: LiveResponses) -> None:
-    """Once it has ended a response is in the store: as it ended, with input, tokens and events, and no longer here."""
+    """Once it has ended a response is in the store: as it ended, with all that was told of it, and no longer here."""
     run = begun(live)
-    run.tokens["rs_10000"] = (1, 2)
+    run.keep(ItemTokens("rs_10000", (1, 2)))
+    run.keep(ItemResult("ci_10001", "7\n"))
     assert live.get("resp_1", "") is run
     await ended(run, EVENTS)
     kept = await live.store.get("resp_1", "")
     assert kept is not None
-    assert (kept.response, kept.input, kept.tokens) == (final(EVENTS), INPUT, {"rs_10000": (1, 2)})
+    assert kept == StoredResponse(final(EVENTS), INPUT, tokens={"rs_10000": (1, 2)}, results={"ci_10001": "7\n"})
     assert await stored_events(live.store) == EVENTS
     assert len(live) == 0
 

@@ -16,6 +16,7 @@ from pipeline.frames import (
     FinishReason,
     ItemClosed,
     ItemDelta,
+    ItemResult,
     ParsedFrame,
     ReasoningOpened,
 )
@@ -108,6 +109,20 @@ async def test_tokens_are_kept_and_told_to_nobody(live: LiveResponses) -> None:
     events = await persisted(live, (started(), *thought, *message("Hello!"), finished()))
     assert all(isinstance(event, Event) for event in events)
     assert (await kept(live.store))[0].tokens == {"rs_10000": (1, 2)}
+
+
+async def test_results_are_kept_and_told_to_nobody(live: LiveResponses) -> None:
+    """What a call gave the model to read is in the store, under the item's id, and not among the events."""
+
+    async def running(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
+        async for frame in source:
+            if isinstance(frame, TerminalEvent):
+                yield ItemResult("ci_10001", "half a pair \ud800, NUL \0")
+            yield frame
+
+    async with stream(live, source(TURN), running) as events:
+        assert [event async for event in events] == EVENTS
+    assert (await kept(live.store))[0].results == {"ci_10001": "half a pair \ud800, NUL \0"}
 
 
 async def test_store_false_keeps_nothing(live: LiveResponses) -> None:

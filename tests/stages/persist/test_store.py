@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pipeline.errors import StreamExpired
 from pipeline.frames import Origin
-from pipeline.protocol.items import AdditionalTools, CustomToolCallOutput, FunctionCallOutput, InputText, Message
+from pipeline.protocol.items import InputText, Message, OutputItem
 from pipeline.protocol.response import ErrorDetails, IncompleteDetails, InputTokensDetails, OutputTokensDetails, Usage
 from stages.persist.log import Block
 from stages.persist.store import Store
@@ -21,11 +21,13 @@ OWNED = {f"resp_{owner}": replace(stored(f"resp_{owner}"), origin=Origin(owner))
 
 
 async def test_every_item_comes_back_as_it_was(store: Store) -> None:
-    """Input and output items of every type survive the store, fields left out and tokens included."""
-    output = tuple(
-        item for item in ITEMS if not isinstance(item, FunctionCallOutput | CustomToolCallOutput | AdditionalTools)
+    """Input and output items of every type survive the store, fields left out, tokens and results included."""
+    output = tuple(item for item in ITEMS if isinstance(item, OutputItem))
+    kept = replace(
+        stored("resp_1", *ITEMS, output=output),
+        tokens={"msg_3": (200_005, 35644, 0), "rs_1": (1,)},
+        results={"ci_1": "7\n", "ws_1": "half a pair \ud800, NUL \0"},
     )
-    kept = replace(stored("resp_1", *ITEMS, output=output), tokens={"msg_3": (200_005, 35644, 0), "rs_1": (1,)})
     await keep(store, kept)
     assert await store.get("resp_1", "") == kept
 
@@ -125,16 +127,18 @@ async def test_a_chain_begins_behind_a_missing_ancestor(store: Store) -> None:
     assert [each.response.id for each in await store.chain("resp_4", "")] == ["resp_3", "resp_4"]
 
 
-async def test_a_history_is_all_items_and_tokens_of_a_chain(store: Store) -> None:
-    """The history of a response is what each of its chain took in and put out, with the tokens of all."""
-    first = replace(stored("resp_1", ITEMS[0]), tokens={"msg_resp_1": (1, 2)})
+async def test_a_history_is_all_items_tokens_and_results_of_a_chain(store: Store) -> None:
+    """The history of a response is what each of its chain took in and put out, with tokens and results of all."""
+    first = replace(stored("resp_1", ITEMS[0]), tokens={"msg_resp_1": (1, 2)}, results={"ci_1": "7"})
     second = replace(stored("resp_2", ITEMS[1], previous_response_id="resp_1"), tokens={"msg_resp_2": (3,)})
+    second = replace(second, results={"ci_2": "", "ws_1": "a page"})
     for each in (first, second):
         await keep(store, each)
     history = await store.history("resp_2", "")
     assert history is not None
     assert history.items == (*first.items, *second.items)
     assert history.tokens == {"msg_resp_1": (1, 2), "msg_resp_2": (3,)}
+    assert history.results == {"ci_1": "7", "ci_2": "", "ws_1": "a page"}
 
 
 async def test_b18_row46_branches_of_one_response_are_isolated(store: Store) -> None:

@@ -167,19 +167,21 @@ async def test_what_is_deleted_is_gone_with_its_items(store: Store) -> None:
 @pytest.mark.parametrize("status", ["completed", "incomplete"])
 @pytest.mark.parametrize("kept", [True, False])
 async def test_a_response_is_added_with_its_input(store: Store, status: str, *, kept: bool) -> None:
-    """What a response took in and put out follows what it had read, with tokens, whether it is stored itself or not."""
+    """What a response took in and put out follows what it had read, with tokens and results, stored itself or not."""
     await store.conversations.create(conversation(), "", ITEMS[:2])
     await store.conversations.lock("conv_1", "", "resp_1", 2)
     made = replace(
         in_conversation("resp_1", ITEMS[3], status=status, store=kept),
         origin=Origin("", 2),
         tokens={"msg_resp_1": (7, 200_000)},
+        results={"msg_resp_1": "half a pair \ud800, NUL \0"},
     )
     await store.end(made, None)
     history = await store.conversations.items("conv_1", "")
     assert history is not None
     assert history.items == (*ITEMS[:2], ITEMS[3], *made.response.output)
     assert history.tokens == {"msg_resp_1": (7, 200_000)}
+    assert history.results == {"msg_resp_1": "half a pair \ud800, NUL \0"}
     await store.conversations.lock("conv_1", "", "resp_2", 4)
 
 
