@@ -78,6 +78,10 @@ _NO_OUTCOME: dict[str, Any] = {
 }
 
 
+NOT_LISTED = "The response broke off before the server had told what it offers."
+"""The error of an MCP server's list that nobody waited for: such an item has no status to say so."""
+
+
 def begun(response: Response) -> Response:
     """``response`` as it was created: in the queue if it is one for the background, and without an outcome."""
     return replace(response, status="queued" if response.background else "in_progress", **_NO_OUTCOME)

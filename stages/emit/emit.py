@@ -17,19 +17,16 @@ from pipeline.ending import failed_response
 from pipeline.errors import EngineFailed, StageError
 from pipeline.frames import (
     AnnotationAdded,
-    CustomToolCallOpened,
+    CallFinished,
+    CallStarted,
+    ConversedFrame,
     EmittedFrame,
-    FunctionCallOpened,
     GenerationStarted,
     ItemClosed,
     ItemDelta,
-    ItemOpened,
+    ItemResult,
     ItemTokens,
-    MessageOpened,
-    ParsedFrame,
-    RawMessages,
-    ReasoningOpened,
-    RefusalOpened,
+    ResponseStarted,
     TurnFinished,
 )
 from pipeline.protocol.events import (
@@ -45,17 +42,16 @@ from pipeline.protocol.items import ItemStatus, OutputItem
 from pipeline.protocol.response import (
     IncompleteDetails,
     IncompleteReason,
-    InputTokensDetails,
-    OutputTokensDetails,
     Response,
-    Usage,
 )
-from stages.emit.ladder import OpenItem, OpenMessage, Place, open_item
+from stages.emit.ladder import OpenItem, OpenMessage, Place
+from stages.emit.opening import Opened, open_item
+from stages.emit.turns import Turns
 
 logger = logging.getLogger(__name__)
 
 
-async def emit(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[EmittedFrame, None]:
+async def emit(source: AsyncIterator[ConversedFrame]) -> AsyncGenerator[EmittedFrame, None]:
     """Write the events of one response; raises only what happens before it began."""
     writer = ResponseWriter()
     try:
@@ -84,62 +80,59 @@ class ResponseWriter:
         self.started = False
         self._promises_json = False
         self._numbers = count()
-        self._prompts: list[int] = []
-        self._prompt_messages: RawMessages | None = None
         self._output: list[OutputItem] = []
         self._open: OpenItem | None = None
-        self._turns: list[TurnFinished] = []
+        self._turns = Turns()
 
-    def feed(self, frame: ParsedFrame) -> Iterable[EmittedFrame]:
+    def feed(self, frame: ConversedFrame) -> Iterable[EmittedFrame]:
         """Take one frame, give the events that it causes."""
         if self._open and isinstance(frame, ItemDelta):  # nearly every frame: ahead of the match, which takes longer
-            return (self._open.delta(frame),)
+            return self._open.delta(frame)
         match frame:
-            case ReasoningOpened() | MessageOpened() | RefusalOpened() | FunctionCallOpened() | CustomToolCallOpened():
-                return self._begin(frame)
             case ItemClosed():
                 return self._close(frame)
-            case AnnotationAdded(annotation) if self._open:
-                return (self._open.annotated(annotation),)
-            case GenerationStarted():
+            case ItemDelta() | AnnotationAdded() | CallStarted() | CallFinished():
+                return self._go_on(frame)
+            case ResponseStarted():
                 return self._start(frame)
+            case GenerationStarted():
+                return self._begin_turn(frame)
             case TurnFinished():
-                self._turns.append(frame)
+                self._turns.end(frame)
                 return ()
-            case ItemDelta() | AnnotationAdded():
-                raise RuntimeError("text came while no item was open")
+            case _:
+                return self._begin(frame)
 
     def finish(self) -> Iterable[ResponseEvent]:
         """End the response as its last turn ended; raises `EngineFailed` if no turn did."""
-        if not self._turns:
+        if not self._turns.are_over:
             raise EngineFailed("The engine's stream ended early.")
         self._check_closed()
-        response = replace(self._with_messages(), output=tuple(self._output), usage=self._usage())
-        match self._turns[-1].reason:
+        response = replace(self._with_messages(), output=tuple(self._output), usage=self._turns.usage())
+        match self._turns.finished[-1].reason:
             case "stop":
-                completed_at = int(response.created_at + sum(turn.duration for turn in self._turns))
+                completed_at = int(response.created_at + sum(turn.duration for turn in self._turns.finished))
                 response = replace(response, status="completed", completed_at=completed_at)
                 return (ResponseCompleted(next(self._numbers), response),)
             case "cancelled":
                 response = replace(response, status="cancelled")
             case "length":
                 response = _incomplete(response, "max_output_tokens")
-            case "content_filter":
-                response = _incomplete(response, "content_filter")
+            case "content_filter" | "max_tool_calls" | "max_turns" as reason:
+                response = _incomplete(response, reason)
         return (ResponseIncomplete(next(self._numbers), response),)
 
-    def fail(self, error: Exception) -> Iterable[ResponseEvent]:
+    def fail(self, error: Exception) -> Iterable[EmittedFrame]:
         """End the response because of ``error``: what is open is closed as incomplete."""
         if self._open:
             yield from self._end("incomplete")
         yield ResponseFailed(next(self._numbers), failed_response(self._with_messages(), error, tuple(self._output)))
 
-    def _start(self, frame: GenerationStarted) -> Iterable[EmittedFrame]:
+    def _start(self, frame: ResponseStarted) -> Iterable[EmittedFrame]:
+        if self.started:
+            raise RuntimeError("a response began twice")
         self.started = True
         self.response = frame.response
-        self._promises_json = _promises_json(frame)
-        self._prompts.append(frame.prompt_tokens)
-        self._prompt_messages = frame.raw_messages
         yield frame
         yield ResponseCreated(next(self._numbers), frame.response)
         if frame.response.status == "queued":  # one for the background: whoever stored it has said so already
@@ -147,12 +140,30 @@ class ResponseWriter:
             self.response = replace(frame.response, status="in_progress")
         yield ResponseInProgress(next(self._numbers), self.response)
 
+    def _begin_turn(self, frame: GenerationStarted) -> Iterable[EmittedFrame]:
+        self._promises_json = _promises_json(frame)
+        self._turns.begin(frame)
+        return () if self.started else self._start(ResponseStarted(frame.response, frame.input, frame.origin))
+
     # One item after another
 
-    def _begin(self, opening: ItemOpened) -> Iterable[ResponseEvent]:
+    def _begin(self, opening: Opened) -> Iterable[ResponseEvent]:
         self._check_closed()
         self._open = open_item(opening, self._place(), summarised=self.response.reasoning.summary is not None)
         return self._open.added()
+
+    def _go_on(self, frame: ItemDelta | AnnotationAdded | CallStarted | CallFinished) -> Iterable[ResponseEvent]:
+        if self._open is None:
+            raise RuntimeError("text came while no item was open")
+        match frame:
+            case ItemDelta():
+                return self._open.delta(frame)
+            case AnnotationAdded(annotation):
+                return (self._open.annotated(annotation),)
+            case CallStarted():
+                return self._open.started(frame)
+            case CallFinished():
+                return self._open.finished(frame)
 
     def _close(self, closed: ItemClosed) -> Iterable[EmittedFrame]:
         if closed.complete and self._promises_json:
@@ -171,11 +182,14 @@ class ResponseWriter:
         except (msgspec.DecodeError, RecursionError):
             raise EngineFailed("The engine could not hold the model to the format of this request.") from None
 
-    def _end(self, status: ItemStatus) -> Iterable[ResponseEvent]:
+    def _end(self, status: ItemStatus) -> Iterable[EmittedFrame]:
         if self._open is None:
             raise RuntimeError("an end came while no item was open")
         yield from self._open.done(status)
-        self._output.append(self._open.item(status))
+        item = self._open.item(status)
+        self._output.append(item)
+        if self._open.result is not None:
+            yield ItemResult(item.id, self._open.result)
         self._open = None
 
     def _check_closed(self) -> None:
@@ -184,31 +198,15 @@ class ResponseWriter:
 
     def _place(self) -> Place:
         """Ids derive from the response's id and the item's index, so that a replay draws the same ones."""
-        at = len(self._output)
-        return Place(self._numbers, at, f"{self.response.id.removeprefix('resp_')}{at:04x}")
-
-    # What is known at the end
+        own = self.response.id.removeprefix("resp_")
+        return Place(self._numbers, self._output, f"{own}{len(self._output):04x}", f"cntr_{own}")
 
     def _with_messages(self) -> Response:
         """The response with the raw messages, where they were asked for."""
-        if self._prompt_messages is None:
+        messages = self._turns.messages()
+        if messages is None:
             return self.response
-        said = tuple(message for turn in self._turns for message in turn.raw_messages or ())
-        return replace(self.response, input_messages=self._prompt_messages, output_messages=said)
-
-    def _usage(self) -> Usage:
-        prompts = tuple(self._prompts)
-        cached = tuple(turn.cached_tokens for turn in self._turns)
-        outputs = tuple(turn.output_tokens for turn in self._turns)
-        thought = sum(turn.reasoning_tokens for turn in self._turns)
-        from_tools = tuple(0 for _ in self._turns)  # no turn has run a tool yet
-        return Usage(
-            input_tokens=sum(prompts),
-            input_tokens_details=InputTokensDetails(sum(cached), 0, prompts, cached),
-            output_tokens=sum(outputs),
-            output_tokens_details=OutputTokensDetails(thought, sum(from_tools), outputs, from_tools),
-            total_tokens=sum(prompts) + sum(outputs),
-        )
+        return replace(self.response, input_messages=messages[0], output_messages=messages[1])
 
 
 def _incomplete(response: Response, reason: IncompleteReason) -> Response:

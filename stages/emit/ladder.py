@@ -1,34 +1,21 @@
 """The ladders: how an item of each kind appears, grows and ends on the wire.
 
-Opening, growing and ending are three methods of one class, and nothing else writes an item's events, so that an item
-cannot come out in two ways.  There are two ladders: of an item whose text stands in a part, and of a call.
+Opening, growing and ending are methods of one class, and nothing else writes an item's events, so that an item cannot
+come out in two ways.  Here are what all ladders share, and those of items whose text stands in a part; those of calls
+for the client are in `stages.emit.calls`, those of what the server runs itself in `stages.emit.served`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from msgspec import UNSET
-
-from pipeline.frames import (
-    CustomToolCallOpened,
-    FunctionCallOpened,
-    ItemDelta,
-    ItemOpened,
-    MessageOpened,
-    ReasoningOpened,
-    RefusalOpened,
-)
+from pipeline.frames import CallFinished, CallStarted, ItemDelta
 from pipeline.protocol.events import (
     ContentPartAdded,
     ContentPartDone,
-    CustomToolCallInputDelta,
-    CustomToolCallInputDone,
-    FunctionCallArgumentsDelta,
-    FunctionCallArgumentsDone,
     OutputItemAdded,
     OutputItemDone,
     OutputTextAnnotationAdded,
@@ -45,8 +32,6 @@ from pipeline.protocol.events import (
     ResponseEvent,
 )
 from pipeline.protocol.items import (
-    CustomToolCall,
-    FunctionCall,
     ItemStatus,
     Logprob,
     Message,
@@ -62,26 +47,13 @@ from pipeline.protocol.items import (
 
 @dataclass(frozen=True)
 class Place:
-    """Where an item stands: the response's sequence numbers, the item's index in the output, and a key for its ids."""
+    """Where an item stands: the response's sequence numbers, the items ahead of it, and a key for its ids."""
 
     numbers: Iterator[int]
-    output_index: int
+    output: Sequence[OutputItem]
     key: str
-
-
-def open_item(opening: ItemOpened, place: Place, *, summarised: bool) -> OpenItem:
-    """The item that begins with ``opening``; thinking comes out as a summary where it is to be ``summarised``."""
-    match opening:
-        case ReasoningOpened():
-            return OpenSummary(place) if summarised else OpenReasoning(place)
-        case MessageOpened(phase):
-            return OpenMessage(place, phase)
-        case RefusalOpened():
-            return OpenRefusal(place)
-        case FunctionCallOpened():
-            return OpenFunctionCall(place, opening)
-        case CustomToolCallOpened():
-            return OpenCustomToolCall(place, opening)
+    container_id: str
+    """The sandbox of the response."""
 
 
 class OpenItem(ABC):
@@ -91,7 +63,7 @@ class OpenItem(ABC):
 
     def __init__(self, place: Place) -> None:
         self._numbers = place.numbers
-        self._index = place.output_index
+        self._index = len(place.output)
         self._id = f"{self.prefix}_{place.key}"
         self._text: list[str] = []
 
@@ -100,14 +72,21 @@ class OpenItem(ABC):
         yield OutputItemAdded(next(self._numbers), self._index, self.item("in_progress"))
 
     @abstractmethod
-    def delta(self, frame: ItemDelta) -> ResponseEvent:
+    def delta(self, frame: ItemDelta) -> tuple[ResponseEvent, ...]:
         """One more piece of the item's text."""
 
     def annotated(self, annotation: dict[str, Any]) -> ResponseEvent:
         """One more note on the item's text."""
         raise RuntimeError("a note came on what is no text for the user")
 
-    @abstractmethod
+    def started(self, frame: CallStarted) -> Iterator[ResponseEvent]:
+        """What the item asks for runs from now on."""
+        raise RuntimeError("what is nothing for the server to run was run")
+
+    def finished(self, frame: CallFinished) -> Iterator[ResponseEvent]:
+        """What the item asked for is done."""
+        raise RuntimeError("what is nothing for the server to run was done")
+
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
         """The events that close the item."""
         yield OutputItemDone(next(self._numbers), self._index, self.item(status))
@@ -115,6 +94,11 @@ class OpenItem(ABC):
     @abstractmethod
     def item(self, status: ItemStatus) -> OutputItem:
         """The item as it stands: empty while it is in progress."""
+
+    @property
+    def result(self) -> str | None:
+        """What the model reads of the item beside itself."""
+        return None
 
 
 class _OpenText(OpenItem):
@@ -127,9 +111,9 @@ class _OpenText(OpenItem):
         yield from super().added()
         yield self._part_added()
 
-    def delta(self, frame: ItemDelta) -> ResponseEvent:
+    def delta(self, frame: ItemDelta) -> tuple[ResponseEvent, ...]:
         self._text.append(frame.text)
-        return self.delta_type(next(self._numbers), self._id, self._index, 0, frame.text)
+        return (self.delta_type(next(self._numbers), self._id, self._index, 0, frame.text),)
 
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
         yield self._text_done()
@@ -206,12 +190,12 @@ class OpenMessage(_OpenContent):
         self._logprobs: list[Logprob] = []
         self._annotations: list[dict[str, Any]] = []
 
-    def delta(self, frame: ItemDelta) -> ResponseEvent:
+    def delta(self, frame: ItemDelta) -> tuple[ResponseEvent, ...]:
         """One more piece of the text, with its logprobs."""
         self._text.append(frame.text)
         if frame.logprobs:
             self._logprobs += frame.logprobs
-        return OutputTextDelta(next(self._numbers), self._id, self._index, 0, frame.text, frame.logprobs)
+        return (OutputTextDelta(next(self._numbers), self._id, self._index, 0, frame.text, frame.logprobs),)
 
     def annotated(self, annotation: dict[str, Any]) -> ResponseEvent:
         """One more note on the text."""
@@ -246,47 +230,3 @@ class OpenRefusal(_OpenContent):
 
     def _part(self) -> Refusal:
         return Refusal("".join(self._text))
-
-
-class _OpenCall(OpenItem):
-    """A call, which has no parts: its text is what the tool is called with."""
-
-    item_type: ClassVar[type[FunctionCall | CustomToolCall]]
-    delta_type: ClassVar[type[FunctionCallArgumentsDelta | CustomToolCallInputDelta]]
-    done_type: ClassVar[type[FunctionCallArgumentsDone | CustomToolCallInputDone]]
-
-    def __init__(self, place: Place, opening: FunctionCallOpened | CustomToolCallOpened) -> None:
-        super().__init__(place)
-        self._call_id = f"call_{place.key}"
-        self._name = opening.name
-        self._namespace = UNSET if opening.namespace is None else opening.namespace
-
-    def delta(self, frame: ItemDelta) -> ResponseEvent:
-        self._text.append(frame.text)
-        return self.delta_type(next(self._numbers), self._id, self._index, frame.text)
-
-    def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
-        yield self.done_type(next(self._numbers), self._id, self._index, "".join(self._text))
-        yield from super().done(status)
-
-    def item(self, status: ItemStatus) -> FunctionCall | CustomToolCall:
-        text = "".join(self._text)
-        return self.item_type(self._id, self._call_id, self._name, text, status, self._namespace)
-
-
-class OpenFunctionCall(_OpenCall):
-    """A call with arguments."""
-
-    prefix = "fc"
-    item_type = FunctionCall
-    delta_type = FunctionCallArgumentsDelta
-    done_type = FunctionCallArgumentsDone
-
-
-class OpenCustomToolCall(_OpenCall):
-    """A call of a custom tool, with any text."""
-
-    prefix = "ctc"
-    item_type = CustomToolCall
-    delta_type = CustomToolCallInputDelta
-    done_type = CustomToolCallInputDone

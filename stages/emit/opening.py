@@ -1,0 +1,80 @@
+"""Which ladder an item climbs, by what opens it."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from pipeline.frames import (
+    CodeCallOpened,
+    CustomToolCallOpened,
+    FunctionCallOpened,
+    ItemOpened,
+    McpApprovalOpened,
+    McpCallOpened,
+    McpListToolsOpened,
+    MessageOpened,
+    ReasoningOpened,
+    RefusalOpened,
+    ShellCallOpened,
+    ShellOutputOpened,
+    WebCallOpened,
+)
+from stages.emit.calls import OpenCustomToolCall, OpenFunctionCall, OpenLocalShellCall, OpenPatch, OpenShellCall
+from stages.emit.ladder import OpenItem, OpenMessage, OpenReasoning, OpenRefusal, OpenSummary, Place
+from stages.emit.served import OpenCodeCall, OpenMcpApproval, OpenMcpCall, OpenMcpListTools, OpenWebCall
+from stages.emit.shell import OpenSandboxCall, OpenShellOutput
+
+Opened: TypeAlias = ItemOpened | McpListToolsOpened | ShellOutputOpened
+Asked: TypeAlias = FunctionCallOpened | CustomToolCallOpened | McpApprovalOpened
+Served: TypeAlias = (
+    McpListToolsOpened | McpCallOpened | CodeCallOpened | WebCallOpened | ShellCallOpened | ShellOutputOpened
+)
+
+
+def open_item(opening: Opened, place: Place, *, summarised: bool) -> OpenItem:
+    """The item that begins with ``opening``; thinking comes out as a summary where it is to be ``summarised``."""
+    match opening:
+        case ReasoningOpened():
+            return OpenSummary(place) if summarised else OpenReasoning(place)
+        case MessageOpened(phase):
+            return OpenMessage(place, phase)
+        case RefusalOpened():
+            return OpenRefusal(place)
+        case FunctionCallOpened() | CustomToolCallOpened() | McpApprovalOpened():
+            return _asked(opening, place)
+        case _:
+            return _served(opening, place)
+
+
+def _asked(opening: Asked, place: Place) -> OpenItem:
+    """What the client has to do something about."""
+    match opening:
+        case FunctionCallOpened(form="local_shell"):
+            return OpenLocalShellCall(place)
+        case FunctionCallOpened(form="shell"):
+            return OpenShellCall(place)
+        case FunctionCallOpened(form="apply_patch"):
+            return OpenPatch(place)
+        case FunctionCallOpened():
+            return OpenFunctionCall(place, opening)
+        case CustomToolCallOpened():
+            return OpenCustomToolCall(place, opening)
+        case McpApprovalOpened():
+            return OpenMcpApproval(place, opening)
+
+
+def _served(opening: Served, place: Place) -> OpenItem:
+    """What the server does itself."""
+    match opening:
+        case McpListToolsOpened():
+            return OpenMcpListTools(place, opening)
+        case McpCallOpened():
+            return OpenMcpCall(place, opening)
+        case CodeCallOpened():
+            return OpenCodeCall(place)
+        case WebCallOpened():
+            return OpenWebCall(place)
+        case ShellCallOpened():
+            return OpenSandboxCall(place)
+        case ShellOutputOpened():
+            return OpenShellOutput(place)

@@ -1,0 +1,59 @@
+"""What is counted, turn by turn, and told when the response ends: its usage, and its raw messages."""
+
+from __future__ import annotations
+
+from pipeline.frames import GenerationStarted, RawMessages, TurnFinished
+from pipeline.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
+
+
+class Turns:
+    """The machine: one per response."""
+
+    def __init__(self) -> None:
+        self.finished: list[TurnFinished] = []
+        self._prompts: list[int] = []
+        self._asked: RawMessages | None = None
+        self._said: RawMessages = ()
+
+    @property
+    def are_over(self) -> bool:
+        """Whether there was a turn, and none is going on."""
+        return 0 < len(self.finished) == len(self._prompts)
+
+    def begin(self, started: GenerationStarted) -> None:
+        """A turn begins; its prompt has what earlier turns and their tools said."""
+        self._prompts.append(started.prompt_tokens)
+        if self._asked is None:
+            self._asked = started.raw_messages
+        else:
+            self._said = (started.raw_messages or ())[len(self._asked) :]
+
+    def end(self, finished: TurnFinished) -> None:
+        """The turn is over."""
+        self.finished.append(finished)
+        self._said += finished.raw_messages or ()
+
+    def messages(self) -> tuple[RawMessages, RawMessages] | None:
+        """What the model was asked and what came of it, in its own terms; None where nobody wants to see that."""
+        return None if self._asked is None else (self._asked, self._said)
+
+    def usage(self) -> Usage:
+        """All tokens of all turns."""
+        prompts = tuple(self._prompts)
+        cached = tuple(turn.cached_tokens for turn in self.finished)
+        outputs = tuple(turn.output_tokens for turn in self.finished)
+        thought = sum(turn.reasoning_tokens for turn in self.finished)
+        from_tools = tuple(_from_tools(prompts, outputs))
+        return Usage(
+            input_tokens=sum(prompts),
+            input_tokens_details=InputTokensDetails(sum(cached), 0, prompts, cached),
+            output_tokens=sum(outputs),
+            output_tokens_details=OutputTokensDetails(thought, sum(from_tools), outputs, from_tools),
+            total_tokens=sum(prompts) + sum(outputs),
+        )
+
+
+def _from_tools(prompts: tuple[int, ...], outputs: tuple[int, ...]) -> list[int]:
+    """What each prompt has beyond the one before it and what the model then wrote; it may also have been truncated."""
+    grown = zip(prompts[1:], prompts, outputs, strict=False)
+    return [0, *(max(0, now - before - written) for now, before, written in grown)]
