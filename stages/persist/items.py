@@ -1,4 +1,7 @@
-"""Finds items by their ids, in responses and in conversations: of several with one id, the one that was stored last."""
+"""Finds items by their ids, in responses and in conversations: of several with one id, the one that was stored last.
+
+What a call gave the model to read is kept once, with the response that made the call: the first that had its item.
+"""
 
 from __future__ import annotations
 
@@ -57,3 +60,32 @@ async def _in_conversations(ledger: Ledger, ids: Sequence[str], owner: str) -> _
         where owner = $1 and conversation_items.id in ({placeholders(len(ids), 2)}) order by stored_at
     """
     return {name: (at, rows.item(text)) for name, at, text in await ledger.read(query, owner, *ids)}
+
+
+async def find_results(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, str]:
+    """What calls gave the model to read, by the ids of those of their items that somebody owns."""
+    found: dict[str, str] = {}
+    for start in range(0, len(ids), BATCH):
+        some = ids[start : start + BATCH]
+        found |= await _results_in_conversations(ledger, some, owner)
+        found |= await _results_in_responses(ledger, some, owner)
+    return found
+
+
+async def _results_in_responses(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, str]:
+    query = f"""
+        select items.id, results from items join responses on responses.id = response_id
+        where items.owner = $1 and items.id in ({placeholders(len(ids), 2)}) and results is not null and stored_at =
+            (select min(stored_at) from items as others where others.owner = items.owner and others.id = items.id)
+    """
+    found = [(name, rows.results_in(column)) for name, column in await ledger.read(query, owner, *ids)]
+    return {name: results[name] for name, results in found if name in results}
+
+
+async def _results_in_conversations(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, str]:
+    query = f"""
+        select conversation_items.id, result
+        from conversation_items join conversations on conversations.id = conversation_id
+        where owner = $1 and conversation_items.id in ({placeholders(len(ids), 2)}) and result is not null
+    """
+    return {name: rows.result(column) for name, column in await ledger.read(query, owner, *ids)}

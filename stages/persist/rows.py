@@ -66,7 +66,7 @@ def stored_response(row: Row) -> StoredResponse:
         from_json(given, _decode_input),
         Origin(owner, position),
         _unpacked(tokens, _decode_tokens),
-        from_json(results, _decode_results) if results else {},
+        results_in(results),
     )
 
 
@@ -95,6 +95,11 @@ def results_column(results: Mapping[str, str]) -> str | None:
     return to_json(results) if results else None
 
 
+def results_in(column: str | None) -> Mapping[str, str]:
+    """What the calls of a response gave the model to read."""
+    return from_json(column, _decode_results) if column else {}
+
+
 def result_column(result: str | None) -> str | None:
     """What one call gave the model to read."""
     return None if result is None else to_json(result)
@@ -116,7 +121,12 @@ def can_exist(name: str) -> bool:
 
 def known_ids(items: Iterable[Any]) -> list[str]:
     """The ids of items under which they can be found, each once."""
-    return [name for name in dict.fromkeys(each.id for each in items) if can_exist(name)]
+    return possible(each.id for each in items)
+
+
+def possible(ids: Iterable[str]) -> list[str]:
+    """Those of some ids under which something may be stored, each once."""
+    return [name for name in dict.fromkeys(ids) if can_exist(name)]
 
 
 def _unpacked(column: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:

@@ -22,7 +22,7 @@ from stages.persist import rows
 from stages.persist import statements as say
 from stages.persist.conversations import Conversations
 from stages.persist.database import Database, Row, Statement, Value
-from stages.persist.items import find_items
+from stages.persist.items import find_items, find_results
 from stages.persist.ledger import Ledger
 from stages.persist.log import Block
 from stages.persist.orphans import claim, orphans, restart
@@ -246,7 +246,15 @@ class Store:
         Of several items with one id it is the one that was stored last.
         """
         await self._writer.settled()
-        return await find_items(self._ledger, [name for name in dict.fromkeys(ids) if rows.can_exist(name)], owner)
+        return await find_items(self._ledger, rows.possible(ids), owner)
+
+    async def results(self, ids: Sequence[str], owner: str) -> dict[str, str]:
+        """What calls gave the model to read, by the ids of their items, wherever these came from.
+
+        Those of a response that is gone are left out.
+        """
+        await self._writer.settled()
+        return await find_results(self._ledger, rows.possible(ids), owner)
 
     async def blocks(self, response_id: str) -> tuple[Block, ...]:
         """The events of a response, in order; raises `StreamExpired` where they are no longer kept."""

@@ -275,3 +275,17 @@ async def test_an_expired_log_says_so(store: Store) -> None:
     with pytest.raises(StreamExpired, match="no longer kept"):
         await store.blocks("resp_1")
     assert await store.get("resp_1", "") == stored("resp_1")
+
+
+async def test_results_are_found_by_the_id_of_the_item(store: Store) -> None:
+    """Whoever sends a call again, or refers to it, has its result: from whoever made it, and for its owner only."""
+    made = replace(stored("resp_1"), results={"msg_resp_1": "7", "ci_1": ""}, origin=Origin("ann"))
+    await keep(store, made)
+    again = replace(stored("resp_2", *made.response.output), results={"msg_resp_2": "8"}, origin=Origin("ann"))
+    await keep(store, again)
+    wanted = ["msg_resp_1", "msg_resp_2", "msg_none", "\0"]
+    assert await store.results(wanted, "ann") == {"msg_resp_1": "7", "msg_resp_2": "8"}
+    assert await store.results(wanted, "bob") == {}
+    assert await store.results([], "ann") == {}
+    assert await store.delete("resp_1", "ann")
+    assert await store.results(wanted, "ann") == {"msg_resp_2": "8"}

@@ -182,6 +182,8 @@ async def test_a_response_is_added_with_its_input(store: Store, status: str, *, 
     assert history.items == (*ITEMS[:2], ITEMS[3], *made.response.output)
     assert history.tokens == {"msg_resp_1": (7, 200_000)}
     assert history.results == {"msg_resp_1": "half a pair \ud800, NUL \0"}
+    assert await store.results(["msg_resp_1", "msg_4"], "") == history.results
+    assert await store.results(["msg_resp_1"], "bob") == {}
     await store.conversations.lock("conv_1", "", "resp_2", 4)
 
 
