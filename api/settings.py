@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
@@ -19,6 +19,8 @@ from pydantic_settings import (
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
+
+from stages.converse.guard import AllowedNetworks
 
 ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 """The hosts that stand for all addresses of a machine, and how it reaches itself."""
@@ -91,6 +93,17 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(32 * 2**20, gt=0, description="largest request body")
     keep_alive: Duration = Field(15.0, gt=0, description="seconds of silence before a stream says that it lives")
     drain_timeout: Duration = Field(20.0, description="seconds that running responses get after SIGTERM")
+    mcp_config: Path | None = Field(None, description="a JSON file of MCP servers, by their labels")
+    sandbox: bool = Field(True, description="run code and shell commands of the model in a sandbox")
+    web_search: str | None = Field(
+        None, pattern=r"^(brave|tavily|exa|searxng=https?://\S+)$", description="brave, tavily, exa or searxng=URL"
+    )
+    web_search_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
+    allow_address: list[str] = Field(
+        [], description="networks, addresses and hosts that URLs from outside may name, though they are not public"
+    )
+    tool_timeout: Duration = Field(120.0, gt=0, description="seconds that one call of a tool may take")
+    max_turns: int = Field(100, gt=0, description="turns of the model in one response")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_outputs: bool = Field(False, description="log what the model says, reasoning included")
     salt_caches: bool = Field(False, description="share the engine's prefix cache only within one prompt_cache_key")
@@ -111,6 +124,19 @@ class Settings(BaseSettings):
         if url is None and _is_here(others.data.get("host", "")) and not _is_stored_here(others.data.get("store", "")):
             raise ValueError("the store is on another machine: name a URL where its other servers reach this one")
         return url
+
+    @field_validator("allow_address")
+    @classmethod
+    def _addresses(cls, entries: list[str]) -> list[str]:
+        AllowedNetworks.parse(entries)
+        return entries
+
+    @model_validator(mode="after")
+    def _has_key(self) -> Self:
+        needs_key = self.web_search is not None and not self.web_search.startswith("searxng=")
+        if needs_key and self.web_search_key is None:
+            raise ValueError(f"--web-search {self.web_search} needs a key: set PENSTOCK_WEB_SEARCH_KEY")
+        return self
 
     @property
     def stale(self) -> float:

@@ -273,6 +273,13 @@ class CallFinished(_Frame, frozen=True):
     data: tuple[dict[str, Any], ...] = ()
 
 
+def mcp_error(finished: CallFinished) -> dict[str, Any]:
+    """The error of a failed MCP call, in one of the forms that the API has for it."""
+    if finished.data:
+        return finished.data[0]
+    return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": finished.error or ""}]}
+
+
 class ItemDelta(_Frame, frozen=True):
     """More text of the open item; never empty.
 

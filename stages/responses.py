@@ -5,6 +5,9 @@ from __future__ import annotations
 from pipeline.core import Pipeline
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
+from stages.converse.converse import Converse
+from stages.converse.exchange import Limits
+from stages.converse.tools import Toolbox
 from stages.emit.emit import emit
 from stages.generate.engine import Engine
 from stages.generate.generate import Generate
@@ -18,16 +21,27 @@ from stages.persist.persist import Persist
 from stages.persist.store import Store
 from stages.render.harmony import RenderHarmony
 
+NO_TOOLS = Toolbox()
+DEFAULT_LIMITS = Limits()
+
 
 def harmony_responses(
-    models: tuple[str, ...], engine: Engine, encoding: HarmonyEncoding, live: LiveResponses
+    models: tuple[str, ...],
+    engine: Engine,
+    encoding: HarmonyEncoding,
+    live: LiveResponses,
+    toolbox: Toolbox = NO_TOOLS,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Responses of a model that speaks Harmony, under any of its names; ``live`` are those that are being made."""
-    return (
-        Pipeline.start("normalize", Normalize(live.store, models))
-        .then("render", RenderHarmony(encoding, engine.context_length))
+    turn = (
+        Pipeline.start("render", RenderHarmony(encoding, engine.context_length))
         .then("generate", Generate(engine))
         .then("parse", ParseHarmony(encoding))
+    )
+    return (
+        Pipeline.start("normalize", Normalize(live.store, models, toolbox.kinds, toolbox.mcp.labels))
+        .then("converse", Converse(turn, toolbox, limits))
         .then("emit", emit)
         .then("persist", Persist(live))
     )

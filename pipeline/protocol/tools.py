@@ -98,7 +98,8 @@ class ToolFilter(msgspec.Struct, frozen=True):
 class McpServer(msgspec.Struct, frozen=True):
     """An MCP server that a request names.
 
-    ``url`` is None for one that the operator configured under this label.  ``headers`` go with every call of it.
+    ``url`` is None for one that the operator configured: under ``connector``, or else under this label.  ``headers``
+    go with every call of it.
     ``always`` and ``never`` tell whose calls need approval; for tools of neither ``approves_rest`` decides.
     """
 
@@ -111,6 +112,12 @@ class McpServer(msgspec.Struct, frozen=True):
     never: ToolFilter | None = None
     approves_rest: bool = True
     """Whether calls of the other tools need approval: the API's default."""
+    connector: str | None = None
+
+    @property
+    def configured_as(self) -> str:
+        """The label under which the operator configured it, where it has no URL."""
+        return self.connector or self.label
 
 
 def tool_key(tool: Tool) -> ToolKey:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.frames import CallFinished, Conversation
+from pipeline.protocol.items import WebSearchCall
 from stages.converse.tools import Citable, Outcome, Session, Source, Toolbox
 from stages.converse.turn import Called
 
@@ -29,14 +30,15 @@ class Sessions:
         self._seconds = seconds
         self._longest = longest
         self._servers = {server.label: server for server in conversation.tools.servers}
+        self._has_browsed = any(
+            isinstance(item, WebSearchCall) for item in (*conversation.history, *conversation.input)
+        )
         self._open: dict[str, Session] = {}
 
     @property
     def source(self) -> Callable[[int], Source | None] | None:
         """How to find the page behind a cursor, where pages may have been read."""
-        if all(tool.namespace != "browser" for tool in self._conversation.tools.tools):
-            return None
-        browser: object = self._session("browser")
+        browser: object = self._session("browser") if self._has_browsed or "browser" in self._open else None
         return browser.source if isinstance(browser, Citable) else None
 
     def action(self, call: Called) -> dict[str, Any] | None:
