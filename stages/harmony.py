@@ -13,12 +13,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import packages_distributions
+from typing import Any, TypeAlias
 
 import tiktoken
 from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
-from pipeline.protocol.items import Call
-from pipeline.protocol.tools import Tool
+from pipeline.protocol.items import (
+    ApplyPatchCall,
+    Call,
+    CodeInterpreterCall,
+    LocalShellCall,
+    McpApprovalRequest,
+    McpCall,
+    ShellCall,
+    WebSearchCall,
+)
+from pipeline.protocol.tools import HOSTED, HostedTool, Tool
 
 START = 200006
 END = 200007
@@ -39,6 +49,12 @@ VOCABULARY_SIZE = 201_088
 
 FUNCTIONS = "functions"
 """The namespace of tools that came in none."""
+
+AnyCall: TypeAlias = Call | McpCall | McpApprovalRequest | CodeInterpreterCall | WebSearchCall
+"""What the model writes as a call, whoever runs it."""
+
+_BROWSER_FUNCTIONS = {"search": "search", "open_page": "open", "find_in_page": "find"}
+"""The functions of the browser by the types of their actions."""
 
 _SPECIAL_TOKENS = {
     "<|endoftext|>": END_OF_TEXT,
@@ -117,9 +133,33 @@ def load_encoding() -> HarmonyEncoding:
     return HarmonyEncoding(fast, token_bytes, _texts(token_bytes))
 
 
-def recipient_of(tool: Tool | Call) -> str:
-    """To whom a message goes that calls ``tool``: its full name, ``functions.get_weather``."""
-    return f"{tool.namespace or FUNCTIONS}.{tool.name}"
+def recipient_of(tool: Tool | AnyCall) -> str:
+    """To whom a message goes that calls ``tool``: its full name, ``functions.get_weather``, or just ``python``."""
+    match tool:
+        case CodeInterpreterCall() | HostedTool(namespace="python"):
+            return "python"
+        case WebSearchCall(action=action):
+            return f"browser.{_browser_function(action)}"
+        case ShellCall(runs_here=True):
+            return "container.exec"
+        case McpCall() | McpApprovalRequest():
+            return f"{tool.server_label}.{tool.name}"
+        case LocalShellCall():
+            return f"{FUNCTIONS}.local_shell"
+        case ShellCall():
+            return f"{FUNCTIONS}.shell"
+        case ApplyPatchCall():
+            return f"{FUNCTIONS}.apply_patch"
+        case _:
+            return f"{tool.namespace or FUNCTIONS}.{tool.name}"
+
+
+def _browser_function(action: Mapping[str, Any]) -> str:
+    return _BROWSER_FUNCTIONS.get(str(action.get("type")), "search")
+
+
+BUILT_IN = frozenset(recipient_of(tool) for tools in HOSTED.values() for tool in tools)
+"""The recipients that the model was taught, and addresses now and then though nobody declared them."""
 
 
 def _texts(token_bytes: Sequence[bytes]) -> dict[int, str]:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import InvalidRequest
 from pipeline.protocol.body import shortened
-from pipeline.protocol.tools import CustomTool, FunctionTool, Tool, Toolset
+from pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset
 from stages.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START, recipient_of
 from stages.render.constraint import (
     Unenforceable,
@@ -47,7 +48,7 @@ def grammar(tools: Toolset, text_format: Mapping[str, Any]) -> str | None:
     final = _final(text_format)
     if final == _FREE and not _is_bound(tools):
         return None
-    calls = {recipient_of(tool): _input(tool) for tool in tools.callable}
+    calls = {recipient_of(tool): _rule(tool) for tool in tools.callable}
     must_call = bool(calls) and tools.choice == "required"
     turn = _turn(calls, None if must_call else final, parallel=tools.parallel)
     try:
@@ -69,7 +70,13 @@ def _is_bound(tools: Toolset) -> bool:
 
 
 def _is_strict(tool: Tool) -> bool:
-    return tool.strict is True if isinstance(tool, FunctionTool) else tool.grammar is not None
+    match tool:
+        case FunctionTool():
+            return tool.strict is True
+        case CustomTool():
+            return tool.grammar is not None
+        case McpTool() | HostedTool():
+            return False
 
 
 # What stands in the messages
@@ -89,10 +96,35 @@ def _final(text_format: Mapping[str, Any]) -> str:
             return _FREE
 
 
+@dataclass(frozen=True)
+class _Rule:
+    """What calls of a tool must look like: their channel, the word for the form of their input, and the input."""
+
+    channel: str
+    kind: str
+    body: str
+
+
+def _rule(tool: Tool) -> _Rule:
+    """The rule for calls of ``tool``; the built-in tools are called in the middle of a thought, as it was taught."""
+    body = _input(tool)
+    if isinstance(tool, HostedTool):
+        return _Rule("analysis", "code" if body == _FREE else "form", body)
+    return _Rule("commentary", "json" if body.startswith("%json") else "code", body)
+
+
 def _input(tool: Tool) -> str:
-    """What the input of a call of ``tool`` must be."""
+    """What the input of a call of ``tool`` must be; nobody promises anything of those that this server runs."""
     try:
-        return _function_input(tool) if isinstance(tool, FunctionTool) else _custom_input(tool)
+        match tool:
+            case FunctionTool():
+                return _function_input(tool)
+            case CustomTool():
+                return _custom_input(tool)
+            case McpTool():
+                return _ANY_OBJECT
+            case HostedTool(namespace=kind):
+                return _FREE if kind == "python" else _ANY_OBJECT
     except Unenforceable as error:
         raise _bad_tool(tool, str(error)) from error
 
@@ -134,8 +166,8 @@ def _bad_tool(tool: Tool, reason: str) -> InvalidRequest:
 # The turn
 
 
-def _turn(calls: Mapping[str, str], final: str | None, *, parallel: bool) -> str:
-    """The grammar of a turn; ``calls`` are recipients with what they are sent, ``final`` None where one must call."""
+def _turn(calls: Mapping[str, _Rule], final: str | None, *, parallel: bool) -> str:
+    """The grammar of a turn; ``calls`` are recipients and how they are called, ``final`` None where one must call."""
     ends = [*(["final"] if final else []), *(["calls"] if calls else [])]
     befores = ["thought", *(["preamble"] if calls or final == _FREE else [])]
     rules = [
@@ -154,24 +186,25 @@ def _turn(calls: Mapping[str, str], final: str | None, *, parallel: bool) -> str
     return "\n".join([*rules, *(_calls(calls, parallel=parallel) if calls else ())]) + "\n"
 
 
-def _calls(calls: Mapping[str, str], *, parallel: bool) -> list[str]:
+def _calls(calls: Mapping[str, _Rule], *, parallel: bool) -> list[str]:
     more = f" (next before{{0,{MOST_BEFORE}}} call){{0,{MOST_CALLS - 1}}}" if parallel else ""
-    names = {body: f"input{at}" for at, body in enumerate(dict.fromkeys(calls.values()))}
+    bodies = dict.fromkeys(rule.body for rule in calls.values())
+    names = {body: f"input{at}" for at, body in enumerate(bodies)}
     return [
         f"calls: call{more} <[{CALL}]>",
         f"call: {' | '.join(f'call{at}' for at in range(len(calls)))}",
         *(f"call{at}: {_call(*call, names)}" for at, call in enumerate(calls.items())),
         *(f"{name}: {body}" for body, name in names.items()),
         *(f'{kind}: " {kind}" | " " <[{CONSTRAIN}]> "{kind}"' for kind in ("json", "code")),
+        *(["form: code | json"] if any(rule.kind == "form" for rule in calls.values()) else []),
     ]
 
 
-def _call(recipient: str, body: str, names: Mapping[str, str]) -> str:
+def _call(recipient: str, rule: _Rule, names: Mapping[str, str]) -> str:
     """A call whose header names the recipient behind the channel, or ahead of it."""
-    kind = "json" if body.startswith("%json") else "code"
-    behind, ahead = (json.dumps(f"{channel} to={recipient}") for channel in ("commentary", ""))
-    headers = f'<[{CHANNEL}]> {behind} {kind} | {ahead} <[{CHANNEL}]> "commentary" {kind}'
-    return f"({headers}) <[{MESSAGE}]> {names[body]}"
+    behind, ahead = (json.dumps(f"{channel} to={recipient}") for channel in (rule.channel, ""))
+    headers = f'<[{CHANNEL}]> {behind} {rule.kind} | {ahead} <[{CHANNEL}]> "{rule.channel}" {rule.kind}'
+    return f"({headers}) <[{MESSAGE}]> {names[rule.body]}"
 
 
 WARM_UP = _turn({}, _ANY_OBJECT, parallel=False)

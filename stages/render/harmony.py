@@ -17,9 +17,10 @@ from itertools import chain
 from pipeline.frames import Conversation, Prompt, RawMessages, TokenIds
 from stages.harmony import START, STOP_TOKENS, HarmonyEncoding
 from stages.render.grammar import grammar
-from stages.render.messages import HarmonyMessage, Layout, lay_out
+from stages.render.message import HarmonyMessage
+from stages.render.messages import Layout, lay_out
 from stages.render.truncation import to_drop
-from stages.render.verbatim import as_written
+from stages.render.verbatim import as_written, in_its_words
 
 _KEPT_TEXTS = 64
 _KEPT_LENGTH = 200_000
@@ -44,11 +45,11 @@ class RenderHarmony:
 
     def _prompt(self, conversation: Conversation) -> Prompt:
         rules = grammar(conversation.tools, conversation.response.text.get("format") or {})
-        layout = lay_out(conversation)
+        layout = in_its_words(lay_out(conversation), conversation.tokens, self.encoding)
         head = [self._encoded(message) for message in layout.head]
         items = [
-            self._item(message, conversation.tokens.get(item.id, ())) if message else ()
-            for item, message in zip(layout.items, layout.messages, strict=True)
+            self._item(messages, conversation.tokens.get(item.id, ()))
+            for item, messages in zip(layout.items, layout.spoken, strict=True)
         ]
         tail = [START, *self.encoding.encode("assistant")]
         dropped: frozenset[int] = frozenset()
@@ -75,8 +76,13 @@ class RenderHarmony:
         asked = conversation.sampling.max_tokens
         return self.context_length // 16 if asked is None else min(asked, self.context_length // 2)
 
-    def _item(self, message: HarmonyMessage, written: TokenIds) -> Sequence[int]:
-        return as_written(message, written, self.encoding) or self._encoded(message)
+    def _item(self, messages: Sequence[HarmonyMessage], written: TokenIds) -> Sequence[int]:
+        """The tokens of an item: those that were ``written`` can only be of its first message."""
+        if not messages:
+            return ()
+        first, *others = messages
+        ids = as_written(first, written, self.encoding) or self._encoded(first)
+        return [*chain(ids, *map(self._encoded, others))] if others else ids
 
     def _encoded(self, message: HarmonyMessage) -> list[int]:
         token_ids: list[int] = []
@@ -96,5 +102,5 @@ def _kept(encoding: HarmonyEncoding, text: str) -> array[int]:
 
 
 def _raw_messages(layout: Layout, dropped: frozenset[int]) -> RawMessages:
-    kept = (message for at, message in enumerate(layout.messages) if message and at not in dropped)
+    kept = (message for at, messages in enumerate(layout.spoken) if at not in dropped for message in messages)
     return tuple(message.raw() for message in (*layout.head, *kept))

@@ -1,122 +1,56 @@
-"""Conversations as gpt-oss reads them: a list of Harmony messages.
-
-Laying out is a pure function of the conversation.  System and developer messages read exactly as openai_harmony lays
-them out; calls and their outputs keep the older header form, with the recipient ahead of the channel, because in the
-newer one the model begins to write the recipient twice.
-"""
+"""Conversations as gpt-oss reads them: a list of Harmony messages, laid out as a pure function of the conversation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import pairwise, takewhile
-from typing import Any, Literal, TypeAlias
+from dataclasses import dataclass
+from itertools import chain, pairwise, takewhile
 
 from msgspec import UNSET
 
 from pipeline.frames import Conversation
 from pipeline.protocol.items import (
     AdditionalTools,
+    ApplyPatchCall,
+    ApplyPatchCallOutput,
     Call,
     CallOutput,
+    CodeInterpreterCall,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
     Item,
+    LocalShellCall,
+    LocalShellCallOutput,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpListTools,
     Message,
     Reasoning,
+    ShellCall,
+    ShellCallOutput,
+    WebSearchCall,
 )
-from pipeline.protocol.response import Effort
-from pipeline.protocol.tools import Tool, Toolset
-from stages.harmony import CALL, CHANNEL, END, FUNCTIONS, MESSAGE, START, recipient_of
-from stages.raw import raw_message
-from stages.render.formats import formats_section
-from stages.render.typescript import by_namespace, tools_section
-
-Segment: TypeAlias = int | str
-"""A special token, or a text that is encoded in one go."""
-
-Author: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
-Channel: TypeAlias = Literal["analysis", "commentary", "final"]
-
-_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06"
-_CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
-_CALLS_CHANNEL = "Calls to these tools must go to the commentary channel:"
-_UNKNOWN = f"{FUNCTIONS}.unknown"
-"""The tool of an output whose call is gone, with a response that the store no longer has: the model may still read
-what it returned."""
-_EFFORTS: Mapping[Effort | None, str] = {
-    "none": "low",
-    "minimal": "low",
-    "low": "low",
-    "medium": "medium",
-    None: "medium",
-    "high": "high",
-    "xhigh": "high",
-    "max": "high",
-}
-"""gpt-oss knows three efforts, and cannot leave thinking out."""
-
-
-_KEPT_SECTIONS = 32
-_KEPT_LENGTH = 200_000
-"""Characters of the largest tools whose section is kept: 30 MB in all, at the worst."""
-
-
-@dataclass(frozen=True)
-class HarmonyMessage:
-    """One message of the prompt.
-
-    ``texts`` are its text, cut only where the vocabulary always cuts: ids of a text are not those of its pieces.
-    ``name`` is that of a tool.  ``lasting`` says that the next turn will most likely begin with the same texts.
-    """
-
-    author: Author
-    texts: tuple[str, ...]
-    channel: Channel | None = None
-    name: str | None = None
-    recipient: str | None = None
-    content_type: str | None = None
-    lasting: bool = False
-
-    @property
-    def end(self) -> int:
-        """The token that it ends with."""
-        return CALL if self.content_type else END
-
-    def segments(self) -> Iterator[Segment]:
-        """The message as it is encoded: special tokens as ids, so that nothing a client writes can become one."""
-        author = self.name or self.author
-        yield START
-        yield f"{author} to={self.recipient}" if self.recipient else author
-        if self.channel:
-            yield CHANNEL
-            yield f"{self.channel} {self.content_type}" if self.content_type else self.channel
-        yield MESSAGE
-        yield from self.texts
-        yield self.end
-
-    def raw(self) -> dict[str, Any]:
-        """The message as the JSON of openai_harmony's ``Message``."""
-        return raw_message(
-            self.author,
-            "".join(self.texts),
-            name=self.name,
-            channel=self.channel,
-            recipient=self.recipient,
-            content_type=self.content_type,
-        )
+from stages.harmony import AnyCall
+from stages.render.calls import called, output_of, refused, result_of, returned
+from stages.render.head import head
+from stages.render.message import Channel, HarmonyMessage
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A whole prompt: its head, then the items, each with the message that it becomes, if it becomes one."""
+    """A whole prompt: its head, then the items, each with the messages that it becomes, if it becomes any."""
 
     head: tuple[HarmonyMessage, ...]
     items: tuple[Item, ...]
-    messages: tuple[HarmonyMessage | None, ...]
+    spoken: tuple[tuple[HarmonyMessage, ...], ...]
+
+    @property
+    def messages(self) -> tuple[HarmonyMessage, ...]:
+        """Those of all items."""
+        return tuple(chain.from_iterable(self.spoken))
 
 
 def lay_out(conversation: Conversation) -> Layout:
@@ -124,7 +58,7 @@ def lay_out(conversation: Conversation) -> Layout:
     items = (*conversation.history, *conversation.input)
     leading = tuple(takewhile(_is_leading, items))
     rest = items[len(leading) :]
-    return Layout(tuple(_head(conversation, leading)), rest, tuple(_messages(rest)))
+    return Layout(tuple(head(conversation, leading)), rest, tuple(_Items(rest, conversation.results).spoken()))
 
 
 def _is_leading(item: Item) -> bool:
@@ -132,81 +66,62 @@ def _is_leading(item: Item) -> bool:
     return isinstance(item, AdditionalTools) or (isinstance(item, Message) and item.role in {"system", "developer"})
 
 
-# The head: who the model is, what it is told, which tools it may call
+class _Items:
+    """The items behind the head: what each of them becomes depends on the others."""
 
+    def __init__(self, items: tuple[Item, ...], results: Mapping[str, str]) -> None:
+        self._items = items
+        self._results = results
+        self._callers = callers_of(items)
+        self._run = frozenset(self._callers.values())
+        self._answers = _answers(items)
+        self._answered = max(self._answers, default=0)
+        self._refusals = {
+            item.approval_request_id: item
+            for item in items
+            if isinstance(item, McpApprovalResponse) and not item.approve
+        }
 
-def _head(conversation: Conversation, leading: Sequence[Item]) -> Iterator[HarmonyMessage]:
-    tools = _shown(conversation.tools)
-    yield HarmonyMessage("system", (_system_text(conversation, tools),))
-    added = [item.text for item in leading if isinstance(item, Message)]
-    instructions = "\n\n".join(filter(None, [conversation.response.instructions, *added]))
-    text_format: dict[str, Any] = conversation.response.text.get("format") or {}
-    sections = [
-        f"# Instructions\n\n{instructions}" if instructions else "",
-        _tools_section(tools, conversation.tools.descriptions) if tools else "",
-        formats_section(text_format),
-    ]
-    if told := [section for section in sections if section]:
-        texts = (*(f"{section}\n\n" for section in told[:-1]), told[-1])  # a "#" at the start of a line is always a cut
-        yield HarmonyMessage("developer", texts, lasting=True)
+    def spoken(self) -> Iterator[tuple[HarmonyMessage, ...]]:
+        """The messages of each item.
 
+        Thinking, and calls in the middle of it, are forgotten with the answer that they led to, as in training.
+        """
+        for at, item in enumerate(self._items):
+            is_read = self._callers.get(at, at) >= self._answered
+            yield tuple(said for said in self._said(item, at) if is_read or said.channel != "analysis")
 
-@dataclass(frozen=True)
-class _Declaration:
-    """What to declare; the same if its picture is, which is all that can be compared fast: schemas have no hash."""
-
-    picture: str
-    tools: Sequence[Tool] = field(compare=False)
-    descriptions: Mapping[str, str] = field(compare=False)
-
-
-def _tools_section(tools: Sequence[Tool], descriptions: Mapping[str, str]) -> str:
-    """The section that declares ``tools``: an agent declares the same ones in every turn."""
-    declaration = _Declaration(f"{tools}{descriptions}", tools, descriptions)
-    return _kept_section(declaration) if len(declaration.picture) <= _KEPT_LENGTH else _section(declaration)
-
-
-def _section(declaration: _Declaration) -> str:
-    return tools_section(declaration.tools, declaration.descriptions)
-
-
-_kept_section = lru_cache(_KEPT_SECTIONS)(_section)
-
-
-def _shown(tools: Toolset) -> tuple[Tool, ...]:
-    """All tools, callable or not, so that the prompt stays the same for the cache; none where no call may be made."""
-    return () if tools.choice == "none" else tools.tools
-
-
-def _system_text(conversation: Conversation, tools: Sequence[Tool]) -> str:
-    effort = _EFFORTS[conversation.response.reasoning.effort]
-    named = ", ".join(f"'{namespace}'" for namespace in by_namespace(tools))
-    channels = f"{_CHANNELS}\n{_CALLS_CHANNEL} {named}." if tools else _CHANNELS
-    return f"{_IDENTITY}\nCurrent date: {conversation.date}\n\nReasoning: {effort}\n\n{channels}"
-
-
-# The items
-
-
-def _messages(items: tuple[Item, ...]) -> Iterator[HarmonyMessage | None]:
-    callers = callers_of(items)
-    run = frozenset(callers.values())
-    answers = _answers(items)
-    answered = max(answers, default=0)
-    for at, item in enumerate(items):
+    def _said(self, item: Item, at: int) -> Sequence[HarmonyMessage]:
         match item:
             case Message():
-                yield _spoken(item, "final" if at in answers else "commentary")
-            case Reasoning():  # forgotten with the answer that it led to, as in training
-                is_read = at >= answered and item.text
-                yield HarmonyMessage("assistant", (item.text,), "analysis") if is_read else None
-            case FunctionCall() | CustomToolCall():
-                was_cut = item.status == "incomplete" and at not in run
-                yield None if was_cut else _call(item)
-            case FunctionCallOutput() | CustomToolCallOutput():
-                yield _output(item, items[callers[at]] if at in callers else None)
-            case AdditionalTools():
-                yield None  # the head declares them with all others: the model was taught to look for tools there
+                return (_spoken(item, "final" if at in self._answers else "commentary"),)
+            case Reasoning():
+                return (HarmonyMessage("assistant", (item.text,), "analysis"),) if item.text else ()
+            case FunctionCall() | CustomToolCall() | LocalShellCall() | ShellCall() | ApplyPatchCall():
+                was_cut = item.status == "incomplete" and at not in self._run
+                return () if was_cut else (called(item),)
+            case FunctionCallOutput() | CustomToolCallOutput() | LocalShellCallOutput():
+                return (self._output(item, at),)
+            case ShellCallOutput() | ApplyPatchCallOutput():
+                return (self._output(item, at),)
+            case McpCall() | CodeInterpreterCall() | WebSearchCall():
+                return self._run_here(item)
+            case McpApprovalRequest():  # one that was approved of becomes a call of its own
+                return refused(item, self._refusals[item.id]) if item.id in self._refusals else ()
+            case AdditionalTools() | McpListTools() | McpApprovalResponse():
+                return ()  # the head declares tools with all others: the model was taught to look for them there
+
+    def _output(self, output: CallOutput, at: int) -> HarmonyMessage:
+        caller = self._items[self._callers[at]] if at in self._callers else None
+        call = caller if isinstance(caller, Call) else None
+        return returned(call, self._results.get(output.id) or output_of(output, call))
+
+    def _run_here(self, call: McpCall | CodeInterpreterCall | WebSearchCall) -> Sequence[HarmonyMessage]:
+        """A call with its result; one that never came to run was not made."""
+        result = self._results.get(call.id)
+        if call.status in {"in_progress", "incomplete"} and not result:
+            return ()
+        return called(call), returned(call, result_of(call) if result is None else result)
 
 
 def callers_of(items: Sequence[Item]) -> dict[int, int]:
@@ -222,17 +137,6 @@ def callers_of(items: Sequence[Item]) -> dict[int, int]:
         elif isinstance(item, CallOutput) and item.call_id in latest:
             callers[at] = latest[item.call_id]
     return callers
-
-
-def _call(call: Call) -> HarmonyMessage:
-    content_type = "json" if isinstance(call, FunctionCall) else "code"
-    recipient = recipient_of(call)
-    return HarmonyMessage("assistant", (call.text,), "commentary", recipient=recipient, content_type=content_type)
-
-
-def _output(output: CallOutput, caller: Item | None) -> HarmonyMessage:
-    name = recipient_of(caller) if isinstance(caller, Call) else _UNKNOWN
-    return HarmonyMessage("tool", (output.text,), "commentary", name=name, recipient="assistant")
 
 
 def _spoken(message: Message, channel: Channel) -> HarmonyMessage:
@@ -259,4 +163,4 @@ def _answers(items: Sequence[Item]) -> frozenset[int]:
 
 
 def _is_answer(message: Message, after: Item | None) -> bool:
-    return message.phase == "final_answer" or (message.phase is UNSET and not isinstance(after, Call))
+    return message.phase == "final_answer" or (message.phase is UNSET and not isinstance(after, AnyCall))

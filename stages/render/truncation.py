@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from pipeline.protocol.items import Call, Item, Message, Reasoning
+from pipeline.protocol.items import Item, Message, Reasoning
+from stages.harmony import AnyCall
 from stages.render.messages import callers_of
 
 
@@ -48,7 +49,7 @@ def _leaders(items: Sequence[Item]) -> list[int]:
 
 
 def _is_led_to(item: Item) -> bool:
-    return isinstance(item, Reasoning | Call) or (isinstance(item, Message) and item.role == "assistant")
+    return isinstance(item, Reasoning | AnyCall) or (isinstance(item, Message) and item.role == "assistant")
 
 
 def _is_told(item: Item) -> bool:

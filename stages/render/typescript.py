@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
-from pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, Tool
+from pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, McpTool
 from stages.harmony import FUNCTIONS
 from stages.render.schema import literal, read
 from stages.render.shapes import Array, Choice, Intersection, Node, Notes, Object, Union, Word
@@ -20,28 +20,36 @@ _LINE_BREAK = re.compile("\r\n|[\n\r\u2028\u2029]")
 _IDENTIFIER = re.compile(r"[^\W\d][\w$]*|\$[\w$]*")
 
 
-def tools_section(tools: Iterable[Tool], descriptions: Mapping[str, str]) -> str:
+NamedTool: TypeAlias = FunctionTool | CustomTool | McpTool
+"""A tool of a namespace that somebody names: a client, or an MCP server."""
+
+
+def tools_section(tools: Iterable[NamedTool], descriptions: Mapping[str, str]) -> str:
     """The part of the developer message that declares ``tools``; ``descriptions`` are those of their namespaces."""
     lines = ["# Tools"]
     for namespace, members in by_namespace(tools).items():
-        description = descriptions.get(namespace)
-        lines += ["", f"## {namespace}", "", *(comment(description) if description else ())]
-        lines += [f"namespace {namespace} {{", ""]
-        for tool in members:
-            lines += _function(tool) if isinstance(tool, FunctionTool) else _custom(tool)
-        lines.append(f"}} // namespace {namespace}")
+        lines += ["", *namespace_lines(namespace, descriptions.get(namespace), members)]
     return "\n".join(lines)
 
 
-def by_namespace(tools: Iterable[Tool]) -> dict[str, list[Tool]]:
+def namespace_lines(namespace: str, description: str | None, members: Iterable[NamedTool]) -> Iterator[str]:
+    """The declaration of one namespace."""
+    yield from (f"## {namespace}", "", *(comment(description) if description else ()))
+    yield from (f"namespace {namespace} {{", "")
+    for tool in members:
+        yield from _custom(tool) if isinstance(tool, CustomTool) else _function(tool)
+    yield f"}} // namespace {namespace}"
+
+
+def by_namespace(tools: Iterable[NamedTool]) -> dict[str, list[NamedTool]]:
     """The tools of each namespace; plain ones first, together with those of a namespace that is called like theirs."""
-    members: dict[str, list[Tool]] = {FUNCTIONS: []}
+    members: dict[str, list[NamedTool]] = {FUNCTIONS: []}
     for tool in tools:
         members.setdefault(tool.namespace or FUNCTIONS, []).append(tool)
     return {namespace: tools for namespace, tools in members.items() if tools}
 
 
-def _function(tool: FunctionTool) -> list[str]:
+def _function(tool: FunctionTool | McpTool) -> list[str]:
     told = comment(tool.description) if tool.description else []
     return [*told, f"type {tool.name} = ({_parameter(tool.parameters)}) => any;", ""]
 

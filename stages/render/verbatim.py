@@ -8,11 +8,13 @@ went to the wrong channel, or a text that a stage has changed on its way out, is
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pipeline.frames import TokenIds
 from stages.harmony import END, MESSAGE, START, HarmonyEncoding
-from stages.render.messages import HarmonyMessage
+from stages.render.message import HarmonyMessage
+from stages.render.messages import Layout
 
 _HEADER = re.compile(
     r"(?: to=(?P<ahead>[^\s<]+))?"
@@ -20,6 +22,30 @@ _HEADER = re.compile(
     r"(?: to=(?P<behind>[^\s<]+))?"
     r"(?:(?: ?<\|constrain\|>| )(?:json|code|text|python))?"  # the form of the content
 )
+
+
+def in_its_words(layout: Layout, tokens: Mapping[str, TokenIds], encoding: HarmonyEncoding) -> Layout:
+    """The layout with what the model wrote itself in place of arguments that had to be rebuilt.
+
+    ``tokens`` are those of items by their ids.
+    """
+    spoken = tuple(
+        (_in_its_words(messages[0], tokens[item.id], encoding), *messages[1:])
+        if messages and messages[0].rebuilt and item.id in tokens
+        else messages
+        for item, messages in zip(layout.items, layout.spoken, strict=True)
+    )
+    return replace(layout, spoken=spoken)
+
+
+def _in_its_words(message: HarmonyMessage, token_ids: TokenIds, encoding: HarmonyEncoding) -> HarmonyMessage:
+    if MESSAGE not in token_ids:
+        return message
+    at = token_ids.index(MESSAGE)
+    found = _HEADER.fullmatch(encoding.decode(token_ids[:at]))
+    if found is None or (found["ahead"] or found["behind"]) != message.recipient:
+        return message
+    return replace(message, texts=(encoding.decode(token_ids[at + 1 : -1]),))
 
 
 def as_written(message: HarmonyMessage, token_ids: TokenIds, encoding: HarmonyEncoding) -> Sequence[int]:
