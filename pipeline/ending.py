@@ -18,13 +18,13 @@ from msgspec.structs import replace
 from pipeline.errors import StageError
 from pipeline.protocol.events import (
     DELTAS,
+    CodeInterpreterCallCodeDelta,
     ContentPartAdded,
     ContentPartDone,
     CustomToolCallInputDelta,
-    CustomToolCallInputDone,
     Done,
     FunctionCallArgumentsDelta,
-    FunctionCallArgumentsDone,
+    McpCallArgumentsDelta,
     OutputItemAdded,
     OutputItemDone,
     OutputTextAnnotationAdded,
@@ -49,11 +49,12 @@ from pipeline.protocol.events import (
     TextDelta,
 )
 from pipeline.protocol.items import (
-    Call,
+    CallStatus,
+    CodeInterpreterCall,
     CustomToolCall,
     FunctionCall,
-    ItemStatus,
     Logprob,
+    McpCall,
     Message,
     OutputItem,
     OutputPart,
@@ -62,8 +63,10 @@ from pipeline.protocol.items import (
     ReasoningText,
     Refusal,
     SummaryText,
+    WebSearchCall,
 )
 from pipeline.protocol.response import ErrorDetails, Response
+from pipeline.steps import CallFollower
 
 _Part: TypeAlias = OutputPart | SummaryText
 
@@ -76,10 +79,6 @@ _NO_OUTCOME: dict[str, Any] = {
     "input_messages": UNSET,
     "output_messages": UNSET,
 }
-
-
-NOT_LISTED = "The response broke off before the server had told what it offers."
-"""The error of an MCP server's list that nobody waited for: such an item has no status to say so."""
 
 
 def begun(response: Response) -> Response:
@@ -132,6 +131,7 @@ class Follower:
         """The sequence number of the last event."""
         self._output: list[OutputItem] = []
         self._item: OutputItem | None = None
+        self._call: CallFollower | None = None
         self._parts: list[_Part] = []
         self._part: _Part | None = None
         self._growth: tuple[Any, tuple[Any, ...]] | None = None  # the type of the open text's deltas, and their place
@@ -173,8 +173,8 @@ class Follower:
     def guesses(self, final: Response) -> Iterator[ResponseEvent]:
         """What may come next but deltas and new items, in the stream of a response that ends as ``final``."""
         if self._item is not None:
-            yield self._closing(self._item, "completed")
-            yield self._closing(self._item, "incomplete")
+            for status in _STATUSES.get(type(self._item), ("completed", "incomplete")):
+                yield self._closing(self._item, status)
             for part in _FIRST_PARTS.get(type(self._item), ()):
                 yield self._part_added(self._item, part)
         elif self.response is None:
@@ -220,14 +220,13 @@ class Follower:
 
     def _step(self, event: ResponseEvent) -> None:
         match event:
-            case Done():
-                self._text_is_done = True
             case OutputItemAdded():
                 self._item, self._parts, self._part = event.item, [], None
+                self._call = None if isinstance(event.item, Message | Reasoning) else CallFollower(event.item)
                 self._begin_text(_CALL_DELTAS.get(type(event.item)), event.item.id)
             case OutputItemDone():
                 self._output.append(event.item)
-                self._item, self._growth = None, None
+                self._item, self._call, self._growth = None, None, None
             case ContentPartAdded() | ReasoningSummaryPartAdded():
                 self._part = event.part
                 self._begin_text(_PART_DELTAS[type(event.part)], event.item_id, self._position(event.part))
@@ -238,8 +237,14 @@ class Follower:
                 self._annotations.append(event.annotation)
             case ResponseCreated():
                 self.response = event.response
+            case ResponseCompleted() | ResponseIncomplete() | ResponseFailed():
+                self.ended = True
+            case _ if self._call:
+                self._call.feed(event)
+            case Done():
+                self._text_is_done = True
             case _:
-                self.ended = isinstance(event, TerminalEvent)
+                pass
 
     def _begin_text(self, delta: type[TextDelta] | None = None, item_id: str = "", *at: int) -> None:
         self._text = StringIO()
@@ -250,27 +255,17 @@ class Follower:
 
     # How an open item goes on to its end
 
-    def _closing(self, item: OutputItem, status: ItemStatus) -> ResponseEvent:
+    def _closing(self, item: OutputItem, status: CallStatus) -> ResponseEvent:
         """The next event on the way to the end of the open item, which then has this status."""
-        if isinstance(item, FunctionCall | CustomToolCall):
-            return self._item_done(self._called(item), status) if self._text_is_done else self._call_done(item)
+        if not isinstance(item, Message | Reasoning):
+            call = self._call or CallFollower(item)
+            return call.closing(self._next, len(self._output), self._text.getvalue(), status)
         if self._part is not None:
             part = self._grown(self._part)
             return self._part_done(item, part) if self._text_is_done else self._text_done(item, part)
         if isinstance(item, Message) and not self._parts:
             return self._part_added(item, OutputText(""))  # clients take a first part for granted
-        return self._item_done(self._filled(item), status)
-
-    def _item_done(self, item: OutputItem, status: ItemStatus) -> OutputItemDone:
-        return OutputItemDone(self._next, len(self._output), replace(item, status=status))
-
-    def _called(self, item: Call) -> Call:
-        text = self._text.getvalue()
-        return replace(item, arguments=text) if isinstance(item, FunctionCall) else replace(item, input=text)
-
-    def _call_done(self, item: Call) -> ResponseEvent:
-        kind = FunctionCallArgumentsDone if isinstance(item, FunctionCall) else CustomToolCallInputDone
-        return kind(self._next, item.id, len(self._output), self._text.getvalue())
+        return OutputItemDone(self._next, len(self._output), replace(self._filled(item), status=status))
 
     def _filled(self, item: Message | Reasoning) -> Message | Reasoning:
         content = tuple(part for part in self._parts if not isinstance(part, SummaryText))
@@ -331,4 +326,10 @@ _PLACES: dict[type[TextDelta], Callable[[ResponseEvent], tuple[object, ...]]] = 
 _CALL_DELTAS: dict[type[OutputItem], type[TextDelta]] = {
     FunctionCall: FunctionCallArgumentsDelta,
     CustomToolCall: CustomToolCallInputDelta,
+    McpCall: McpCallArgumentsDelta,
+    CodeInterpreterCall: CodeInterpreterCallCodeDelta,
 }
+_ANY: tuple[CallStatus, ...] = ("completed", "incomplete", "failed")
+_STATUSES: dict[type[OutputItem], tuple[CallStatus, ...]] = dict.fromkeys(
+    (McpCall, CodeInterpreterCall, WebSearchCall), _ANY
+)

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from pipeline.ending import NOT_LISTED
 from pipeline.frames import (
     CallFinished,
     CallStarted,
@@ -53,6 +52,7 @@ from pipeline.protocol.items import (
     McpListTools,
     WebSearchCall,
 )
+from pipeline.steps import NOT_LISTED
 from stages.emit.ladder import OpenItem, Place
 
 NO_ACTION: dict[str, Any] = {"type": "search", "query": ""}
