@@ -68,7 +68,7 @@ class ParseHarmony:
     encoding: HarmonyEncoding
 
     async def __call__(self, source: AsyncIterator[TokenFrame]) -> AsyncGenerator[ParsedFrame, None]:
-        """Parse one generation."""
+        """Parse one generation, or several in a row."""
         parser = HarmonyParser(self.encoding)
         async for frame in source:
             for parsed in parser.feed(frame):
@@ -85,7 +85,7 @@ class _OpenItem:
 
 
 class HarmonyParser:
-    """The machine: one per generation, whose prompt ended in ``<|start|>assistant``."""
+    """The machine: one per generation, whose prompt ended in ``<|start|>assistant``; with another it starts anew."""
 
     def __init__(self, encoding: HarmonyEncoding) -> None:
         self._encoding = encoding
@@ -94,6 +94,9 @@ class HarmonyParser:
         self._stops: tuple[str, ...] = ()
         self._held_to_grammar = False
         self._raw_messages: list[dict[str, Any]] | None = None
+        self._begin_turn()
+
+    def _begin_turn(self) -> None:
         self._has_logprobs = False
         self._header: Header | None = Header()
         self._item: _OpenItem | None = None
@@ -121,6 +124,7 @@ class HarmonyParser:
             case TokenChunk():
                 return self._read_tokens(frame)
             case GenerationStarted():
+                self._begin_turn()
                 self._recipients = Recipients(frame.tools)
                 self._stops = frame.stop
                 self._held_to_grammar = frame.held_to_grammar

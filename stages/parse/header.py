@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from pipeline.frames import MessageOpened, ReasoningOpened, Repair
+from pipeline.frames import CodeCallOpened, MessageOpened, ReasoningOpened, Repair, ShellCallOpened, WebCallOpened
 from stages.parse.recipients import CallOpened, Recipients
 from stages.raw import raw_message
 
@@ -33,7 +33,7 @@ _ROLE = re.compile(
     r"\s*(?:"
     r"assistant"
     r"|(?P<foreign>(?:user|system|developer|tool)(?::\S+)?)(?![a-z=])"
-    r"|(?P<tool>[\w.]+)(?= to=assistant\b)"  # the answer of a tool, made up by the model
+    r"|(?P<tool>[^\s<=]+)(?= to=assistant\b)"  # the answer of a tool, made up by the model
     r")"
 )
 _MARKUP_WORDS = ("assistant", "analysis", "commentary", "final", "json", "code", "text", "python", "to=")
@@ -122,9 +122,9 @@ class Reading:
 
     def _call(self, recipient: str, recipients: Recipients) -> Opening:
         call = recipients.call(recipient)
-        if call is None:
+        if isinstance(call, ReasoningOpened):
             self.repairs.setdefault("undeclared tool")
-        return call or ReasoningOpened()
+        return call
 
 
 def read_header(header: Header, recipients: Recipients) -> Reading:
@@ -233,7 +233,7 @@ def _address(recipient: str, reading: Reading) -> None:
 def raw(opening: Opening, reading: Reading, text: str) -> dict[str, Any]:
     """What was understood of a message, as a raw message."""
     match opening:
-        case ReasoningOpened():
+        case ReasoningOpened() | CodeCallOpened() | WebCallOpened() | ShellCallOpened():
             channel = "analysis"
         case MessageOpened():
             channel = "final"

@@ -6,17 +6,30 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TypeAlias
 
-from pipeline.frames import CustomToolCallOpened, FunctionCallOpened
-from pipeline.protocol.tools import CustomTool, Tool, Toolset, tool_key
-from stages.harmony import FUNCTIONS, recipient_of
+from pipeline.frames import (
+    ClientCallOpened,
+    CodeCallOpened,
+    CustomToolCallOpened,
+    FunctionCallOpened,
+    McpApprovalOpened,
+    McpCallOpened,
+    ReasoningOpened,
+    ServerCallOpened,
+    ShellCallOpened,
+    WebCallOpened,
+)
+from pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset, tool_key
+from stages.harmony import BUILT_IN, FUNCTIONS, recipient_of
 
-CallOpened: TypeAlias = FunctionCallOpened | CustomToolCallOpened
+CallOpened: TypeAlias = ClientCallOpened | ServerCallOpened
 
 CONTENT_TYPES = ("json", "code", "text", "python")
 """What a header calls the form of its content; models glue it to the recipient now and then."""
 
 _PUNCTUATION = ".,:;!?"
 _FUNCTIONS = f"{FUNCTIONS}."
+_PYTHON = "python."
+"""The tool has no functions, and yet is addressed as ``python.exec``."""
 
 
 class Recipients:
@@ -25,41 +38,81 @@ class Recipients:
     def __init__(self, tools: Toolset) -> None:
         self._callable = frozenset(map(tool_key, tools.callable))
         self._is_open = tools.choice != "none" and tools.allowed is None
-        self._namespaces = frozenset(tool.namespace for tool in tools.tools)
+        self._namespaces = frozenset(
+            tool.namespace for tool in tools.tools if isinstance(tool, FunctionTool | CustomTool)
+        )
         self._tools: dict[str, Tool] = {recipient_of(tool): tool for tool in tools.tools}
         namesakes = Counter(tool.name for tool in tools.tools)
         for tool in tools.tools:
             if tool.namespace is None or namesakes[tool.name] == 1:
                 self._tools.setdefault(tool.name, tool)
+        cases = Counter(map(str.lower, self._tools))
+        self._lowered = {name.lower(): tool for name, tool in self._tools.items() if cases[name.lower()] == 1}
 
     def knows(self, word: str) -> bool:
-        """Whether ``word`` names a tool to the letter."""
-        return word in self._tools
+        """Whether ``word`` names a tool to the letter; what the browser does is also what people say."""
+        tool = self._tools.get(word)
+        return tool is not None and (not isinstance(tool, HostedTool) or word in BUILT_IN)
 
-    def call(self, recipient: str) -> CallOpened | None:
-        """The call that a message to ``recipient`` is; None where it is to no tool, or to one that is forbidden.
+    def call(self, recipient: str) -> CallOpened | ReasoningOpened:
+        """The call that a message to ``recipient`` is; a thought where it is to no tool, or to one that is forbidden.
 
         Where nothing limits the choice, a function that nobody declared is called as well: the client gets to see the
         name that the model made up, and can tell it so.
         """
-        tool = next((self._tools[name] for name in _spellings(recipient) if name in self._tools), None)
+        tool = self._named(recipient)
         if tool is None:
-            return self._undeclared(recipient) if self._is_open else None
-        if tool_key(tool) not in self._callable:
-            return None
-        opened = CustomToolCallOpened if isinstance(tool, CustomTool) else FunctionCallOpened
-        return opened(tool.name, tool.namespace)
+            return self._undeclared(recipient)
+        return _opening(tool) if tool_key(tool) in self._callable else ReasoningOpened()
 
-    def _undeclared(self, recipient: str) -> FunctionCallOpened | None:
-        if recipient.startswith(_FUNCTIONS):
-            name = recipient.removeprefix(_FUNCTIONS)
-            return FunctionCallOpened(name) if name else None
-        namespace, _, name = recipient.rpartition(".")
-        return FunctionCallOpened(name, namespace) if name and namespace in self._namespaces else None
+    def _named(self, recipient: str) -> Tool | None:
+        spellings = list(_spellings(recipient))
+        if recipient.partition(".")[0].lower() not in HOSTED:  # "browser.search" is not a function "search"
+            spellings += [spelled.rpartition(".")[2] for spelled in spellings]
+        for spelled in spellings:
+            tool = self._tools.get(spelled)
+            if tool is None:
+                tool = self._lowered.get(spelled.lower())
+            if tool is not None:
+                return tool
+        return None
+
+    def _undeclared(self, recipient: str) -> FunctionCallOpened | ReasoningOpened:
+        head, _, name = recipient.rpartition(".")
+        if self._is_open and recipient.startswith(_FUNCTIONS) and recipient != _FUNCTIONS:
+            return FunctionCallOpened(recipient.removeprefix(_FUNCTIONS))
+        if self._is_open and name and head in self._namespaces:
+            return FunctionCallOpened(name, head)
+        return ReasoningOpened(_built_in(recipient) or recipient)
+
+
+def _opening(tool: Tool) -> CallOpened:
+    match tool:
+        case FunctionTool():
+            return FunctionCallOpened(tool.name, tool.namespace, tool.form)
+        case CustomTool():
+            return CustomToolCallOpened(tool.name, tool.namespace)
+        case McpTool(needs_approval=True):
+            return McpApprovalOpened(tool.namespace, tool.name)
+        case McpTool():
+            return McpCallOpened(tool.namespace, tool.name)
+        case HostedTool(namespace="python"):
+            return CodeCallOpened()
+        case HostedTool(namespace="browser"):
+            return WebCallOpened(tool.name)
+        case HostedTool():
+            return ShellCallOpened()
+
+
+def _built_in(recipient: str) -> str | None:
+    """The built-in tool that a recipient means."""
+    return next((spelled for spelled in map(str.lower, _spellings(recipient)) if spelled in BUILT_IN), None)
 
 
 def _spellings(recipient: str) -> Iterator[str]:
-    """What a recipient may have meant, the most literal first: it has a tail, or another namespace."""
+    """What a recipient may have meant, the most literal first: it has a tail, or a namespace that it should not."""
     for spelled in (recipient, *map(recipient.removesuffix, CONTENT_TYPES)):  # "functions.get_weatherjson"
         trimmed = spelled.rstrip(_PUNCTUATION)
-        yield from (spelled, trimmed, trimmed.removeprefix(_FUNCTIONS), trimmed.rpartition(".")[2])
+        yield from (spelled, trimmed, trimmed.removeprefix(_FUNCTIONS))
+    if recipient.lower().startswith(_PYTHON):
+        yield "python"
