@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 class Body(BaseModel):
     """An object in a body: strict of type, and blind to keys that the API does not have."""
 
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, hide_input_in_errors=True)
 
 
 class Echoed(Body):
@@ -76,6 +76,11 @@ def type_of(value: Any) -> Any:
 def text_or_list(value: Any) -> str:
     """The tag of a value that may be either."""
     return "as_text" if isinstance(value, str) else "as_list"
+
+
+def text_or_object(value: Any) -> str:
+    """The tag of a value that may be either."""
+    return "as_text" if isinstance(value, str) else "as_object"
 
 
 def one_of(*types: str, tag: str) -> Callable[[Any], str]:

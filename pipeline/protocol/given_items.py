@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, StringConstraints, Tag
 
+from pipeline.protocol import given_calls as calls
 from pipeline.protocol.given import FAIL_FAST, Body, CallId, Name, text_or_list, type_of
 from pipeline.protocol.given_tools import Tool
 from pipeline.protocol.items import ItemStatus, Phase, Role
@@ -141,6 +142,18 @@ InputItem: TypeAlias = Annotated[
     | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
     | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
     | Annotated[CustomToolCallOutputItem, Tag("custom_tool_call_output")]
+    | Annotated[calls.LocalShellCallItem, Tag("local_shell_call")]
+    | Annotated[calls.LocalShellCallOutputItem, Tag("local_shell_call_output")]
+    | Annotated[calls.ShellCallItem, Tag("shell_call")]
+    | Annotated[calls.ShellCallOutputItem, Tag("shell_call_output")]
+    | Annotated[calls.ApplyPatchCallItem, Tag("apply_patch_call")]
+    | Annotated[calls.ApplyPatchCallOutputItem, Tag("apply_patch_call_output")]
+    | Annotated[calls.McpListToolsItem, Tag("mcp_list_tools")]
+    | Annotated[calls.McpCallItem, Tag("mcp_call")]
+    | Annotated[calls.McpApprovalRequestItem, Tag("mcp_approval_request")]
+    | Annotated[calls.McpApprovalResponseItem, Tag("mcp_approval_response")]
+    | Annotated[calls.CodeInterpreterCallItem, Tag("code_interpreter_call")]
+    | Annotated[calls.WebSearchCallItem, Tag("web_search_call")]
     | Annotated[ItemReference, Tag("item_reference")]
     | Annotated[AdditionalToolsItem, Tag("additional_tools")],
     Discriminator(_item_tag),

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
 
-from pipeline.protocol.given import Body, Echoed, Name, one_of
+from pipeline.protocol.given import Body, Echoed, Name, one_of, text_or_object
+from pipeline.protocol.given_mcp import ChosenServer, McpTool, OnlyServer
 
 MOST_IN_A_NAMESPACE = 500
 """A namespace is read at once, so it is kept short."""
@@ -47,6 +48,40 @@ class NamespaceTool(Echoed):
     ]
 
 
+class AutoContainer(Body):
+    """A sandbox that the server makes for the response."""
+
+    type: Literal["auto"]
+
+
+class CodeInterpreterTool(Echoed):
+    """Code runs in a sandbox of this server's; which one is not for the client to say."""
+
+    type: Literal["code_interpreter"]
+    container: (
+        Annotated[
+            Annotated[str, Tag("as_text")] | Annotated[AutoContainer, Tag("as_object")], Discriminator(text_or_object)
+        ]
+        | None
+    ) = None
+
+
+class Environment(Body):
+    """Where a shell runs: at the client's, or in a sandbox of this server's."""
+
+    type: Literal["local", "container_auto", "container_reference"]
+
+
+class ShellTool(Echoed):
+    type: Literal["shell"]
+    environment: Environment | None = None
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether it is the sandbox's."""
+        return self.environment is not None and self.environment.type != "local"
+
+
 class OtherTool(Echoed):
     """A tool of another type: its fields are not read."""
 
@@ -57,8 +92,11 @@ Tool: TypeAlias = Annotated[
     Annotated[FunctionTool, Tag("function")]
     | Annotated[CustomTool, Tag("custom")]
     | Annotated[NamespaceTool, Tag("namespace")]
+    | Annotated[McpTool, Tag("mcp")]
+    | Annotated[CodeInterpreterTool, Tag("code_interpreter")]
+    | Annotated[ShellTool, Tag("shell")]
     | Annotated[OtherTool, Tag("other")],
-    Discriminator(one_of("function", "custom", "namespace", tag="other")),
+    Discriminator(one_of("function", "custom", "namespace", "mcp", "code_interpreter", "shell", tag="other")),
 ]
 
 # Which of them may be called
@@ -89,8 +127,9 @@ AllowedTool: TypeAlias = Annotated[
     Annotated[ChosenTool, Tag("function")]
     | Annotated[ChosenTool, Tag("custom")]
     | Annotated[ChosenNamespace, Tag("namespace")]
+    | Annotated[ChosenServer, Tag("mcp")]
     | Annotated[OtherChoice, Tag("other")],
-    Discriminator(one_of("function", "custom", "namespace", tag="other")),
+    Discriminator(one_of("function", "custom", "namespace", "mcp", tag="other")),
 ]
 
 
@@ -104,15 +143,14 @@ class AllowedTools(Echoed):
     tools: Annotated[list[AllowedTool], Field(fail_fast=True, max_length=1000)]
 
 
+_choice_tag = one_of("function", "custom", "mcp", "allowed_tools", tag="other")
+
 ToolChoice: TypeAlias = Annotated[
     Annotated[Literal["auto", "none", "required"], Tag("as_text")]
     | Annotated[OnlyTool, Tag("function")]
     | Annotated[OnlyTool, Tag("custom")]
+    | Annotated[OnlyServer, Tag("mcp")]
     | Annotated[AllowedTools, Tag("allowed_tools")]
     | Annotated[OtherChoice, Tag("other")],
-    Discriminator(
-        lambda value: (
-            "as_text" if isinstance(value, str) else one_of("function", "custom", "allowed_tools", tag="other")(value)
-        )
-    ),
+    Discriminator(lambda value: "as_text" if isinstance(value, str) else _choice_tag(value)),
 ]

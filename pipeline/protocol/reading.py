@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from pipeline.errors import InvalidRequest
 from pipeline.protocol.body import PIECE, Pace, read_json, shortened
@@ -22,10 +22,11 @@ from pipeline.protocol.request import CreateResponse
 Value = TypeVar("Value")
 AnyBody = TypeVar("AnyBody", bound=Body)
 
+_discreet = ConfigDict(hide_input_in_errors=True)
 _elements: dict[str, TypeAdapter[Any]] = {
-    "input": TypeAdapter(InputItem),
-    "items": TypeAdapter(InputItem),
-    "tools": TypeAdapter(Tool),
+    "input": TypeAdapter(InputItem, config=_discreet),
+    "items": TypeAdapter(InputItem, config=_discreet),
+    "tools": TypeAdapter(Tool, config=_discreet),
     "previous_input_messages": TypeAdapter(RawMessage),
 }
 
@@ -143,11 +144,13 @@ _JSON_WORDS = {
 """What pydantic says of JSON, but not of the Python values that were JSON."""
 
 _TEXT_OR_LIST = frozenset({"as_text", "as_list"})
+_TEXT_OR_OBJECT = frozenset({"as_text", "as_object"})
 
 _TAGS = {
     **dict.fromkeys(("input", "content", "output", "stop"), _TEXT_OR_LIST),
-    "conversation": frozenset({"as_text", "as_object"}),
-    "tool_choice": frozenset({"as_text", "function", "custom", "allowed_tools", "other"}),
+    **dict.fromkeys(("conversation", "container", "require_approval", "error"), _TEXT_OR_OBJECT),
+    "allowed_tools": frozenset({"as_list", "as_object"}),
+    "tool_choice": frozenset({"as_text", "function", "custom", "mcp", "allowed_tools", "other"}),
     "format": frozenset({"text", "grammar", "json_schema", "json_object"}),
 }
 """What pydantic calls the branches of the open types, by the keys that they stand behind."""
@@ -155,7 +158,10 @@ _TAGS = {
 _ELEMENT_TAGS = frozenset(
     {"message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"}
     | {"item_reference", "additional_tools"}
+    | {"local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"}
+    | {"apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "web_search_call"}
+    | {"mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"}
     | {"input_text", "output_text", "refusal", "input_image", "input_file"}
-    | {"function", "custom", "namespace", "other"}
+    | {"function", "custom", "namespace", "mcp", "code_interpreter", "shell", "other"}
 )
 """Those of the elements of lists."""

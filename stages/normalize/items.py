@@ -9,6 +9,7 @@ from typing import TypeAlias, TypeVar
 from msgspec import UNSET, UnsetType
 
 from pipeline.errors import InvalidRequest
+from pipeline.protocol import given_calls
 from pipeline.protocol import given_items as given
 from pipeline.protocol.body import Pace, shortened
 from pipeline.protocol.items import (
@@ -19,6 +20,7 @@ from pipeline.protocol.items import (
     FunctionCallOutput,
     InputText,
     Item,
+    LocalShellCallOutput,
     Message,
     MessagePart,
     OutputText,
@@ -27,6 +29,9 @@ from pipeline.protocol.items import (
     Refusal,
     SummaryText,
 )
+from stages.normalize.answers import Answers
+from stages.normalize.calls import client_item, server_item
+from stages.normalize.hosted import told
 from stages.normalize.tools import Offer
 
 Said = TypeVar("Said")
@@ -59,8 +64,11 @@ class ItemReader:
                 items.append(await self._referenced(item, stored, path, pace))
             else:
                 own = item.model_copy(update={"id": None}) if item.id in taken else item
-                items.append(await _item(own, f"{self.suffix}i{position:04x}", path, self.offer, pace))
-                taken.add(items[-1].id)
+                read = await _item(own, f"{self.suffix}i{position:04x}", path, self.offer, pace)
+                if isinstance(read, LocalShellCallOutput) and read.id in taken:
+                    raise _duplicate(read.id, f"{path}.call_id")
+                items.append(read)
+                taken.add(read.id)
         return tuple(items)
 
     async def _references(self, said: Sequence[given.InputItem], pace: Pace) -> list[str]:
@@ -70,8 +78,7 @@ class ItemReader:
             await pace()
             if isinstance(item, given.ItemReference):
                 if item.id in ids:
-                    message = f"Duplicate item found with id {shortened(item.id)!r}."
-                    raise InvalidRequest(message, param=f"{self.name}[{position}].id")
+                    raise _duplicate(item.id, f"{self.name}[{position}].id")
                 ids[item.id] = None
         return list(ids)
 
@@ -85,23 +92,19 @@ class ItemReader:
         return item
 
     async def check_calls(self, history: Sequence[Item], items: Sequence[Item], pace: Pace) -> None:
-        """Raise `InvalidRequest` for an output among ``items`` whose call, of its own kind, comes nowhere before it."""
-        functions, customs = set[str](), set[str]()
-        for position, item in enumerate((*history, *items), -len(history)):
+        """Raise `InvalidRequest` for what answers nothing that comes before it, among ``items``."""
+        answers = Answers()
+        for item in history:
             await pace()
-            match item:
-                case FunctionCall():
-                    functions.add(item.call_id)
-                case CustomToolCall():
-                    customs.add(item.call_id)
-                case FunctionCallOutput() if position >= 0 and item.call_id not in functions:
-                    raise self._unasked("function call", item.call_id, position)
-                case CustomToolCallOutput() if position >= 0 and item.call_id not in customs:
-                    raise self._unasked("custom tool call", item.call_id, position)
+            answers.add(item)
+        for position, item in enumerate(items):
+            await pace()
+            answers.check(item, f"{self.name}[{position}]")
+            answers.add(item)
 
-    def _unasked(self, kind: str, call_id: str, position: int) -> InvalidRequest:
-        message = f"No {kind} with call_id {shortened(call_id)!r} comes before this output."
-        return InvalidRequest(message, param=f"{self.name}[{position}].call_id")
+
+def _duplicate(item_id: str, param: str) -> InvalidRequest:
+    return InvalidRequest(f"Duplicate item found with id {shortened(item_id)!r}.", param=param)
 
 
 async def unrepeated(history: Iterable[Item], items: Iterable[Item], pace: Pace) -> tuple[Item, ...]:
@@ -114,6 +117,10 @@ async def unrepeated(history: Iterable[Item], items: Iterable[Item], pace: Pace)
 
 
 async def _item(item: given.InputItem, suffix: str, path: str, offer: Offer, pace: Pace) -> Item:
+    if isinstance(item, given_calls.ClientCallItem):
+        return await client_item(item, suffix, pace)
+    if isinstance(item, given_calls.ServerCallItem):
+        return await server_item(item, suffix, pace)
     match item:
         case given.MessageItem():
             content = await _message_parts(item, path, pace)
@@ -156,7 +163,7 @@ async def _additional_tools(
     for position, tool in enumerate(item.tools):
         await pace()
         offer.add_later(tool, f"{path}.tools[{position}]")
-        tools.append(tool.given)
+        tools.append(told(tool))
     return AdditionalTools(item.id or f"at_{suffix}", item.role, tuple(tools))
 
 

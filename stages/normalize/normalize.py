@@ -31,6 +31,8 @@ from pipeline.protocol.body import Pace, shortened
 from pipeline.protocol.given_items import InputItem, MessageItem
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
+from pipeline.protocol.tools import HostedKind
+from stages.normalize.hosted import told_choice
 from stages.normalize.items import ItemReader, unrepeated
 from stages.normalize.raw import RawMessages
 from stages.normalize.tools import Offer, read_tools
@@ -77,6 +79,10 @@ class Normalize:
     clock: Callable[[], float] = time.time
     salt_caches: bool = False
     """Whether ``prompt_cache_key`` keeps prefix caches apart where no ``cache_salt`` does."""
+    hosted: frozenset[HostedKind] = frozenset()
+    """The built-in tools that work here."""
+    labels: frozenset[str] = frozenset()
+    """The labels of the operator's MCP servers."""
 
     async def __call__(self, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[Conversation, None]:
         """One conversation per request; raises `InvalidRequest` for what this server cannot do."""
@@ -86,7 +92,7 @@ class Normalize:
     async def _conversation(self, request: CreateResponse) -> Conversation:
         refuse_unsupported(request)
         model, pace = self._model(request), Pace()
-        offer = await read_tools(request.tools or (), pace)
+        offer = await read_tools(request.tools or (), Offer(self.hosted, self.labels), pace)
         past, position = await self._past(request)
         await offer.inherit(past.items, pace)
         suffix, now = self.draw(), self.clock()
@@ -110,6 +116,8 @@ class Normalize:
             raw_messages=request.enable_response_messages is True,
             origin=Origin(request.owner, position),
             tokens=past.tokens,
+            results=past.results,
+            include=tuple(request.include or ()),
         )
 
     def _model(self, request: CreateResponse) -> str:
@@ -239,7 +247,7 @@ def _response(
 
 def _tool_choice(request: CreateResponse) -> str | dict[str, Any]:
     choice = request.tool_choice or "auto"
-    return choice if isinstance(choice, str) else choice.given
+    return choice if isinstance(choice, str) else told_choice(choice.given)
 
 
 def _text(request: CreateResponse) -> dict[str, Any]:

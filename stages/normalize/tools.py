@@ -5,84 +5,148 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from pipeline.errors import InvalidRequest, UnsupportedParameter
 from pipeline.protocol import given_tools as given
 from pipeline.protocol.body import Pace, shortened
+from pipeline.protocol.given_mcp import ChosenServer, McpTool, OnlyServer
 from pipeline.protocol.items import AdditionalTools, Item
 from pipeline.protocol.request import CreateResponse
-from pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, Tool, ToolKey, Toolset, tool_key
+from pipeline.protocol.tools import (
+    ANY_NAME,
+    HOSTED,
+    CustomTool,
+    FunctionTool,
+    Grammar,
+    HostedKind,
+    HostedTool,
+    McpServer,
+    Tool,
+    ToolKey,
+    Toolset,
+    tool_key,
+)
 from stages.harmony import FUNCTIONS, recipient_of
+from stages.normalize.forms import FORMS
+from stages.normalize.hosted import LABELS, built_in, is_hosted, kinds_of, told
+from stages.normalize.servers import refuse_own, server
 
 logger = logging.getLogger(__name__)
 
-HOSTED_TOOLS = frozenset(
-    {"file_search", "code_interpreter", "image_generation", "tool_search", "programmatic_tool_calling"}
-)
-"""Tools that OpenAI runs; beside them web_search and computer in all their versions."""
-
 _Groups: TypeAlias = Mapping[tuple[str, str | None], Sequence[ToolKey]]
-"""Tools by their type and name, and by "namespace" and that of their namespace."""
+"""Tools by their kind and name, by their kind alone, and by "namespace" and that of their namespace."""
 
 Mode: TypeAlias = Literal["auto", "required", "none"]
 
-_as_given: TypeAdapter[given.Tool] = TypeAdapter(given.Tool)
-
-
-def is_hosted(kind: str) -> bool:
-    """Whether tools of this type are left out rather than refused, because clients send them unasked."""
-    return kind in HOSTED_TOOLS or kind.startswith(("web_search", "computer"))
-
-
-def _offered(tool: given.Tool, path: str) -> tuple[Tool, ...]:
-    """What the model may call of one tool of a body, which stands at ``path``; nothing, if it is hosted.
-
-    Raises `UnsupportedParameter` for a tool that its client relies on, and that nobody runs here.
-    """
-    match tool:
-        case given.FunctionTool() | given.CustomTool():
-            return (_tool(tool, None),)
-        case given.NamespaceTool():
-            return tuple(_tool(inner, tool.name) for inner in tool.tools)
-        case given.OtherTool(type=kind) if is_hosted(kind):
-            return ()
-        case given.OtherTool(type=kind):
-            raise UnsupportedParameter(
-                f"This server does not support tools of type {shortened(kind)!r}.", param=f"{path}.type"
-            )
+_as_given: TypeAdapter[given.Tool] = TypeAdapter(given.Tool, config=ConfigDict(hide_input_in_errors=True))
 
 
 @dataclass
 class Offer:
-    """The tools of one request, while they are being read: its own first, then those that the conversation adds."""
+    """The tools of one request, while they are being read: its own first, then those that the conversation adds.
 
+    ``hosted`` are the built-in tools that work here, and ``labels`` those of the operator's MCP servers; None where
+    they are not known yet, as no response is being made.
+    """
+
+    hosted: frozenset[HostedKind] = frozenset()
+    labels: frozenset[str] | None = None
     tools: dict[str, Tool] = field(default_factory=dict)
     """By what the model calls them: a tool that stands alone and one of a namespace ``functions`` are namesakes."""
+    servers: dict[str, McpServer] = field(default_factory=dict)
+    """By their labels."""
     descriptions: dict[str, str] = field(default_factory=dict)
     echo: list[dict[str, Any]] = field(default_factory=list)
     """What the response repeats of them."""
-    hosted: dict[str, None] = field(default_factory=dict)
+    ignored: dict[str, None] = field(default_factory=dict)
+    """The types of those that nobody runs here."""
+    _namespaces: dict[str, str] = field(default_factory=dict)
+    """What each namespace is one of: a client's, a server's, or a built-in one."""
 
     def add(self, tool: given.Tool, path: str) -> None:
         """Offer one of the request's own; raises `InvalidRequest` for one that a call could not tell from another."""
-        in_namespace = isinstance(tool, given.NamespaceTool)
-        for position, one in enumerate(_offered(tool, path)):
-            if recipient_of(one) in self.tools:
-                place = f"{path}.tools[{position}]" if in_namespace else path
-                raise InvalidRequest(f"There are two tools named {one.name!r}.", param=f"{place}.name")
-            self.tools[recipient_of(one)] = one
-        self._note(tool)
-        if not isinstance(tool, given.OtherTool):
-            self.echo.append(_echo(tool))
+        offered = self._offered(tool, path)
+        match offered:
+            case None:
+                return
+            case McpServer(label=label):
+                if label in self.servers:
+                    raise InvalidRequest(f"There are two servers labelled {label!r}.", param=f"{path}.server_label")
+            case _:
+                self._refuse_namesakes(tool, offered, path)
+        self._take(offered)
+        self.echo.append(_echo(tool))
 
     def add_later(self, tool: given.Tool, path: str) -> None:
         """Offer one that an item at ``path`` brings: it replaces its namesakes."""
-        self.tools |= {recipient_of(one): one for one in _offered(tool, path)}
-        self._note(tool)
+        if isinstance(tool, McpTool):
+            refuse_own(tool, path)
+        self._take(self._offered(tool, path))
+
+    def _take(self, offered: McpServer | tuple[Tool, ...] | None) -> None:
+        if isinstance(offered, McpServer):
+            self.servers[offered.label] = offered
+        else:
+            self.tools |= {recipient_of(tool): tool for tool in offered or ()}
+
+    def _offered(self, tool: given.Tool, path: str) -> McpServer | tuple[Tool, ...] | None:
+        """What a tool of a body, which stands at ``path``, adds; None if nobody runs it here.
+
+        Raises `UnsupportedParameter` for a tool that its client relies on.
+        """
+        if (kind := built_in(tool)) in self.hosted:
+            self._claim(kind, "built-in", f"{path}.type")
+            return HOSTED[kind]
+        match tool:
+            case given.FunctionTool() | given.CustomTool():
+                return (_tool(tool, None),)
+            case given.NamespaceTool():
+                return self._namespace(tool, path)
+            case McpTool():
+                read = server(tool, path, self.labels)
+                self._claim(tool.server_label, "server", f"{path}.server_label")
+                return read
+            case _:
+                return self._of_type(tool, path)
+
+    def _of_type(
+        self, tool: given.ShellTool | given.CodeInterpreterTool | given.OtherTool, path: str
+    ) -> tuple[Tool, ...] | None:
+        is_sandboxed = isinstance(tool, given.ShellTool) and tool.runs_here
+        if is_sandboxed or is_hosted(tool.type):
+            self.ignored[tool.type] = None
+            return None
+        if (form := FORMS.get(tool.type)) is not None:
+            return (form,)
+        message = f"This server does not support tools of type {shortened(tool.type)!r}."
+        raise UnsupportedParameter(message, param=f"{path}.type")
+
+    def _namespace(self, tool: given.NamespaceTool, path: str) -> tuple[Tool, ...]:
+        self._claim(tool.name, "client's", f"{path}.name")
+        if tool.description:
+            self.descriptions[tool.name] = tool.description
+        return tuple(_tool(inner, tool.name) for inner in tool.tools)
+
+    def _claim(self, namespace: str, kind: str, place: str) -> None:
+        """Raise `InvalidRequest` where a namespace is one of another kind already: a call could mean either."""
+        if self._namespaces.setdefault(namespace, kind) != kind:
+            raise InvalidRequest(f"There are two namespaces named {namespace!r}.", param=place)
+
+    def _refuse_namesakes(self, tool: given.Tool, offered: Sequence[Tool], path: str) -> None:
+        """Raise `InvalidRequest` where there are two tools of one name; one of the API may be named more than once."""
+        beside = dict[str, Tool]()
+        for position, one in enumerate(offered):
+            before = self.tools.get(recipient_of(one)) or beside.get(recipient_of(one))
+            beside[recipient_of(one)] = one
+            if before is not None and (before != one or _kind(one) in ("function", "custom")):
+                place = f"{path}.tools[{position}]" if isinstance(tool, given.NamespaceTool) else path
+                key = "name" if hasattr(tool, "name") else "type"
+                raise InvalidRequest(f"There are two tools named {one.name!r}.", param=f"{place}.{key}")
 
     async def add_stored(self, item: AdditionalTools, path: str, pace: Pace) -> None:
         """Offer those of an item that was read before, and is stored as it came."""
@@ -94,34 +158,37 @@ class Offer:
         """Offer what items of the history bring; the request's own tools replace their namesakes among these.
 
         They keep their place ahead of them, though: the prompt of the turn that brought them began in this order, and
-        one that begins like it is read from the cache.
+        one that begins like it is read from the cache.  What was taken once is never refused: a server that the
+        operator does not have any more is left out, and a namespace that is something else in the request.
         """
-        tools, descriptions = self.tools.copy(), self.descriptions.copy()
+        tools, servers, descriptions = self.tools.copy(), self.servers.copy(), self.descriptions.copy()
         for item in history:
-            await pace()
-            if isinstance(item, AdditionalTools):
-                await self.add_stored(item, "previous_response_id", pace)  # nothing in it is wrong: it was taken once
+            for tool in item.tools if isinstance(item, AdditionalTools) else ():
+                await pace()
+                with suppress(InvalidRequest):
+                    self.add_later(_as_given.validate_python(tool), "previous_response_id")
         self.tools |= tools
+        self.servers |= servers
         self.descriptions |= descriptions
-
-    def _note(self, tool: given.Tool) -> None:
-        if isinstance(tool, given.NamespaceTool) and tool.description:
-            self.descriptions[tool.name] = tool.description
-        if isinstance(tool, given.OtherTool):
-            self.hosted[tool.type] = None
 
     async def toolset(self, request: CreateResponse, pace: Pace) -> Toolset:
         """All of them, and what ``tool_choice`` makes of them; raises `InvalidRequest` where it cannot be met."""
-        if self.hosted:
-            kinds = shortened(", ".join(self.hosted))
+        if self.ignored:
+            kinds = shortened(", ".join(self.ignored))
             logger.info("Ignored the hosted tools %s: this server has no means to run them", kinds)
         mode, allowed = await self._choice(request.tool_choice or "auto", pace)
-        if mode == "required" and not (self.tools if allowed is None else allowed):
+        if mode == "required" and not (self.tools or self.servers if allowed is None else allowed):
             raise _bad_choice("There is no tool that this choice lets the model call.")
         if allowed == ():  # all that it names is hosted
             mode, allowed = "none", None
-        parallel = request.parallel_tool_calls is not False
-        return Toolset(tuple(self.tools.values()), mode, allowed, parallel, self.descriptions)
+        return Toolset(
+            tuple(self.tools.values()),
+            mode,
+            allowed,
+            request.parallel_tool_calls is not False,
+            self.descriptions,
+            tuple(self.servers.values()),
+        )
 
     async def _choice(self, choice: given.ToolChoice, pace: Pace) -> tuple[Mode, tuple[ToolKey, ...] | None]:
         match choice:
@@ -129,10 +196,8 @@ class Offer:
                 return choice, None
             case given.AllowedTools():
                 return choice.mode, await self._allowed(choice.tools, pace)
-            case given.OnlyTool():
+            case given.OnlyTool() | OnlyServer() | given.OtherChoice():
                 return "required", await self._allowed([choice], pace)
-            case given.OtherChoice(type=kind):
-                raise _bad_choice(f"This server has no tool of type {shortened(kind)!r} that could be chosen.")
 
     async def _allowed(self, choices: Sequence[given.AllowedTool], pace: Pace) -> tuple[ToolKey, ...]:
         """The keys of the tools that are named, each once."""
@@ -140,6 +205,7 @@ class Offer:
         for tool in self.tools.values():
             await pace()
             groups[_kind(tool), tool.name].append(tool_key(tool))
+            groups[_kind(tool), None].append(tool_key(tool))
             groups["namespace", tool.namespace].append(tool_key(tool))
         allowed = dict[ToolKey, None]()
         for choice in dict.fromkeys(choices):
@@ -149,10 +215,10 @@ class Offer:
 
     def _chosen(self, choice: given.AllowedTool, groups: _Groups) -> Sequence[ToolKey]:
         match choice:
-            case given.OtherChoice(type=kind) if is_hosted(kind):
-                return ()
             case given.OtherChoice(type=kind):
-                raise _bad_choice(f"This server has no tools of type {shortened(kind)!r}.")
+                return self._chosen_type(kind, groups)
+            case ChosenServer():
+                return self._chosen_server(choice, groups)
             case given.ChosenTool():
                 found = self._named(choice, groups)
             case given.ChosenNamespace():
@@ -161,6 +227,24 @@ class Offer:
             raise _bad_choice(f"There is no {choice.type} tool named {shortened(choice.name)!r}.")
         return found
 
+    def _chosen_type(self, kind: str, groups: _Groups) -> Sequence[ToolKey]:
+        """The tools of this type; there are none where nobody runs them here."""
+        found = [key for meant in kinds_of(kind) for key in groups.get((meant, None), ())]
+        if not found and not is_hosted(kind) and kind not in self.ignored:
+            raise _bad_choice(f"This server has no tools of type {shortened(kind)!r}.")
+        return found
+
+    def _chosen_server(self, choice: ChosenServer, groups: _Groups) -> Sequence[ToolKey]:
+        """The tools of a server, or of the built-in tool that its label switches on; some may not be known yet."""
+        label, name = choice.server_label, choice.name
+        if label in self.servers:
+            allowed = self.servers[label].allowed
+            if name is None or allowed is None or allowed.names is None or name in allowed.names:
+                return [(label, name or ANY_NAME)]
+        elif keys := [key for key in groups.get((LABELS.get(label, ""), None), ()) if name in (None, key[1])]:
+            return keys
+        raise _bad_choice(f"There is no such tool of an MCP server labelled {shortened(label)!r}.")
+
     def _named(self, choice: given.ChosenTool, groups: _Groups) -> Sequence[ToolKey]:
         tool = self.tools.get(f"{choice.namespace or FUNCTIONS}.{choice.name}")
         if tool is not None and _kind(tool) == choice.type:
@@ -168,20 +252,19 @@ class Offer:
         return groups.get((choice.type, choice.name), ()) if choice.namespace is None else ()
 
 
-async def read_tools(tools: Sequence[given.Tool], pace: Pace) -> Offer:
-    """The tools that a request brings itself."""
-    offer = Offer()
+async def read_tools(tools: Sequence[given.Tool], offer: Offer, pace: Pace) -> Offer:
+    """The tools that a request brings itself, added to an empty ``offer``."""
     for position, tool in enumerate(tools):
         await pace()
         offer.add(tool, f"tools[{position}]")
     return offer
 
 
-def _echo(tool: given.FunctionTool | given.CustomTool | given.NamespaceTool) -> dict[str, Any]:
+def _echo(tool: given.Tool) -> dict[str, Any]:
     """What a response repeats; of a function exactly the keys that strict readers of responses know, and need."""
     if isinstance(tool, given.NamespaceTool):
         return tool.given | {"description": tool.description or ""}
-    return dict(tool) if isinstance(tool, given.FunctionTool) else tool.given
+    return dict(tool) if isinstance(tool, given.FunctionTool) else told(tool)
 
 
 def _tool(tool: given.FunctionTool | given.CustomTool, namespace: str | None) -> Tool:
@@ -195,7 +278,14 @@ def _tool(tool: given.FunctionTool | given.CustomTool, namespace: str | None) ->
 
 
 def _kind(tool: Tool) -> str:
-    return "function" if isinstance(tool, FunctionTool) else "custom"
+    """What a choice calls it: by its type, or the built-in tool that it belongs to."""
+    match tool:
+        case FunctionTool():
+            return tool.form
+        case HostedTool():
+            return tool.namespace
+        case _:
+            return "custom"
 
 
 def _bad_choice(message: str) -> InvalidRequest:

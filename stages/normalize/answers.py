@@ -1,0 +1,89 @@
+"""What answers what: outputs of calls, and the client's word on calls that need its approval."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pipeline.errors import InvalidRequest
+from pipeline.protocol.body import shortened
+from pipeline.protocol.items import (
+    ApplyPatchCall,
+    ApplyPatchCallOutput,
+    CallOutput,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    LocalShellCall,
+    LocalShellCallOutput,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    ShellCall,
+    ShellCallOutput,
+)
+
+_ANSWERED: dict[type[CallOutput], tuple[type[Item], ...]] = {
+    FunctionCallOutput: (FunctionCall, LocalShellCall),  # some clients answer their shell as they do any function
+    CustomToolCallOutput: (CustomToolCall,),
+    LocalShellCallOutput: (LocalShellCall,),
+    ShellCallOutput: (ShellCall,),
+    ApplyPatchCallOutput: (ApplyPatchCall,),
+}
+_NAMES: dict[type[CallOutput], str] = {
+    FunctionCallOutput: "function call",
+    CustomToolCallOutput: "custom tool call",
+    LocalShellCallOutput: "local shell call",
+    ShellCallOutput: "shell call",
+    ApplyPatchCallOutput: "patch call",
+}
+
+
+@dataclass
+class Answers:
+    """Looks at the items of a conversation one after another."""
+
+    _calls: set[tuple[type[Item], str]] = field(default_factory=set)
+    """The calls so far, by kind and call_id."""
+    _asked: dict[str, bool] = field(default_factory=dict)
+    """The requests for approval so far, by id, and whether they are answered."""
+
+    def add(self, item: Item) -> None:
+        """Take note of an item."""
+        match item:
+            case FunctionCall() | CustomToolCall() | LocalShellCall() | ShellCall() | ApplyPatchCall():
+                self._calls.add((type(item), item.call_id))
+            case McpApprovalRequest():
+                self._asked[item.id] = False
+            case McpApprovalResponse(approval_request_id=asked) | McpCall(approval_request_id=str(asked)):
+                self._asked[asked] = True
+            case _:
+                pass
+
+    def check(self, item: Item, path: str) -> None:
+        """Raise `InvalidRequest` for an item at ``path`` that answers nothing so far, or what is answered already."""
+        match item:
+            case McpApprovalResponse(approval_request_id=asked):
+                self._check_approval(asked, f"{path}.approval_request_id")
+            case (
+                FunctionCallOutput()
+                | CustomToolCallOutput()
+                | LocalShellCallOutput()
+                | ShellCallOutput()
+                | ApplyPatchCallOutput()
+            ):
+                self._check_output(item, path)
+            case _:
+                pass
+
+    def _check_output(self, item: CallOutput, path: str) -> None:
+        if not any((kind, item.call_id) in self._calls for kind in _ANSWERED[type(item)]):
+            message = f"No {_NAMES[type(item)]} with call_id {shortened(item.call_id)!r} comes before this output."
+            raise InvalidRequest(message, param=f"{path}.call_id")
+
+    def _check_approval(self, asked: str, param: str) -> None:
+        if asked not in self._asked:
+            raise InvalidRequest(f"No approval request {shortened(asked)!r} comes before this response.", param=param)
+        if self._asked[asked]:
+            raise InvalidRequest(f"The approval request {shortened(asked)!r} is answered already.", param=param)
