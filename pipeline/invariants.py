@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 import msgspec
 from msgspec.structs import replace
 
-from pipeline.item_invariants import InvariantBroken, ItemChecker, rule
+from pipeline.item_invariants import ItemChecker
 from pipeline.protocol.events import (
     OutputItemAdded,
     OutputItemDone,
@@ -24,8 +24,17 @@ from pipeline.protocol.events import (
     ResponseQueued,
     TerminalEvent,
 )
-from pipeline.protocol.items import CustomToolCall, FunctionCall, OutputItem
+from pipeline.protocol.items import (
+    ApplyPatchCall,
+    CustomToolCall,
+    FunctionCall,
+    LocalShellCall,
+    OutputItem,
+    ShellCall,
+    ShellCallOutput,
+)
 from pipeline.protocol.response import Response, ResponseStatus, Usage
+from pipeline.rules import InvariantBroken, rule
 
 
 async def check(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ResponseEvent, None]:
@@ -47,6 +56,7 @@ class StreamChecker:
         self._in_progress = False
         self._item: ItemChecker | None = None
         self._output: list[OutputItem] = []
+        self._cuts: list[bool] = []
         self._ended = False
 
     def feed(self, event: ResponseEvent) -> None:
@@ -62,8 +72,7 @@ class StreamChecker:
             case OutputItemAdded():
                 self._add(event)
             case OutputItemDone():
-                self._output.append(self._open_item().close(event))
-                self._item = None
+                self._close(event)
             case _:
                 self._open_item().feed(event)
 
@@ -110,6 +119,8 @@ class StreamChecker:
         rule(_facts(response) == _facts(self._first), "what the response says of its request never changes")
         rule(response.output == tuple(self._output), "the final output equals the items that were done")
         rule(isinstance(event, _TERMINAL_EVENTS.get(response.status, ())), "the terminal event's type is the status")
+        rule(not any(self._cuts[:-1]), "only the last item may be incomplete")
+        rule(response.status != "completed" or not any(self._cuts), "a completed response has completed items only")
         _check_outcome(response)
         self._ended = True
 
@@ -120,16 +131,26 @@ class StreamChecker:
         rule(self._item is None, "an item is done before the next is added")
         rule(event.output_index == len(self._output), "output indexes count the items")
         rule(event.item.id not in {done.id for done in self._output}, "item ids are unique")
-        if isinstance(event.item, FunctionCall | CustomToolCall):
-            call_ids = {done.call_id for done in self._output if isinstance(done, FunctionCall | CustomToolCall)}
+        call_ids = {done.call_id for done in self._output if isinstance(done, _CALLS)}
+        if isinstance(event.item, _CALLS):
             rule(event.item.call_id not in call_ids, "call ids are unique")
+        if isinstance(event.item, ShellCallOutput):
+            rule(event.item.call_id in call_ids, "an output is that of a call ahead of it")
         self._item = ItemChecker(event, self._first.top_logprobs if self._first else 0)
+
+    def _close(self, event: OutputItemDone) -> None:
+        item = self._open_item()
+        self._output.append(item.close(event))
+        self._cuts.append(item.is_cut)
+        self._item = None
 
     def _open_item(self) -> ItemChecker:
         if self._item is None:
             raise InvariantBroken("an event of an item comes between its added and its done event")
         return self._item
 
+
+_CALLS = FunctionCall | CustomToolCall | LocalShellCall | ShellCall | ApplyPatchCall
 
 _TERMINAL_EVENTS: dict[ResponseStatus, type] = {
     "completed": ResponseCompleted,
@@ -158,10 +179,7 @@ def _facts(response: Response | None) -> dict[str, object]:
 
 
 def _check_outcome(response: Response) -> None:
-    statuses = [item.status for item in response.output]
-    rule("incomplete" not in statuses[:-1], "only the last item may be incomplete")
     completed = response.status == "completed"
-    rule(not (completed and "incomplete" in statuses), "a completed response has completed items only")
     rule((response.completed_at is not None) == completed, "completed_at belongs to completed responses")
     rule((response.error is not None) == (response.status == "failed"), "error belongs to failed responses")
     rule(

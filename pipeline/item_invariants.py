@@ -1,7 +1,7 @@
 """What the events of one item hold to, from the one that adds it to the one that says it is done.
 
-`ItemChecker` is the part of the invariant checker that knows how items of each kind grow: in parts, by deltas that sum
-to what the done events carry, under ids and indexes that stay.
+`ItemChecker` is the part of the invariant checker that knows what all items have, and how those grow that consist of
+parts: by deltas that sum to what the done events carry, under ids and indexes that stay.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from pipeline.call_invariants import CallChecker, CallEvent, call_checker
 from pipeline.protocol.events import (
     ContentPartAdded,
     ContentPartDone,
-    CustomToolCallInputDelta,
-    CustomToolCallInputDone,
-    FunctionCallArgumentsDelta,
-    FunctionCallArgumentsDone,
     OutputItemAdded,
     OutputItemDone,
     OutputTextAnnotationAdded,
@@ -29,13 +29,14 @@ from pipeline.protocol.events import (
     ReasoningTextDone,
     RefusalDelta,
     RefusalDone,
-    TextDelta,
-    TextDone,
 )
 from pipeline.protocol.items import (
+    CodeInterpreterCall,
     CustomToolCall,
     FunctionCall,
-    Logprob,
+    McpApprovalRequest,
+    McpCall,
+    McpListTools,
     Message,
     OutputItem,
     OutputPart,
@@ -43,58 +44,23 @@ from pipeline.protocol.items import (
     Reasoning,
     ReasoningText,
     Refusal,
+    ShellCallOutput,
     SummaryText,
+    WebSearchCall,
 )
+from pipeline.rules import InvariantBroken, Text, rule
 
 PartEvent: TypeAlias = ContentPartAdded | ContentPartDone | ReasoningSummaryPartAdded | ReasoningSummaryPartDone
-InnerEvent: TypeAlias = PartEvent | TextDelta | TextDone | OutputTextAnnotationAdded
+PartDelta: TypeAlias = OutputTextDelta | RefusalDelta | ReasoningTextDelta | ReasoningSummaryTextDelta
+PartText: TypeAlias = OutputTextDone | RefusalDone | ReasoningTextDone | ReasoningSummaryTextDone
+InnerEvent: TypeAlias = PartEvent | PartDelta | PartText | OutputTextAnnotationAdded | CallEvent
 """What comes between the two events of an item."""
-
-
-class InvariantBroken(AssertionError):
-    """A stream broke a rule that clients rely on."""
-
-
-def rule(holds: bool, text: str) -> None:
-    """Raise `InvariantBroken` with the ``text`` of a rule that does not hold."""
-    if not holds:
-        raise InvariantBroken(text)
-
-
-@dataclass
-class _Text:
-    """A text while it grows."""
-
-    deltas: list[str] = field(default_factory=list)
-    logprobs: list[Logprob] = field(default_factory=list)
-    has_all_logprobs: bool = True
-    done: str | None = None
-
-    def grow(self, event: TextDelta) -> None:
-        rule(event.delta != "", "deltas are never empty")
-        rule(self.done is None, "no delta follows the done event of its text")
-        self.deltas.append(event.delta)
-        logprobs = event.logprobs if isinstance(event, OutputTextDelta) else ()
-        self.logprobs += logprobs
-        self.has_all_logprobs = self.has_all_logprobs and bool(logprobs)
-
-    def close(self, event: TextDone) -> None:
-        text = _whole(event)
-        rule(self.done is None, "a text is done once")
-        rule(text == "".join(self.deltas), "the deltas of a text sum to the text that its done event carries")
-        if isinstance(event, OutputTextDone):
-            rule(event.logprobs == tuple(self.logprobs), "the logprobs of a text are those of its deltas")
-        spelled = b"".join(bytes(token.bytes) for token in self.logprobs).decode(errors="replace")
-        # Not to the letter: a stop text may begin inside a token, of which the text then has only the beginning.
-        agree = spelled in text or text in spelled
-        rule(agree or not self.has_all_logprobs, "the bytes of a text's tokens spell the text")
-        self.done = text
 
 
 @dataclass
 class _OpenPart:
     part: OutputPart | SummaryText
-    text: _Text = field(default_factory=_Text)
+    text: Text = field(default_factory=Text)
     annotations: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -108,12 +74,14 @@ class ItemChecker:
         self._content: list[OutputPart] = []
         self._summary: list[SummaryText] = []
         self._part: _OpenPart | None = None
-        self._input = _Text()
-        rule(added.item.status == "in_progress" and _is_empty(added.item), "an item is added empty")
+        self.is_cut = False
+        """Whether the item is done, but not whole."""
+        rule(getattr(added.item, "status", "in_progress") == "in_progress", "an item is added in progress")
+        self._call = _of_call(added.item)
 
     def feed(self, event: InnerEvent) -> None:
         """Take the next event of the item."""
-        self._check_place(event.output_index, event.item_id)
+        self._check_place(event.output_index, getattr(event, "item_id", self._item.id))
         match event:
             case ContentPartAdded() | ReasoningSummaryPartAdded():
                 self._begin_part(event)
@@ -121,15 +89,17 @@ class ItemChecker:
                 self._end_part(event)
             case OutputTextAnnotationAdded():
                 self._annotate(event)
-            case FunctionCallArgumentsDelta() | CustomToolCallInputDelta():
-                self._call(event).grow(event)
-            case FunctionCallArgumentsDone() | CustomToolCallInputDone():
-                self._call(event).close(event)
-            case OutputTextDelta() | RefusalDelta() | ReasoningTextDelta() | ReasoningSummaryTextDelta():
+            case OutputTextDelta():
                 self._check_logprobs(event)
-                self._text(event).grow(event)
+                self._text(event).grow(event.delta, event.logprobs)
+            case RefusalDelta() | ReasoningTextDelta() | ReasoningSummaryTextDelta():
+                self._text(event).grow(event.delta)
             case OutputTextDone() | RefusalDone() | ReasoningTextDone() | ReasoningSummaryTextDone():
-                self._text(event).close(event)
+                self._end_text(event)
+            case _:
+                if self._call is None:
+                    raise InvariantBroken("events of calls are of their call's kind")
+                self._call.feed(event)
 
     def close(self, done: OutputItemDone) -> OutputItem:
         """Take the last event of the item."""
@@ -137,23 +107,23 @@ class ItemChecker:
         self._check_place(done.output_index, item.id)
         rule(self._part is None, "every part is done before its item")
         rule(bool(self._content) or not isinstance(self._item, Message), "a message has at least one part")
-        rule(item.status in ("completed", "incomplete"), "a done item is completed or incomplete")
+        rule(getattr(item, "status", "completed") in _ENDS.get(type(item), _COMMON_ENDS), "a done item has ended")
         rule(_identity(item) == _identity(self._item), "an item keeps its identity")
-        rule(_body(item) == self._grown(), "a done item holds what its events built")
+        self.is_cut = self._call.close(item) if self._call else self._close_parts(item)
         return item
+
+    def _close_parts(self, item: OutputItem) -> bool:
+        rule(_body(item) == self._grown(), "a done item holds what its events built")
+        return getattr(item, "status", None) == "incomplete"
 
     def _check_place(self, output_index: int, item_id: str) -> None:
         rule(output_index == self._index, "an event carries the output index of the open item")
         rule(item_id == self._item.id, "an event carries the id of the open item")
 
     def _grown(self) -> object:
-        match self._item:
-            case FunctionCall() | CustomToolCall():
-                return self._input.done
-            case Message():
-                return tuple(self._content)
-            case Reasoning():
-                return tuple(self._summary), tuple(self._content)
+        if isinstance(self._item, Message):
+            return tuple(self._content)
+        return tuple(self._summary), tuple(self._content)
 
     # Parts
 
@@ -177,10 +147,16 @@ class ItemChecker:
             self._content.append(part)
         self._part = None
 
-    def _text(self, event: TextDelta | TextDone) -> _Text:
+    def _text(self, event: PartDelta | PartText) -> Text:
         opened = self._open_part(event)
         rule(isinstance(opened.part, _PART_TYPES[type(event)]), "text events are of their part's kind")
         return opened.text
+
+    def _end_text(self, event: PartText) -> None:
+        text = self._text(event)
+        text.close(event.refusal if isinstance(event, RefusalDone) else event.text)
+        if isinstance(event, OutputTextDone):
+            rule(event.logprobs == tuple(text.logprobs), "the logprobs of a text are those of its deltas")
 
     def _annotate(self, event: OutputTextAnnotationAdded) -> None:
         opened = self._open_part(event)
@@ -189,13 +165,13 @@ class ItemChecker:
         rule(event.annotation_index == len(opened.annotations), "annotation indexes count the annotations of a part")
         opened.annotations.append(event.annotation)
 
-    def _check_logprobs(self, event: TextDelta) -> None:
-        for token in event.logprobs if isinstance(event, OutputTextDelta) else ():
+    def _check_logprobs(self, event: OutputTextDelta) -> None:
+        for token in event.logprobs:
             likely = [other.logprob for other in token.top_logprobs]
             rule(likely == sorted(likely, reverse=True), "alternatives come likeliest first")
             rule(len(likely) <= self._top_logprobs, "there are no more alternatives than were asked for")
 
-    def _open_part(self, event: InnerEvent) -> _OpenPart:
+    def _open_part(self, event: PartEvent | PartDelta | PartText | OutputTextAnnotationAdded) -> _OpenPart:
         if self._part is None:
             raise InvariantBroken("an event of a part comes between its added and its done event")
         rule(self._is_next(event), "an event carries the index of the open part")
@@ -207,13 +183,6 @@ class ItemChecker:
         index: int = event.content_index
         return index == len(self._content)
 
-    # Calls
-
-    def _call(self, event: TextDelta | TextDone) -> _Text:
-        kind = FunctionCall if isinstance(event, _OF_FUNCTIONS) else CustomToolCall
-        rule(isinstance(self._item, kind), "arguments belong to function calls, input to custom ones")
-        return self._input
-
 
 _OF_SUMMARIES = (
     ReasoningSummaryPartAdded,
@@ -221,7 +190,6 @@ _OF_SUMMARIES = (
     ReasoningSummaryTextDelta,
     ReasoningSummaryTextDone,
 )
-_OF_FUNCTIONS = (FunctionCallArgumentsDelta, FunctionCallArgumentsDone)
 _PART_TYPES: dict[type, type] = {
     OutputTextDelta: OutputText,
     OutputTextDone: OutputText,
@@ -235,26 +203,49 @@ _PART_TYPES: dict[type, type] = {
 """The part that each event of a text belongs to."""
 
 
+_COMMON_ENDS = ("completed", "incomplete")
+_ENDS: dict[type[OutputItem], tuple[str, ...]] = dict.fromkeys(
+    (McpCall, CodeInterpreterCall, WebSearchCall), (*_COMMON_ENDS, "failed")
+)
+
+
+def _of_call(item: OutputItem) -> CallChecker | None:
+    if not isinstance(item, Message | Reasoning):
+        return call_checker(item)
+    rule(_body(item) in ((), ((), ())), "an item is added empty")
+    return None
+
+
 def _part_types(item: OutputItem) -> tuple[type, ...]:
     match item:
         case Message():
             return (OutputText, Refusal)
         case Reasoning():
             return (ReasoningText, SummaryText)
-        case FunctionCall() | CustomToolCall():
+        case _:
             return ()
 
 
-def _identity(item: OutputItem) -> tuple[object, ...]:
-    match item:
-        case Message():
-            return "message", item.id, item.role, item.phase
-        case Reasoning():
-            return "reasoning", item.id
-        case FunctionCall():
-            return "function_call", item.id, item.call_id, item.name, item.namespace
-        case CustomToolCall():
-            return "custom_tool_call", item.id, item.call_id, item.name, item.namespace
+_DONE: dict[str, Any] = {"status": "completed"}
+_GROWING: dict[type[OutputItem], dict[str, Any]] = {
+    Message: {"content": (), **_DONE},
+    Reasoning: {"summary": (), "content": (), "encrypted_content": UNSET, **_DONE},
+    FunctionCall: {"arguments": "", **_DONE},
+    CustomToolCall: {"input": "", **_DONE},
+    McpListTools: {"tools": (), "error": None},
+    McpCall: {"arguments": "", "output": None, "error": None, **_DONE},
+    McpApprovalRequest: {},
+    CodeInterpreterCall: {"code": "", "outputs": None, **_DONE},
+    ShellCallOutput: {"output": (), **_DONE},
+}
+"""The fields that may be others when the item is done, of kinds where these are more than the status."""
+
+
+def _identity(item: OutputItem) -> OutputItem:
+    """All that is the same when the item is added and when it is done."""
+    if isinstance(item, WebSearchCall):
+        return replace(item, action={"type": item.action["type"]}, status="completed")
+    return replace(item, **_GROWING.get(type(item), _DONE))
 
 
 def _body(item: OutputItem) -> object:
@@ -263,26 +254,8 @@ def _body(item: OutputItem) -> object:
             return item.content
         case Reasoning():
             return item.summary, item.content or ()
-        case FunctionCall():
-            return item.arguments
-        case CustomToolCall():
-            return item.input
-
-
-def _is_empty(item: OutputItem) -> bool:
-    return _body(item) in ("", (), ((), ()))
-
-
-def _whole(event: TextDone) -> str:
-    match event:
-        case RefusalDone():
-            return event.refusal
-        case FunctionCallArgumentsDone():
-            return event.arguments
-        case CustomToolCallInputDone():
-            return event.input
-        case OutputTextDone() | ReasoningTextDone() | ReasoningSummaryTextDone():
-            return event.text
+        case _:
+            return None
 
 
 def _part_text(part: OutputPart | SummaryText) -> str:
