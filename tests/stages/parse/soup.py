@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pipeline.frames import GenerationStarted, TokenChunk, TokenLogprob
-from pipeline.protocol.tools import CustomTool, FunctionTool, Toolset
+from pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, McpTool, Toolset
 from stages.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START, load_encoding
 from tests.stages.parse.told import started
 
 MARKERS = (START, END, MESSAGE, CHANNEL, CONSTRAIN, RETURN, CALL)
 HEADER_WORDS = ("assistant", "analysis", "commentary", "final", " json", "user", "\n")
-RECIPIENTS = (" to=functions.f", " to=functions.g", " to=team.h", " h", " to=python")
+RECIPIENTS = (
+    *(" to=functions.f", " to=functions.g", " to=team.h", " h", " to=python"),
+    *(" to=browser.search", " to=container.exec", " to=docs.look-up", " to=docs.write", " to=functions.shell"),
+)
 
 
 def header_tokens() -> list[int]:
@@ -37,13 +40,23 @@ def soup() -> st.SearchStrategy[list[int]]:
 
 
 TOOLS = Toolset((FunctionTool("f"), CustomTool("g"), FunctionTool("h", namespace="team")))
+EVERY_TOOL = Toolset(
+    (
+        *TOOLS.tools,
+        FunctionTool("shell", form="shell"),
+        McpTool("docs", "look-up"),
+        McpTool("docs", "write", needs_approval=True),
+        *chain.from_iterable(HOSTED.values()),
+    )
+)
+REQUESTED = (TOOLS, EVERY_TOOL, Toolset(), replace(TOOLS, choice="none"), replace(EVERY_TOOL, allowed=((None, "f"),)))
 
 
 @st.composite
 def requests(draw: st.DrawFn) -> GenerationStarted:
     """Everything that a request may ask of the parser."""
     return started(
-        tools=draw(st.sampled_from([TOOLS, Toolset(), replace(TOOLS, choice="none"), replace(TOOLS, allowed=())])),
+        tools=draw(st.sampled_from(REQUESTED)),
         stop=draw(st.sampled_from([(), ("e",), (" the", "ing", "\n"), ("��",)])),
         raw_messages=draw(st.sampled_from([None, ()])),
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ from pipeline.record import read_frames
 from stages.harmony import CALL, CHANNEL, END, MESSAGE, RETURN, START, HarmonyEncoding, load_encoding
 from stages.parse.harmony import HarmonyParser
 from stages.parse.text import TokenDecoder
-from tests.stages.parse.soup import cut, requests, soup
+from tests.stages.parse.soup import EVERY_TOOL, cut, requests, soup
 from tests.stages.parse.told import items, parse, parse_text, run, started, summary
 from tests.stages.parse.wellformed import completions, package
 
@@ -38,13 +38,18 @@ RECORDINGS = sorted(FIXTURES.glob("*/tokens.jsonl"))
 
 
 def chunked(frames: list[TokenFrame], size: int) -> list[TokenFrame]:
-    """A recording in chunks of another size."""
-    chunks = [frame for frame in frames if isinstance(frame, TokenChunk)]
+    """A recording in chunks of another size; it may be of several generations."""
+    cut: list[TokenFrame] = []
+    for is_text, some in groupby(frames, lambda frame: isinstance(frame, TokenChunk)):
+        cut += _chunks([frame for frame in some if isinstance(frame, TokenChunk)], size) if is_text else some
+    return cut
+
+
+def _chunks(chunks: list[TokenChunk], size: int) -> Iterator[TokenChunk]:
     tokens = [token for chunk in chunks for token in chunk.token_ids]
     logprobs = [logprob for chunk in chunks for logprob in chunk.logprobs]
-    starts = range(0, len(tokens), size)
-    cut = [TokenChunk(tuple(tokens[at : at + size]), tuple(logprobs[at : at + size])) for at in starts]
-    return [frames[0], *cut, frames[-1]]
+    for at in range(0, len(tokens), size):
+        yield TokenChunk(tuple(tokens[at : at + size]), tuple(logprobs[at : at + size]))
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.parent.name)
@@ -285,6 +290,29 @@ def test_tokens_are_counted(encoding: HarmonyEncoding) -> None:
     list(parser.feed(TokenChunk(tuple(tokens))))
     *_, finished = parser.feed(GenerationFinished("stop", 7, 1.5))
     assert finished == TurnFinished("stop", 7, len(tokens), 3, 1.5)
+
+
+@pytest.mark.parametrize("header", ["<|channel|>analysis to=python code", " to=browser.search<|channel|>analysis"])
+def test_calls_in_a_thought_are_no_reasoning(header: str, encoding: HarmonyEncoding) -> None:
+    """What the model writes to the sandbox or to the browser counts as output, not as reasoning."""
+    tokens = encoding.encode_markup(
+        f"<|channel|>analysis<|message|>one two<|end|><|start|>assistant{header}<|message|>three four<|call|>"
+    )
+    begun = started(tools=EVERY_TOOL)
+    *_, finished = run(encoding, [begun, TokenChunk(tuple(tokens)), GenerationFinished("stop", 0, 1.5)])
+    assert finished == TurnFinished("stop", 0, len(tokens), 2, 1.5)
+
+
+@given(st.lists(st.tuples(soup(), requests()), min_size=2, max_size=3), st.sampled_from(["stop", "length"]))
+@settings(max_examples=100, deadline=None)
+def test_generations_may_follow_one_another(
+    turns: list[tuple[list[int], GenerationStarted]], reason: FinishReason
+) -> None:
+    """In a stream of several turns each is read as if it were alone: nothing of one gets into the next."""
+    encoding, finished = load_encoding(), GenerationFinished(reason, 0, 0.0)
+    alone: list[list[TokenFrame]] = [[begun, *cut(tokens, (), likely=False), finished] for tokens, begun in turns]
+    apart = [frame for frames in alone for frame in run(encoding, frames)]
+    assert run(encoding, [frame for frames in alone for frame in frames]) == apart
 
 
 def test_a_long_header_is_an_answer(encoding: HarmonyEncoding) -> None:

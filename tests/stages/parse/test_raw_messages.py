@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from openai_harmony import Message, Role
 
 from pipeline.frames import GenerationFinished, TokenChunk, TurnFinished
 from pipeline.protocol.tools import CustomTool, Toolset
 from stages.harmony import HarmonyEncoding, load_encoding
+from tests.stages.parse.soup import EVERY_TOOL
 from tests.stages.parse.told import run, started
 from tests.stages.parse.wellformed import completions, package
 
@@ -54,6 +56,16 @@ def test_broken_messages_are_told_as_understood(encoding: HarmonyEncoding) -> No
         ("final", None, None, "so"),
         ("commentary", "functions.shell", "<|constrain|>code", "ls 𓀀"),
     ]
+
+
+@pytest.mark.parametrize("recipient", ["python", "browser.open", "container.exec", "docs.look-up", "docs.write"])
+def test_calls_that_the_server_runs_are_told_as_written(recipient: str, encoding: HarmonyEncoding) -> None:
+    """A raw call has the channel, the recipient and the form that the model wrote, or the one it should have."""
+    (message,) = raw(encoding, f"<|channel|>analysis to={recipient} code<|message|>x<|call|>", tools=EVERY_TOOL)
+    assert (message["channel"], message["recipient"], message["content_type"]) == ("analysis", recipient, "code")
+    (bare,) = raw(encoding, f" to={recipient}<|message|>x<|call|>", tools=EVERY_TOOL)
+    assert bare["channel"] == ("commentary" if recipient.startswith("docs.") else "analysis")
+    assert Message.from_dict(bare).to_dict() == bare
 
 
 def test_a_stop_text_was_written_too(encoding: HarmonyEncoding) -> None:

@@ -6,10 +6,25 @@ from typing import TypeAlias
 
 import pytest
 
-from pipeline.frames import Repair
-from pipeline.protocol.tools import CustomTool, FunctionTool, Toolset
+from pipeline.frames import (
+    CodeCallOpened,
+    CustomToolCallOpened,
+    FunctionCallOpened,
+    GenerationFinished,
+    ItemOpened,
+    McpApprovalOpened,
+    McpCallOpened,
+    MessageOpened,
+    ReasoningOpened,
+    Repair,
+    ShellCallOpened,
+    TokenChunk,
+    WebCallOpened,
+)
+from pipeline.protocol.tools import ANY_NAME, HOSTED, CustomTool, FunctionTool, McpTool, Toolset
 from stages.harmony import HarmonyEncoding
-from tests.stages.parse.told import parse_text
+from stages.parse.recipients import Recipients
+from tests.stages.parse.told import OPENINGS, parse_text, run, started
 
 Called: TypeAlias = list[tuple[str, str | None, str, tuple[Repair, ...]]]
 
@@ -127,3 +142,156 @@ def test_custom_input_is_any_text(encoding: HarmonyEncoding) -> None:
     text = f"<|channel|>commentary to=functions.shell code<|message|>{source}<|call|>"
     (item,) = parse_text(encoding, text, tools=TEAM)
     assert (item.kind, item.name, item.text) == ("CustomToolCall", "shell", source)
+
+
+# Tools that the server runs, and those of the client's that have items of their own
+
+HERE = Toolset(
+    (
+        *(FunctionTool("weather"), FunctionTool("local_shell", form="local_shell")),
+        *(FunctionTool("shell", form="shell"), FunctionTool("apply_patch", form="apply_patch")),
+        *(McpTool("docs", "read/all-of.it"), McpTool("docs", "write", needs_approval=True)),
+        *(McpTool("my.wiki-2", "page.get"), McpTool("my.wiki-2", "weather")),
+        *HOSTED["python"],
+        *HOSTED["browser"],
+        *HOSTED["container"],
+    )
+)
+
+
+def opened(encoding: HarmonyEncoding, header: str, tools: Toolset = HERE) -> tuple[ItemOpened, tuple[Repair, ...]]:
+    """What a message with this header opens, and how its one item ends."""
+    chunk = TokenChunk(tuple(encoding.encode_markup(f"{header}<|message|>{{}}<|call|>")))
+    frames = run(encoding, [started(tools=tools), chunk, GenerationFinished("stop", 0, 0.0)])
+    (opening,) = (frame for frame in frames if isinstance(frame, OPENINGS))
+    (repairs,) = (frame.repairs for frame in frames if hasattr(frame, "repairs"))
+    return opening, repairs
+
+
+CALLED: dict[str, ItemOpened] = {
+    "functions.local_shell": FunctionCallOpened("local_shell", None, "local_shell"),
+    "functions.shell": FunctionCallOpened("shell", None, "shell"),
+    "functions.apply_patch": FunctionCallOpened("apply_patch", None, "apply_patch"),
+    "apply_patchjson": FunctionCallOpened("apply_patch", None, "apply_patch"),
+    "docs.read/all-of.it": McpCallOpened("docs", "read/all-of.it"),
+    "docs.read/all-of.itjson": McpCallOpened("docs", "read/all-of.it"),
+    "functions.docs.read/all-of.it": McpCallOpened("docs", "read/all-of.it"),
+    "Docs.read/all-of.it": McpCallOpened("docs", "read/all-of.it"),
+    "read/all-of.it": McpCallOpened("docs", "read/all-of.it"),
+    "docs.write": McpApprovalOpened("docs", "write"),
+    "write,": McpApprovalOpened("docs", "write"),
+    "my.wiki-2.page.get": McpCallOpened("my.wiki-2", "page.get"),
+    "my.wiki-2.weather": McpCallOpened("my.wiki-2", "weather"),
+    "weather": FunctionCallOpened("weather"),
+    "python": CodeCallOpened(),
+    "pythoncode": CodeCallOpened(),
+    "Python": CodeCallOpened(),
+    "python.exec": CodeCallOpened(),
+    "functions.python": CodeCallOpened(),
+    "browser.search": WebCallOpened("search"),
+    "browser.open": WebCallOpened("open"),
+    "browser.find": WebCallOpened("find"),
+    "browser.opencode": WebCallOpened("open"),
+    "Browser.find": WebCallOpened("find"),
+    "search": WebCallOpened("search"),
+    "container.exec": ShellCallOpened(),
+    "container.execjson": ShellCallOpened(),
+}
+
+HEADERS = [
+    "<|channel|>analysis to={} code",
+    "<|channel|>commentary to={} <|constrain|>json",
+    " to={}<|channel|>analysis code",
+    " to={}<|channel|>commentary json",
+    "<|channel|>analysis to={}",
+]
+
+
+@pytest.mark.parametrize(("recipient", "opening"), CALLED.items(), ids=CALLED)
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_call_of_any_tool_is_read_on_any_channel(
+    header: str, recipient: str, opening: ItemOpened, encoding: HarmonyEncoding
+) -> None:
+    """Whoever runs a tool, its recipient decides what a message is, wherever it stands and whatever the channel."""
+    assert opened(encoding, header.format(recipient)) == (opening, ())
+
+
+@pytest.mark.parametrize(
+    ("recipient", "addressed"),
+    [
+        *((name, name) for name in ("python", "browser.search", "browser.open", "container.exec")),
+        *(("pythoncode", "python"), ("python.exec", "python"), ("Browser.search", "browser.search")),
+        *(("browser.run", "browser.run"), ("docs.read", "docs.read"), ("image_gen.text2im", "image_gen.text2im")),
+    ],
+)
+@pytest.mark.parametrize("tools", [Toolset(), WEATHER, Toolset(WEATHER.tools, allowed=((None, "weather"),))])
+def test_d30_a_tool_that_nobody_declared_is_named(
+    tools: Toolset, recipient: str, addressed: str, encoding: HarmonyEncoding
+) -> None:
+    """Words to a tool that does not exist are a thought that says whom it is to, so that somebody can answer."""
+    found = opened(encoding, f"<|channel|>analysis to={recipient} code", tools)
+    assert found == (ReasoningOpened(addressed), ("undeclared tool",))
+
+
+@pytest.mark.parametrize("recipient", ["browser.search", "browser.searchjson", "container.weather", "python.weather"])
+def test_a_built_in_tool_is_no_function_of_the_same_name(recipient: str, encoding: HarmonyEncoding) -> None:
+    """Another namespace is only overlooked where it is none that the model was taught."""
+    tools = Toolset((FunctionTool("search"), McpTool("docs", "weather")))
+    opening, _ = opened(encoding, f"<|channel|>analysis to={recipient}", tools)
+    assert isinstance(opening, ReasoningOpened)
+    own = Toolset((FunctionTool("search", namespace="browser"),))
+    assert opened(encoding, "<|channel|>analysis to=browser.search", own)[0] == FunctionCallOpened("search", "browser")
+
+
+@pytest.mark.parametrize("recipient", ["docs.other", "my.wiki-2.other", "browser.other", "container.other"])
+def test_a_made_up_tool_of_the_server_is_not_called(recipient: str, encoding: HarmonyEncoding) -> None:
+    """Only what a client runs is the client's to refuse: in a namespace of the server's, it does not exist."""
+    opening, _ = opened(encoding, f"<|channel|>commentary to={recipient}")
+    assert opening == ReasoningOpened(recipient)
+
+
+@pytest.mark.parametrize("recipient", ["python", "docs.write", "browser.open", "functions.shell"])
+@pytest.mark.parametrize("limit", [{"choice": "none"}, {"allowed": (("docs", "read/all-of.it"), ("container", "*"))}])
+def test_a_forbidden_tool_of_the_server_is_a_thought(
+    limit: dict[str, object], recipient: str, encoding: HarmonyEncoding
+) -> None:
+    """What the request rules out is not run, by whomever; nobody answers for it, as it does exist."""
+    tools = Toolset(HERE.tools, **limit)  # type: ignore[arg-type]  # the limits of a request, by their names
+    assert opened(encoding, f"<|channel|>analysis to={recipient}", tools) == (ReasoningOpened(), ("undeclared tool",))
+
+
+def test_all_tools_of_a_namespace_may_be_allowed(encoding: HarmonyEncoding) -> None:
+    """A label among the allowed tools lets all of its tools be called, and no others."""
+    tools = Toolset(HERE.tools, allowed=(("docs", ANY_NAME), ("python", ANY_NAME)))
+    for recipient in ("docs.write", "docs.read/all-of.it", "python"):
+        assert opened(encoding, f" to={recipient}<|channel|>analysis", tools)[0] == CALLED[recipient]
+    assert opened(encoding, " to=my.wiki-2.weather<|channel|>commentary", tools)[0] == ReasoningOpened()
+
+
+@pytest.mark.parametrize("name", ["docs.read/all-of.it", "my.wiki-2.page.get", "python", "browser.search"])
+def test_a_result_that_the_model_made_up_is_no_call(name: str, encoding: HarmonyEncoding) -> None:
+    """The words of a tool, written by the model itself, are a thought, however the tool is called."""
+    told = parse_text(
+        encoding,
+        f"<|channel|>analysis<|message|>Hm.<|end|><|start|>{name} to=assistant<|channel|>commentary<|message|>4<|end|>",
+        tools=HERE,
+    )
+    assert [(item.kind, item.text, item.repairs) for item in told] == [
+        ("Reasoning", "Hm.", ()),
+        ("Reasoning", "4", ("foreign role",)),
+    ]
+
+
+@pytest.mark.parametrize("word", ["search", "open", "find", "exec"])
+def test_a_word_that_the_browser_has_too_is_text(word: str, encoding: HarmonyEncoding) -> None:
+    """Without ``to=``, only the full name of a built-in tool is one."""
+    assert not Recipients(HERE).knows(word)
+    opening, _ = opened(encoding, f"<|channel|>commentary {word}")
+    assert opening == MessageOpened("commentary")
+    assert opened(encoding, "<|channel|>commentary browser.open code")[0] == WebCallOpened("open")
+
+
+def test_a_custom_tool_keeps_its_kind(encoding: HarmonyEncoding) -> None:
+    """A client's custom tool beside the server's is what it was."""
+    tools = Toolset((*HERE.tools, CustomTool("note")))
+    assert opened(encoding, "<|channel|>commentary to=note code", tools) == (CustomToolCallOpened("note"), ())

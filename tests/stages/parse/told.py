@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.frames import (
-    CustomToolCallOpened,
+    ClientCallOpened,
     FinishReason,
-    FunctionCallOpened,
     GenerationFinished,
     GenerationStarted,
     ItemClosed,
@@ -18,6 +17,7 @@ from pipeline.frames import (
     ParsedFrame,
     ReasoningOpened,
     Repair,
+    ServerCallOpened,
     TokenChunk,
     TokenFrame,
     TokenIds,
@@ -27,6 +27,8 @@ from pipeline.protocol.items import Logprob
 from stages.harmony import HarmonyEncoding
 from stages.parse.harmony import HarmonyParser
 from tests.stages.persist.samples import response
+
+OPENINGS = ReasoningOpened | MessageOpened | ClientCallOpened | ServerCallOpened
 
 
 @dataclass
@@ -53,10 +55,10 @@ def items(frames: Iterable[ParsedFrame]) -> list[Parsed]:
     for frame in frames:
         is_open = bool(told) and told[-1].complete is None
         match frame:
-            case ReasoningOpened() | MessageOpened() | FunctionCallOpened() | CustomToolCallOpened():
+            case _ if isinstance(frame, OPENINGS):
                 assert not is_open
                 name = getattr(frame, "phase", "") or getattr(frame, "name", "")
-                namespace = getattr(frame, "namespace", None)
+                namespace = getattr(frame, "namespace", None) or getattr(frame, "server_label", None)
                 told.append(Parsed(type(frame).__name__.removesuffix("Opened"), name, namespace=namespace))
             case ItemDelta(text, logprobs):
                 assert is_open
