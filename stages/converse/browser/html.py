@@ -1,0 +1,301 @@
+"""A page's HTML as text with numbered links: a program of its own, run once for each page.
+
+Parsing takes time and memory that are quadratic in what a hostile page nests, so it happens in a process with limits,
+which may be killed; this file therefore imports nothing of ours.  It reads HTML from its input and writes JSON with
+``title``, ``text`` and ``links``.
+
+The text is much like Markdown: headings with ``#``, lists with ``*``, rows of tables with ``|``, code indented.  A link
+is ``【number†text】``, with the domain behind it where it leads to another one.  No page can forge such a mark.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+import sys
+from urllib.parse import urljoin, urlsplit
+
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+LONGEST_TEXT = 500_000
+_LONGEST_URL = 2_048
+_SECONDS = 5
+_MEMORY = 1 << 30
+
+
+def _tags(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+_NEVER = _tags("""
+    audio button canvas embed head iframe input math object option script select style svg template textarea title video
+""")
+_ASIDE = _tags("aside footer form nav noscript")
+"""What a page has beside what it is about."""
+_BLOCKS = _tags("""
+    address article body caption center dd details dialog div dl dt fieldset figcaption figure footer form header hgroup
+    html legend li main menu nav ol optgroup search section summary table tbody tfoot thead tr ul
+""")
+_PARAGRAPHS = _tags("blockquote h1 h2 h3 h4 h5 h6 hr p pre")
+_LISTS = _tags("menu ol ul")
+_APART = _LISTS | {"table"}
+"""Blocks with an empty line behind them."""
+_CAPTURED = _tags("a pre sub sup td th")
+"""Elements whose text is written when it is known as a whole."""
+_PREFIXES = {f"h{level}": "#" * level + " " for level in range(1, 7)} | {"blockquote": "> ", "hr": "* * *"}
+
+_CLEAN = {ord("【"): "〖", ord("】"): "〗", 0x200B: None, 0x7F: None, 0x0D: " "}
+_CLEAN |= {code: None for code in range(0x20) if code not in (0x09, 0x0A, 0x0D)}
+_CODES = frozenset(("idna", "mbcs", "oem", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"))
+"""Codecs of Python's that are no encodings of pages."""
+
+
+def clean(text: str) -> str:
+    """The text without what could be taken for marks, and without control characters."""
+    return text.translate(_CLEAN)
+
+
+def link_mark(number: int, text: str, domain: str = "") -> str:
+    """How a link is shown."""
+    shown = clean(text).replace("†", "‡")
+    return f"【{number}†{shown}†{clean(domain).replace('†', '‡')}】" if domain else f"【{number}†{shown}】"
+
+
+def decoded(body: bytes, charset: str) -> str | None:
+    """The text in the encoding of that name, None where there is none."""
+    try:
+        name = codecs.lookup(charset).name
+        if name in _CODES:
+            return None
+        return body.decode("cp1252" if name == "iso8859-1" else name, "replace")
+    except (LookupError, ValueError):
+        return None
+
+
+class _Page:
+    """What is written so far, and how to go on."""
+
+    def __init__(self, url: str, base: str, left_out: frozenset[str]) -> None:
+        self.links: dict[str, int] = {}
+        self.size = 0
+        self._base = base
+        self._domain = urlsplit(url).netloc
+        self._left_out = left_out
+        self._pieces: list[str] = []
+        self._breaks = 0
+        self._space = False
+        self._captures: list[tuple[list[str], int, str | None]] = []
+        self._items: list[int | None] = []
+        self._pre = 0
+        self._row_begun = False
+        self._images = 0
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
+    # The walk
+
+    def enter(self, node: LexborNode) -> bool:
+        """Whether to go on into the node."""
+        tag = node.tag or ""
+        if tag == "-text":
+            self._write(clean(node.text_content or ""))
+            return False
+        if tag in self._left_out or tag.startswith(("-", "!")) or _is_hidden(node):
+            self._instead(tag, node)
+            return False
+        if tag in _BLOCKS or tag in _PARAGRAPHS:
+            self._break(2 if tag in _PARAGRAPHS else 1)
+        if tag in _CAPTURED:
+            self._capture(node.attributes.get("href") if tag == "a" else None)
+        self._open(tag, node)
+        return True
+
+    def _open(self, tag: str, node: LexborNode) -> None:
+        match tag:
+            case "ol" | "ul" | "menu":
+                self._items.append(1 if tag == "ol" else None)
+            case "li":
+                self._bullet()
+            case "pre":
+                self._pre += 1
+            case "tr":
+                self._row_begun = False
+            case "br":
+                self._break(self._breaks + 1)
+            case "img":
+                self._image(node)
+            case _ if prefix := _PREFIXES.get(tag):
+                self._raw(prefix)
+            case _:
+                pass
+
+    def leave(self, tag: str) -> None:
+        """All in an element is written."""
+        if tag in _LISTS:
+            self._items.pop()
+        if tag in _CAPTURED:
+            self._captured(tag)
+        if tag in _BLOCKS or tag in _PARAGRAPHS:
+            self._break(1 if tag in _BLOCKS and (self._items or tag not in _APART) else 2)
+
+    # Elements
+
+    def _instead(self, tag: str, node: LexborNode) -> None:
+        if tag == "math" and (formula := node.attributes.get("alttext")):
+            self._write(clean(formula))
+
+    def _bullet(self) -> None:
+        number = self._items[-1] if self._items else None
+        indent = "  " * max(1, min(len(self._items), 8))
+        self._raw(f"{indent}* " if number is None else f"{indent}{number}. ")
+        if number is not None:
+            self._items[-1] = number + 1
+
+    def _image(self, node: LexborNode) -> None:
+        if name := " ".join((node.attributes.get("alt") or node.attributes.get("title") or "").split()):
+            self._write(f"[Image {self._images}: {clean(name)}]")
+            self._images += 1
+
+    def _capture(self, href: str | None) -> None:
+        if not self._breaks and self._space:
+            self._raw("")
+        self._captures.append((self._pieces, self._breaks, href))
+        self._pieces, self._breaks, self._space = [], 0, False
+
+    def _captured(self, tag: str) -> None:
+        text, space = self.text, self._space
+        self.size -= len(text)
+        self._pieces, self._breaks, href = self._captures.pop()
+        self._space = False
+        match tag:
+            case "pre":
+                self._pre -= 1
+                self._raw("\n".join(f"    {line}".rstrip() for line in text.strip("\n").split("\n")))
+            case "td" | "th":
+                self._cell(text.strip())
+            case "a" if (words := " ".join(text.split())) and (url := self._target(href)):
+                self._link(words, url)
+            case "sub" | "sup" if re.fullmatch(r"[\w-]+", text):
+                self._raw(f"{'^' if tag == 'sup' else '_'}{{{text}}}")
+            case _:
+                self._write(text)
+        self._space |= space and not self._breaks
+
+    def _link(self, words: str, url: str) -> None:
+        domain = urlsplit(url).netloc
+        number = self.links.setdefault(url, len(self.links))
+        self._raw(link_mark(number, re.sub("^#{1,6} ", "", words), domain if domain != self._domain else ""))
+
+    def _target(self, href: str | None) -> str | None:
+        """Where a link leads, None where that is no other page."""
+        if not href or href.startswith("#") or len(href) > _LONGEST_URL:
+            return None
+        try:
+            url = "".join(urljoin(self._base, href.strip()).split())
+            return url if urlsplit(url).scheme in ("http", "https") and urlsplit(url).netloc else None
+        except ValueError:
+            return None
+
+    def _cell(self, text: str) -> None:
+        """A cell of a table: beside the others where it is short, else on lines of its own, as in tables for layout."""
+        if len(text) > 200:
+            self._break(1)
+            self._raw(text)
+            self._break(1)
+            self._row_begun = False
+            return
+        if self._row_begun:
+            self._raw(" | ")
+        self._raw(" ".join(text.split()))
+        self._row_begun = True
+
+    # Text
+
+    def _write(self, text: str) -> None:
+        if self._pre:
+            self._raw(text)
+            return
+        words = " ".join(text.split())
+        if text[:1].isspace():
+            self._space = True
+        if words:
+            self._raw(words)
+        if text[-1:].isspace():
+            self._space = True
+
+    def _raw(self, text: str) -> None:
+        before = ""
+        if self._breaks and self._pieces:
+            before = "\n" * self._breaks
+        elif self._space and self._pieces and not self._pieces[-1].endswith((" ", "\n")):
+            before = " "
+        self._pieces.append(before + text)
+        self.size += len(before) + len(text)
+        self._breaks, self._space = 0, False
+
+    def _break(self, lines: int) -> None:
+        self._breaks = min(2, max(self._breaks, lines))
+        self._space = False
+
+
+def _is_hidden(node: LexborNode) -> bool:
+    attributes = node.attributes
+    style = (attributes.get("style") or "").replace(" ", "").lower()
+    return "hidden" in attributes or "display:none" in style
+
+
+def converted(markup: str | bytes, url: str) -> tuple[str, str, list[str]]:
+    """The page's title, its text and its links; with what stands beside where that is nearly all there is."""
+    tree = LexborHTMLParser(markup, encoding=True)
+    title, base = tree.css_first("title"), _base(tree, url)
+    page = _walked(tree, _Page(url, base, _NEVER | _ASIDE))
+    if len(page.text) < 500:
+        whole = _walked(tree, _Page(url, base, _NEVER))
+        page = whole if len(page.text) * 5 < len(whole.text) else page
+    return clean(" ".join(title.text().split()))[:300] if title else "", page.text.strip("\n"), list(page.links)
+
+
+def _base(tree: LexborHTMLParser, url: str) -> str:
+    element = tree.css_first("base[href]")
+    try:
+        return urljoin(url, element.attributes["href"] or "") if element else url
+    except ValueError:
+        return url
+
+
+def _walked(tree: LexborHTMLParser, page: _Page) -> _Page:
+    """Visit all nodes in order, however deep they are nested."""
+    todo: list[LexborNode | str] = [tree.body] if tree.body else []
+    while todo:
+        node = todo.pop()
+        if isinstance(node, str):
+            page.leave(node)
+            continue
+        if page.size > LONGEST_TEXT:
+            continue
+        if node.next and todo:
+            todo.append(node.next)
+        if page.enter(node):
+            todo.append(node.tag or "")
+            if child := node.first_child:
+                todo.append(child)
+    return page
+
+
+def main() -> None:
+    """Convert what comes in; the arguments are its URL and the encoding that its server named, if any."""
+    import resource  # noqa: PLC0415 - only this process is limited
+
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
+    url, charset = sys.argv[1:3]
+    body = sys.stdin.buffer.read()
+    title, text, links = converted((decoded(body, charset) if charset else None) or body, url)
+    sys.stdout.write(json.dumps({"title": title, "text": text, "links": links}))
+
+
+if __name__ == "__main__":
+    main()
