@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from stages.persist.database import Database
@@ -66,3 +67,16 @@ async def opened(store_at: str, stale: float = 15.0) -> AsyncIterator[Store]:
 def database(store_at: str) -> Database:
     """The database that is there, not yet open."""
     return PostgresDatabase(store_at) if store_at.startswith("postgresql:") else SqliteDatabase(store_at)
+
+
+async def contents(store_at: str) -> str:
+    """All that is in the store's files, or in the rows of its tables, as one text."""
+    if not store_at.startswith("postgresql:"):
+        return "".join(file.read_bytes().decode("latin-1") for file in Path(store_at).parent.iterdir())
+    connection = await asyncpg.connect(store_at)
+    try:
+        tables = await connection.fetch("select tablename from pg_tables where schemaname = current_schema()")
+        rows = [row for (table,) in tables for row in await connection.fetch(f"select * from {table}")]
+    finally:
+        await connection.close()
+    return "".join(value.decode("latin-1") if isinstance(value, bytes) else str(value) for row in rows for value in row)
