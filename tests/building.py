@@ -1,4 +1,4 @@
-"""Parsed frames in the order of their grammar, and the events that the writer makes of them."""
+"""Frames of whole responses, in the order of their grammar, and the events that the writer makes of them."""
 
 from __future__ import annotations
 
@@ -6,28 +6,50 @@ import json
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pipeline.frames import (
     AnnotationAdded,
+    CallFinished,
+    CallStarted,
+    CodeCallOpened,
+    ConversedFrame,
     CustomToolCallOpened,
+    EmittedFrame,
     FinishReason,
     FunctionCallOpened,
     GenerationStarted,
     ItemClosed,
     ItemDelta,
     ItemOpened,
+    ItemResult,
+    ItemTokens,
+    McpApprovalOpened,
+    McpCallOpened,
+    McpListToolsOpened,
     MessageOpened,
-    ParsedFrame,
     RawMessages,
     ReasoningOpened,
     RefusalOpened,
+    ResponseStarted,
+    ShellCallOpened,
+    ShellOutputOpened,
     TurnFinished,
+    WebCallOpened,
 )
-from pipeline.protocol.events import Event, ResponseEvent, to_sse
+from pipeline.protocol.events import (
+    Event,
+    OutputItemAdded,
+    OutputItemDone,
+    OutputTextAnnotationAdded,
+    ResponseEvent,
+    ShellCallOutputContentDelta,
+    ShellCallOutputContentDone,
+    to_sse,
+)
 from pipeline.protocol.items import InputText, Logprob, Message, Phase, TopLogprob
 from pipeline.protocol.response import ReasoningOptions
+from pipeline.protocol.tools import ClientForm
 from stages.emit.emit import ResponseWriter
 from tests.stages.persist.samples import response
 
@@ -38,8 +60,22 @@ SUMMARISED = ReasoningOptions("medium", "auto")
 
 NOTE = {"type": "url_citation", "url": "https://a.example/", "title": "A", "start_index": 0, "end_index": 2}
 
+SEARCH = {"type": "search", "query": "Oslo"}
+FOUND = {**SEARCH, "sources": [{"type": "url", "url": "https://a.example/"}]}
+LOGS = {"type": "logs", "logs": "2\n"}
+LISTED = {"name": "ask", "input_schema": {"type": "object"}, "description": "Asks.", "annotations": None}
+WRITTEN = {"stdout": "a\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
+HUNG = {"stdout": "", "stderr": "b\n", "outcome": {"type": "timeout"}}
+
+FORMS: dict[ClientForm, str] = {
+    "local_shell": '{"command": ["ls", "-l"], "timeout_ms": 5}',
+    "shell": '{"commands": ["ls", "", "pwd"], "max_output_length": 9}',
+    "apply_patch": '{"type": "create_file", "path": "a.txt", "diff": "+a"}',
+}
+"""Arguments of each form."""
+
 Piece = str | ItemDelta | AnnotationAdded
-Frames = tuple[ParsedFrame, ...]
+Frames = tuple[ConversedFrame, ...]
 
 
 def started(
@@ -81,6 +117,64 @@ def custom_tool_call(*texts: str, name: str = "shell", complete: bool = True) ->
     return item(CustomToolCallOpened(name), *texts, complete=complete)
 
 
+def form_call(form: ClientForm, *texts: str, complete: bool = True) -> Frames:
+    """A call that the client runs and that has an item of its own."""
+    return item(FunctionCallOpened(form, form=form), *texts or (FORMS[form],), complete=complete)
+
+
+def approval(*texts: str, complete: bool = True) -> Frames:
+    """A call that the client has to approve of."""
+    return item(McpApprovalOpened("wiki", "ask"), *texts, complete=complete)
+
+
+def served(
+    opening: ItemOpened | McpListToolsOpened | ShellOutputOpened,
+    *texts: str,
+    outcome: CallFinished | None = None,
+    action: dict[str, Any] | None = None,
+    complete: bool = True,
+) -> Frames:
+    """An item of what the server runs; what is not ``complete`` was cut before it ran."""
+    ran = (CallStarted(action), outcome or CallFinished()) if complete else ()
+    return (opening, *map(ItemDelta, texts), *ran, ItemClosed(complete))
+
+
+def mcp_list(*tools: dict[str, Any], error: str | None = None) -> Frames:
+    """What an MCP server offers."""
+    return served(McpListToolsOpened("wiki"), outcome=CallFinished(error=error, data=tools))
+
+
+def mcp_call(*texts: str, result: str = "Fine.", error: str | None = None, complete: bool = True) -> Frames:
+    """A call of a tool of an MCP server."""
+    outcome = CallFinished(result, error)
+    return served(McpCallOpened("wiki", "ask"), *texts, outcome=outcome, complete=complete)
+
+
+def code_call(
+    *texts: str, outputs: tuple[dict[str, Any], ...] = (), error: str | None = None, complete: bool = True
+) -> Frames:
+    """Code that runs."""
+    return served(CodeCallOpened(), *texts, outcome=CallFinished("2\n", error, outputs), complete=complete)
+
+
+def web_call(
+    *texts: str, found: tuple[dict[str, Any], ...] = (), error: str | None = None, complete: bool = True
+) -> Frames:
+    """A search."""
+    outcome = CallFinished("Oslo is a city.", error, found)
+    return served(WebCallOpened("search"), *texts, outcome=outcome, action=SEARCH, complete=complete)
+
+
+def shell_call(*texts: str, complete: bool = True) -> Frames:
+    """A call of the sandbox's shell."""
+    return item(ShellCallOpened(), *texts, complete=complete)
+
+
+def shell_output(*outputs: dict[str, Any], error: str | None = None) -> Frames:
+    """What came of it."""
+    return served(ShellOutputOpened(), outcome=CallFinished("a\n", error, outputs))
+
+
 def spelled(text: str, alternatives: int = 0) -> ItemDelta:
     """A delta with logprobs: a token for each character, or two for one of several bytes."""
     tokens = [part for raw in map(str.encode, text) for part in (raw[:1], raw[1:]) if part]
@@ -96,6 +190,36 @@ def finished(reason: FinishReason = "stop", **fields: Any) -> TurnFinished:
     """The last frame."""
     counts: dict[str, Any] = {"cached_tokens": 4, "output_tokens": 20, "reasoning_tokens": 8, "duration": 2.0}
     return TurnFinished(reason, **(counts | fields))
+
+
+def served_turns() -> Frames:
+    """Two turns with all that the server runs itself, ahead of an answer."""
+    first = started()
+    return (
+        ResponseStarted(first.response, first.input),
+        *mcp_list(LISTED),
+        *mcp_list(error="It is down."),
+        first,
+        *reasoning("So."),
+        *mcp_call('{"q":', '"a"}'),
+        *mcp_call("{}", error="No."),
+        *code_call("1 +", " 1", outputs=(LOGS,)),
+        *code_call("1 /", error="It hung."),
+        *web_call("{}", found=(FOUND,)),
+        *web_call("{}", error="It is down."),
+        *shell_call('{"cmd": ["ls"]}'),
+        *shell_output(WRITTEN, HUNG),
+        finished(),
+        started(prompt_tokens=50),
+        *message("Hel", "lo!"),
+        finished(),
+    )
+
+
+def asking_turn() -> Frames:
+    """A turn with all that the client has to do something about."""
+    forms = (frame for form in FORMS for frame in form_call(form))
+    return (started(), *approval('{"q":', '"a"}'), *forms, *custom_tool_call("ls"), *function_call("{}"), finished())
 
 
 def whole_turn() -> Frames:
@@ -118,15 +242,31 @@ def summarised_turn() -> Frames:
 def in_background(frames: Frames) -> Frames:
     """The same turn, of a response that waits before it begins."""
     first, *rest = frames
-    assert isinstance(first, GenerationStarted)
+    assert isinstance(first, GenerationStarted | ResponseStarted)
     return (replace(first, response=replace(first.response, background=True, status="queued")), *rest)
 
 
-def written(frames: Iterable[ParsedFrame]) -> list[ResponseEvent]:
-    """The events of a turn that ends."""
+def written(frames: Iterable[ConversedFrame]) -> list[ResponseEvent]:
+    """The events of a response that ends."""
     writer = ResponseWriter()
-    events = [event for frame in frames for event in writer.feed(frame) if isinstance(event, Event)]
-    return [*events, *writer.finish()]
+    events = [event for frame in frames for event in writer.feed(frame)]
+    return only_events([*events, *writer.finish()])
+
+
+def only_events(frames: Iterable[EmittedFrame]) -> list[ResponseEvent]:
+    """What is for the client of all that the writer says."""
+    return [frame for frame in frames if not isinstance(frame, ResponseStarted | ItemTokens | ItemResult)]
+
+
+def is_news(event: Event) -> bool:
+    """Whether nobody can tell an event ahead of its time, deltas of texts aside: what is new, and what tools return."""
+    if isinstance(event, OutputItemDone):
+        outcome = [getattr(event.item, name, None) for name in ("tools", "output", "outputs", "error")]
+        return any(outcome) or event.item.id.startswith("ws_")
+    return isinstance(
+        event,
+        OutputItemAdded | OutputTextAnnotationAdded | ShellCallOutputContentDelta | ShellCallOutputContentDone,
+    )
 
 
 def types(events: Iterable[Event]) -> list[str]:
@@ -144,53 +284,10 @@ def on_the_wire(event: Event) -> dict[str, Any]:
 
 
 async def source(
-    frames: Iterable[ParsedFrame], error: BaseException | None = None
-) -> AsyncGenerator[ParsedFrame, None]:
+    frames: Iterable[ConversedFrame], error: BaseException | None = None
+) -> AsyncGenerator[ConversedFrame, None]:
     """Frames as a stage's source, which breaks at its end if there is an ``error``."""
     for frame in frames:
         yield frame
     if error:
         raise error
-
-
-_names = st.sampled_from(["get_weather", "clock"])
-_namespaces = st.sampled_from([None, "home"])
-_openings: st.SearchStrategy[ItemOpened] = st.one_of(
-    st.just(ReasoningOpened()),
-    st.builds(MessageOpened, st.sampled_from(["commentary", "final_answer"])),
-    st.just(RefusalOpened()),
-    st.builds(FunctionCallOpened, _names, _namespaces),
-    st.builds(CustomToolCallOpened, _names, _namespaces),
-)
-# `checked` takes a frame apart with str.splitlines; what that splits at and SSE does not, test_events looks at.
-_characters = st.characters(codec="utf-8", exclude_characters="\x85\u2028\u2029")
-_texts = st.text(_characters, min_size=1, max_size=5)
-_notes = st.builds(lambda end: AnnotationAdded({**NOTE, "end_index": end}), st.integers(0, 9))
-
-
-def _pieces(opening: ItemOpened, alternatives: int | None) -> st.SearchStrategy[list[Piece]]:
-    """What may come in an item; ``alternatives`` is the number of them beside each token, None without logprobs."""
-    if not isinstance(opening, MessageOpened):
-        return st.lists(_texts, max_size=3)
-    deltas = _texts if alternatives is None else _texts.map(lambda text: spelled(text, alternatives))
-    return st.lists(deltas | _notes, max_size=4)
-
-
-@st.composite
-def turns(draw: st.DrawFn) -> Frames:
-    """Whole turns, by the grammar of `ParsedFrame`; only a turn that was cut may have a cut item, its last."""
-    reason: FinishReason = draw(st.sampled_from(["stop", "length", "content_filter"]))
-    openings = draw(st.lists(_openings, max_size=4))
-    alternatives = draw(st.sampled_from([None, 0, 2]))
-    prompt_tokens = draw(st.integers(1, 99))
-    raw: RawMessages | None = draw(st.sampled_from([None, ({"role": "user"},)]))
-    reasoning = draw(st.sampled_from([ReasoningOptions(None, None), SUMMARISED]))
-    first = started("resp_1", prompt_tokens, raw, reasoning=reasoning, top_logprobs=alternatives or 0)
-    frames: list[ParsedFrame] = [first]
-    for position, opening in enumerate(openings, start=1):
-        is_cut = reason != "stop" and position == len(openings) and draw(st.booleans())
-        frames += item(opening, *draw(_pieces(opening, alternatives)), complete=not is_cut)
-    thought = draw(st.integers(0, 50))
-    counts = {"output_tokens": thought + draw(st.integers(0, 50)), "reasoning_tokens": thought}
-    cached, duration = draw(st.integers(0, prompt_tokens)), draw(st.floats(0, 99))
-    return (*frames, finished(reason, **counts, cached_tokens=cached, duration=duration, raw_messages=raw))

@@ -20,7 +20,8 @@ from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from tests.api.lives import Reading, begun, cancelled, ended, found, reading, until
 from tests.api.scripts import COUNT, Scripted, script
-from tests.building import turns, written
+from tests.building import written
+from tests.drawing import turns
 from tests.serving import serving
 from tests.streams import final, read_sse
 

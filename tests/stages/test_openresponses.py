@@ -10,7 +10,8 @@ from pipeline.frames import AnnotationAdded
 from pipeline.protocol.events import ResponseEvent, to_sse
 from pipeline.record import replay
 from stages.openresponses import OpenResponsesEvent, open_responses
-from tests.building import Frames, finished, message, on_the_wire, reasoning, started, turns, whole_turn, written
+from tests.building import Frames, finished, message, on_the_wire, reasoning, started, whole_turn, written
+from tests.drawing import turns
 
 RENAMED = {
     "response.reasoning_text.delta": "response.reasoning.delta",
