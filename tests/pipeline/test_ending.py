@@ -13,38 +13,72 @@ from pipeline.ending import Follower
 from pipeline.errors import EngineFailed
 from pipeline.frames import AnnotationAdded
 from pipeline.protocol.events import (
+    CodeInterpreterCallCodeDelta,
+    CodeInterpreterCallInterpreting,
+    Event,
+    McpCallArgumentsDone,
+    McpCallCompleted,
+    McpCallFailed,
+    McpListToolsCompleted,
+    McpListToolsFailed,
+    McpListToolsInProgress,
     OutputItemAdded,
-    OutputTextAnnotationAdded,
     OutputTextDelta,
     ResponseCreated,
     ResponseEvent,
     ResponseFailed,
     ResponseIncomplete,
     ResponseQueued,
+    ShellCallCommandDone,
+    ShellCallOutputContentDelta,
     TerminalEvent,
     TextDelta,
     TextDone,
+    WebSearchCallSearching,
 )
-from pipeline.protocol.items import Message, OutputText, ReasoningText, Refusal, SummaryText
+from pipeline.protocol.items import (
+    McpApprovalRequest,
+    McpListTools,
+    Message,
+    OutputText,
+    ReasoningText,
+    Refusal,
+    SummaryText,
+)
 from pipeline.protocol.response import ErrorDetails, Response
+from pipeline.steps import NOT_LISTED
 from tests.building import (
+    LISTED,
     NOTE,
     SUMMARISED,
+    WRITTEN,
     Frames,
+    approval,
+    asking_turn,
+    code_call,
     custom_tool_call,
     finished,
+    form_call,
     function_call,
+    is_news,
+    mcp_call,
+    mcp_list,
     message,
     rare_turn,
     reasoning,
     refusal,
+    served_turns,
+    shell_call,
+    shell_output,
     spelled,
     started,
     summarised_turn,
-    turns,
+    types,
+    web_call,
     whole_turn,
     written,
 )
+from tests.drawing import turns
 from tests.streams import checked, final
 
 BROKE = EngineFailed("It broke.")
@@ -73,6 +107,8 @@ def upto_last_delta(frames: Frames) -> list[ResponseEvent]:
         (refusal("N", "o."), {}, {"content": (Refusal("No."),)}),
         (function_call('{"', "a"), {}, {"arguments": '{"a'}),
         (custom_tool_call("l", "s"), {}, {"input": "ls"}),
+        (mcp_call('{"', "a"), {}, {"arguments": '{"a', "output": None, "error": None}),
+        (code_call("1 ", "+"), {}, {"code": "1 +", "outputs": None}),
     ],
 )
 def test_what_was_said_is_kept(item: Frames, fields: Any, last: Any) -> None:
@@ -115,6 +151,72 @@ def test_a_stream_that_has_not_begun_cannot_end() -> None:
         list(Follower().end(BROKE))
 
 
+def upto(kind: type[Event], item: Frames) -> list[ResponseEvent]:
+    """The events of a turn up to the last one of that kind."""
+    events = written((started(), *item, finished()))
+    last = max(at for at, event in enumerate(events) if type(event) is kind)
+    return events[: last + 1]
+
+
+@pytest.mark.parametrize(
+    ("item", "at", "rest"),
+    [
+        (mcp_call("{}"), OutputItemAdded, ["mcp_call.in_progress", "mcp_call_arguments.done"]),
+        (mcp_call("{}"), McpCallArgumentsDone, []),
+        (mcp_call("{}"), McpCallCompleted, []),
+        (mcp_call("{}", error="No."), McpCallFailed, []),
+        (code_call("1"), CodeInterpreterCallCodeDelta, ["code_interpreter_call_code.done"]),
+        (code_call("1"), CodeInterpreterCallInterpreting, []),
+        (web_call("{}"), OutputItemAdded, ["web_search_call.in_progress"]),
+        (web_call("{}"), WebSearchCallSearching, []),
+        (
+            form_call("shell", '{"commands": ["a", "b"]}'),
+            ShellCallCommandDone,
+            [],
+        ),
+        (
+            shell_call('{"commands": ["a", "b"]}'),
+            OutputItemAdded,
+            [f"shell_call_command.{step}" for _ in range(2) for step in ("added", "delta", "done")],
+        ),
+        ((*shell_call("{}"), *shell_output(WRITTEN)), ShellCallOutputContentDelta, []),
+        (form_call("local_shell"), OutputItemAdded, []),
+        (form_call("apply_patch"), OutputItemAdded, []),
+    ],
+)
+def test_v7_a_call_that_breaks_off_is_incomplete(item: Frames, at: type[Event], rest: list[str]) -> None:
+    """Wherever it is, no event says that it ran, worked or failed; it says that it was cut, and nothing of a result."""
+    events = upto(at, item)
+    ended = broken_off(events)
+    assert types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
+    cut = final(ended).output[-1]
+    assert getattr(cut, "status", None) == "incomplete"
+    assert not [getattr(cut, name, None) for name in ("output", "outputs", "error") if getattr(cut, name, None)]
+
+
+@pytest.mark.parametrize(
+    ("item", "at", "rest"),
+    [
+        (mcp_list(LISTED), OutputItemAdded, ["mcp_list_tools.in_progress", "mcp_list_tools.failed"]),
+        (mcp_list(LISTED), McpListToolsInProgress, ["mcp_list_tools.failed"]),
+        (mcp_list(error="It is down."), McpListToolsFailed, []),
+        (mcp_list(LISTED), McpListToolsCompleted, []),
+    ],
+)
+def test_b11_a_list_that_breaks_off_has_an_error(item: Frames, at: type[Event], rest: list[str]) -> None:
+    """It has no status that could say so, and nobody shall take it for the list of a server without tools."""
+    events = upto(at, item)
+    ended = broken_off(events)
+    assert types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
+    assert final(ended).output == (McpListTools("mcpl_10000", "wiki", (), NOT_LISTED),)
+
+
+def test_an_approval_is_asked_for_whole() -> None:
+    """What was added is all of it, and so it is done."""
+    events = upto(OutputItemAdded, approval("{}"))
+    assert final(broken_off(events)).output == (McpApprovalRequest("mcpr_10000", "wiki", "ask", "{}"),)
+
+
 @settings(max_examples=100, deadline=None)
 @given(frames=turns(), error=st.sampled_from([BROKE, None]), data=st.data())
 def test_row11_v2_any_stream_can_end_anywhere(frames: Frames, error: Exception | None, data: st.DataObject) -> None:
@@ -140,19 +242,19 @@ def test_v17_b22_what_is_cancelled_says_so() -> None:
 @settings(max_examples=50, deadline=None)
 @given(frames=turns())
 def test_whatever_can_be_told_is_told(frames: Frames) -> None:
-    """Of a stream that keeps the rules, all but new items, notes and the texts of deltas is told ahead of its time."""
+    """Of a stream that keeps the rules, all but what is new is told ahead of its time."""
     stream = Follower()
     events = written(frames)
     for event in events:
         if isinstance(event, TextDelta):
             logprobs = event.logprobs if isinstance(event, OutputTextDelta) else ()
             assert stream.deltas([event.delta], logprobs) == [event]
-        elif not isinstance(event, OutputItemAdded | OutputTextAnnotationAdded):
+        elif not is_news(event):
             assert event in stream.guesses(final(events))
         stream.feed(event)
 
 
-@pytest.mark.parametrize("turn", [whole_turn(), rare_turn(), summarised_turn()])
+@pytest.mark.parametrize("turn", [whole_turn(), rare_turn(), summarised_turn(), served_turns(), asking_turn()])
 def test_deltas_are_taken_many_at_once(turn: Frames) -> None:
     """All the deltas that only continue the open text are taken at once, and the text is the same as one by one."""
     stream, events, at = Follower(), written(turn), 0
