@@ -41,7 +41,8 @@ def chunked(frames: list[TokenFrame], size: int) -> list[TokenFrame]:
     """A recording in chunks of another size; it may be of several generations."""
     cut: list[TokenFrame] = []
     for is_text, some in groupby(frames, lambda frame: isinstance(frame, TokenChunk)):
-        cut += _chunks([frame for frame in some if isinstance(frame, TokenChunk)], size) if is_text else some
+        kept = list(some)
+        cut += _chunks([frame for frame in kept if isinstance(frame, TokenChunk)], size) if is_text else kept
     return cut
 
 

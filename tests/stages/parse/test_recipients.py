@@ -11,6 +11,7 @@ from pipeline.frames import (
     CustomToolCallOpened,
     FunctionCallOpened,
     GenerationFinished,
+    ItemClosed,
     ItemOpened,
     McpApprovalOpened,
     McpCallOpened,
@@ -164,7 +165,7 @@ def opened(encoding: HarmonyEncoding, header: str, tools: Toolset = HERE) -> tup
     chunk = TokenChunk(tuple(encoding.encode_markup(f"{header}<|message|>{{}}<|call|>")))
     frames = run(encoding, [started(tools=tools), chunk, GenerationFinished("stop", 0, 0.0)])
     (opening,) = (frame for frame in frames if isinstance(frame, OPENINGS))
-    (repairs,) = (frame.repairs for frame in frames if hasattr(frame, "repairs"))
+    (repairs,) = (frame.repairs for frame in frames if isinstance(frame, ItemClosed))
     return opening, repairs
 
 
