@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
 from pipeline.protocol.events import (
     ContentPartAdded,
-    CustomToolCallInputDelta,
-    FunctionCallArgumentsDelta,
     OutputTextAnnotationAdded,
     ReasoningSummaryTextDelta,
     ReasoningTextDelta,
@@ -31,12 +28,14 @@ from pipeline.protocol.response import (
 from tests.building import (
     NOTE,
     Frames,
+    asking_turn,
     custom_tool_call,
     finished,
     function_call,
     message,
     rare_turn,
     reasoning,
+    served_turns,
     spelled,
     started,
     summarised_turn,
@@ -64,10 +63,12 @@ from tests.pipeline.changes import (
 CUT_TURN: Frames = (started(), *reasoning("So."), *message("Hel", complete=False), finished("length"))
 TWO_CALLS: Frames = (started(), *function_call("{}"), *custom_tool_call("{}"), finished())
 RARE, SUMMARY = rare_turn(), summarised_turn()
+SERVED, ASKED = served_turns(), asking_turn()
 
 # In the events of `whole_turn`, reasoning begins at 2, the message at 9, the call at 16, and 21 is the end.
 # In those of RARE, the message begins at 2, the refusal at 10, the call at 16, and 20 is the end.
 # In those of SUMMARY, reasoning begins at 2, and 8 is the end.
+# What is in those of SERVED and ASKED, `tests.pipeline.broken_calls` says.
 
 IN_A_REFUSAL: Any = {"sequence_number": 12, "item_id": "msg_10001", "output_index": 1}
 IN_A_CALL: Any = {"sequence_number": 17, "item_id": "fc_10002", "output_index": 2}
@@ -122,7 +123,11 @@ BROKEN: dict[str, list[Change]] = {
     "what the response says of its request never changes": [end(id="resp_2"), end(temperature=0.5)],
     "the final output equals the items that were done": [end(output=()), put_item(20, status="incomplete")],
     "the terminal event's type is the status": [end(status=status) for status in ("failed", "cancelled", "queued")],
-    "only the last item may be incomplete": [of(CUT_TURN, put_done_item(7, status="incomplete"))],
+    "only the last item may be incomplete": [
+        of(CUT_TURN, put_done_item(7, status="incomplete")),
+        of(SERVED, put_done_item(5, error="It broke off.")),
+        of(SERVED, put_done_item(36, status="incomplete")),
+    ],
     "a completed response has completed items only": [put_done_item(20, status="incomplete")],
     "completed_at belongs to completed responses": [end(completed_at=None), of(CUT_TURN, end(completed_at=1))],
     "error belongs to failed responses": [end(error=ERROR), of(CUT_TURN, end(error=ERROR))],
@@ -143,17 +148,16 @@ BROKEN: dict[str, list[Change]] = {
     "an item is done before the next is added": [drop(8), repeat(9)],
     "output indexes count the items": [put(9, output_index=2), drop(*range(2, 9))],
     "item ids are unique": [put_item(9, id="rs_10000")],
-    "call ids are unique": [of(TWO_CALLS, put_item(6, call_id="call_10000"))],
+    "call ids are unique": [
+        of(TWO_CALLS, put_item(6, call_id="call_10000")),
+        of(ASKED, put_item(6, call_id="call_10001")),
+    ],
     "an item is added empty": [
         put_item(9, content=(OutputText(""),)),
-        put_item(16, arguments="{}"),
-        put_item(9, status="completed"),
-        of(RARE, put_item(16, input="l")),
         of(SUMMARY, put_item(2, summary=(SummaryText("So."),))),
     ],
     "every part is done before its item": [drop(7), drop(14), of(SUMMARY, drop(6)), of(RARE, drop(14))],
     "a message has at least one part": [both(put_done_item(15, content=()), drop(*range(10, 15)))],
-    "a done item is completed or incomplete": [put_item(15, status="in_progress"), put_item(8, status=UNSET)],
     "an item keeps its identity": [
         put_item(15, role="user"),
         put_item(15, phase="commentary"),
@@ -164,17 +168,24 @@ BROKEN: dict[str, list[Change]] = {
         of(RARE, put_item(19, namespace="home")),
         of(RARE, put_item(19, call_id="call_2")),
         of(RARE, put(19, item=FunctionCall("ctc_10002", "call_10002", "shell", "ls", "completed"))),
+        of(SERVED, put_item(5, server_label="other")),
+        of(SERVED, put_item(22, name="other")),
+        of(SERVED, put_item(22, approval_request_id="mcpr_1")),
+        of(SERVED, put_item(36, container_id="cntr_2")),
+        of(SERVED, put_item(47, action={"type": "open_page", "url": None})),
+        of(SERVED, put_item(56, environment=None)),
+        of(SERVED, put_item(62, call_id="call_2")),
+        of(ASKED, put_item(3, arguments="{}")),
+        of(ASKED, put_item(5, action={})),
+        of(ASKED, put_item(15, action={"commands": ["ls"]})),
+        of(ASKED, put_item(17, operation={})),
     ],
     "a done item holds what its events built": [
         put_item(15, content=()),
         put_item(8, content=(ReasoningText("So."),)),
         put_item(8, summary=(SummaryText("So."),)),
-        put_item(20, arguments="{}"),
-        drop(19),
         of(RARE, put_item(9, content=(OutputText("Héy", (NOTE,)),))),
         of(RARE, put_item(15, content=(OutputText("No."),))),
-        of(RARE, put_item(19, input="")),
-        of(RARE, drop(18)),
         of(SUMMARY, put_item(7, summary=(), content=(ReasoningText("So."),))),
     ],
     "an event of an item comes between its added and its done event": [drop(2), drop(16), repeat(8)],
@@ -241,11 +252,6 @@ BROKEN: dict[str, list[Change]] = {
         instead(11, ReasoningSummaryTextDelta(**IN_A_MESSAGE, summary_index=0, delta="Hel")),
         instead(13, ReasoningTextDone(**IN_A_MESSAGE, content_index=0, text="Hello!")),
     ],
-    "arguments belong to function calls, input to custom ones": [
-        instead(11, FunctionCallArgumentsDelta(**IN_A_MESSAGE, delta="{}")),
-        instead(17, CustomToolCallInputDelta(**IN_A_CALL, delta="{}")),
-        of(RARE, instead(17, FunctionCallArgumentsDelta(17, "ctc_10002", 2, "ls"))),
-    ],
     "annotations belong to text for the user": [
         of(
             RARE,
@@ -254,12 +260,20 @@ BROKEN: dict[str, list[Change]] = {
     ],
     "annotation indexes count the annotations of a part": [of(RARE, put(5, annotation_index=1)), of(RARE, repeat(5))],
     "no annotation follows the done event of its text": [of(RARE, copy(5, behind=7))],
-    "deltas are never empty": [put(11, delta=""), put(17, delta=""), of(RARE, put(17, delta=""))],
+    "deltas are never empty": [
+        put(11, delta=""),
+        put(17, delta=""),
+        of(RARE, put(17, delta="")),
+        *(of(SERVED, put(at, delta="")) for at in (18, 31, 54)),
+        *(of(SERVED, put(58, delta=delta)) for delta in ({}, {"stdout": ""})),
+    ],
     "no delta follows the done event of its text": [
         copy(11, behind=13),
         copy(17, behind=19),
         of(RARE, copy(12, behind=13)),
         of(RARE, copy(17, behind=18)),
+        of(SERVED, copy(19, behind=20)),
+        of(SERVED, copy(32, behind=34)),
     ],
     "a text is done once": [repeat(13), repeat(19), of(RARE, repeat(13)), of(RARE, repeat(18)), of(SUMMARY, repeat(5))],
     "the deltas of a text sum to the text that its done event carries": [
@@ -269,6 +283,9 @@ BROKEN: dict[str, list[Change]] = {
         put(19, arguments="{}"),
         of(RARE, put(13, refusal="No")),
         of(RARE, put(18, input="l")),
+        of(SERVED, put(20, arguments="{}")),
+        of(SERVED, put(33, code="2")),
+        of(SERVED, put(55, command="l")),
         of(SUMMARY, drop(4)),
     ],
     # Logprobs

@@ -10,9 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pipeline import invariants, item_invariants
+from pipeline import call_invariants, invariants, item_invariants, rules
 from pipeline.invariants import StreamChecker, check
-from pipeline.item_invariants import InvariantBroken
 from pipeline.protocol.events import (
     OutputTextAnnotationAdded,
     ResponseEvent,
@@ -20,18 +19,22 @@ from pipeline.protocol.events import (
     ResponseIncomplete,
 )
 from pipeline.record import replay
+from pipeline.rules import InvariantBroken
 from tests.building import (
     Frames,
     finished,
     message,
     spelled,
     started,
-    turns,
     whole_turn,
     written,
 )
-from tests.pipeline.broken import BROKEN, CUT_TURN, ERROR, RARE, SUMMARY, TWO_CALLS
+from tests.drawing import turns
+from tests.pipeline.broken import ASKED, BROKEN, CUT_TURN, ERROR, RARE, SERVED, SUMMARY, TWO_CALLS
+from tests.pipeline.broken_calls import BROKEN_CALLS
 from tests.pipeline.changes import Change, Events, begun, drop, outputs, queued, renumbered, repeat
+
+RULES = BROKEN | BROKEN_CALLS
 
 
 def fed(events: Events) -> None:
@@ -41,7 +44,7 @@ def fed(events: Events) -> None:
     stream.finish()
 
 
-@pytest.mark.parametrize(("rule", "change"), [(rule, change) for rule, changes in BROKEN.items() for change in changes])
+@pytest.mark.parametrize(("rule", "change"), [(rule, change) for rule, changes in RULES.items() for change in changes])
 def test_a_stream_that_breaks_a_rule_is_refused_by_it(rule: str, change: Change) -> None:
     """Each rule, broken alone in a stream that is good otherwise, is the one that is named."""
     with pytest.raises(InvariantBroken) as caught:
@@ -52,7 +55,9 @@ def test_a_stream_that_breaks_a_rule_is_refused_by_it(rule: str, change: Change)
 def test_the_table_has_every_rule() -> None:
     """A rule that no stream was seen to break might be no rule at all."""
     nodes = [
-        node for module in (invariants, item_invariants) for node in ast.walk(ast.parse(inspect.getsource(module)))
+        node
+        for module in (invariants, item_invariants, call_invariants, rules)
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
     ]
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     stated = {
@@ -61,10 +66,12 @@ def test_the_table_has_every_rule() -> None:
         if isinstance(call.func, ast.Name) and call.func.id in ("rule", "InvariantBroken")
         if isinstance(call.args[-1], ast.Constant)
     }
-    assert stated == set(BROKEN)
+    assert stated == set(RULES)
 
 
-@pytest.mark.parametrize("frames", [whole_turn(), CUT_TURN, TWO_CALLS, RARE, SUMMARY, (started(), finished())])
+@pytest.mark.parametrize(
+    "frames", [whole_turn(), CUT_TURN, TWO_CALLS, RARE, SUMMARY, SERVED, ASKED, (started(), finished())]
+)
 def test_good_streams_pass(frames: Frames) -> None:
     """What the writer writes of a turn is within the rules, and so is the same after some waiting."""
     fed(written(frames))

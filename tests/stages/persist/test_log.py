@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,8 +14,6 @@ from pipeline.errors import RunInterrupted, StageError
 from pipeline.frames import ParsedFrame, TokenChunk, TokenFrame
 from pipeline.protocol.events import (
     Delta,
-    OutputItemAdded,
-    OutputTextAnnotationAdded,
     ResponseCreated,
     ResponseEvent,
     to_sse,
@@ -24,17 +22,25 @@ from pipeline.protocol.response import Response
 from pipeline.record import read_frames
 from stages.persist.log import Block, EventLog, LogReader, read_blocks
 from tests.building import (
+    LISTED,
     Frames,
+    asking_turn,
+    code_call,
+    finished,
     in_background,
+    is_news,
+    mcp_call,
+    mcp_list,
     rare_turn,
+    served_turns,
     spelled,
     started,
     summarised_turn,
-    turns,
     types,
     whole_turn,
     written,
 )
+from tests.drawing import turns
 from tests.pipeline.changes import renumbered
 from tests.streams import checked, final
 
@@ -142,6 +148,10 @@ _FIELDS: list[tuple[str, Any]] = [
     ("refusal", "other"),
     ("arguments", "other"),
     ("input", "other"),
+    ("code", "other"),
+    ("command", "other"),
+    ("command_index", 3),
+    ("output", ()),
     ("annotation", {"type": "other"}),
     ("logprobs", spelled("other").logprobs),
 ]
@@ -263,11 +273,36 @@ def test_a_token_takes_16_bytes_at_most() -> None:
     assert log.size < 16 * tokens
 
 
-@pytest.mark.parametrize("frames", [whole_turn(), rare_turn(), summarised_turn(), in_background(whole_turn())])
+@pytest.mark.parametrize("call", [mcp_call, code_call])
+def test_v7_what_a_tool_is_called_with_takes_its_text(call: Callable[..., Frames]) -> None:
+    """The deltas of arguments and of code are kept as texts; the item repeats them where it has a result."""
+    words = ["word "] * 1000
+    log = logged(written((started(), *call(*words), finished())))
+    log.seal()
+    assert log.size < 16 * len(words)
+
+
+@pytest.mark.parametrize(
+    ("call", "done"),
+    [(mcp_call("{}"), "mcp_call.completed"), (mcp_list(LISTED), "mcp_list_tools.completed")],
+)
+def test_b11_a_log_that_lost_a_result_says_so(call: Frames, done: str) -> None:
+    """A server may die between the two events that tell how a call ended: the item has no result, and is not whole."""
+    events = written((started(), *call, finished()))
+    log = logged(events[: types(events).index(done) + 1])
+    log.break_off(RunInterrupted())
+    ended = checked(log.read())
+    assert types(ended)[-3:] == [done, "output_item.done", "failed"]
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [whole_turn(), rare_turn(), summarised_turn(), in_background(whole_turn()), served_turns(), asking_turn()],
+)
 def test_what_can_be_told_takes_a_byte(frames: Frames) -> None:
-    """Whatever begins, closes and ends is one byte; only new items are whole, and deltas are their texts."""
+    """Whatever begins, closes and ends is one byte; only what is new is whole, and deltas are their texts."""
     events = written(frames)
-    told = [event for event in events if not isinstance(event, Delta | OutputItemAdded | OutputTextAnnotationAdded)]
+    told = [event for event in events if not isinstance(event, Delta) and not is_news(event)]
     log = logged(events, range(len(events)))
     sizes = {block.first: len(block.data) for block in log.blocks}
     assert {sizes[event.sequence_number] for event in told[:-1]} == {2}  # an array of one number
