@@ -12,12 +12,12 @@ import pytest
 from pipeline.core import Pipeline, Stage
 from pipeline.errors import EngineFailed
 from pipeline.frames import (
+    ConversedFrame,
     EmittedFrame,
     FinishReason,
     ItemClosed,
     ItemDelta,
     ItemResult,
-    ParsedFrame,
     ReasoningOpened,
 )
 from pipeline.protocol.events import Event, ResponseEvent, TerminalEvent
@@ -43,7 +43,7 @@ def live(store: Store) -> LiveResponses:
 
 
 def stream(
-    live: LiveResponses, frames: AsyncGenerator[ParsedFrame, None], *between: Stage[EmittedFrame, EmittedFrame]
+    live: LiveResponses, frames: AsyncGenerator[ConversedFrame, None], *between: Stage[EmittedFrame, EmittedFrame]
 ) -> AbstractAsyncContextManager[AsyncIterator[ResponseEvent]]:
     """What comes out behind the stage, where others may be ``between`` it and the writer of the events."""
     pipeline = Pipeline.start("emit", emit)
@@ -53,7 +53,7 @@ def stream(
 
 
 async def persisted(
-    live: LiveResponses, frames: Iterable[ParsedFrame], error: Exception | None = None
+    live: LiveResponses, frames: Iterable[ConversedFrame], error: Exception | None = None
 ) -> list[ResponseEvent]:
     """All events of a turn, checked."""
     async with stream(live, source(frames, error)) as events:
@@ -67,7 +67,7 @@ async def kept(store: Store) -> tuple[StoredResponse, list[ResponseEvent]]:
     return stored, list(read_blocks(stored.response, await store.blocks("resp_1")))
 
 
-async def endless(frames: Iterable[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+async def endless(frames: Iterable[ConversedFrame]) -> AsyncGenerator[ConversedFrame, None]:
     """A turn that comes so far and no further."""
     for frame in frames:
         yield frame
