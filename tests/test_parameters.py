@@ -138,7 +138,7 @@ class Outcome(NamedTuple):
 async def outcome(**body: Json) -> Outcome:
     """Let the whole pipeline answer, with the same ids and words each time."""
     request, encoding = await read_request(json.dumps({"input": "Hi", **body}).encode()), load_encoding()
-    engine = ScriptedEngine(script(encoding), CONTEXT_LENGTH, models=("served", "lora"))
+    engine = ScriptedEngine(script(encoding), context_length=CONTEXT_LENGTH, models=("served", "lora"))
     async with remembering() as store:
         stage = Normalize(store, engine.models, draw=lambda: "1", clock=lambda: 0.0)
         pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(store)).replace("normalize", stage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.protocol.tools import ClientForm, FunctionTool
+from pipeline.protocol.tools import FunctionTool
 
 _TEXT = {"type": "string"}
 _MILLISECONDS = {"type": "integer", "description": "The longest that it may take, in milliseconds."}
@@ -61,5 +61,3 @@ _APPLY_PATCH = FunctionTool(
 
 FORMS: Mapping[str, FunctionTool] = {tool.form: tool for tool in (_SHELL, _LOCAL_SHELL, _APPLY_PATCH)}
 """By the type that a request gives them."""
-
-CLIENT_FORMS: frozenset[ClientForm] = frozenset(tool.form for tool in FORMS.values())

@@ -31,7 +31,6 @@ from pipeline.protocol.body import Pace, shortened
 from pipeline.protocol.given_items import InputItem, MessageItem
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
-from pipeline.protocol.tools import HostedKind
 from stages.normalize.hosted import told_choice
 from stages.normalize.items import ItemReader, unrepeated
 from stages.normalize.raw import RawMessages
@@ -75,14 +74,14 @@ class Normalize:
     store: Store
     models: tuple[str, ...]
     """The names that a request may give; the first is what it gets if it names none."""
+    hosted: frozenset[str] = frozenset()
+    """The built-in tools that work here, by their namespaces."""
+    labels: frozenset[str] = frozenset()
+    """The labels of the operator's MCP servers."""
     draw: Callable[[], str] = draw_suffix
     clock: Callable[[], float] = time.time
     salt_caches: bool = False
     """Whether ``prompt_cache_key`` keeps prefix caches apart where no ``cache_salt`` does."""
-    hosted: frozenset[HostedKind] = frozenset()
-    """The built-in tools that work here."""
-    labels: frozenset[str] = frozenset()
-    """The labels of the operator's MCP servers."""
 
     async def __call__(self, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[Conversation, None]:
         """One conversation per request; raises `InvalidRequest` for what this server cannot do."""

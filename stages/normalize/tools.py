@@ -23,7 +23,6 @@ from pipeline.protocol.tools import (
     CustomTool,
     FunctionTool,
     Grammar,
-    HostedKind,
     HostedTool,
     McpServer,
     Tool,
@@ -54,7 +53,7 @@ class Offer:
     they are not known yet, as no response is being made.
     """
 
-    hosted: frozenset[HostedKind] = frozenset()
+    hosted: frozenset[str] = frozenset()
     labels: frozenset[str] | None = None
     tools: dict[str, Tool] = field(default_factory=dict)
     """By what the model calls them: a tool that stands alone and one of a namespace ``functions`` are namesakes."""

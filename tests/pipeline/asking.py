@@ -59,6 +59,10 @@ def namespace(*tools: Json, **fields: Json) -> Json:
     return {"tools": [{"type": "namespace", "name": "n", "description": "d", "tools": list(tools)} | fields]}
 
 
+def server(**fields: Json) -> Json:
+    return {"tools": [{"type": "mcp", "server_label": "m", "server_url": "https://mcp.example"} | fields]}
+
+
 def output_format(**fields: Json) -> Json:
     return {"text": {"format": fields}}
 

@@ -81,7 +81,7 @@ def test_a_tool_is_read_by_its_type(wide: int) -> None:
         {"type": "custom", "name": "c", "format": {"type": "text"}},
         {"type": "custom", "name": "g", "format": grammar},
         *namespace({"type": "function", "name": "f"}, {"type": "custom", "name": "c"})["tools"],
-        {"type": "mcp", "name": 5, "server_label": "x"},
+        {"type": "local_shell", "name": 5, "server_label": "x"},
     ]
     f, c, g, n, m = read({"tools": tools}).tools or []
     assert isinstance(f, FunctionTool)

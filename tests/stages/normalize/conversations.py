@@ -25,9 +25,21 @@ MODEL = "gpt-oss-20b"
 NOW = 1_790_000_000.9
 
 
-async def normalized(store: Store, suffix: str = "1", /, *, owner: str = "", **body: Any) -> Conversation:
+ALL: frozenset[str] = frozenset({"python", "browser", "container"})
+
+
+async def normalized(
+    store: Store,
+    suffix: str = "1",
+    /,
+    *,
+    owner: str = "",
+    hosted: frozenset[str] = frozenset(),
+    labels: frozenset[str] = frozenset(),
+    **body: Any,
+) -> Conversation:
     """The conversation of one body, whose response gets the id ``resp_<suffix>``."""
-    stage = Normalize(store, (MODEL,), draw=lambda: suffix, clock=lambda: NOW)
+    stage = Normalize(store, (MODEL,), draw=lambda: suffix, clock=lambda: NOW, hosted=hosted, labels=labels)
     request = (await read_request(json.dumps(body).encode())).owned_by(owner)
     async with aclosing(stage(replay([request]))) as conversations:
         (conversation,) = [conversation async for conversation in conversations]
@@ -49,6 +61,7 @@ async def answered(
     *output: OutputItem,
     status: ResponseStatus = "completed",
     tokens: Mapping[str, TokenIds] | None = None,
+    results: Mapping[str, str] | None = None,
     **body: Any,
 ) -> Conversation:
     """The same, and ``output`` is what the model answered: the response is stored, and added to its conversation."""
@@ -60,5 +73,5 @@ async def answered(
     if began.store:
         store.begin(StoredResponse(ended, conversation.input, origin))
     if status not in ("queued", "in_progress"):
-        await store.end(StoredResponse(ended, conversation.input, origin, tokens or {}), None)
+        await store.end(StoredResponse(ended, conversation.input, origin, tokens or {}, results or {}), None)
     return conversation

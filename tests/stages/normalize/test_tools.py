@@ -81,9 +81,9 @@ async def test_row40_hosted_tools_are_left_out_with_a_word(
     assert kind in record.getMessage()
 
 
-@pytest.mark.parametrize("kind", ["mcp", "shell", "local_shell", "apply_patch", "unheard_of"])
-async def test_tools_that_the_client_relies_on_are_refused(store: Store, kind: str) -> None:
-    """A tool that the client would run or configure itself cannot be left out in silence, wherever it stands."""
+async def test_tools_that_the_client_relies_on_are_refused(store: Store) -> None:
+    """A tool that nobody has heard of cannot be left out in silence, wherever it stands."""
+    kind = "unheard_of"
     tools = [WEATHER, {"type": kind, "name": "x"}]
     with pytest.raises(UnsupportedParameter, match=kind) as caught:
         await normalized(store, input="Hi", tools=tools)
@@ -252,13 +252,18 @@ def described(description: str) -> Json:
     return {**WEATHER, "description": description}
 
 
+def described_in(tools: Toolset) -> list[tuple[str | None, str, str | None]]:
+    ours = [tool for tool in tools.tools if isinstance(tool, FunctionTool | CustomTool)]
+    return [(tool.namespace, tool.name, tool.description) for tool in ours]
+
+
 async def test_the_latest_word_on_a_tool_counts(store: Store) -> None:
     """Tools of the input replace those of the request, which replace inherited ones; the order stays that of before."""
     inherited = additional(described("old"), {**AGENTS, "description": "old"})
     await answered(store, "1", input=[inherited, additional(described("older"), SAY), USER], tools=[PATCH])
     own = [PATCH, described("own"), {**AGENTS, "tools": [SAY]}]
     tools = (await normalized(store, "2", previous_response_id="resp_1", input="Go on", tools=own)).tools
-    assert [(tool.namespace, tool.name, tool.description) for tool in tools.tools] == [
+    assert described_in(tools) == [
         (None, "patch", "Edit."),
         (None, "get_weather", "own"),
         ("agents", "say", None),
@@ -268,7 +273,7 @@ async def test_the_latest_word_on_a_tool_counts(store: Store) -> None:
     assert tools.descriptions == {"agents": "Helpers."}
     last = [additional(described("new"), {**AGENTS, "name": "functions", "tools": [PATCH]}), USER]
     tools = (await normalized(store, "3", previous_response_id="resp_1", input=last, tools=own)).tools
-    assert [(tool.namespace, tool.name, tool.description) for tool in tools.tools[:2]] == [
+    assert described_in(tools)[:2] == [
         ("functions", "patch", "Edit."),
         (None, "get_weather", "new"),
     ]
