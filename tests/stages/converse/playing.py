@@ -134,7 +134,7 @@ class Tool:
     cancelled: int = 0
     _numbers: count[int] = field(default_factory=count)
 
-    def session(self, _: Any) -> Tool:
+    def session(self, conversation: Any) -> Tool:
         self.opened += 1
         return self
 
