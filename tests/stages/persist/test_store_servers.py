@@ -10,6 +10,8 @@ from msgspec.structs import replace
 
 from pipeline.errors import RunInterrupted, StoreFailed
 from pipeline.frames import Origin
+from pipeline.protocol.tools import McpServer, Toolset
+from pipeline.secret import Secret
 from stages.persist.database import Unavailable, Unit
 from stages.persist.log import Block
 from stages.persist.store import Orphan, Server, Store
@@ -93,6 +95,22 @@ async def test_a_background_response_goes_from_queued_to_its_end(store: Store) -
     assert await store.get("resp_1", "") == done
     assert await store.queued("resp_1") is None
     assert await store.blocks("resp_1") == (Block(0, 3, b"abc"),)
+
+
+@pytest.mark.parametrize("text", ["Be brief.", "half a pair \ud800, NUL \0"])
+async def test_a_request_is_kept_without_its_secrets(store: Store, text: str) -> None:
+    """Whatever its text is, all of it comes back but the headers, which are nowhere in the store."""
+    server = McpServer("maps", "https://maps.example/mcp", Secret({"Authorization": "Bearer canary"}))
+    waiting = queued("resp_1", ITEMS[0], instructions=text)
+    asked = replace(request(waiting), tools=Toolset(servers=(server,)), results={"ci_1": text})
+    await store.accept(waiting, asked)
+    kept = await store.queued("resp_1")
+    assert kept == asked
+    assert kept is not None
+    assert kept.tools.servers[0].headers.reveal() == {}
+    ((row,),) = await store._ledger.read("select request from responses")
+    assert "maps.example" in row
+    assert "canary" not in row
 
 
 async def test_a_request_of_another_version_interrupts_the_run(store: Store) -> None:
