@@ -294,7 +294,7 @@ def test_tokens_are_counted(encoding: HarmonyEncoding) -> None:
 
 
 @pytest.mark.parametrize("header", ["<|channel|>analysis to=python code", " to=browser.search<|channel|>analysis"])
-def test_calls_in_a_thought_are_no_reasoning(header: str, encoding: HarmonyEncoding) -> None:
+def test_v8_calls_in_a_thought_are_no_reasoning(header: str, encoding: HarmonyEncoding) -> None:
     """What the model writes to the sandbox or to the browser counts as output, not as reasoning."""
     tokens = encoding.encode_markup(
         f"<|channel|>analysis<|message|>one two<|end|><|start|>assistant{header}<|message|>three four<|call|>"

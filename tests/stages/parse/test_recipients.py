@@ -210,7 +210,7 @@ HEADERS = [
 
 @pytest.mark.parametrize(("recipient", "opening"), CALLED.items(), ids=CALLED)
 @pytest.mark.parametrize("header", HEADERS)
-def test_a_call_of_any_tool_is_read_on_any_channel(
+def test_v8_v9_a_call_of_any_tool_is_read_on_any_channel(
     header: str, recipient: str, opening: ItemOpened, encoding: HarmonyEncoding
 ) -> None:
     """Whoever runs a tool, its recipient decides what a message is, wherever it stands and whatever the channel."""
@@ -226,7 +226,7 @@ def test_a_call_of_any_tool_is_read_on_any_channel(
     ],
 )
 @pytest.mark.parametrize("tools", [Toolset(), WEATHER, Toolset(WEATHER.tools, allowed=((None, "weather"),))])
-def test_d30_a_tool_that_nobody_declared_is_named(
+def test_a_tool_that_nobody_declared_is_named(
     tools: Toolset, recipient: str, addressed: str, encoding: HarmonyEncoding
 ) -> None:
     """Words to a tool that does not exist are a thought that says whom it is to, so that somebody can answer."""
@@ -245,7 +245,7 @@ def test_a_built_in_tool_is_no_function_of_the_same_name(recipient: str, encodin
 
 
 @pytest.mark.parametrize("recipient", ["docs.other", "my.wiki-2.other", "browser.other", "container.other"])
-def test_a_made_up_tool_of_the_server_is_not_called(recipient: str, encoding: HarmonyEncoding) -> None:
+def test_b12_a_made_up_tool_of_the_server_is_not_called(recipient: str, encoding: HarmonyEncoding) -> None:
     """Only what a client runs is the client's to refuse: in a namespace of the server's, it does not exist."""
     opening, _ = opened(encoding, f"<|channel|>commentary to={recipient}")
     assert opening == ReasoningOpened(recipient)

@@ -12,6 +12,8 @@ from msgspec import UNSET, UnsetType
 
 from pipeline.frames import Conversation, Sampling
 from pipeline.protocol.items import (
+    CallStatus,
+    CodeInterpreterCall,
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
@@ -19,16 +21,22 @@ from pipeline.protocol.items import (
     InputText,
     Item,
     ItemStatus,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
     Message,
     OutputText,
     Phase,
     Reasoning,
     ReasoningText,
     Role,
+    ShellCall,
+    ShellCallOutput,
+    WebSearchCall,
 )
 from pipeline.protocol.response import Effort, ReasoningOptions, Response
 from pipeline.protocol.tools import FunctionTool, Tool, Toolset
-from stages.render.typescript import tools_section
+from stages.render.typescript import NamedTool, tools_section
 
 DATE = "2026-03-14"
 SAMPLING = Sampling(temperature=0.5, top_p=0.9, max_tokens=100)
@@ -115,6 +123,52 @@ def custom_output(text: str | tuple[InputText, ...], call_id: str = "call_1") ->
     return CustomToolCallOutput(f"ctco_{next(_numbers)}", call_id, text, "completed")
 
 
+def mcp_call(
+    name: str,
+    arguments: str = "{}",
+    output: str | None = "done",
+    *,
+    label: str = "docs",
+    status: CallStatus = "completed",
+    error: dict[str, Any] | None = None,
+) -> McpCall:
+    """A call of a tool of an MCP server."""
+    return McpCall(f"mcp_{next(_numbers)}", label, name, arguments, status, output, error)
+
+
+def approval(name: str, arguments: str = "{}", *, label: str = "docs") -> McpApprovalRequest:
+    """A call that the client has to approve of."""
+    return McpApprovalRequest(f"mcpr_{next(_numbers)}", label, name, arguments)
+
+
+def decision(request: McpApprovalRequest, *, approve: bool, reason: str | None = None) -> McpApprovalResponse:
+    """What the client says of it."""
+    return McpApprovalResponse(f"mcpa_{next(_numbers)}", request.id, approve, reason)
+
+
+def code_call(code: str, *logs: str, status: CallStatus = "completed") -> CodeInterpreterCall:
+    """Code that ran, with what it wrote, if that is known."""
+    outputs = tuple({"type": "logs", "logs": text} for text in logs) or None
+    return CodeInterpreterCall(f"ci_{next(_numbers)}", code, "cntr_1", status, outputs)
+
+
+def web_call(status: CallStatus = "completed", **action: Any) -> WebSearchCall:
+    """What the browser did."""
+    return WebSearchCall(f"ws_{next(_numbers)}", action, status)
+
+
+def shell_call(*commands: str, call_id: str = "call_1", here: bool = True, **action: Any) -> ShellCall:
+    """Commands for the shell of the sandbox, or for that of the client."""
+    environment = {"type": "container_reference" if here else "local"}
+    number = f"sh_{next(_numbers)}"
+    return ShellCall(number, call_id, {"commands": list(commands), **action}, "completed", environment)
+
+
+def shell_output(*output: dict[str, Any], call_id: str = "call_1") -> ShellCallOutput:
+    """What each command wrote."""
+    return ShellCallOutput(f"sho_{next(_numbers)}", call_id, output, "completed")
+
+
 def function(
     name: str, parameters: Any = None, description: str | None = None, namespace: str | None = None
 ) -> FunctionTool:
@@ -131,10 +185,12 @@ def package() -> reference.HarmonyEncoding:
     return reference.load_harmony_encoding(reference.HarmonyEncodingName.HARMONY_GPT_OSS)
 
 
-def system(effort: str = "Medium") -> reference.Message:
+def system(effort: str = "Medium", *built_in: reference.ToolNamespaceConfig) -> reference.Message:
     """The package's system message."""
     content = reference.SystemContent.new().with_conversation_start_date(DATE)
     content = content.with_reasoning_effort(reference.ReasoningEffort(effort))
+    for namespace in built_in:
+        content = content.with_tools(namespace)
     return reference.Message.from_role_and_content(reference.Role.SYSTEM, content)
 
 
@@ -175,7 +231,7 @@ def package_ids(messages: Sequence[reference.Message]) -> list[int]:
     )
 
 
-def section(*tools: Tool, **descriptions: str) -> str:
+def section(*tools: NamedTool, **descriptions: str) -> str:
     """The tools section of ours."""
     return tools_section(tools, descriptions)
 

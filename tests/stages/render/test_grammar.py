@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import InvalidRequest
-from pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, Toolset
+from pipeline.protocol.tools import ANY_NAME, HOSTED, CustomTool, FunctionTool, Grammar, McpTool, Tool, Toolset
 from stages.harmony import CALL, CHANNEL, END, MESSAGE, RETURN, load_encoding
 from stages.render.grammar import MOST_BEFORE, MOST_CALLS, WARM_UP, grammar
 from tests.stages.render.turns import (
@@ -119,6 +119,86 @@ def test_tools_that_are_not_allowed_cannot_be_called(choice: Any) -> None:
     assert "note" not in accepted(rules, call("functions.note", "x", "code"))
     assert "far" not in accepted(rules, call("far.count", '{"n":1}'))
     assert accepted(rules, final("x")).endswith("<|return|>") is (choice == "auto")
+
+
+HERE: tuple[Tool, ...] = (
+    McpTool("docs", "read/all-of.it", None, {"type": "object", "not": {}}),
+    McpTool("my.wiki-2", "größe", None, {"type": "date", "$ref": "#/nowhere", "uniqueItems": 1}, needs_approval=True),
+    FunctionTool("shell", form="shell"),
+    *HOSTED["python"],
+    *HOSTED["browser"],
+    *HOSTED["container"],
+)
+MUST_CALL_HERE = rules_for(required(*HERE))
+MAY_CALL_HERE_OR_JSON = rules_for(Toolset((*HERE, STRICT)), COUNT)
+
+CALLED_HERE = {
+    "an mcp tool": call("docs.read/all-of.it", '{"a": [1]}'),
+    "an mcp tool in the older form": old_call("docs.read/all-of.it", "{}"),
+    "a name of other letters": call("my.wiki-2.größe", "{}"),
+    "a form": call("functions.shell", '{"commands": ["ls"]}'),
+    "code": "<|channel|>analysis to=python code<|message|>print('{')\n",
+    "code in the older form": " to=python<|channel|>analysis <|constrain|>code<|message|>x = 1",
+    "the browser": '<|channel|>analysis to=browser.search code<|message|>{"query": "x"}',
+    "the browser with JSON": ' to=browser.open<|channel|>analysis json<|message|>{"id": 1}',
+    "the container": '<|channel|>analysis to=container.exec <|constrain|>json<|message|>{"cmd": ["ls"]}',
+}
+
+
+@pytest.mark.parametrize("turn", CALLED_HERE.values(), ids=CALLED_HERE)
+@pytest.mark.parametrize("rules", [MUST_CALL_HERE, MAY_CALL_HERE_OR_JSON], ids=["required", "JSON"])
+def test_tools_that_the_server_runs_can_be_called(rules: str, turn: str) -> None:
+    """The built-in tools on the analysis channel, as they were taught, all others on commentary."""
+    for before in ("", THOUGHT, turn + NEXT):
+        assert accepted(rules, f"{before}{turn}<|call|>") == f"{before}{turn}<|call|>"
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        "<|channel|>commentary to=python code<|message|>",
+        "<|channel|>analysis to=docs.read/all-of.it json<|message|>",
+        "<|channel|>analysis to=browser.run code<|message|>",
+        "<|channel|>analysis to=browser.search code<|message|>[",
+        "<|channel|>analysis to=python json<|message|>",
+    ],
+)
+def test_a_call_in_the_wrong_place_is_refused(turn: str) -> None:
+    """Where anything is promised of a turn, a tool is called on its own channel and in its own form."""
+    assert not accepted(MUST_CALL_HERE, turn).startswith(turn)
+
+
+def test_a_schema_of_a_server_is_no_reason_to_refuse() -> None:
+    """The client did not write the schemas of an MCP server's tools: any object will do."""
+    odd = [McpTool("docs", f"t{at}", None, schema) for at, (schema, _) in enumerate(BAD_SCHEMAS.values())]
+    for tools in (required(*odd), Toolset(tuple(odd), parallel=False)):
+        rules = rules_for(tools)
+        assert all(accepted(rules, call(f"docs.{tool.name}", "{}") + "<|call|>").endswith("{}<|call|>") for tool in odd)
+
+
+def test_a_thousand_tools_of_a_server_can_be_required() -> None:
+    """What a server offers may be much, and still be chosen from."""
+    many = [McpTool("docs", f"tool_with_a_name_of_some_length_{at}", None, {}) for at in range(1000)]
+    turn = call(f"docs.{many[-1].name}", "{}") + "<|call|>"
+    assert accepted(rules_for(required(*many)), turn) == turn
+
+
+def test_all_tools_of_a_namespace_may_be_allowed() -> None:
+    """A namespace among the allowed tools lets all of its tools be called."""
+    rules = rules_for(Toolset(HERE, allowed=(("docs", ANY_NAME), ("python", ANY_NAME))))
+    for kind in ("an mcp tool", "code"):
+        assert accepted(rules, CALLED_HERE[kind] + "<|call|>").endswith("<|call|>")
+    for kind in ("the browser", "the container", "a form"):
+        assert accepted(rules, CALLED_HERE[kind]).endswith("...")
+        assert CALLED_HERE[kind] not in accepted(rules, CALLED_HERE[kind])
+
+
+def test_tools_that_the_server_runs_are_free_alone() -> None:
+    """Without a promise there is no grammar; one call at a time is one."""
+    assert grammar(Toolset(HERE), {}) is None
+    rules = rules_for(Toolset(HERE, parallel=False))
+    assert specials(rules, CALLED_HERE["code"]) == {CALL}
+    assert accepted(rules, final("Hello.")) == final("Hello.")
 
 
 def test_calls_that_may_not_be_parallel_are_one() -> None:

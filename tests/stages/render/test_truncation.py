@@ -19,12 +19,17 @@ from stages.render.truncation import to_drop
 from tests.stages.render.conversations import (
     SAMPLING,
     call,
+    code_call,
     conversation,
     custom_call,
     custom_output,
+    mcp_call,
     message,
     output,
     reasoning,
+    shell_call,
+    shell_output,
+    web_call,
 )
 
 LONG = "word " * 200
@@ -87,6 +92,31 @@ def test_a_call_that_is_answered_behind_the_last_message_stays() -> None:
     assert dropped(items, 999) == []
 
 
+def test_a_call_that_ran_here_is_one_item() -> None:
+    """Where the server made a call, it goes with all that was read of it, and with the thinking that led to it."""
+    ran: list[Item] = [mcp_call("read"), reasoning("a"), code_call("1", "2"), reasoning("b"), web_call(type="search")]
+    assert [dropped([*ran, message("user", "?")], excess) for excess in (1, 11, 31)] == [
+        [0],
+        [0, 1, 2],
+        [0, 1, 2, 3, 4],
+    ]
+    shell: list[Item] = [
+        shell_call("ls"),
+        message("user", "?"),
+        message("assistant", "!"),
+        shell_output({"stdout": "a"}),
+    ]
+    assert dropped([*shell, message("user", "?")], 1) == [0, 3]
+
+
+async def test_what_was_read_of_a_call_counts() -> None:
+    """An item is as long as all of its messages, and none of them is left alone."""
+    asked = conversation(code_call("print(1)", LONG), message("user", "?"), truncation="auto")
+    prompt = await rendered(replace(asked, raw_messages=True), len((await rendered(asked, 4096)).token_ids) + 50)
+    assert "python" not in load_encoding().decode(prompt.token_ids)
+    assert [raw["role"] for raw in prompt.raw_messages or ()] == ["system", "user"]
+
+
 def test_reasoning_goes_with_what_it_led_to() -> None:
     """Thinking goes with the answer or the call behind it, and no earlier."""
     items: list[Item] = [reasoning("a"), reasoning("b"), call("f", "{}"), output("1"), reasoning("c"), *talk("d")]
@@ -109,6 +139,10 @@ KINDS: Any = {
     "output": lambda: output("1", "a"),
     "other call": lambda: custom_call("g", "x", "b"),
     "other output": lambda: custom_output("2", "b"),
+    "ran here": lambda: mcp_call("read"),
+    "code": lambda: code_call("1", "2"),
+    "shell": lambda: shell_call("ls", call_id="c"),
+    "shell output": lambda: shell_output({"stdout": "a"}, call_id="c"),
 }
 
 

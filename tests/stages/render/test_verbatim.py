@@ -10,15 +10,27 @@ from hypothesis import given, settings
 from msgspec.structs import replace
 from openai_harmony import Role
 
-from pipeline.frames import GenerationFinished, ItemTokens, Prompt, TokenIds
+from pipeline.frames import GenerationFinished, ItemClosed, ItemTokens, Prompt, TokenChunk, TokenIds
 from pipeline.protocol.items import Call, CustomToolCall, Item, Message, OutputText
 from stages.emit.emit import ResponseWriter
 from stages.harmony import END, HarmonyEncoding, load_encoding
 from stages.render.harmony import RenderHarmony
-from tests.stages.parse.soup import TOOLS, cut, soup
+from tests.stages.parse.soup import EVERY_TOOL, TOOLS, cut, soup
 from tests.stages.parse.told import parse, run, started
 from tests.stages.parse.wellformed import completions, package
-from tests.stages.render.conversations import conversation, custom_output, message, output
+from tests.stages.render.conversations import (
+    approval,
+    code_call,
+    conversation,
+    custom_output,
+    decision,
+    mcp_call,
+    message,
+    output,
+    reasoning,
+    shell_call,
+    web_call,
+)
 from tests.stages.render.turns import by_letters
 from tests.streams import final
 
@@ -29,6 +41,7 @@ CALLED = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a":
 CALLED_AHEAD = ' to=functions.f<|channel|>commentary json<|message|>{"a": "long"}<|call|>'
 ANSWER = "<|channel|>final<|message|>So it is.<|return|>"
 ASKED = message("user", "Hi")
+APPROVAL = approval("write")
 
 
 @dataclass
@@ -171,6 +184,87 @@ def test_what_is_forgotten_stays_so(encoding: HarmonyEncoding) -> None:
     assert prompt == encoding.decode(rendered(message("user", "And?"), history=history).token_ids).replace(
         " to=functions.f<|channel|>commentary json", "<|channel|>commentary to=functions.f <|constrain|>json"
     )
+
+
+WRITTEN: dict[str, tuple[str, Item]] = {
+    "an mcp call": (
+        '<|channel|>commentary to=docs.read <|constrain|>json<|message|>{ "a": 1}',
+        mcp_call("read", '{ "a": 1}'),
+    ),
+    "an approval": ("<|channel|>commentary to=docs.write json<|message|>{}", APPROVAL),
+    "code": ("<|channel|>analysis to=python code<|message|>print( 1)", code_call("print( 1)", "1")),
+    "code ahead": (" to=python<|channel|>analysis code<|message|>print( 1)", code_call("print( 1)", "1")),
+    "a search": (
+        '<|channel|>analysis to=browser.search code<|message|>{"query":"x", "topn": 3}',
+        web_call(type="search", query="x"),
+    ),
+    "a page": (
+        ' to=browser.open<|channel|>analysis <|constrain|>json<|message|>{ "id": 3, "cursor": 1}',
+        web_call(type="open_page", url="https://a.example/"),
+    ),
+    "a find": (
+        "<|channel|>analysis to=browser.find<|message|>{}",
+        web_call(type="find_in_page", url="https://a.example/", pattern=""),
+    ),
+    "a shell": (
+        '<|channel|>analysis to=container.exec code<|message|>{"cmd":["bash","-lc","ls"], "workdir": "/"}',
+        shell_call("ls"),
+    ),
+    "a shell of the client's": (
+        '<|channel|>commentary to=functions.shell json<|message|>{"commands": ["ls"], "timeout_ms": null}',
+        shell_call("ls", here=False),
+    ),
+}
+"""What the model wrote, and the item that became of it."""
+
+
+@pytest.mark.parametrize(("written", "item"), WRITTEN.values(), ids=WRITTEN)
+def test_calls_of_every_kind_are_read_as_they_were_written(written: str, item: Item, encoding: HarmonyEncoding) -> None:
+    """Whatever an item tells of a call, the model reads the very tokens that it wrote, and then the result."""
+    generated = tuple(by_letters(f"{written}<|call|>"))
+    refusal = [decision(APPROVAL, approve=False)]
+    prompt = rendered(item, *refusal, tokens={item.id: generated})
+    start = tuple(encoding.encode_markup(NEXT))
+    assert any(prompt.token_ids[at : at + len(generated)] == generated for at in range(len(prompt.token_ids)))
+    spelled = encoding.decode((*start, *generated))
+    assert spelled in encoding.decode(prompt.token_ids)
+    assert prompt.raw_messages is not None
+    assert prompt.raw_messages[2]["content"][0]["text"] == written.partition("<|message|>")[2]
+
+
+@pytest.mark.parametrize("kind", ["an mcp call", "code", "a search", "a page", "a shell", "a shell of the client's"])
+def test_a_call_on_another_channel_is_laid_out(kind: str, encoding: HarmonyEncoding) -> None:
+    """The model does not learn from itself to call a tool elsewhere; its arguments are its own all the same."""
+    written, item = WRITTEN[kind]
+    right, wrong = ("commentary", "analysis") if "commentary" in written else ("analysis", "commentary")
+    prompt = rendered(item, tokens={item.id: tuple(by_letters(f"{written.replace(right, wrong)}<|call|>"))})
+    text = encoding.decode(prompt.token_ids)
+    header, _, arguments = written.partition("<|message|>")
+    recipient = header.partition("to=")[2].split("<")[0].split(" ")[0]
+    assert f"{NEXT} to={recipient}<|channel|>{right} " in text
+    assert f"<|message|>{arguments}<|call|>" in text
+
+
+def test_a_turn_of_the_server_s_own_is_continued_with_exactly_what_the_engine_saw(encoding: HarmonyEncoding) -> None:
+    """Behind a call in the middle of a thought, the next prompt is the last one, all that was generated, the result."""
+    generated = tuple(by_letters(f"{THOUGHT}{NEXT}<|channel|>analysis to=python code<|message|>print( 1)<|call|>"))
+    frames = run(encoding, [started(tools=EVERY_TOOL), TokenChunk(generated), GenerationFinished("stop", 0, 0.0)])
+    closed = [frame.token_ids for frame in frames if isinstance(frame, ItemClosed)]
+    items: list[Item] = [reasoning("Hm."), code_call("print( 1)", "1")]
+    prompt = rendered(ASKED, *items, tokens={item.id: ids for item, ids in zip(items, closed, strict=True)})
+    seen = (*FIRST, *generated)
+    assert prompt.token_ids[: len(seen)] == seen
+    assert encoding.decode(prompt.token_ids[len(seen) :]) == (
+        f"<|start|>python to=assistant<|channel|>analysis<|message|>1<|end|>{NEXT}"
+    )
+
+
+def test_arguments_to_somebody_else_are_not_read_again(encoding: HarmonyEncoding) -> None:
+    """What the model wrote counts where the item is a call of that tool."""
+    item = web_call(type="open_page", url="https://a.example/")
+    tokens = tuple(encoding.encode_markup('<|channel|>analysis to=browser.search code<|message|>{"query":"x"}<|call|>'))
+    for known in (tokens, tokens[:3], ()):
+        assert rendered(item, tokens={item.id: known}).token_ids == rendered(item).token_ids
 
 
 def test_items_of_the_input_are_as_their_client_sent_them(encoding: HarmonyEncoding) -> None:
