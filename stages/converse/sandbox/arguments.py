@@ -84,6 +84,15 @@ def shown(words: tuple[str, ...]) -> str:
             return shlex.join(words)
 
 
+def executed(words: tuple[str, ...]) -> tuple[str, ...]:
+    """A command as it is run: no shell of a sandbox has a profile to read, so none is asked to."""
+    match words:
+        case (shell, "-lc", *rest) if shell in _SHELLS:
+            return shell, "-c", *rest
+        case _:
+            return words
+
+
 def _commands(written: _Written) -> tuple[tuple[str, ...], ...]:
     one = written.cmd if written.cmd is not None else written.command
     if one is not None:
