@@ -45,7 +45,7 @@ _CAPTURED = _tags("a pre sub sup td th")
 """Elements whose text is written when it is known as a whole."""
 _PREFIXES = {f"h{level}": "#" * level + " " for level in range(1, 7)} | {"blockquote": "> ", "hr": "* * *"}
 
-_CLEAN = {ord("【"): "〖", ord("】"): "〗", 0x200B: None, 0x7F: None, 0x0D: " "}
+_CLEAN = {ord("【"): "〖", ord("】"): "〗", 0x200B: None, 0xFEFF: None, 0x7F: None, 0x0D: " "}
 _CLEAN |= {code: None for code in range(0x20) if code not in (0x09, 0x0A, 0x0D)}
 _CODES = frozenset(("idna", "mbcs", "oem", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"))
 """Codecs of Python's that are no encodings of pages."""

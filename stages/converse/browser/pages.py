@@ -75,7 +75,7 @@ def results(query: str, hits: Iterable[Hit]) -> Page:
         if hit.url not in places:
             mark = link_mark(len(places), _title(hit.title) or hit.url, urlsplit(hit.url).netloc)
             places[hit.url] = len(lines)
-            lines += wrapped(f"  * {mark} {clean(hit.snippet[:_SNIPPET])}".rstrip())
+            lines += wrapped(f"  * {mark} {_one_line(hit.snippet[:_SNIPPET])}".rstrip())
     return Page("results", _title(query), "", tuple(lines), tuple(places), tuple(places.values()))
 
 
@@ -120,7 +120,11 @@ def _words(link: re.Match[str]) -> str:
 
 
 def _title(text: str) -> str:
-    return clean(" ".join(text.split()))[:300]
+    return _one_line(text)[:300]
+
+
+def _one_line(text: str) -> str:
+    return clean(" ".join(text.split()))
 
 
 def wrapped(text: str) -> tuple[str, ...]:

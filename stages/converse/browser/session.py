@@ -10,6 +10,7 @@ from typing import Any
 from stages.converse.browser.arguments import Asked, Find, Open, Search, asked
 from stages.converse.browser.backends import Hit, SearchBackend
 from stages.converse.browser.failure import Failure
+from stages.converse.browser.html import clean
 from stages.converse.browser.pages import SOURCE_PREFIX, Page, matches, opened, results, view
 from stages.converse.browser.reading import Reader
 from stages.converse.browser.visits import Visit, Visits
@@ -154,7 +155,7 @@ class BrowserSession:
             return await self._reader.page(url)
         except Failure as failure:
             if (hit := self._known.get(url)) is not None:
-                return opened(url, hit.title, hit.text, ())
+                return opened(url, hit.title, clean(hit.text), ())
             raise Failure(f"Error fetching URL `{_real(url)}`: {failure}") from None
 
     async def _search(self, query: str) -> Page:

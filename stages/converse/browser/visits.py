@@ -11,6 +11,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.frames import Conversation
 from pipeline.protocol.items import Item, Message, WebSearchCall
@@ -20,7 +21,8 @@ from stages.converse.tools import Source
 
 _KEPT = 24
 """Pages of the web, each of which may take a megabyte."""
-_HEADING = re.compile(r"\[([0-9]{1,6})\] ([^\n]*?)(?: \(((?:view-source:)?https?://\S+)\))?(?:\n|\Z)")
+_HEADING = re.compile(r"\[([0-9]{1,6})\] ([^\n]*)")
+_TITLE_AND_URL = re.compile(r"(.*) \(((?:view-source:)?https?://\S+)\)")
 _MATCHES = re.compile(r"Find results for text: `(.*)` in `(.*)`")
 
 
@@ -93,7 +95,7 @@ class Visits:
 def _restored(conversation: Conversation) -> Iterator[tuple[int, Visit]]:
     for call in _recent((*conversation.history, *conversation.input)):
         if found := _HEADING.match(conversation.results.get(call.id, "")):
-            yield int(found[1]), _visit(call.action, found[2], found[3] or "")
+            yield int(found[1]), _visit(call.action, found[2])
 
 
 def _recent(items: tuple[Item, ...]) -> Iterable[WebSearchCall]:
@@ -107,9 +109,11 @@ def _recent(items: tuple[Item, ...]) -> Iterable[WebSearchCall]:
     return calls
 
 
-def _visit(action: Mapping[str, object], title: str, url: str) -> Visit:
-    if not url or action.get("type") == "search":
-        return Visit(title, query=title)
+def _visit(action: Mapping[str, Any], heading: str) -> Visit:
+    shown = _TITLE_AND_URL.fullmatch(heading)
+    if shown is None or action.get("type") == "search":
+        return Visit(heading, query=str(action.get("query") or heading))
+    title, url = shown.groups()
     if matched := _MATCHES.fullmatch(title):
         return Visit(matched[2], url.rpartition("/find?pattern=")[0], pattern=matched[1])
     return Visit(title, url)
