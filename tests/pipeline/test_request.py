@@ -8,7 +8,17 @@ from timeit import timeit
 import pytest
 
 from pipeline.protocol.given_items import FunctionCallItem, ItemReference, MessageItem
-from pipeline.protocol.given_tools import CustomTool, FunctionTool, GrammarFormat, NamespaceTool, OtherTool, TextFormat
+from pipeline.protocol.given_mcp import McpTool
+from pipeline.protocol.given_tools import (
+    CodeInterpreterTool,
+    CustomTool,
+    FunctionTool,
+    GrammarFormat,
+    NamespaceTool,
+    OtherTool,
+    ShellTool,
+    TextFormat,
+)
 from pipeline.protocol.reading import read_request
 from pipeline.protocol.request import CreateResponse
 from tests.pipeline.asking import (
@@ -24,6 +34,7 @@ from tests.pipeline.asking import (
     namespace,
     output_format,
     read,
+    server,
 )
 from tests.pipeline.bodies import CLIENTS, CODEX
 
@@ -81,9 +92,12 @@ def test_a_tool_is_read_by_its_type(wide: int) -> None:
         {"type": "custom", "name": "c", "format": {"type": "text"}},
         {"type": "custom", "name": "g", "format": grammar},
         *namespace({"type": "function", "name": "f"}, {"type": "custom", "name": "c"})["tools"],
+        *server(allowed_tools=["f"] * wide, x=5)["tools"],
+        {"type": "code_interpreter", "container": {"type": "auto", "x": 5}},
+        {"type": "shell", "environment": {"type": "container_reference", "container_id": "c"}},
         {"type": "local_shell", "name": 5, "server_label": "x"},
     ]
-    f, c, g, n, m = read({"tools": tools}).tools or []
+    f, c, g, n, m, i, s, o = read({"tools": tools}).tools or []
     assert isinstance(f, FunctionTool)
     assert isinstance(c, CustomTool)
     assert c.format == TextFormat(type="text")
@@ -91,8 +105,13 @@ def test_a_tool_is_read_by_its_type(wide: int) -> None:
     assert g.format == GrammarFormat(type="grammar", syntax="regex", definition="a" * wide)
     assert isinstance(n, NamespaceTool)
     assert [type(inner) for inner in n.tools] == [FunctionTool, CustomTool]
-    assert isinstance(m, OtherTool)
-    assert [tool.given for tool in (f, c, g, n, m)] == tools
+    assert isinstance(m, McpTool)
+    assert m.allowed_tools == ["f"] * wide
+    assert isinstance(i, CodeInterpreterTool)
+    assert isinstance(s, ShellTool)
+    assert s.runs_here
+    assert isinstance(o, OtherTool)
+    assert [tool.given for tool in (f, c, g, n, m, i, s, o)] == tools
 
 
 @pytest.mark.parametrize("said", ["conv_1", {"id": "conv_1"}, {"id": "conv_1", "object": "conversation"}], ids=str)
@@ -140,6 +159,9 @@ def test_the_trace_is_read_from_headers_only() -> None:
         output_format(type="json_schema", name="x" * 64, schema={}, strict=None),
         namespace(*[{"type": "custom", "name": "f"}] * 500),
         namespace(description=None, name="n" * 64),
+        server(server_label="m" * 64, server_url="http://[::1]:8000/" + "a" * 2030, authorization="a" * 8192),
+        server(headers={"a" * 128: "a" * 8192, "b": "a b\tc", "c": ""} | {str(n): "" for n in range(47)}),
+        server(server_url=None, headers=None, allowed_tools=None, require_approval=None, connector_id="c" * 64),
     ],
     ids=lambda body: json.dumps(body)[:60],
 )
@@ -176,6 +198,9 @@ def test_pieces_make_the_same_request(wide: int) -> None:
             *[{"role": "user", "content": f"x{number}"} for number in range(wide)],
             {"role": "user", "content": [{"type": "input_text", "text": f"x{number}"} for number in range(wide)]},
             {**RESULT, "output": [PART] * wide, "content": [5] * wide},
+            {**RESULT, "type": "shell_call_output", "output": [{"outcome": {"type": "timeout"}}] * wide},
+            {"type": "mcp_list_tools", "server_label": "m", "tools": [{"name": f"f{n}"} for n in range(wide)]},
+            {"type": "code_interpreter_call", "outputs": [{"type": "logs", "logs": "x"}] * wide},
         ],
         "tools": [function(name=f"f{number}", parameters={"a": [{}]})["tools"][0] for number in range(wide)],
         "previous_input_messages": [{"role": "user", "content": f"x{number}"} for number in range(wide)],

@@ -28,7 +28,8 @@ from pipeline.protocol.items import (
     WebSearchCall,
 )
 from stages.persist.store import Store
-from tests.pipeline.bodies import CLIENT_SHELLS, SERVER_TOOLS, WEATHER
+from tests.pipeline.bodies import WEATHER
+from tests.pipeline.tool_bodies import CLIENT_SHELLS, SERVER_TOOLS
 from tests.stages.normalize.conversations import answered, normalized
 
 Json: TypeAlias = dict[str, Any]

@@ -175,7 +175,7 @@ async def test_the_one_open_call_is_known_by_any_id(store: Store, open_calls: in
 
 def raw_prompt(conversation: Any) -> list[Json]:
     layout = lay_out(conversation)
-    return [message.raw() for message in (*layout.head, *layout.messages) if message is not None]
+    return [message.raw() for message in (*layout.head, *layout.messages)]
 
 
 @pytest.mark.parametrize("client", ["agents", "langchain", "pydantic-ai", "codex"])
