@@ -117,12 +117,12 @@ class McpServers:
             if not is_web_url(server.url):
                 raise protocol_failure(INVALID_PARAMS, "The server's URL is none of http:// or https://.")
             return Target(HttpServer(server.url, headers), (server.url, _digest(headers)), allowed=self._allowed)
-        config = self._servers.get(server.label)
-        if config is None:
-            raise protocol_failure(INVALID_PARAMS, f"There is no MCP server {server.label} here.")
+        label = server.configured_as
+        if (config := self._servers.get(label)) is None:
+            raise protocol_failure(INVALID_PARAMS, f"There is no MCP server {label} here.")
         if headers and isinstance(config, HttpServer):
-            return Target(_with_headers(config, headers), (server.label, _digest(headers)), server.label)
-        return Target(config, (server.label, b""), server.label, is_shared=True)
+            return Target(_with_headers(config, headers), (label, _digest(headers)), label)
+        return Target(config, (label, b""), label, is_shared=True)
 
     async def _list(self, target: Target, seconds: float) -> Tools:
         link = await self._link(target)
