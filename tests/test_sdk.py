@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,10 +15,9 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from pipeline.errors import EngineFailed
-from pipeline.frames import EmittedFrame, FinishReason, GenerationStarted, ItemTokens
+from pipeline.frames import EmittedFrame, FinishReason
 from pipeline.protocol.events import (
     DONE,
-    Event,
     OutputItemAdded,
     OutputItemDone,
     ResponseEvent,
@@ -30,27 +29,58 @@ from pipeline.protocol.items import FunctionCall
 from pipeline.record import read_frames
 from stages.emit.emit import ResponseWriter
 from tests.building import (
+    FORMS,
+    FOUND,
+    HUNG,
+    LISTED,
+    LOGS,
+    WRITTEN,
     Frames,
+    approval,
+    asking_turn,
+    code_call,
     custom_tool_call,
     finished,
+    form_call,
     function_call,
+    mcp_call,
+    mcp_list,
     message,
     on_the_wire,
+    only_events,
     rare_turn,
     reasoning,
     refusal,
+    served_turns,
+    shell_call,
+    shell_output,
     started,
     summarised_turn,
-    turns,
     types,
+    web_call,
     whole_turn,
     written,
 )
-from tests.streams import final
+from tests.drawing import turns
+from tests.streams import final, in_sdk_terms
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "harmony"
 CASES = sorted(path.parent.name for path in FIXTURES.glob("*/events.jsonl"))
-PREFIXES = {"reasoning": "rs_", "message": "msg_", "function_call": "fc_", "custom_tool_call": "ctc_"}
+PREFIXES = {
+    "reasoning": "rs_",
+    "message": "msg_",
+    "function_call": "fc_",
+    "custom_tool_call": "ctc_",
+    "local_shell_call": "lsh_",
+    "shell_call": "sh_",
+    "shell_call_output": "sho_",
+    "apply_patch_call": "apc_",
+    "mcp_list_tools": "mcpl_",
+    "mcp_call": "mcp_",
+    "mcp_approval_request": "mcpr_",
+    "code_interpreter_call": "ci_",
+    "web_search_call": "ws_",
+}
 
 Events = list[ResponseEvent]
 
@@ -63,14 +93,14 @@ _sdk_names = {name for event in _sdk_types for name in get_args(event.__annotati
 def recorded(case: str) -> Events:
     """The events of a fixture."""
     frames = read_frames(FIXTURES / case / "events.jsonl", EmittedFrame)
-    return [frame for frame in frames if not isinstance(frame, GenerationStarted | ItemTokens)]
+    return only_events(frames)
 
 
 def failed(frames: Frames) -> Events:
     """The events of a turn that breaks behind its frames."""
     writer = ResponseWriter()
-    events = [event for frame in frames for event in writer.feed(frame) if isinstance(event, Event)]
-    return [*events, *writer.fail(EngineFailed("The engine gave up."))]
+    events = [event for frame in frames for event in writer.feed(frame)]
+    return only_events([*events, *writer.fail(EngineFailed("The engine gave up."))])
 
 
 CUTS: dict[str, Callable[..., Frames]] = {
@@ -79,17 +109,53 @@ CUTS: dict[str, Callable[..., Frames]] = {
     "refusal": refusal,
     "function_call": function_call,
     "custom_tool_call": custom_tool_call,
+    "mcp_call": mcp_call,
+    "approval": approval,
+    "code": code_call,
+    "search": web_call,
+    "shell": shell_call,
+    **{form: partial(form_call, form) for form in FORMS},
 }
+CUT_LADDERS: dict[str, list[str]] = {
+    "mcp_call": ["mcp_call.in_progress", "mcp_call_arguments.delta", "mcp_call_arguments.done"],
+    "approval": ["mcp_call.in_progress", "mcp_call_arguments.delta", "mcp_call_arguments.done"],
+    "code": [
+        "code_interpreter_call.in_progress",
+        "code_interpreter_call_code.delta",
+        "code_interpreter_call_code.done",
+    ],
+    "search": ["web_search_call.in_progress"],
+}
+"""What is told of a call of the server's that was cut before it ran."""
+
+SERVED: dict[str, Frames] = {
+    "mcp_list": mcp_list(LISTED),
+    "mcp_list failed": mcp_list(error="It is down."),
+    "mcp_call": mcp_call('{"q":', '"a"}'),
+    "mcp_call failed": mcp_call("{}", error="No."),
+    "code": code_call("1 +", " 1", outputs=(LOGS,)),
+    "code without outputs": code_call("1 + 1"),
+    "code failed": code_call("1 /", error="It hung."),
+    "search": web_call("{}", found=(FOUND,)),
+    "search failed": web_call("{}", error="It is down."),
+    "shell": (*shell_call('{"cmd": ["ls"]}'), *shell_output(WRITTEN, HUNG)),
+    "shell failed": (*shell_call('{"cmd": ["ls"]}'), *shell_output(error="It is down.")),
+}
+"""What the server runs, by how it ends."""
+
 HAND_WRITTEN: dict[str, Events] = {
     "whole": written(whole_turn()),
     "rare": written(rare_turn()),
     "summarised": written(summarised_turn()),
     "nothing": written((started(), finished())),
+    "served": written(served_turns()),
+    "asked": written(asking_turn()),
+    **{f"{name} alone": written((started(), *frames, finished())) for name, frames in SERVED.items()},
     **{
         f"{name} cut": written((started(), *cut("He", complete=False), finished("length")))
         for name, cut in CUTS.items()
     },
-    **{f"{name} broken": failed((started(), *cut("He")[:-1])) for name, cut in CUTS.items()},
+    **{f"{name} broken": failed((started(), *cut("He", complete=False)[:-1])) for name, cut in CUTS.items()},
 }
 
 
@@ -104,7 +170,7 @@ def streams() -> list[Events]:
 def check_types(events: Events) -> None:
     """The SDK's type for each event reads it, and has read all of it."""
     for event in events:
-        body = on_the_wire(event)
+        body = in_sdk_terms(on_the_wire(event))
         parsed = _sdk_event.validate_python(body)
         assert parsed.type == body["type"]
         assert parsed.model_dump(mode="json", by_alias=True, exclude_unset=True) == body
@@ -154,7 +220,7 @@ def check_accumulation(events: Events) -> None:
     """The client sees as many events, its snapshots end with the whole text, and its response is ours."""
     client = Accumulated(events)
     assert [event.type for event in client.events] == [on_the_wire(event)["type"] for event in events]
-    response = client.response.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    response = client.response.model_dump(mode="json", by_alias=True, exclude_unset=True, warnings=False)
     assert unparsed(response) == on_the_wire(events[-1])["response"]
     snapshots = {event.output_index: event.snapshot for event in client.events if hasattr(event, "snapshot")}
     for index, snapshot in snapshots.items():
@@ -205,12 +271,16 @@ def ladders() -> Iterable[list[dict[str, Any]]]:
 
 
 def test_b1_b2_row1_every_event_of_an_item_names_it() -> None:
-    """From the event that adds an item to the one that it is done with, each has its index and its id."""
+    """From the event that adds an item to the one that it is done with, each has its index and its id.
+
+    In the SDK's types the commands of a shell have the index alone.
+    """
     for ladder in ladders():
         first, *between, last = ladder
         assert (first["type"], last["type"]) == ("response.output_item.added", "response.output_item.done")
         assert first["item"]["id"] == last["item"]["id"] != ""
-        assert {body["item_id"] for body in between} == {first["item"]["id"]}
+        named = {body["item_id"] for body in between if not body["type"].startswith("response.shell_call_command.")}
+        assert named <= {first["item"]["id"]}
 
 
 def test_b1_b4_output_indexes_count_items_from_0() -> None:
@@ -273,14 +343,33 @@ def test_b9_v19_row6_row7_the_final_output_is_what_was_streamed() -> None:
 def test_row9_the_deltas_are_the_text() -> None:
     """What the deltas of an item sum to is what its done event, its part and the item say."""
     for ladder in ladders():
-        said = "".join(body["delta"] for body in ladder if body["type"].endswith(".delta"))
-        assert said == text_of(ladder[-1]["item"])
+        deltas = [body["delta"] for body in ladder if body["type"].endswith(".delta")]
+        if ladder[0]["item"]["type"] in TEXTS:
+            assert "".join(deltas) == text_of(ladder[-1]["item"])
+        elif ladder[0]["item"]["type"] == "shell_call":
+            assert deltas == [command for command in ladder[-1]["item"]["action"]["commands"] if command]
+        elif ladder[0]["item"]["type"] == "shell_call_output":
+            written = [(at["delta"].get("stdout", ""), at["delta"].get("stderr", "")) for at in ladder if "delta" in at]
+            assert written == [(at["stdout"], at["stderr"]) for at in ladder[-1]["item"]["output"]]
+        else:
+            assert deltas == []
+
+
+TEXTS = {
+    "message": "",
+    "reasoning": "",
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    "mcp_call": "arguments",
+    "code_interpreter_call": "code",
+}
+"""The kinds of items whose text grows, and the field that it stands in where that is not a part."""
 
 
 def text_of(item: dict[str, Any]) -> str:
     """The text of an item, wherever it stands."""
-    if "call_id" in item:
-        return str(item.get("arguments", item.get("input")))
+    if field := TEXTS[item["type"]]:
+        return str(item[field])
     parts = [*item.get("content", ()), *item.get("summary", ())]
     return "".join(part.get("text", part.get("refusal")) for part in parts)
 
@@ -302,6 +391,8 @@ def test_b13_v17_row15_the_last_event_is_the_status() -> None:
         ("stop", "completed", None),
         ("length", "incomplete", "max_output_tokens"),
         ("content_filter", "incomplete", "content_filter"),
+        ("max_tool_calls", "incomplete", "max_tool_calls"),
+        ("max_turns", "incomplete", "max_turns"),
     ],
 )
 def test_v17_row16_the_status_is_why_it_ended(reason: FinishReason, status: str, details: str | None) -> None:
@@ -312,7 +403,9 @@ def test_v17_row16_the_status_is_why_it_ended(reason: FinishReason, status: str,
         assert (response.incomplete_details and response.incomplete_details.reason) == details
 
 
-@pytest.mark.parametrize("name", [name for name in HAND_WRITTEN if name.endswith((" cut", " broken"))])
+@pytest.mark.parametrize(
+    "name", [f"{name} {end}" for name in CUTS if name not in CUT_LADDERS for end in ("cut", "broken")]
+)
 def test_b34_v20_row5_row14_what_is_cut_climbs_its_whole_ladder(name: str) -> None:
     """The item that a limit or an error cuts has its done events, in the stream and in the response as incomplete."""
     events = HAND_WRITTEN[name]
@@ -323,9 +416,20 @@ def test_b34_v20_row5_row14_what_is_cut_climbs_its_whole_ladder(name: str) -> No
     assert final(events).output == (done,)
 
 
+@pytest.mark.parametrize("end", ["cut", "broken"])
+@pytest.mark.parametrize("name", CUT_LADDERS)
+def test_v7_b11_what_is_cut_is_not_said_to_run(name: str, end: str) -> None:
+    """A call of the server's that was cut never ran: no event says that it did, and its item has no result."""
+    events = HAND_WRITTEN[f"{name} {end}"]
+    assert types(events)[2:-1] == ["output_item.added", *CUT_LADDERS[name], "output_item.done"]
+    (done,) = [on_the_wire(event)["item"] for event in events if isinstance(event, OutputItemDone)]
+    assert done["status"] == "incomplete"
+    assert not [done[name] for name in ("output", "outputs", "error") if done.get(name)]
+
+
 def test_row14_only_the_last_item_is_incomplete() -> None:
     """Where a stream was cut, the items ahead of the cut are complete all the same."""
     for events in streams():
-        statuses = [item.status for item in final(events).output]
-        assert set(statuses[:-1]) <= {"completed"}
+        statuses = [getattr(item, "status", "completed") for item in final(events).output]
+        assert set(statuses[:-1]) <= {"completed", "failed"}
         assert isinstance(events[-1], ResponseIncomplete) or statuses[-1:] != ["incomplete"] or final(events).error

@@ -21,7 +21,7 @@ from typing import Any
 from yarl import URL
 
 from pipeline.core import Pipeline
-from pipeline.frames import EmittedFrame, GenerationStarted, ItemTokens
+from pipeline.frames import EmittedFrame, ItemResult, ItemTokens, ResponseStarted
 from pipeline.protocol.events import ResponseEvent
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding, load_encoding
@@ -45,10 +45,10 @@ class Unkept:
     async def __call__(self, source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[ResponseEvent, None]:
         """Pass the events on."""
         started = await anext(source)
-        assert isinstance(started, GenerationStarted)
+        assert isinstance(started, ResponseStarted)
         run = self.live.begin(started)
         async for frame in source:
-            if not isinstance(frame, GenerationStarted | ItemTokens):
+            if not isinstance(frame, ResponseStarted | ItemTokens | ItemResult):
                 yield frame
         self.live.discard(run)
 

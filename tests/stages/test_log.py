@@ -8,17 +8,27 @@ from pipeline.core import Pipeline
 from pipeline.logs import FORMAT, current_response, name_response
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.items import (
+    ApplyPatchCall,
+    CodeInterpreterCall,
     CustomToolCall,
     FunctionCall,
+    ListedTool,
+    LocalShellCall,
+    McpApprovalRequest,
+    McpCall,
+    McpListTools,
     Message,
     OutputItem,
     OutputText,
     Reasoning,
+    ShellCall,
+    ShellCallOutput,
     SummaryText,
+    WebSearchCall,
 )
 from pipeline.record import replay
 from stages.log import in_words, log_outputs
-from tests.building import whole_turn, written
+from tests.building import FOUND, WRITTEN, whole_turn, written
 
 
 async def test_each_item_is_logged_once_it_is_done(caplog: pytest.LogCaptureFixture) -> None:
@@ -39,6 +49,19 @@ async def test_each_item_is_logged_once_it_is_done(caplog: pytest.LogCaptureFixt
         (Reasoning("rs_1", (SummaryText("Hm."),)), "reasoning: 'Hm.'"),
         (FunctionCall("fc_1", "call_1", "wait", "{", "incomplete", "agents"), "call of agents.wait: '{'"),
         (CustomToolCall("ctc_1", "call_1", "shell", "ls", "completed"), "call of shell: 'ls'"),
+        (McpListTools("mcpl_1", "wiki", (ListedTool("ask", {}),)), "tools of wiki: 1"),
+        (McpListTools("mcpl_1", "wiki", error="It is down."), "tools of wiki: It is down."),
+        (McpCall("mcp_1", "wiki", "ask", "{}", "completed", "A\nB"), "call of wiki.ask, completed: '{}'"),
+        (McpApprovalRequest("mcpr_1", "wiki", "ask", "{}"), "request to approve of wiki.ask: '{}'"),
+        (CodeInterpreterCall("ci_1", "1\n2", "cntr_1", "failed"), r"code, failed: '1\n2'"),
+        (WebSearchCall("ws_1", FOUND, "completed"), "web search, completed: {'type': 'search', 'query': 'Oslo'}"),
+        (ShellCall("sh_1", "call_1", {"commands": ["ls"]}, "completed"), """shell_call: '{"commands":["ls"]}'"""),
+        (ShellCallOutput("sho_1", "call_1", (WRITTEN,), "completed"), "output of a shell, completed: 1 commands"),
+        (
+            LocalShellCall("lsh_1", "call_1", {"command": ["ls"]}, "completed"),
+            """local_shell_call: '{"command":["ls"]}'""",
+        ),
+        (ApplyPatchCall("apc_1", "call_1", {"path": "a"}, "completed"), """apply_patch_call: '{"path":"a"}'"""),
     ],
 )
 def test_an_item_is_one_line(item: OutputItem, line: str) -> None:

@@ -10,7 +10,17 @@ from pipeline.frames import AnnotationAdded
 from pipeline.protocol.events import ResponseEvent, to_sse
 from pipeline.record import replay
 from stages.openresponses import OpenResponsesEvent, open_responses
-from tests.building import Frames, finished, message, on_the_wire, reasoning, started, whole_turn, written
+from tests.building import (
+    Frames,
+    finished,
+    message,
+    on_the_wire,
+    reasoning,
+    served_turns,
+    started,
+    whole_turn,
+    written,
+)
 from tests.drawing import turns
 
 RENAMED = {
@@ -52,6 +62,14 @@ async def test_what_is_the_same_is_not_even_copied() -> None:
     events = written((started(), *message("Hel", AnnotationAdded({}), "lo!"), finished()))
     passed = await renamed(events)
     assert all(event is given for event, given in zip(passed, events, strict=True))
+
+
+async def test_what_the_server_runs_is_told_in_the_same_words() -> None:
+    """Open Responses has no names of its own for it: all of it passes as it came."""
+    events = written(served_turns())
+    passed = await renamed(events)
+    told = [(event, given) for event, given in zip(passed, events, strict=True) if event is not given]
+    assert {given.__struct_config__.tag for _, given in told} == set(RENAMED)
 
 
 async def test_nothing_is_null_that_must_not_be() -> None:
