@@ -1,12 +1,13 @@
 """Secrets of a request: the servers of tools get them, and nobody finds them anywhere else, not even in this process.
 
-These tests begin where a body has been read, and end where a server of tools would be asked.
+The tests of what runs later begin where a body has been read, and end where a server of tools would be asked.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,29 @@ async def waiting(served: Scripted) -> LiveResponse:
     """A response that has been queued, with a secret."""
     read = await served.runs.prepare(CreateResponse(input="Hi", background=True))
     return await served.runs.queue(secretive(read))
+
+
+@pytest.mark.parametrize(
+    "way", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}], ids=str
+)
+async def test_secrets_of_a_body_are_told_and_kept_nowhere(
+    served: Scripted, where: str, way: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server of tools that cannot be asked is a failed item, and what it was to be sent is in no answer or event."""
+    server = {"type": "mcp", "server_label": "maps", "server_url": "https://maps.example/mcp"}
+    secret = {"authorization": CANARY, "headers": {"X-Key": CANARY}}
+    with caplog.at_level(logging.DEBUG):
+        body = {"input": "Hi", "tools": [server | secret], **way}
+        async with served.client.post(f"{served.url}/v1/responses", json=body) as answer:
+            told = await answer.text()
+        assert answer.status == 200, told
+        (response_id,) = set(re.findall(r"resp_[0-9a-f]{32}", told))
+        response = await ended(served, response_id)
+        again = await served.again(f"/v1/responses/{response_id}?stream=true")
+    assert [item["type"] for item in response["output"]] == ["mcp_list_tools", "reasoning", "message"]
+    assert response["output"][0]["error"]
+    for text in (told, str(response), again.decode(), await contents(where), caplog.text):
+        assert CANARY not in text
 
 
 async def test_a_background_response_has_the_secrets_of_its_request(

@@ -105,8 +105,8 @@ async def test_a_request_is_kept_without_its_secrets(store: Store, text: str) ->
     asked = replace(request(waiting), tools=Toolset(servers=(server,)), results={"ci_1": text})
     await store.accept(waiting, asked)
     kept = await store.queued("resp_1")
-    assert kept == asked
     assert kept is not None
+    assert kept == asked
     assert kept.tools.servers[0].headers.reveal() == {}
     ((row,),) = await store._ledger.read("select request from responses")
     assert "maps.example" in row
