@@ -28,6 +28,18 @@ from pipeline.errors import StageError
 from pipeline.logs import FORMAT, name_response
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
+from pipeline.protocol.tools import HOSTED
+from stages.converse.browser.backends import backend_of
+from stages.converse.browser.host import BrowserHost
+from stages.converse.exchange import Limits
+from stages.converse.guard import AllowedNetworks
+from stages.converse.mcp.config import WrongServers, read_servers
+from stages.converse.mcp.host import McpHost
+from stages.converse.mcp.servers import McpServers
+from stages.converse.sandbox.container import ContainerHost
+from stages.converse.sandbox.probe import Sandbox, probe
+from stages.converse.sandbox.python import PythonHost
+from stages.converse.tools import Host, Toolbox
 from stages.generate.engine import Engine
 from stages.generate.vllm import UnknownModel, start_vllm
 from stages.harmony import ClobberedInstall, load_encoding
@@ -42,6 +54,9 @@ from stages.render.grammar import WARM_UP
 from stages.responses import harmony_responses
 
 logger = logging.getLogger("penstock")
+
+KEY_OPTIONS = {"--api-key", "--api-keys", "--web-search-key"}
+"""What must not stand in a command line."""
 
 
 @asynccontextmanager
@@ -65,7 +80,9 @@ async def serve(settings: Settings, started: Callable[[Settings], AbstractAsyncC
         await store.open()
         engine = await closing.enter_async_context(started(settings))
         live = LiveResponses(store)
-        pipeline = assembled(settings, engine.models, engine, live)
+        tools = await toolbox(settings)
+        closing.push_async_callback(tools.close)
+        pipeline = assembled(settings, engine.models, engine, live, tools)
         runs = Runs(
             pipeline,
             engine,
@@ -102,13 +119,42 @@ async def serve(settings: Settings, started: Callable[[Settings], AbstractAsyncC
 
 
 def assembled(
-    settings: Settings, models: tuple[str, ...], engine: Engine, live: LiveResponses
+    settings: Settings, models: tuple[str, ...], engine: Engine, live: LiveResponses, tools: Toolbox
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """The pipeline, as the settings want it."""
-    pipeline = harmony_responses(models, engine, load_encoding(), live)
+    limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
+    pipeline = harmony_responses(models, engine, load_encoding(), live, tools, limits)
     if settings.salt_caches:
-        pipeline = pipeline.replace("normalize", Normalize(live.store, models, salt_caches=True))
+        salting = Normalize(live.store, models, tools.kinds, tools.mcp.labels, salt_caches=True)
+        pipeline = pipeline.replace("normalize", salting)
     return pipeline.after("emit", "log", log_outputs) if settings.log_outputs else pipeline
+
+
+async def toolbox(settings: Settings) -> Toolbox:
+    """What the server runs for the model; a server of the operator's goes ahead of what is built in."""
+    allowed = AllowedNetworks.parse(settings.allow_address)
+    configured = read_servers(settings.mcp_config) if settings.mcp_config else {}
+    servers = McpServers(configured, allowed)
+    hosts: dict[str, Host] = await sandboxed() if settings.sandbox else {}
+    if settings.web_search:
+        kind, _, url = settings.web_search.partition("=")
+        key = settings.web_search_key.get_secret_value() if settings.web_search_key else ""
+        hosts["browser"] = BrowserHost(backend_of(kind, url, key), allowed)
+    own: dict[str, Host] = {kind: McpHost(servers, kind) for kind in HOSTED if kind in configured}
+    return Toolbox({**hosts, **own}, servers)
+
+
+async def sandboxed() -> dict[str, Host]:
+    """The tools that run in sandboxes, where these work."""
+    python, container = await probe("python"), await probe("container")
+    hosts: dict[str, Host] = {}
+    if isinstance(python, Sandbox):
+        hosts["python"] = PythonHost(python)
+    if isinstance(container, Sandbox):
+        hosts["container"] = ContainerHost(container)
+    for name, found in (("Python", python), ("Shell", container)):
+        logger.info("%s for the model: %s", name, found.describe() if isinstance(found, Sandbox) else found.reason)
+    return hosts
 
 
 def database(store: str) -> Database:
@@ -155,8 +201,11 @@ def main() -> None:
     """Run ``penstock serve [MODEL] [options]``."""
     if sys.argv[1:2] != ["serve"]:
         sys.exit("usage: penstock serve [MODEL] [options]\n\nTry: penstock serve --help")
-    if any(argument.split("=")[0] in {"--api-key", "--api-keys"} for argument in sys.argv):
-        sys.exit("penstock: a command line shows its keys to all processes: use --api-key-file or PENSTOCK_API_KEYS")
+    if any(argument.split("=")[0] in KEY_OPTIONS for argument in sys.argv):
+        sys.exit(
+            "penstock: a command line shows its keys to all processes: use --api-key-file, PENSTOCK_API_KEYS"
+            " and PENSTOCK_WEB_SEARCH_KEY"
+        )
     # Until the server is up, SIGTERM unwinds the start.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
@@ -165,7 +214,7 @@ def main() -> None:
         uvloop.run(serve(settings))
     except ValidationError as error:
         sys.exit("\n".join(f"penstock: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()))
-    except (OSError, SettingsError, StageError, UnknownModel, UnusableKeys, ClobberedInstall) as error:
+    except (OSError, SettingsError, StageError, UnknownModel, UnusableKeys, WrongServers, ClobberedInstall) as error:
         sys.exit(f"penstock: {error}")
 
 

@@ -16,6 +16,7 @@ from pydantic_settings import CliApp
 from api.settings import Settings
 from pipeline.logs import name_response
 from server import assembled, database, log_to_stderr, serve
+from stages.converse.tools import Toolbox
 from stages.generate.scripted import ScriptedEngine
 from stages.normalize.normalize import Normalize
 from stages.persist.database import Nowhere
@@ -32,7 +33,7 @@ def stages(**settings: Any) -> dict[str, Any]:
     """The stages of the pipeline that the settings make, by name."""
     chosen = Settings(engine_arguments=[], **settings)
     live = LiveResponses(Store(Nowhere()))
-    return {step.name: step.stage for step in assembled(chosen, ("tiny",), ScriptedEngine(), live).steps}
+    return {step.name: step.stage for step in assembled(chosen, ("tiny",), ScriptedEngine(), live, Toolbox()).steps}
 
 
 def test_outputs_are_logged_only_when_asked() -> None:

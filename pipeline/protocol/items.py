@@ -278,6 +278,11 @@ class McpListTools(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_list_
     tools: tuple[ListedTool, ...] = ()
     error: str | None = None
 
+    @property
+    def status(self) -> CallStatus:
+        """It is whole once it is there, and has no status on the wire."""
+        return "completed"
+
 
 class McpCall(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_call"):
     """A call of a tool of an MCP server: ``output`` is what it returned, ``error`` why it failed."""
@@ -304,6 +309,11 @@ class McpApprovalRequest(msgspec.Struct, frozen=True, tag_field="type", tag="mcp
     server_label: str
     name: str
     arguments: str
+
+    @property
+    def status(self) -> CallStatus:
+        """It is whole once it is there, and has no status on the wire."""
+        return "completed"
 
     @property
     def text(self) -> str:

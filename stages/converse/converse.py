@@ -32,6 +32,7 @@ class Converse:
         """Raise what makes the first prompt impossible, unless something had to be told ahead of it."""
         async for conversation in source:
             exchange = Exchange(conversation, self.toolbox, self.limits, self.clock)
+            append = exchange.transcript.texts.append
             try:
                 async with aclosing(exchange.begin()) as frames:
                     async for frame in frames:
@@ -40,7 +41,7 @@ class Converse:
                     async with self.inner.open(replay([exchange.conversation])) as parsed:
                         async for frame in parsed:
                             if turn.is_plain and type(frame) is ItemDelta:  # nearly every frame
-                                exchange.transcript.texts.append(frame.text)
+                                append(frame.text)
                                 yield frame
                             else:
                                 for passed in turn.feed(frame):

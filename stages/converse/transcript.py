@@ -94,7 +94,8 @@ class Transcript:
             case ResponseStarted() | GenerationStarted() | AnnotationAdded() | TurnFinished():
                 pass
             case _:
-                self._opening, self.texts = frame, []
+                self._opening = frame
+                self.texts.clear()
                 self._started, self._finished = CallStarted(), CallFinished()
 
     def continued(self, conversation: Conversation) -> Conversation:

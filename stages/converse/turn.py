@@ -67,21 +67,20 @@ class Turn:
     """Whether the client has something to do before the model can go on."""
     recipient: str | None = None
     """Whom the turn's last item addresses, if that is a tool that does not exist."""
+    is_plain: bool = field(init=False)
+    """Whether text may go by without `feed`."""
     _citations: Citations | None = field(init=False)
     _opening: ServerCallOpened | None = None
     _texts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._citations = Citations(self.source) if self.source else None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether text may go by without `feed`."""
-        return self._opening is None and not self.calls and self._citations is None
+        self.is_plain = self._citations is None
 
     def feed(self, frame: ParsedFrame) -> Iterable[ParsedFrame]:
         """Take one frame, give those that may go on."""
         self._note(frame)
+        self.is_plain = self._opening is None and not self.calls and self._citations is None
         if self.calls:
             self.held.append(frame)
             return ()

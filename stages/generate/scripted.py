@@ -39,8 +39,6 @@ class ScriptedEngine:
     """Play ``script`` for every prompt, and count what happens."""
 
     script: Script = field(default_factory=Script)
-    turns: Sequence[Script] = ()
-    """What is played instead for the first turns of each response."""
     context_length: int = 131_072
     vocabulary_size: int = VOCABULARY_SIZE
     models: tuple[str, ...] = ("tiny",)
@@ -48,6 +46,8 @@ class ScriptedEngine:
     is_stopping: bool = False
     aborted: int = 0
     prompts: list[Prompt] = field(default_factory=list)
+    turns: Sequence[Script] = ()
+    """What is played instead for the first turns of each response."""
     _runs: list[_Run] = field(default_factory=list)
 
     @property
