@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from yarl import URL
+
 from stages.converse.browser.failure import Failure
 
 _LONGEST_QUERY = 2_000
@@ -78,16 +80,26 @@ def _open(arguments: dict[str, Any]) -> Open:
 
 
 def _url(text: str) -> str:
-    """The URL that is meant; models leave out schemes."""
-    text = text.strip()
-    return text if not text or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:(?![0-9])", text) else f"https://{text}"
+    """The URL that is meant, as it is sent; models leave out schemes."""
+    text = _whole(text.strip())
+    if text and not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:(?![0-9])", text):
+        text = f"https://{text}"
+    try:
+        return str(URL(text)) if text.startswith(("http://", "https://")) else text
+    except ValueError:
+        return text
+
+
+def _whole(text: str) -> str:
+    """The text without halves of characters, which JSON can write and nobody can read."""
+    return text.encode(errors="replace").decode()
 
 
 def _text(arguments: dict[str, Any], name: str) -> str:
     value = arguments.get(name)
     if not isinstance(value, str) or not value.strip():
         raise Failure(f"Invalid function arguments: `{name}` has to be a text.")
-    return value
+    return _whole(value)
 
 
 def _number(arguments: dict[str, Any], name: str) -> int:

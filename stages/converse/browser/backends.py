@@ -126,6 +126,10 @@ def _plain(text: object) -> str:
     return " ".join(html.unescape(_MARKUP.sub("", str(text or ""))).split())
 
 
+def _is_web(url: str) -> bool:
+    return url.startswith(("http://", "https://")) and url.isprintable() and " " not in url
+
+
 ENGINES: Mapping[str, Engine] = {
     "searxng": Engine(
         "SearXNG",
@@ -172,7 +176,7 @@ class WebSearch:
             hits = self._engine.hits(json.loads(answer))
         except (ValueError, LookupError, TypeError, AttributeError):
             raise self._failure("its answer is not what it should be") from None
-        return [hit for hit in hits if hit.url.startswith(("http://", "https://"))][:topn]
+        return [hit for hit in hits if _is_web(hit.url)][:topn]
 
     async def close(self) -> None:
         """Close its connections."""

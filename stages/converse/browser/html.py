@@ -52,8 +52,8 @@ _CODES = frozenset(("idna", "mbcs", "oem", "punycode", "raw-unicode-escape", "un
 
 
 def clean(text: str) -> str:
-    """The text without what could be taken for marks, and without control characters."""
-    return text.translate(_CLEAN)
+    """The text without what could be taken for marks, without control characters, and without halves of characters."""
+    return text.translate(_CLEAN).encode(errors="replace").decode()
 
 
 def link_mark(number: int, text: str, domain: str = "") -> str:
@@ -195,7 +195,8 @@ class _Page:
             return None
         try:
             url = "".join(urljoin(self._base, href.strip()).split())
-            return url if urlsplit(url).scheme in ("http", "https") and urlsplit(url).netloc else None
+            parts = urlsplit(url)
+            return url if parts.scheme in ("http", "https") and parts.netloc and url.isprintable() else None
         except ValueError:
             return None
 

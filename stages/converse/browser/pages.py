@@ -28,6 +28,8 @@ _SNIPPET = 1_000
 _LINE = re.compile(rf"(.{{1,{WIDTH}}})(?: |$)|(.{{{WIDTH}}})")
 _LINK = re.compile(r"【\d+†([^†】]+)(†[^†】]+)?】")
 SOURCE_PREFIX = "view-source:"
+FIND_SUFFIX = "/find?pattern="
+"""How the model is told of pages that are not there: the text of one, and what was found in one."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def matches(page: Page, pattern: str) -> Page:
         wrapped(text),
         (page.url,) * len(places),
         tuple(places),
-        f"{page.url}/find?pattern={quote(pattern)}",
+        f"{page.url}{FIND_SUFFIX}{quote(pattern, safe='')}",
         page.title,
     )
 

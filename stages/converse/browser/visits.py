@@ -12,18 +12,19 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from pipeline.frames import Conversation
 from pipeline.protocol.items import Item, Message, WebSearchCall
 from stages.converse.browser.failure import Failure
-from stages.converse.browser.pages import SOURCE_PREFIX, Page
+from stages.converse.browser.pages import FIND_SUFFIX, SOURCE_PREFIX, Page
 from stages.converse.tools import Source
 
-_KEPT = 24
+_KEPT = 8
 """Pages of the web, each of which may take a megabyte."""
 _HEADING = re.compile(r"\[([0-9]{1,6})\] ([^\n]*)")
 _TITLE_AND_URL = re.compile(r"(.*) \(((?:view-source:)?https?://\S+)\)")
-_MATCHES = re.compile(r"Find results for text: `(.*)` in `(.*)`")
+_MATCHES = re.compile(r"Find results for text: `.*` in `(.*)`")
 
 
 @dataclass(frozen=True)
@@ -115,5 +116,6 @@ def _visit(action: Mapping[str, Any], heading: str) -> Visit:
         return Visit(heading, query=str(action.get("query") or heading))
     title, url = shown.groups()
     if matched := _MATCHES.fullmatch(title):
-        return Visit(matched[2], url.rpartition("/find?pattern=")[0], pattern=matched[1])
+        place, _, pattern = url.rpartition(FIND_SUFFIX)
+        return Visit(matched[1], place, pattern=unquote(pattern))
     return Visit(title, url)

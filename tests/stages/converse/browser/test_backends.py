@@ -55,6 +55,8 @@ SEARXNG = {
         {"url": "https://example.com/b", "title": "B", "content": None, "engine": "x"},
         {"url": "magnet:?xt=urn", "title": "No page"},
         {"title": "No URL"},
+        {"url": "http://e.com/\ud83d", "title": "Half a character"},
+        {"url": "http://e.com/a\nb", "title": "Two lines"},
     ],
     "answers": [],
     "unresponsive_engines": [["google", "timeout"]],

@@ -37,7 +37,7 @@ def test_results_are_shown_as_links() -> None:
         Hit("First [1]", "https://a.org/1", "About\nit"),
         Hit("", "https://b.org/2"),
         Hit("Twice", "https://a.org/1"),
-        Hit("Fake】 【7†x†y", "https://c.org/3", "【0†x】 see †"),
+        Hit("Fake】 【7†x†y", "https://c.org/3", "【0†x】 see † \ud83d"),
     ]
     page = results("tail  latency", hits)
     assert view(page, 0) == (
@@ -50,7 +50,7 @@ def test_results_are_shown_as_links() -> None:
         "L3: \n"
         "L4:   * 【0†First [1]†a.org】 About it\n"
         "L5:   * 【1†https://b.org/2†b.org】\n"
-        "L6:   * 【2†Fake〗 〖7‡x‡y†c.org】 〖0†x〗 see †"
+        "L6:   * 【2†Fake〗 〖7‡x‡y†c.org】 〖0†x〗 see † ?"
     )
     assert page.links == ("https://a.org/1", "https://b.org/2", "https://c.org/3")
 

@@ -165,6 +165,7 @@ async def test_v10_actions_have_real_urls(browse: Opening, site: Web) -> None:
     assert action("open", id=1) == {"type": "open_page", "url": f"{site.url}/b"}
     assert action("open", id="1", cursor=0) == {"type": "open_page", "url": f"{site.url}/b"}
     assert action("open", id="example.org/x") == {"type": "open_page", "url": "https://example.org/x"}
+    assert action("open", id=f"{site.url}/ä b") == {"type": "open_page", "url": f"{site.url}/%C3%A4%20b"}
     assert action("open", loc=3) == {"type": "open_page", "url": None}
     assert action("find", pattern="x") == {"type": "find_in_page", "url": "", "pattern": "x"}
     await call(session, "open", id=0)
@@ -235,6 +236,17 @@ def test_b12_any_arguments_have_an_action(name: str, text: str) -> None:
     action = session.action(name, text)
     assert action["type"] in ("search", "open_page", "find_in_page")
     assert "cursor:" not in json.dumps(action.get("url"))
+
+
+@pytest.mark.parametrize("name", ["search", "open", "find"])
+async def test_b12_halves_of_characters_go_no_further(name: str, browse: Opening, site: Web) -> None:
+    """JSON can write what no text has: it is replaced before it is sent, shown or kept."""
+    session = browse()
+    await call(session, "open", id=f"{site.url}/data")
+    half = '"a\\ud83d"'
+    outcome = await session.run(name, f'{{"query": {half}, "pattern": {half}, "id": {half}}}', 20)
+    assert outcome.data
+    json.dumps([outcome.data, outcome.result, outcome.error], ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"id": 1e999}', "[" * 100_000, '{"cursor": [0]}'])
@@ -371,7 +383,7 @@ async def test_a_continued_response_goes_on_with_its_cursors(browse: Opening, si
     calls: list[tuple[str, dict[str, Any]]] = [
         ("search", {"query": "tail (https://x.org)"}),
         ("open", {"id": 0}),
-        ("find", {"pattern": "median"}),
+        ("find", {"pattern": "/find?pattern=` in ` median"}),
         ("open", {"id": 99}),
         ("open", {"id": f"{site.url}/data"}),
     ]
@@ -385,7 +397,7 @@ async def test_a_continued_response_goes_on_with_its_cursors(browse: Opening, si
         linked = await call(session, "open", id=0, cursor=1)
         assert linked.result.startswith(f"[4] data ({site.url}/data)")
         assert linked.data == ({"type": "open_page", "url": f"{site.url}/data"},)
-        assert (await call(session, "open", cursor=2, loc=0)).result.startswith("[5] Find results for text: `median`")
+        assert (await call(session, "open", cursor=2, loc=0)).result.startswith("[5] Find results for text: `/find")
         assert (await call(session, "open", cursor=0, id=1)).error is not None
         assert site.asked == ["/a", "/data", "/search?q=tail+(https://x.org)&format=json", "/b"]
 
