@@ -82,6 +82,7 @@ class Connection:
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(self._opening.seconds):
                 self._client = await self._opening.client(stack, self._over, self._statuses)
+            self._statuses.clear()  # a server may say no to one handshake and then know another
             self._settled.set()
             await self._over.wait()
             # Politely, but not for ever.

@@ -93,7 +93,7 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
 
     def __init__(self, allowed: AllowedNetworks) -> None:
         self._allowed = allowed
-        self._inner = cast(httpcore2.AsyncNetworkBackend, httpcore2.AnyIOBackend())
+        self._inner = cast("httpcore2.AsyncNetworkBackend", httpcore2.AnyIOBackend())
 
     async def connect_tcp(
         self,

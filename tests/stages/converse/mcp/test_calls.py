@@ -1,0 +1,252 @@
+"""Real servers are listed and called, over every way there is to them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from pipeline.protocol.items import ListedTool
+from pipeline.protocol.tools import McpServer
+from pipeline.secret import Secret
+from stages.converse.mcp.config import HttpServer
+from stages.converse.mcp.servers import McpServers
+from stages.converse.tools import Outcome, ServerUnavailable, Session
+from tests.mcp_servers import MANY, TOKEN, HttpServers
+from tests.stages.converse.mcp.reaching import PATIENT, Make, child, reached
+
+WAYS = ("stdio", "mcp", "sse", "legacy")
+
+
+async def called(session: Session, tool: str, /, seconds: float = PATIENT, **arguments: Any) -> Outcome:
+    return await session.run(tool, json.dumps(arguments), seconds)
+
+
+async def state(session: Session) -> dict[str, int]:
+    counts: dict[str, int] = json.loads((await called(session, "state")).result)
+    return counts
+
+
+async def until(session: Session, name: str, more_than: int) -> None:
+    async with asyncio.timeout(PATIENT):
+        while (await state(session)).get(name, 0) <= more_than:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("over", WAYS)
+async def test_b25_every_way_to_a_server_lists_and_calls(over: str, make: Make, http: HttpServers) -> None:
+    """A server is listed with its schemas and hints, and its results become text for the model."""
+    servers = make({"good": reached(over, http)})
+    tools = {tool.name: tool for tool in await servers.tools(McpServer("good"), PATIENT)}
+    assert tools["echo"].description == "Say it again."
+    assert tools["echo"].input_schema["required"] == ["text"]
+    assert tools["echo"].annotations == {"readOnlyHint": True}
+    assert tools["add"].annotations is None
+    session = servers.session(McpServer("good"))
+    assert await called(session, "add", a=2, b=3) == Outcome("5")
+    assert await called(session, "echo", text="Grüße\n你好") == Outcome("Grüße\n你好")
+    assert await called(session, "record") == Outcome('{"n":1,"who":"Zoë"}')
+    assert (await called(session, "media")).result.splitlines() == [
+        "See:",
+        "[image: image/png]",
+        "[audio: audio/wav]",
+        "[resource: memo://one]",
+        "Remember the milk.",
+        "[resource: notes, memo://two]",
+    ]
+    failed = "Error executing tool boom: It went boom."
+    content = [{"type": "text", "text": failed}]
+    assert await called(session, "boom") == Outcome(
+        error=failed, data=({"type": "mcp_tool_execution_error", "content": content},)
+    )
+    assert (await called(session, "unheard_of")).error == "Unknown tool: unheard_of"
+    assert "valid integer" in str((await called(session, "add", a="x", b=1)).error)
+
+
+@pytest.mark.parametrize("over", WAYS)
+async def test_v23_a_call_ends_in_its_time(over: str, make: Make, http: HttpServers) -> None:
+    """A tool that hangs is given up when the time is up, here and on its server; the next call is well."""
+    servers = make({"good": reached(over, http)})
+    session = servers.session(McpServer("good"))
+    before = (await state(session)).get("hang cancelled", 0)
+    assert await called(session, "hang", seconds=0.1) == Outcome(
+        error="The server did not answer within 0.1 seconds.",
+        data=(
+            {
+                "type": "mcp_protocol_error",
+                "code": -32001,
+                "message": "The server did not answer within 0.1 seconds.",
+            },
+        ),
+    )
+    await until(session, "hang cancelled", before)
+
+
+@pytest.mark.parametrize("over", WAYS)
+async def test_d30_a_call_that_is_left_ends_at_once(over: str, make: Make, http: HttpServers) -> None:
+    """Cancelling a call cancels it on the server, and the session may be closed by another task than opened it."""
+    servers = make({"good": reached(over, http)})
+    watcher = servers.session(McpServer("good"))
+    before = await state(watcher)
+    session = servers.session(McpServer("x", http.url("good", over)) if over in ("mcp", "sse") else McpServer("good"))
+    call = asyncio.create_task(called(session, "hang"))
+    await until(watcher, "hang", before.get("hang", 0))
+    started = time.monotonic()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await asyncio.create_task(session.close())
+    assert time.monotonic() - started < 1
+    await until(watcher, "hang cancelled", before.get("hang cancelled", 0))
+
+
+async def test_calls_of_one_session_run_at_the_same_time(make: Make, http: HttpServers) -> None:
+    """One connection carries many calls, which do not wait for each other."""
+    servers = make()
+    session = servers.session(McpServer("x", http.url()))
+    await called(session, "echo", text="warm")
+    started = time.monotonic()
+    assert (
+        await asyncio.gather(*(session.run("slow", '{"seconds": 0.2}', PATIENT) for _ in range(10)))
+        == [Outcome("done")] * 10
+    )
+    assert time.monotonic() - started < 1.5
+    await session.close()
+
+
+async def test_b24_a_session_outlives_the_task_that_opened_it(make: Make, http: HttpServers) -> None:
+    """Sessions open at the first call, and serve calls of other tasks after that one has ended."""
+    servers = make()
+    before = http.state()["requests"]
+    session = servers.session(McpServer("x", http.url()))
+    assert http.state()["requests"] == before
+    for text in ("one", "two"):
+        assert await asyncio.create_task(called(session, "echo", text=text)) == Outcome(text)
+    await asyncio.create_task(session.close())
+    assert (await called(session, "echo", text="three")).error == "The response has ended."
+
+
+async def test_a_thousand_tools_are_listed_by_their_pages(make: Make, http: HttpServers) -> None:
+    """All pages of a listing are read, in the server's order."""
+    tools = await make().tools(McpServer("x", http.url("many")), PATIENT)
+    assert [tool.name for tool in tools] == [f"tool_{n}" for n in range(MANY)]
+
+
+async def test_a_listing_is_asked_for_once(make: Make, http: HttpServers) -> None:
+    """Requests that name the same server with the same headers share its listing, those with others do not."""
+    servers = make()
+
+    async def listed(**headers: str) -> tuple[ListedTool, ...]:
+        return await servers.tools(McpServer("x", http.url("browser"), Secret(headers)), PATIENT)
+
+    def posts() -> int:
+        count: int = http.state()["requests"].get("POST /browser/mcp", 0)
+        return count
+
+    at_once = await asyncio.gather(*(listed() for _ in range(5)))
+    asked = posts()
+    assert at_once.count(await listed()) == 5
+    assert posts() == asked
+    await listed(authorization="Bearer another one")
+    assert posts() > asked
+
+
+async def test_a_change_of_tools_is_heard(make: Make, http: HttpServers) -> None:
+    """A server of the operator's that says its tools changed is asked again."""
+    servers = make({"good": HttpServer(http.url("legacy"))})
+    before = await servers.tools(McpServer("good"), PATIENT)
+    session = servers.session(McpServer("good"))
+    assert (await called(session, "grow")).result == "grown"
+    async with asyncio.timeout(PATIENT):
+        while "grown" not in {tool.name for tool in await servers.tools(McpServer("good"), PATIENT)}:
+            await asyncio.sleep(0.01)
+    assert "grown" not in {tool.name for tool in before}
+
+
+async def test_headers_are_sent_and_never_mixed(make: Make, http: HttpServers) -> None:
+    """Every call of a session has its request's headers, whoever else calls the same server."""
+    servers = make({"ours": HttpServer(http.url(), {"X-Ours": "operators-own"})})
+
+    def named(value: str, *, of_operator: bool = False) -> Session:
+        headers = Secret({"X-Who": value, "x-ours": "overwritten", "Host": "elsewhere"})
+        return servers.session(McpServer("ours", None if of_operator else http.url(), headers))
+
+    sessions = [named("client-0001"), named("client-0002"), named("client-0003", of_operator=True)]
+    for _ in range(2):
+        seen = await asyncio.gather(*(called(session, "header", name="x-who") for session in sessions))
+        assert [outcome.result[::-1] for outcome in seen] == ["client-0001", "client-0002", "client-0003"]
+    ours = [(await called(session, "header", name="x-ours")).result[::-1] for session in sessions]
+    assert ours == ["overwritten", "overwritten", "operators-own"]
+    plain = servers.session(McpServer("ours"))
+    assert (await called(plain, "header", name="x-who")).result == ""
+    await asyncio.gather(*(session.close() for session in sessions))
+
+
+async def test_a_server_that_only_knows_sse_is_found_out(make: Make, http: HttpServers) -> None:
+    """A URL where streamable HTTP is refused is tried with SSE."""
+    servers = make()
+    server = McpServer("x", http.url("events"))
+    assert await servers.tools(server, PATIENT)
+    session = servers.session(server)
+    assert await called(session, "add", a=1, b=1) == Outcome("2")
+    await session.close()
+
+
+async def test_what_a_child_gets(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program gets the variables that its settings name, and no others of this server."""
+    monkeypatch.setenv("PENSTOCK_API_KEYS", "sk-ours")
+    servers = make({"good": child(GIVEN="to it")})
+    session = servers.session(McpServer("good"))
+    assert await called(session, "environment", name="GIVEN") == Outcome("to it")
+    assert await called(session, "environment", name="PENSTOCK_API_KEYS") == Outcome("")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("{", "no valid JSON"), ("[1]", "no JSON object"), ("text", "no valid JSON")]
+)
+async def test_arguments_that_are_no_json_are_told_to_the_model(text: str, says: str, make: Make) -> None:
+    """What the model wrote wrong does not reach the server, and it reads why."""
+    outcome = await make({"good": child()}).session(McpServer("good")).run("echo", text, PATIENT)
+    assert says in str(outcome.error)
+    assert outcome.data == ({"type": "mcp_protocol_error", "code": -32602, "message": outcome.error},)
+
+
+async def test_servers_that_cannot_be_asked(make: Make, http: HttpServers) -> None:
+    """Every way in which a server does not answer is told in its own words."""
+    servers = make({"lost": child("no such kind")})
+
+    async def why(server: McpServer, seconds: float = PATIENT) -> str:
+        with pytest.raises(ServerUnavailable) as raised:
+            await servers.tools(server, seconds)
+        return str(raised.value)
+
+    assert await why(McpServer("nobody")) == "There is no MCP server nobody here."
+    assert await why(McpServer("x", http.url("guarded"))) == "The server answered with HTTP 401 (Unauthorized)."
+    assert await why(McpServer("x", http.url("guarded", "sse"))) == "The server answered with HTTP 401 (Unauthorized)."
+    assert await why(McpServer("x", http.url("broken"))) == "The server answered with HTTP 500 (Internal Server Error)."
+    assert await why(McpServer("x", "http://127.0.0.1:1/mcp")) == "No connection to the server could be made."
+    assert await why(McpServer("x", http.url("mute")), 0.2) == "The server did not answer within 0.2 seconds."
+    assert await why(McpServer("x", "ftp://127.0.0.1/mcp")) == "The server's URL is none of http:// or https://."
+    assert "not followed" in await why(McpServer("x", http.url("away") + "?to=http://10.0.0.1/"))
+    assert await why(McpServer("lost")) == "Connection closed"
+    assert await servers.tools(McpServer("x", http.url("guarded"), Secret({"Authorization": TOKEN})), PATIENT)
+    refused = await called(servers.session(McpServer("x", http.url("guarded"))), "echo", text="hi")
+    assert refused.data == (
+        {"type": "http_error", "code": 401, "message": "The server answered with HTTP 401 (Unauthorized)."},
+    )
+
+
+async def test_a_program_that_is_not_there(make: Make) -> None:
+    """A command that cannot be started is an unavailable server, without a word of where it was looked for."""
+    config = child()
+    servers = make({"gone": type(config)("/no/such/program", (), {}, None)})
+    with pytest.raises(ServerUnavailable, match=r"^The server could not be started \(FileNotFoundError\).$"):
+        await servers.tools(McpServer("gone"), PATIENT)
+
+
+def test_labels(make: Make) -> None:
+    """The operator's labels are known before anything is connected."""
+    assert McpServers({"a": child(), "b": child()}).labels == {"a", "b"}

@@ -1,0 +1,114 @@
+"""What servers offer is asked once, and remembered for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from pipeline.protocol.items import ListedTool
+from stages.converse.mcp.listings import Key, Listings, Tools
+
+KEY: Key = ("server", b"")
+
+
+@dataclass
+class Asked:
+    """A server that is asked, and answers when told to."""
+
+    times: int = 0
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    error: Exception | None = None
+
+    async def __call__(self) -> Tools:
+        self.times += 1
+        await self.may_answer.wait()
+        if self.error:
+            raise self.error
+        return (ListedTool(f"tool_{self.times}", {}),)
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def asked() -> Asked:
+    asked = Asked()
+    asked.may_answer.set()
+    return asked
+
+
+async def test_a_listing_is_remembered_as_long_as_it_is_fresh(asked: Asked) -> None:
+    """Within its time a listing is not asked for again; afterwards it is."""
+    clock = Clock()
+    listings = Listings(60.0, clock=clock)
+    first = await listings.get(KEY, asked)
+    clock.now += 59
+    assert await listings.get(KEY, asked) is first
+    clock.now += 1
+    assert listings.known(KEY) is None
+    assert await listings.get(KEY, asked) != first
+    assert asked.times == 2
+
+
+async def test_those_who_ask_at_once_ask_together() -> None:
+    """One question serves all who wait, also when the first of them leaves."""
+    asked = Asked()
+    listings = Listings(60.0)
+    waiting = [asyncio.create_task(listings.get(KEY, asked)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    asked.may_answer.set()
+    assert len({id(tools) for tools in await asyncio.gather(*waiting[1:])}) == 1
+    assert asked.times == 1
+    assert waiting[0].cancelled()
+
+
+async def test_errors_are_told_to_all_who_wait_and_not_remembered(asked: Asked) -> None:
+    """A server that failed is asked again."""
+    listings = Listings(60.0)
+    asked.error = LookupError("down")
+    told = await asyncio.gather(*(listings.get(KEY, asked) for _ in range(2)), return_exceptions=True)
+    assert told == [asked.error] * 2
+    asked.error = None
+    assert await listings.get(KEY, asked)
+    assert asked.times == 2
+
+
+async def test_what_was_asked_before_a_change_is_not_remembered() -> None:
+    """A server that says its tools changed is asked again, also where an answer was on its way."""
+    asked = Asked()
+    listings = Listings(60.0)
+    waiting = asyncio.create_task(listings.get(KEY, asked))
+    await asyncio.sleep(0)
+    listings.forget(KEY)
+    asked.may_answer.set()
+    assert (await waiting)[0].name == "tool_1"
+    assert (await listings.get(KEY, asked))[0].name == "tool_2"
+    listings.forget(KEY)
+    assert listings.known(KEY) is None
+
+
+async def test_only_the_latest_are_remembered(asked: Asked) -> None:
+    """However many servers requests name, so many listings are held."""
+    listings = Listings(60.0, most=3)
+    for n in range(5):
+        await listings.get((f"server {n}", b""), asked)
+    assert [n for n in range(5) if listings.known((f"server {n}", b""))] == [2, 3, 4]
+
+
+async def test_closing_ends_the_questions() -> None:
+    """Nobody waits for a server any longer when this one ends."""
+    listings = Listings(60.0)
+    waiting = asyncio.create_task(listings.get(KEY, Asked()))
+    await asyncio.sleep(0)
+    await listings.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
