@@ -287,10 +287,10 @@ class Runs:
         if self.restarts:
             self.background.put_back()
         await self.engine.stop()
-        await self.admission.finish(STOP_WAIT)
-        for run in self.live:
-            self._break_off(run, RunInterrupted())
-        await self.admission.finish(LAST_WORDS)
+        for wait in (STOP_WAIT, LAST_WORDS):  # in the first one a request may still have begun
+            await self.admission.finish(wait)
+            for run in self.live:
+                self._break_off(run, RunInterrupted())
 
     async def let_go(self) -> None:
         """Leave what others have taken over, because they took this server for dead; its readers may ask them."""
