@@ -39,7 +39,10 @@ class Channel(asyncio.Protocol):
         assert self._transport is not None
         self._line.clear()
         self._answer = asyncio.get_running_loop().create_future()
-        self._transport.write(json.dumps(question).encode() + b"\n")
+        if self.ended.is_set():
+            self._answer.cancel()
+        else:
+            self._transport.write(json.dumps(question).encode() + b"\n")
 
     async def answer(self, seconds: float) -> dict[str, Any] | None:
         """The answer to the latest question; None if there is none yet, or if there will be none."""

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,7 +48,7 @@ class Process:
         """A sandbox that is confined and ready; raises `SandboxDied`."""
         process = cls(plan)
         try:
-            await process._begin()  # noqa: SLF001 - its own
+            await process._begin()
         except BaseException:
             await process.end()
             raise
@@ -131,7 +130,9 @@ class Process:
         self.kill()
 
     async def _look_at_disk(self) -> None:
-        if self._folder and await asyncio.to_thread(_fills, str(self._folder), self._plan.limits.disk):
+        if self._folder is None:
+            return
+        if await asyncio.to_thread(_fills, str(self._folder), self._plan.limits.disk):
             self._reason = f"it wrote more than {self._plan.limits.disk >> 20} MB of files, or {_MOST_FILES} files"
             self.kill()
 
@@ -174,7 +175,7 @@ def _spawn(plan: Plan, folder: Path | None) -> tuple[socket.socket, int, int, su
         user = NOBODY if plan.drops_user else None
         process = subprocess.Popen(  # noqa: S603 - our own command line
             plan.command(status_end),
-            stdin=control_end,
+            stdin=control_end.fileno(),
             stdout=output_end,
             stderr=output_end,
             env=environment(str(folder or HOME)),
