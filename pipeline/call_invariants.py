@@ -106,8 +106,7 @@ class LadderChecker:
         if isinstance(item, McpListTools) and item.error is not None:
             was_told = any(kind is McpListToolsCompleted for _, kind in self._taken)
             return "incomplete" if was_told else "failed"
-        status: CallStatus = getattr(item, "status", "completed")
-        return status
+        return item.status or "completed"
 
     def _comes(self, kind: type[Event]) -> bool:
         return bool(self._steps) and kind in self._steps[0].values()

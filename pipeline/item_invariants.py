@@ -76,7 +76,8 @@ class ItemChecker:
         self._part: _OpenPart | None = None
         self.is_cut = False
         """Whether the item is done, but not whole."""
-        rule(getattr(added.item, "status", "in_progress") == "in_progress", "an item is added in progress")
+        has_status = "status" in added.item.__struct_fields__
+        rule(not has_status or added.item.status == "in_progress", "an item is added in progress")
         self._call = _of_call(added.item)
 
     def feed(self, event: InnerEvent) -> None:
@@ -107,14 +108,14 @@ class ItemChecker:
         self._check_place(done.output_index, item.id)
         rule(self._part is None, "every part is done before its item")
         rule(bool(self._content) or not isinstance(self._item, Message), "a message has at least one part")
-        rule(getattr(item, "status", "completed") in _ENDS.get(type(item), _COMMON_ENDS), "a done item has ended")
+        rule(item.status in _ENDS.get(type(item), _COMMON_ENDS), "a done item has ended")
         rule(_identity(item) == _identity(self._item), "an item keeps its identity")
         self.is_cut = self._call.close(item) if self._call else self._close_parts(item)
         return item
 
     def _close_parts(self, item: OutputItem) -> bool:
         rule(_body(item) == self._grown(), "a done item holds what its events built")
-        return getattr(item, "status", None) == "incomplete"
+        return item.status == "incomplete"
 
     def _check_place(self, output_index: int, item_id: str) -> None:
         rule(output_index == self._index, "an event carries the output index of the open item")

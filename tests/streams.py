@@ -45,8 +45,7 @@ def checked(events: Iterable[ResponseEvent]) -> list[ResponseEvent]:
 
 def in_sdk_terms(body: dict[str, Any]) -> dict[str, Any]:
     """An event with two words exchanged that the SDK's types leave out, though its API or ours has to say them."""
-    changed = {name: _in_sdk_terms(body[name]) for name in ("item", "response") if name in body}
-    return {**body, **changed}
+    return {name: _in_sdk_terms(value) if name in ("item", "response") else value for name, value in body.items()}
 
 
 def _in_sdk_terms(value: dict[str, Any]) -> dict[str, Any]:

@@ -103,6 +103,7 @@ class OpenMcpListTools(OpenServed):
     def __init__(self, place: Place, opening: McpListToolsOpened) -> None:
         super().__init__(place)
         self._label = opening.server_label
+        self._tools: tuple[ListedTool, ...] = ()
 
     def delta(self, frame: ItemDelta) -> tuple[ResponseEvent, ...]:
         """Nobody writes it."""
@@ -115,6 +116,7 @@ class OpenMcpListTools(OpenServed):
 
     def finished(self, frame: CallFinished) -> Iterator[ResponseEvent]:
         """It answered, or did not."""
+        self._tools = msgspec.convert(frame.data, tuple[ListedTool, ...])
         yield from super().finished(frame)
         yield self._progress(McpListToolsCompleted if frame.error is None else McpListToolsFailed)
 
@@ -130,9 +132,8 @@ class OpenMcpListTools(OpenServed):
         """The list."""
         if status == "in_progress":
             return McpListTools(self._id, self._label)
-        outcome = self._outcome or CallFinished(error=NOT_LISTED)
-        tools = msgspec.convert(outcome.data, tuple[ListedTool, ...])
-        return McpListTools(self._id, self._label, tools, outcome.error)
+        error = self._outcome.error if self._outcome else NOT_LISTED
+        return McpListTools(self._id, self._label, self._tools, error)
 
 
 class OpenMcpCall(OpenServed):

@@ -36,8 +36,10 @@ class OpenShellOutput(OpenServed):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        calls = (item.call_id for item in reversed(place.output) if isinstance(item, ShellCall))
-        self._call_id = next(calls, None)
+        calls = [item.call_id for item in place.output if isinstance(item, ShellCall)]
+        if not calls:
+            raise RuntimeError("a shell put something out that nobody called")
+        self._call_id = calls[-1]
 
     def delta(self, frame: ItemDelta) -> tuple[ResponseEvent, ...]:
         """Nobody writes it."""
@@ -53,10 +55,9 @@ class OpenShellOutput(OpenServed):
 
     def item(self, status: ItemStatus) -> ShellCallOutput:
         """The output."""
-        if self._call_id is None:
-            raise RuntimeError("a shell put something out that nobody called")
-        ended = status if status == "in_progress" or self._outcome else "incomplete"
-        return ShellCallOutput(self._id, self._call_id, self._outputs(), ended)
+        ended: ItemStatus = "completed" if self._outcome else "incomplete"
+        now = status if status == "in_progress" else ended
+        return ShellCallOutput(self._id, self._call_id, () if now == "in_progress" else self._outputs(), now)
 
     @property
     def result(self) -> str | None:

@@ -14,16 +14,24 @@ from msgspec.structs import replace
 from pipeline.errors import ContextTooLong, EngineDead, EngineFailed, EngineOverloaded, StageError
 from pipeline.frames import (
     AnnotationAdded,
+    CallFinished,
+    CallStarted,
+    CodeCallOpened,
+    ConversedFrame,
     CustomToolCallOpened,
+    FinishReason,
     FunctionCallOpened,
     GenerationStarted,
     ItemClosed,
     ItemDelta,
     ItemTokens,
+    McpCallOpened,
+    McpListToolsOpened,
     MessageOpened,
-    ParsedFrame,
     ReasoningOpened,
     RefusalOpened,
+    ResponseStarted,
+    ShellOutputOpened,
 )
 from pipeline.protocol.events import (
     Event,
@@ -34,8 +42,10 @@ from pipeline.protocol.events import (
     to_sse,
 )
 from pipeline.protocol.items import (
+    CodeInterpreterCall,
     CustomToolCall,
     FunctionCall,
+    McpCall,
     Message,
     OutputItem,
     Reasoning,
@@ -49,24 +59,27 @@ from tests.building import (
     function_call,
     message,
     on_the_wire,
+    only_events,
     reasoning,
     refusal,
     source,
     started,
-    turns,
     types,
     whole_turn,
 )
+from tests.drawing import turns
 from tests.streams import checked, final
 
 
-async def emitted(frames: Iterable[ParsedFrame], error: BaseException | None = None) -> list[ResponseEvent]:
-    """The events of a stream that began, checked; its first frame goes on to the store as it came."""
+async def emitted(frames: Iterable[ConversedFrame], error: BaseException | None = None) -> list[ResponseEvent]:
+    """The events of a stream that began, checked; what it began with goes ahead of them, to the store."""
     frames = tuple(frames)
     async with aclosing(emit(source(frames, error))) as out:
-        first, *events = [event async for event in out]
-    assert first is frames[0]
-    return checked(event for event in events if isinstance(event, Event))
+        first, *rest = [frame async for frame in out]
+    begun = frames[0]
+    assert isinstance(begun, GenerationStarted | ResponseStarted)
+    assert first == ResponseStarted(begun.response, begun.input, begun.origin)
+    return checked(only_events(rest))
 
 
 BEGIN = ["created", "in_progress"]
@@ -136,6 +149,16 @@ async def test_v17_b22_a_cancelled_response_keeps_what_it_had(cut: Any) -> None:
     assert response.usage.output_tokens == 20
 
 
+@pytest.mark.parametrize("reason", ["max_tool_calls", "max_turns"])
+async def test_what_a_limit_of_tools_ends_says_which(reason: FinishReason) -> None:
+    """Where the model may make no more calls, or take no more turns, the response is incomplete for that reason."""
+    response = final(await emitted((started(), *message("Let me see."), finished(reason))))
+    assert (response.status, response.completed_at) == ("incomplete", None)
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == reason
+    assert response.usage is not None
+
+
 async def test_b21_a_response_that_waited_says_so_and_begins() -> None:
     """A background response is created and queued as such, and everything behind says that it is in progress."""
     events = await emitted((started(status="queued", background=True), *message("Hello!"), finished()))
@@ -202,12 +225,14 @@ async def test_a_failed_response_has_its_prompt() -> None:
         RefusalOpened(),
         FunctionCallOpened("clock"),
         CustomToolCallOpened("shell"),
+        McpCallOpened("wiki", "ask"),
+        CodeCallOpened(),
     ],
 )
 @pytest.mark.parametrize(
     "error", [EngineFailed("The engine gave up."), EngineDead("It died."), EngineOverloaded("The queue is full.")]
 )
-async def test_v6_an_error_in_mid_item_closes_it_and_fails(opening: ParsedFrame, error: StageError) -> None:
+async def test_v6_an_error_in_mid_item_closes_it_and_fails(opening: ConversedFrame, error: StageError) -> None:
     """The open item is closed as incomplete with what it has, then one response.failed says why."""
     events = await emitted((started(), *message("Hello!"), opening, ItemDelta("So")), error)
     response = final(events)
@@ -327,6 +352,17 @@ async def test_an_error_behind_the_last_turn_fails_too() -> None:
         (ReasoningOpened(), AnnotationAdded({})),
         (RefusalOpened(), AnnotationAdded({})),
         (FunctionCallOpened("clock"), AnnotationAdded({})),
+        (started(), ResponseStarted(started().response, ())),
+        (CallStarted(),),
+        (CallFinished(),),
+        (MessageOpened("final_answer"), CallStarted()),
+        (MessageOpened("final_answer"), CallFinished()),
+        (McpCallOpened("wiki", "ask"), CallFinished()),
+        (CodeCallOpened(), CallStarted(), CallStarted()),
+        (CodeCallOpened(), CallStarted(), CallFinished(), CallFinished()),
+        (McpListToolsOpened("wiki"), ItemDelta("So")),
+        (McpListToolsOpened("wiki"), CallStarted(), CallFinished(data=({"name": 1},)), ItemClosed(complete=True)),
+        (ShellOutputOpened(),),
     ],
 )
 async def test_frames_against_the_grammar_are_a_bug(frames: Frames, caplog: pytest.LogCaptureFixture) -> None:
@@ -345,6 +381,15 @@ async def test_cancellation_is_no_failure() -> None:
     assert not any(isinstance(event, TerminalEvent) for event in said)
 
 
+async def test_v7_cancellation_says_nothing_of_what_ran() -> None:
+    """Where a running call is broken off there is no event that says how it ended."""
+    said = []
+    with pytest.raises(asyncio.CancelledError):
+        async for event in emit(source((started(), CodeCallOpened(), CallStarted()), asyncio.CancelledError())):
+            said.append(event)  # noqa: PERF401 - a comprehension would be lost with the error
+    assert types(only_events(said))[-1] == "code_interpreter_call.interpreting"
+
+
 async def test_leaving_early_says_nothing_more() -> None:
     """A consumer that closes the stream in mid-item gets no further event."""
     stream: AsyncGenerator[Any, None] = emit(source(whole_turn()))
@@ -358,13 +403,9 @@ async def test_leaving_early_says_nothing_more() -> None:
 
 
 def text_of(item: OutputItem) -> str:
-    match item:
-        case FunctionCall():
-            return item.arguments
-        case CustomToolCall():
-            return item.input
-        case Message() | Reasoning():
-            return item.text
+    """What the deltas of an item sum to."""
+    grows = Message | Reasoning | FunctionCall | CustomToolCall | McpCall | CodeInterpreterCall
+    return item.text if isinstance(item, grows) else ""
 
 
 def summed(events: Iterable[ResponseEvent]) -> dict[int, str]:
