@@ -36,7 +36,7 @@ _LOCAL_SHELL = FunctionTool(
             "items": _TEXT,
             "description": 'The program and its arguments; for shell syntax, ["bash", "-lc", "..."].',
         },
-        env={"type": "object", "additionalProperties": _TEXT, "description": "Environment variables to set."},
+        env={"type": "object", "additionalProperties": _TEXT},
         working_directory={"type": "string", "description": "The directory to run in."},
         timeout_ms=_MILLISECONDS,
         user={"type": "string", "description": "The user to run as."},
