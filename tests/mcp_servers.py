@@ -1,9 +1,10 @@
 """Real MCP servers in processes of their own, for tests of whatever calls them.
 
 A process costs about a second, so start one for a whole module (`stdio_config`, `http_servers`).  The kinds: ``good``
-has tools that behave in every way there is, ``many`` has a thousand of them in pages, ``python``, ``browser`` and
-``container`` stand for the built-in tools; over HTTP alone, ``guarded`` wants a header, ``away`` redirects, ``broken``
-answers with an error, ``mute`` with nothing at all, ``legacy`` knows only the older handshake, and ``events`` only SSE.
+has tools that behave in every way there is, ``many`` a thousand of them in pages, ``endless`` pages without a last one;
+``python``, ``browser`` and ``container`` stand for the built-in tools.  Over HTTP alone, ``guarded`` wants a header,
+``away`` redirects, ``broken`` answers with an error, ``mute`` with nothing at all, ``legacy`` knows only the older
+handshake, and ``events`` only SSE.
 `tests.mcp_tools` has their tools.
 """
 

@@ -169,20 +169,29 @@ def good() -> MCPServer:
 
 def many() -> Server[Any]:
     """A thousand tools, a hundred to a page."""
+    return _paged("many", MANY)
+
+
+def endless() -> Server[Any]:
+    """More tools than anybody can count."""
+    return _paged("endless", sys.maxsize)
+
+
+def _paged(name: str, total: int) -> Server[Any]:
 
     async def list_tools(ctx: Any, params: mcp_types.PaginatedRequestParams | None) -> mcp_types.ListToolsResult:
         start = int(params.cursor) if params and params.cursor else 0
         end = start + 100
         tools = [
             mcp_types.Tool(name=f"tool_{n}", description=f"Number {n}.", input_schema={"type": "object"})
-            for n in range(start, min(end, MANY))
+            for n in range(start, min(end, total))
         ]
-        return mcp_types.ListToolsResult(tools=tools, next_cursor=str(end) if end < MANY else None)
+        return mcp_types.ListToolsResult(tools=tools, next_cursor=str(end) if end < total else None)
 
     async def call_tool(ctx: Any, params: mcp_types.CallToolRequestParams) -> mcp_types.CallToolResult:
         return _text(f"This was {params.name}.")
 
-    return Server("many", on_list_tools=list_tools, on_call_tool=call_tool)
+    return Server(name, on_list_tools=list_tools, on_call_tool=call_tool)
 
 
 def python() -> MCPServer:
@@ -236,7 +245,7 @@ def container() -> MCPServer:
 
 
 KINDS: dict[str, Callable[[], MCPServer | Server[Any]]] = {
-    kind.__name__: kind for kind in (good, many, python, browser, container)
+    kind.__name__: kind for kind in (good, many, endless, python, browser, container)
 }
 
 

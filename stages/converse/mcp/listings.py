@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias
 
 from pipeline.protocol.items import ListedTool
+from stages.converse.mcp.failure import CONNECTION_CLOSED, protocol_failure
 
 Key: TypeAlias = tuple[str, bytes]
 """Where a server is, and a hash of what it is told beside: others may be offered other tools."""
@@ -37,7 +38,10 @@ class Listings:
             task = self._asking[key] = asyncio.create_task(self._ask(key, ask))
             self._tasks.add(task)
             task.add_done_callback(self._answered)
-        return await asyncio.shield(task)
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise protocol_failure(CONNECTION_CLOSED, "The server is not asked any more.")
+        return task.result()
 
     def known(self, key: Key) -> Tools | None:
         """What the server offered a while ago at most."""

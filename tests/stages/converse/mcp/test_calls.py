@@ -135,6 +135,12 @@ async def test_a_thousand_tools_are_listed_by_their_pages(make: Make, http: Http
     assert [tool.name for tool in tools] == [f"tool_{n}" for n in range(MANY)]
 
 
+async def test_a_listing_has_an_end(make: Make, http: HttpServers) -> None:
+    """A server that offers tools without end offers none."""
+    with pytest.raises(ServerUnavailable, match="more tools than can be held"):
+        await make().tools(McpServer("x", http.url("endless")), PATIENT)
+
+
 async def test_a_listing_is_asked_for_once(make: Make, http: HttpServers) -> None:
     """Requests that name the same server with the same headers share its listing, those with others do not."""
     servers = make()
@@ -237,6 +243,28 @@ async def test_servers_that_cannot_be_asked(make: Make, http: HttpServers) -> No
     assert refused.data == (
         {"type": "http_error", "code": 401, "message": "The server answered with HTTP 401 (Unauthorized)."},
     )
+
+
+@pytest.mark.parametrize(
+    ("url", "headers"),
+    [
+        ("http://127.0.0.1:99999/mcp", {}),
+        ("http://[::1/mcp", {}),
+        ("http:///mcp", {}),
+        ("http://exa mple/mcp", {}),
+        ("http://a..b/mcp", {}),
+        (f"http://{'a' * 300}/mcp", {}),
+        ("http://127.0.0.1:1/mcp", {"X-Key": "two\r\nlines: here"}),
+        ("http://127.0.0.1:1/mcp", {"X-Key": "ключ-от-квартиры"}),
+        ("http://127.0.0.1:1/mcp", {"no name": "value"}),
+    ],
+)
+async def test_what_cannot_be_sent_is_a_server_that_cannot_be_asked(
+    url: str, headers: dict[str, str], make: Make
+) -> None:
+    """URLs and headers that make no request are an error of this server of tools, and no bug of this server."""
+    with pytest.raises(ServerUnavailable, match=r"^(The server|No connection)"):
+        await make().tools(McpServer("x", url, Secret(headers)), PATIENT)
 
 
 async def test_a_program_that_is_not_there(make: Make) -> None:

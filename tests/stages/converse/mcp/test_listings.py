@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from pipeline.protocol.items import ListedTool
+from stages.converse.mcp.failure import Failure
 from stages.converse.mcp.listings import Key, Listings, Tools
 
 KEY: Key = ("server", b"")
@@ -110,5 +111,5 @@ async def test_closing_ends_the_questions() -> None:
     waiting = asyncio.create_task(listings.get(KEY, Asked()))
     await asyncio.sleep(0)
     await listings.close()
-    with pytest.raises(asyncio.CancelledError):
+    with pytest.raises(Failure, match="not asked any more"):
         await waiting

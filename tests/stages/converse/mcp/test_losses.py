@@ -43,6 +43,12 @@ async def test_an_http_server_that_dies_and_comes_back(make: Make) -> None:
         servers_by_handshake = make({"legacy": HttpServer(http.url("legacy"))})
         sessions = [servers.session(McpServer(over)) for over in ("mcp", "sse")]
         sessions.append(servers_by_handshake.session(McpServer("legacy")))
+        for session in sessions:
+            assert await session.run("add", '{"a": 1, "b": 2}', PATIENT) == Outcome("3")
+        http.kill()
+        http.start()
+        for session in sessions:  # while nothing ran, nothing was lost
+            assert await session.run("add", '{"a": 1, "b": 2}', PATIENT) == Outcome("3")
         hanging = [asyncio.create_task(session.run("hang", "{}", PATIENT)) for session in sessions]
         await begun(http, len(hanging))
         http.kill()
