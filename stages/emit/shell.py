@@ -56,8 +56,7 @@ class OpenShellOutput(OpenServed):
     def item(self, status: ItemStatus) -> ShellCallOutput:
         """The output."""
         ended: ItemStatus = "completed" if self._outcome else "incomplete"
-        now = status if status == "in_progress" else ended
-        return ShellCallOutput(self._id, self._call_id, () if now == "in_progress" else self._outputs(), now)
+        return ShellCallOutput(self._id, self._call_id, self._outputs(), status if status == "in_progress" else ended)
 
     @property
     def result(self) -> str | None:

@@ -404,8 +404,9 @@ async def test_leaving_early_says_nothing_more() -> None:
 
 def text_of(item: OutputItem) -> str:
     """What the deltas of an item sum to."""
-    grows = Message | Reasoning | FunctionCall | CustomToolCall | McpCall | CodeInterpreterCall
-    return item.text if isinstance(item, grows) else ""
+    if isinstance(item, Message | Reasoning | FunctionCall | CustomToolCall | McpCall | CodeInterpreterCall):
+        return item.text
+    return ""
 
 
 def summed(events: Iterable[ResponseEvent]) -> dict[int, str]:
