@@ -10,7 +10,7 @@ import asyncio
 import json
 import os
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from stages.converse.sandbox.kept import Kept
 
@@ -62,8 +62,7 @@ class Channel(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The channel is there."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # as uvloop's are without being of that class
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The other end is gone, and with it what could be asked."""

@@ -121,13 +121,13 @@ class Plan:
 
     def _bubblewrap(self, status: int) -> list[str]:
         size = str(self.limits.disk)
-        places = [word for path in self.reads for word in ("--ro-bind-try", path, path)]
         processes = ["--proc", "/proc"] if self.kind == "container" else []
         return [
             *("bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--as-pid-1"),
             *("--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL", "--hostname", "sandbox"),
-            *("--json-status-fd", str(status), *places, *processes, "--dev", "/dev", "--remount-ro", "/dev"),
+            *("--json-status-fd", str(status), "--dev", "/dev", "--remount-ro", "/dev", *processes),
             *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", HOME),  # noqa: S108 - its own
+            *(word for path in self.reads for word in ("--ro-bind-try", path, path)),
             *("--remount-ro", "/", "--chdir", HOME),
         ]
 
