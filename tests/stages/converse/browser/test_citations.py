@@ -166,10 +166,11 @@ def test_logprobs_are_not_lost(tokens: list[str]) -> None:
     assert logprobs == tokens
 
 
-def test_a_stream_with_citations_and_logprobs_keeps_the_rules() -> None:
+@pytest.mark.parametrize("before", [" fell", " fell\n"])
+def test_a_stream_with_citations_and_logprobs_keeps_the_rules(before: str) -> None:
     """Whoever checks events against the tokens they come from finds nothing wrong with a text that was rewritten."""
     machine = Citations(PAGES.get)
-    tokens = ["It", " fell", "【", "3", "†", "L4", "】.", "【3†L1】"]
+    tokens = ["It", before, "【", "3", "†", "L4", "】.", "【3†L1】"]
     frames: list[ParsedFrame] = [
         MessageOpened("final_answer"),
         *(ItemDelta(token, (_logprob(token),)) for token in tokens),

@@ -162,7 +162,14 @@ async def test_public_addresses_are_only_reached_on_the_ports_of_the_web() -> No
 
 
 @pytest.mark.parametrize(
-    "target", ["http://127.0.0.2:{port}/", "http://10.0.0.1/", "http://[::1]/", "file:///etc/passwd"]
+    "target",
+    [
+        "http://user:pass@127.0.0.1:{port}/",
+        "http://127.0.0.2:{port}/",
+        "http://10.0.0.1/",
+        "http://[::1]/",
+        "file:///etc/passwd",
+    ],
 )
 async def test_every_redirect_is_judged(target: str) -> None:
     """Nothing is reached through a redirect that would not be reached by itself."""
@@ -309,8 +316,9 @@ async def test_no_cookies_are_kept() -> None:
         return web.Response(text="x", headers={"Set-Cookie": "who=me"})
 
     async with serving(answer) as url:
-        fetcher = Fetcher(LOCAL)
-        await fetcher.fetch(url)
-        await fetcher.fetch(url)
+        named = f"http://site.example:{url.rpartition(':')[2]}/"
+        fetcher = Fetcher(LOCAL, Names(site=["127.0.0.1"]))
+        await fetcher.fetch(named)
+        await fetcher.fetch(named)
         await fetcher.close()
     assert seen == [None, None]

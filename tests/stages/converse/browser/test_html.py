@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import re
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -177,7 +181,7 @@ def test_a_text_is_bounded() -> None:
     assert text.count("【") == text.count("】")
 
 
-async def test_a_page_that_cannot_be_parsed_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_page_that_cannot_be_parsed_ends() -> None:
     """What would take all memory or time is ended by its limits, outside of this process."""
     bold = "".join(f"<b id={number}>" for number in range(6_000))
     bomb = f"<p>{bold}</p>{'<p>x</p>' * 6_000}".encode()
@@ -185,6 +189,29 @@ async def test_a_page_that_cannot_be_parsed_ends(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(Failure, match="too deeply nested"):
         await _read_html(Fetched(URL, is_html=True, charset="", body=bomb))
     assert time.monotonic() - began < 60
+
+
+def _converters() -> list[int]:
+    """The processes of ours that convert pages."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with suppress(OSError):  # it has just ended
+            is_ours = f"PPid:\t{os.getpid()}\n" in status.read_text()
+            if is_ours and b"browser/html.py" in status.with_name("cmdline").read_bytes():
+                found.append(int(status.parent.name))
+    return found
+
+
+async def test_nobody_reads_on_for_a_call_that_was_cancelled() -> None:
+    """The process ends with the call."""
+    reading = asyncio.create_task(_read_html(Fetched(URL, is_html=True, charset="", body=b"<div>" * 60_000)))
+    async with asyncio.timeout(10):
+        while not _converters():
+            await asyncio.sleep(0.02)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert _converters() == []
 
 
 @pytest.mark.parametrize(

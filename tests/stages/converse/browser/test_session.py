@@ -336,7 +336,7 @@ async def test_closing_a_session_ends_its_calls(browse: Opening, site: Web) -> N
     await asyncio.wait_for(site.began.wait(), 5)
     await session.close()
     await session.close()
-    assert (await running).error == "The call was broken off."
+    assert (await asyncio.wait_for(running, 5)).error == "The call was broken off."
     assert (await call(session, "open", id=f"{site.url}/slow")).error == "The call was broken off."
     assert session.source(0) == Source("data", f"{site.url}/data")
 
