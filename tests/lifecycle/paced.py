@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.errors import EngineFailed
 from pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk
-from stages.generate.scripted import ScriptedEngine
+from stages.generate.scripted import Script, ScriptedEngine
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Paced(ScriptedEngine):
         self.is_free = True
         self.say(0)
 
-    async def _frames(self, prompt: Prompt, run: Any) -> AsyncGenerator[EngineFrame, None]:
+    async def _frames(self, script: Script, prompt: Prompt, run: Any) -> AsyncGenerator[EngineFrame, None]:
         for number, token in enumerate(self.script.token_ids):
             while number >= self._limit(run) and not (run.is_cancelled or self.is_stopping):
                 run.woken.clear()
