@@ -3,6 +3,8 @@
 A text can be spelled in many tokens, and the header of a call in several words: only the very tokens that were
 generated go on from what the engine has in its cache.  They are read where they say what the layout says; a call that
 went to the wrong channel, or a text that a stage has changed on its way out, is laid out like any other message.
+
+Some items tell a call in the terms of the API: of those the model's own words are known from the tokens alone.
 """
 
 from __future__ import annotations

@@ -241,6 +241,12 @@ def test_calls_in_a_thought_are_forgotten_with_it(middle: tuple[Item, ...]) -> N
     assert len(read(again, thought, *middle)) > len(read(again, thought))
 
 
+def test_an_output_is_forgotten_with_its_call() -> None:
+    """Wherever the output of the shell stands, it is read beside its call or not at all."""
+    answer = message("assistant", "So.", phase="final_answer")
+    assert read(shell_call("ls"), answer, shell_output({"stdout": "a"})) == read(answer)
+
+
 def test_what_comes_ahead_of_a_call_of_the_server_is_no_answer() -> None:
     """A message without a phase, right ahead of a call of any kind, is commentary."""
     for then in (mcp_call("read"), code_call("x"), web_call(type="search", query="x"), shell_call("ls"), approval("w")):
