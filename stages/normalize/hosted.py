@@ -31,6 +31,8 @@ def built_in(tool: given.Tool) -> HostedKind | None:
             return LABELS.get(tool.server_label)
         case given.ShellTool(runs_here=False):
             return None
+        case given.OtherTool() if tool.given.get("external_web_access") is False:
+            return None  # there is no store of pages here, only the web itself
         case _:
             return _KINDS.get(_family(tool.type))
 

@@ -96,6 +96,15 @@ async def test_what_nobody_runs_is_left_out_beside_what_works(store: Store, capl
     assert "image_generation, file_search, computer:" in record.getMessage()
 
 
+@pytest.mark.parametrize(("said", "count"), [(False, 0), (True, 3), (None, 3)])
+async def test_a_search_without_the_web_is_none(store: Store, said: bool | None, count: int) -> None:
+    """Some agents want to search in what was fetched before only: here nothing was, and no page is fetched for them."""
+    tools = [{"type": "web_search", "external_web_access": said}]
+    conversation = await normalized(store, input="Hi", tools=tools, hosted=ALL)
+    assert len(conversation.tools.tools) == count
+    assert len(conversation.response.tools) == (1 if count else 0)
+
+
 async def test_a_conversation_may_bring_built_in_tools(store: Store) -> None:
     """An item offers them as a request does, and whoever continues has them too, as long as they work."""
     await answered(store, "1", input=[additional(CODE, label("browser")), USER], hosted=ALL)

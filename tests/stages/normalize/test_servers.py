@@ -11,9 +11,11 @@ import msgspec
 import pytest
 
 from pipeline.errors import InvalidRequest
+from pipeline.protocol.given_mcp import McpTool
 from pipeline.protocol.reading import read_request
 from pipeline.protocol.tools import ANY_NAME, McpServer, ToolFilter, ToolKey
 from pipeline.secret import unwritten
+from stages.normalize.tools import Offer
 from stages.persist.store import Store
 from tests.pipeline.bodies import WEATHER
 from tests.stages.normalize.conversations import ALL, answered, normalized
@@ -277,3 +279,10 @@ async def test_no_secret_is_in_an_error(store: Store, tool: Json, blank: int) ->
         await normalized(store, **said, instructions=" " * blank)
     assert CANARY not in "".join(traceback.format_exception(caught.value))
     assert caught.value.param
+
+
+def test_a_label_is_taken_where_nobody_knows_which_there_are() -> None:
+    """Items that are added to a conversation wait for a response, and only then is it known who could be asked."""
+    offer = Offer()
+    offer.add_later(McpTool(type="mcp", server_label="home"), "items[0].tools[0]")
+    assert list(offer.servers) == ["home"]
