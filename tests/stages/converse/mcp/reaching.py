@@ -34,7 +34,7 @@ def reached(over: str, http: HttpServers) -> ServerConfig:
     """The server with all tools, over one of the ways to it."""
     match over:
         case "stdio":
-            return child()
+            return child(GIVEN="to it")
         case "legacy":
             return HttpServer(http.url("legacy"))
         case _:

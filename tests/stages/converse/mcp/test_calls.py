@@ -12,7 +12,7 @@ import pytest
 from pipeline.protocol.items import ListedTool
 from pipeline.protocol.tools import McpServer
 from pipeline.secret import Secret
-from stages.converse.mcp.config import HttpServer
+from stages.converse.mcp.config import HttpServer, StdioServer
 from stages.converse.mcp.servers import McpServers
 from stages.converse.tools import Outcome, ServerUnavailable, Session
 from tests.mcp_servers import MANY, TOKEN, HttpServers
@@ -37,9 +37,15 @@ async def until(session: Session, name: str, more_than: int) -> None:
 
 
 @pytest.mark.parametrize("over", WAYS)
-async def test_b25_every_way_to_a_server_lists_and_calls(over: str, make: Make, http: HttpServers) -> None:
-    """A server is listed with its schemas and hints, and its results become text for the model."""
+async def test_b25_every_way_to_a_server_lists_and_calls(
+    over: str, make: Make, http: HttpServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server is listed with its schemas and hints, and its results become text for the model.
+
+    A program gets the variables that its settings name, and none of this server's secrets.
+    """
     servers = make({"good": reached(over, http)})
+    monkeypatch.setenv("PENSTOCK_API_KEYS", "sk-ours")
     tools = {tool.name: tool for tool in await servers.tools(McpServer("good"), PATIENT)}
     assert tools["echo"].description == "Say it again."
     assert tools["echo"].input_schema["required"] == ["text"]
@@ -48,6 +54,8 @@ async def test_b25_every_way_to_a_server_lists_and_calls(over: str, make: Make, 
     session = servers.session(McpServer("good"))
     assert await called(session, "add", a=2, b=3) == Outcome("5")
     assert await called(session, "echo", text="Grüße\n你好") == Outcome("Grüße\n你好")
+    assert await called(session, "environment", name="PENSTOCK_API_KEYS") == Outcome("")
+    assert await called(session, "environment", name="GIVEN") == Outcome("to it" if over == "stdio" else "")
     assert await called(session, "record") == Outcome('{"n":1,"who":"Zoë"}')
     assert (await called(session, "media")).result.splitlines() == [
         "See:",
@@ -67,39 +75,39 @@ async def test_b25_every_way_to_a_server_lists_and_calls(over: str, make: Make, 
 
 
 @pytest.mark.parametrize("over", WAYS)
-async def test_v23_a_call_ends_in_its_time(over: str, make: Make, http: HttpServers) -> None:
-    """A tool that hangs is given up when the time is up, here and on its server; the next call is well."""
+async def test_v23_d30_a_call_ends_in_its_time_and_when_it_is_left(over: str, make: Make, http: HttpServers) -> None:
+    """A tool that hangs is given up when the time is up, or nobody waits any longer, here and on its server."""
     servers = make({"good": reached(over, http)})
     session = servers.session(McpServer("good"))
     before = (await state(session)).get("hang cancelled", 0)
-    assert await called(session, "hang", seconds=0.1) == Outcome(
-        error="The server did not answer within 0.1 seconds.",
-        data=(
-            {
-                "type": "mcp_protocol_error",
-                "code": -32001,
-                "message": "The server did not answer within 0.1 seconds.",
-            },
-        ),
-    )
+    late = "The server did not answer within 0.1 seconds."
+    form = {"type": "mcp_protocol_error", "code": -32001, "message": late}
+    assert await called(session, "hang", seconds=0.1) == Outcome(error=late, data=(form,))
     await until(session, "hang cancelled", before)
-
-
-@pytest.mark.parametrize("over", WAYS)
-async def test_d30_a_call_that_is_left_ends_at_once(over: str, make: Make, http: HttpServers) -> None:
-    """Cancelling a call cancels it on the server, and the session may be closed by another task than opened it."""
-    servers = make({"good": reached(over, http)})
-    watcher = servers.session(McpServer("good"))
-    before = await state(watcher)
-    session = servers.session(McpServer("x", http.url("good", over)) if over in ("mcp", "sse") else McpServer("good"))
+    begun = (await state(session))["hang"]
     call = asyncio.create_task(called(session, "hang"))
-    await until(watcher, "hang", before.get("hang", 0))
+    await until(session, "hang", begun)
     started = time.monotonic()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
+    assert time.monotonic() - started < 0.5
+    await until(session, "hang cancelled", before + 1)
+
+
+@pytest.mark.parametrize("over", ["mcp", "sse"])
+async def test_d30_a_response_that_is_left_closes_its_connection(over: str, make: Make, http: HttpServers) -> None:
+    """Its call is cancelled on the server, and its session may be closed by another task than opened it."""
+    servers = make({"good": reached("mcp", http)})
+    watcher = servers.session(McpServer("good"))
+    before = await state(watcher)
+    session = servers.session(McpServer("x", http.url("good", over)))
+    call = asyncio.create_task(called(session, "hang"))
+    await until(watcher, "hang", before.get("hang", 0))
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
     await asyncio.create_task(session.close())
-    assert time.monotonic() - started < 1
     await until(watcher, "hang cancelled", before.get("hang cancelled", 0))
 
 
@@ -201,15 +209,6 @@ async def test_a_server_that_only_knows_sse_is_found_out(make: Make, http: HttpS
     await session.close()
 
 
-async def test_what_a_child_gets(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program gets the variables that its settings name, and no others of this server."""
-    monkeypatch.setenv("PENSTOCK_API_KEYS", "sk-ours")
-    servers = make({"good": child(GIVEN="to it")})
-    session = servers.session(McpServer("good"))
-    assert await called(session, "environment", name="GIVEN") == Outcome("to it")
-    assert await called(session, "environment", name="PENSTOCK_API_KEYS") == Outcome("")
-
-
 @pytest.mark.parametrize(
     ("text", "says"), [("{", "no valid JSON"), ("[1]", "no JSON object"), ("text", "no valid JSON")]
 )
@@ -222,7 +221,7 @@ async def test_arguments_that_are_no_json_are_told_to_the_model(text: str, says:
 
 async def test_servers_that_cannot_be_asked(make: Make, http: HttpServers) -> None:
     """Every way in which a server does not answer is told in its own words."""
-    servers = make({"lost": child("no such kind")})
+    servers = make({"lost": StdioServer("false"), "gone": StdioServer("/no/such/program")})
 
     async def why(server: McpServer, seconds: float = PATIENT) -> str:
         with pytest.raises(ServerUnavailable) as raised:
@@ -238,6 +237,7 @@ async def test_servers_that_cannot_be_asked(make: Make, http: HttpServers) -> No
     assert await why(McpServer("x", "ftp://127.0.0.1/mcp")) == "The server's URL is none of http:// or https://."
     assert "not followed" in await why(McpServer("x", http.url("away") + "?to=http://10.0.0.1/"))
     assert await why(McpServer("lost")) == "Connection closed"
+    assert await why(McpServer("gone")) == "The server could not be started (FileNotFoundError)."
     assert await servers.tools(McpServer("x", http.url("guarded"), Secret({"Authorization": TOKEN})), PATIENT)
     refused = await called(servers.session(McpServer("x", http.url("guarded"))), "echo", text="hi")
     assert refused.data == (
@@ -265,14 +265,6 @@ async def test_what_cannot_be_sent_is_a_server_that_cannot_be_asked(
     """URLs and headers that make no request are an error of this server of tools, and no bug of this server."""
     with pytest.raises(ServerUnavailable, match=r"^(The server|No connection)"):
         await make().tools(McpServer("x", url, Secret(headers)), PATIENT)
-
-
-async def test_a_program_that_is_not_there(make: Make) -> None:
-    """A command that cannot be started is an unavailable server, without a word of where it was looked for."""
-    config = child()
-    servers = make({"gone": type(config)("/no/such/program", (), {}, None)})
-    with pytest.raises(ServerUnavailable, match=r"^The server could not be started \(FileNotFoundError\).$"):
-        await servers.tools(McpServer("gone"), PATIENT)
 
 
 def test_labels(make: Make) -> None:
