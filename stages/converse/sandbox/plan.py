@@ -43,7 +43,7 @@ class Limits:
     processor_seconds: int = 300
     """Of each process."""
     processes: int = 64
-    """Processes and threads."""
+    """Processes and threads of a shell; Python has one process, and as many threads as have room in its memory."""
     disk: int = 64 << 20
     """Bytes of files; without bubblewrap this is looked at a few times a second, so that it may be passed for a
     moment, and files that are open but deleted count only each for itself."""
@@ -52,12 +52,13 @@ class Limits:
     flood: int = 64 << 20
     """Bytes of output of one call that end it."""
 
-    def of_kernel(self) -> dict[str, int]:
-        """As the kernel calls them."""
+    def of_kernel(self, kind: Kind) -> dict[str, int]:
+        """As the kernel calls them; processes are counted by user, and so not where the server's user may be ours."""
+        counted = {"NPROC": self.processes} if kind == "container" else {}
         return {
+            **counted,
             "AS": self.memory,
             "CPU": self.processor_seconds,
-            "NPROC": self.processes,
             "FSIZE": self.disk,
             "NOFILE": 128,
             "CORE": 0,
@@ -108,7 +109,7 @@ class Plan:
             # without a namespace the shell's first process has to live on, to end the others
             "dies_with_parent": self.isolates or self.kind == "python",
             "scope": not self.isolates and self.kind == "container",
-            "limits": self.limits.of_kernel(),
+            "limits": self.limits.of_kernel(self.kind),
             "read": [*self.reads, *_DEVICES, *processes],
             "write": [home, "/dev/null", *(("/tmp",) if self.isolates else ())],  # noqa: S108 - its own
             "unreadable": UNREADABLE,

@@ -21,6 +21,7 @@ _START_SECONDS: Final = 10.0
 _END_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.25
 _MOST_FILES: Final = 4096
+_ENDED: Final = "it ended itself, used up its processor time, or broke the channel to the server"
 
 _log = logging.getLogger(__name__)
 
@@ -38,7 +39,12 @@ class Process:
         self._reason = ""
         self._ending: asyncio.Task[None] | None = None
         self._channel = Channel(self.kill)
-        self._control, self._status, output, self._outer = _spawn(plan, self._folder)
+        try:
+            self._control, self._status, output, self._outer = _spawn(plan, self._folder)
+        except OSError:
+            if self._folder:
+                self._folder.rmdir()
+            raise
         self._output = Output(output, plan.limits.output, plan.limits.flood, self._flooded)
         self._watched = [os.pidfd_open(self._outer.pid)]
         self._greeted = False
@@ -82,7 +88,7 @@ class Process:
             if self.alive:
                 await self._look_at_disk()
             if not self.alive:
-                raise SandboxDied(self._reason)
+                raise SandboxDied(self._reason or _ENDED)
             if now() >= until:
                 raise TimeoutError
 
@@ -119,8 +125,8 @@ class Process:
             await self.ask(self._plan.order(str(self._folder or HOME)), _START_SECONDS)
         except TimeoutError:
             raise SandboxDied("it did not start in time") from None
-        except SandboxDied as exc:
-            raise SandboxDied(str(exc) or _last_line(self.written)) from None
+        except SandboxDied:
+            raise SandboxDied(self._reason or _last_line(self.written)) from None
         if self._plan.isolates:
             self._watched.append(os.pidfd_open(_inner(self._status)))
         self._greeted = True

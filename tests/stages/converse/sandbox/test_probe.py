@@ -91,10 +91,12 @@ def test_where_namespaces_are_refused_the_other_mode_is_taken() -> None:
 
 
 async def test_without_a_python_there_is_no_sandbox() -> None:
-    """The reason tells what was tried."""
+    """The reason tells what was tried, and nothing is left of it."""
+    folders = set(kept_folders())
     found = await probe("python", interpreter="/nowhere/bin/python3")
     assert isinstance(found, Unavailable)
     assert "landlock with /nowhere/bin/python3" in found.reason
+    assert set(kept_folders()) == folders
 
 
 async def test_packages_can_be_given(mode: Mode, tmp_path: Path) -> None:

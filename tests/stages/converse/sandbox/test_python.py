@@ -1,5 +1,6 @@
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -101,6 +102,18 @@ async def test_what_does_not_listen_is_killed(python: PythonSession, code: str) 
     assert outcome.error == "The code ran longer than 0.2 seconds and was killed. All variables and files are lost."
     assert time.monotonic() - began < 3
     assert "NameError" in (await python.run("python", "y", 20)).result
+
+
+async def test_processor_time_is_limited(python_sandbox: Sandbox) -> None:
+    """That of all calls together, whatever time each of them has."""
+    limits = replace(python_sandbox.plan.limits, processor_seconds=1)
+    session = PythonHost(Sandbox(replace(python_sandbox.plan, limits=limits))).session(NO_CONVERSATION)
+    try:
+        outcome = await session.run("python", "while True: pass", 30)
+        assert outcome.error is not None
+        assert "used up its processor time" in outcome.error
+    finally:
+        await session.close()
 
 
 async def test_sandboxes_share_nothing(python_sandbox: Sandbox) -> None:
