@@ -288,7 +288,7 @@ KINDS: dict[str, Any] = {
     "find": lambda said: web_call(type="find_in_page", url=said, pattern=said),
     "shell here": lambda said: shell_call(said, call_id="c"),
     "shell": lambda said: shell_call(said.replace("\ud800", ""), call_id="d", here=False),
-    "shell output": lambda said: shell_output({"stdout": said}, call_id="c"),
+    "shell output": lambda said: shell_output({"stdout": said.replace("\ud800", "")}, call_id="c"),
     "request": lambda _: ASKED,
     "refusal": lambda said: decision(ASKED, approve=False, reason=said),
     "approval": lambda _: decision(ASKED, approve=True),
