@@ -128,7 +128,9 @@ class Process:
         except SandboxDied:
             raise SandboxDied(self._reason or _last_line(self.written)) from None
         if self._plan.isolates:
-            self._watched.append(os.pidfd_open(_inner(self._status)))
+            inner = _inner(self._status)
+            self._watched.append(os.pidfd_open(inner))
+            _first_to_go(inner)
         self._greeted = True
 
     def _flooded(self) -> None:

@@ -1,6 +1,7 @@
 """What code tries that wants out, in each mode that works here."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stages.converse.sandbox.python import PythonSession
-from tests.stages.converse.sandbox.conftest import Run
+from tests.stages.converse.sandbox.conftest import Run, descendants
 
 REFUSED = ("PermissionError", "FileNotFoundError", "OSError: [Errno 30]", "OSError: [Errno 18]")
 """Not allowed, not there, on a disk that is read-only, or on another one."""
@@ -281,18 +282,18 @@ async def test_a_forged_answer_fools_its_writer_only(python: PythonSession) -> N
     assert (await python.run("python", "1", 20)).result == "1\n"
 
 
-def left_behind() -> list[str]:
-    """The processes of sandboxes, by their user."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes()
-            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if b"The first thing that runs in a sandbox" in command and state != "Z":
-            found.append(folder.name)
+def alive(pids: set[int]) -> set[int]:
+    """Those that have not ended; one that nobody has asked about yet has."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found.add(pid)
     return found
+
+
+def readiness_to_go(pids: set[int]) -> set[str]:
+    return {Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in pids}
 
 
 def exists(place: str) -> bool:
@@ -301,13 +302,18 @@ def exists(place: str) -> bool:
 
 async def test_nothing_is_left(python: PythonSession) -> None:
     """Neither processes nor folders outlive a session, however often it is closed."""
-    before = set(left_behind())
+    before = descendants(os.getpid())
     place = eval((await python.run("python", "import os; open('a', 'w').close(); os.getcwd()", 20)).result)
     assert before
     await asyncio.gather(python.close(), python.close())
     await python.close()
-    assert not set(left_behind()) & before
+    assert not alive(before)
     assert not exists(f"{place}/a")
+
+
+async def test_where_memory_is_short_sandboxes_go_first(python: PythonSession) -> None:
+    """The kernel ends them before it ends a server."""
+    assert readiness_to_go(descendants(os.getpid())) == {"1000"}
 
 
 async def test_a_deep_tree_is_removed(python: PythonSession) -> None:
@@ -320,13 +326,13 @@ async def test_a_deep_tree_is_removed(python: PythonSession) -> None:
 
 async def test_cancelling_kills_at_once(python: PythonSession) -> None:
     """Whoever leaves leaves nothing running."""
-    before = set(left_behind())
+    before = descendants(os.getpid())
     running = asyncio.create_task(python.run("python", "sum(range(10**12))", 60))
     await asyncio.sleep(0.1)
     began = time.monotonic()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    while set(left_behind()) == before:
+    while alive(before):
         assert time.monotonic() - began < 0.2
         await asyncio.sleep(0.005)

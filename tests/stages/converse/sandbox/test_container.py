@@ -17,6 +17,9 @@ from tests.stages.converse.sandbox.conftest import NO_CONVERSATION
 
 EXEC = HOSTED["container"][0].name
 
+SLEEP = f"47.{os.getpid()}"
+"""Nobody else sleeps so long."""
+
 
 async def shell(container: ContainerSession, script: str, seconds: float = 20, **more: object) -> Outcome:
     arguments = {"cmd": ["bash", "-lc", script], **more}
@@ -85,9 +88,8 @@ async def test_a_command_that_takes_too_long_is_ended(container: ContainerSessio
 
 async def test_what_a_command_started_ends_with_it(container: ContainerSession) -> None:
     """Other sessions, other groups and orphans too."""
-    hide = (
-        "setsid sleep 47 & (setsid bash -c 'sleep 47 & disown' &) ; nohup sleep 47 >/dev/null 2>&1 & sleep 0.1; echo x"
-    )
+    nap = f"sleep {SLEEP}"
+    hide = f"setsid {nap} & (setsid bash -c '{nap} & disown' &) ; nohup {nap} >/dev/null 2>&1 & sleep 0.1; echo x"
     before = sleepers()
     began = time.monotonic()
     assert (await shell(container, hide)).result == "x"
@@ -174,7 +176,7 @@ async def test_cancelling_and_closing_end_everything(container: ContainerSession
     """At once, and wherever it hid."""
     await shell(container, "true")
     before = sleepers()
-    running = asyncio.create_task(shell(container, "setsid sleep 47 & sleep 47", 60))
+    running = asyncio.create_task(shell(container, f"setsid sleep {SLEEP} & sleep {SLEEP}", 60))
     while len(sleepers()) < len(before) + 2:
         await asyncio.sleep(0.01)
     began = time.monotonic()
@@ -193,6 +195,6 @@ def sleepers() -> set[str]:
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if (folder / "cmdline").read_bytes() == b"sleep\x0047\x00":
+            if (folder / "cmdline").read_bytes() == f"sleep\0{SLEEP}\0".encode():
                 found.add(folder.name)
     return found

@@ -19,7 +19,7 @@ from stages.converse.sandbox.container import ContainerHost
 from stages.converse.sandbox.plan import Kind, Mode, Plan
 from stages.converse.sandbox.probe import Sandbox, Unavailable, probe
 from stages.converse.sandbox.python import PythonHost
-from tests.stages.converse.sandbox.conftest import NO_CONVERSATION
+from tests.stages.converse.sandbox.conftest import NO_CONVERSATION, descendants
 
 LANDLOCK, PRCTL = 444, {"x86_64": 157, "aarch64": 167}
 CLONE, UNSHARE = {"x86_64": 56, "aarch64": 220}, {"x86_64": 272, "aarch64": 97}
@@ -189,17 +189,3 @@ def command(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-def descendants(root: int) -> set[int]:
-    """All processes below one, by their parents."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found = {root}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {root}
