@@ -49,8 +49,9 @@ class Sessions:
     async def run(self, call: Called) -> CallFinished:
         """Run a call; whatever goes wrong is told in how it finished."""
         outcome = await self._outcome(call)
-        result = outcome.result or (f"Error: {outcome.error}" if outcome.error else "")
-        return CallFinished(self._bounded(result), outcome.error, self._shown(call.namespace, outcome.data))
+        failure = f"Error: {outcome.error}" if outcome.error else ""
+        result = "\n".join(filter(None, (self._bounded(outcome.result), self._bounded(failure))))
+        return CallFinished(result, outcome.error, self._shown(call.namespace, outcome.data))
 
     async def close(self) -> None:
         """End whatever still runs."""

@@ -56,7 +56,7 @@ from pipeline.protocol.items import (
     WebSearchCall,
 )
 from pipeline.protocol.response import Response
-from stages.converse.sandbox.arguments import shell_action
+from stages.shell import shell_action
 
 Opened: TypeAlias = ItemOpened | McpListToolsOpened | ShellOutputOpened
 

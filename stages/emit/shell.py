@@ -8,10 +8,10 @@ from typing import Any
 from pipeline.frames import CallFinished, ItemDelta
 from pipeline.protocol.events import ResponseEvent, ShellCallOutputContentDelta, ShellCallOutputContentDone
 from pipeline.protocol.items import ItemStatus, ShellCall, ShellCallOutput
-from stages.converse.sandbox.arguments import shell_action
 from stages.emit.calls import OpenShellCall
 from stages.emit.ladder import Place
 from stages.emit.served import OpenServed
+from stages.shell import shell_action
 
 _NOT_EXECUTED = 126
 """What a shell exits with where it cannot run a command."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -29,6 +29,7 @@ from pipeline.frames import Conversation, Origin, Sampling, Scheduling
 from pipeline.logs import current_response
 from pipeline.protocol.body import Pace, shortened
 from pipeline.protocol.given_items import InputItem, MessageItem
+from pipeline.protocol.items import CodeInterpreterCall, Item, ShellCallOutput, WebSearchCall
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
 from stages.normalize.hosted import told_choice
@@ -115,7 +116,7 @@ class Normalize:
             raw_messages=request.enable_response_messages is True,
             origin=Origin(request.owner, position),
             tokens=past.tokens,
-            results=past.results,
+            results={**past.results, **await self._results(items, request.owner)},
             include=tuple(request.include or ()),
         )
 
@@ -145,6 +146,11 @@ class Normalize:
         if history is None:
             raise PreviousResponseNotFound(shortened(previous))
         return history
+
+    async def _results(self, items: Sequence[Item], owner: str) -> Mapping[str, str]:
+        """What calls that come with the request gave the model to read, when this server ran them."""
+        ran = [item.id for item in items if isinstance(item, CodeInterpreterCall | WebSearchCall | ShellCallOutput)]
+        return await self.store.results(ran, owner) if ran else {}
 
     def _scheduling(self, request: CreateResponse) -> Scheduling:
         salt = request.cache_salt

@@ -13,12 +13,12 @@ import asyncio
 from typing import Any, Final
 
 from pipeline.frames import Conversation
-from stages.converse.sandbox.arguments import ArgumentsInvalid, ShellCall, executed, shell_action, shell_call
 from stages.converse.sandbox.plan import Limits
 from stages.converse.sandbox.probe import Sandbox
 from stages.converse.sandbox.process import SandboxDied
 from stages.converse.sandbox.tenancy import Tenancy
 from stages.converse.tools import Outcome
+from stages.shell import ArgumentsInvalid, ShellCall, executed, shell_action, shell_call
 
 _GRACE_SECONDS: Final = 2.0
 """How long the sandbox may take to end a command whose time is over."""

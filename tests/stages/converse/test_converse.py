@@ -203,7 +203,7 @@ async def test_turns_take_as_long_as_their_tools() -> None:
     ("outcome", "told"),
     [
         (Outcome(error="no such page"), CallFinished("Error: no such page", "no such page")),
-        (Outcome("half", "it died"), CallFinished("half", "it died")),
+        (Outcome("half", "it died"), CallFinished("half\nError: it died", "it died")),
         (RuntimeError("bug"), CallFinished("Error: Internal error.", "Internal error.")),
     ],
 )

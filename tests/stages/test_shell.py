@@ -1,6 +1,6 @@
 import pytest
 
-from stages.converse.sandbox.arguments import ArgumentsInvalid, ShellCall, shell_action, shell_call, shown
+from stages.shell import ArgumentsInvalid, ShellCall, shell_action, shell_call, shown
 
 
 def test_what_gpt_oss_writes_is_read() -> None:
