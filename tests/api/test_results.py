@@ -89,6 +89,17 @@ async def test_a_result_is_read_again(
     assert read.index("6 * 7") < read.index(RESULT) < read.index("Paris") < read.index("Rain.")
 
 
+async def test_a_call_that_is_sent_again_has_its_result(calculating: Scripted, encoding: HarmonyEncoding) -> None:
+    """A client that sends the items itself need not say what only this server knows."""
+    body: dict[str, Any] = {"input": "What to wear?", "tools": [WEATHER]}
+    _, first = await calculating.post(body)
+    output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "Rain."}
+    asked = {"role": "user", "content": body["input"]}
+    assert (await calculating.post({"input": [asked, *first["output"], output], "tools": [WEATHER]}))[0] == 200
+    read = encoding.decode(calculating.engine.prompts[-1].token_ids)
+    assert read.index("6 * 7") < read.index(RESULT) < read.index("Paris") < read.index("Rain.")
+
+
 async def shown(served: Scripted, response_id: str, told: str) -> str:
     """What can be known of a response: what was told, and what is stored."""
     return told + str((await served.get(f"/v1/responses/{response_id}"))[1])
