@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 from pydantic_settings import CliApp
 
 from api.settings import Settings
 from pipeline.logs import name_response
-from server import assembled, database, log_to_stderr, serve
+from server import assembled, database, log_to_stderr, serve, toolbox
+from stages.converse.mcp.host import McpHost
 from stages.converse.tools import Toolbox
 from stages.generate.scripted import ScriptedEngine
 from stages.normalize.normalize import Normalize
@@ -29,11 +30,18 @@ from tests.processes import free_port
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
+def chosen(**settings: Any) -> Settings:
+    """The settings, as a command line without arguments leaves them but for these."""
+    return Settings(engine_arguments=[], **settings)
+
+
 def stages(**settings: Any) -> dict[str, Any]:
     """The stages of the pipeline that the settings make, by name."""
-    chosen = Settings(engine_arguments=[], **settings)
     live = LiveResponses(Store(Nowhere()))
-    return {step.name: step.stage for step in assembled(chosen, ("tiny",), ScriptedEngine(), live, Toolbox()).steps}
+    return {
+        step.name: step.stage
+        for step in assembled(chosen(**settings), ("tiny",), ScriptedEngine(), live, Toolbox()).steps
+    }
 
 
 def test_outputs_are_logged_only_when_asked() -> None:
@@ -56,12 +64,64 @@ def test_the_readme_names_every_option() -> None:
         "--model",
         "--engine-arguments",
         "--api-keys",
+        "--web-search-key",
     }
     section = README.split("## Serving")[1].split("\n## ")[0]
     named = {
         option for line in section.splitlines() if line.startswith("| `--") for option in re.findall("--[a-z-]+", line)
     }
     assert options <= named
+
+
+# Tools
+
+
+@asynccontextmanager
+async def at_hand(settings: Settings) -> AsyncGenerator[Toolbox, None]:
+    tools = await toolbox(settings)
+    try:
+        yield tools
+    finally:
+        await tools.close()
+
+
+async def test_only_what_is_set_up_can_be_run() -> None:
+    """Without a search engine there is no browser, and without the sandbox neither Python nor a shell."""
+    bare = await toolbox(chosen(sandbox=False))
+    assert not bare.kinds | bare.mcp.labels
+    searching = chosen(sandbox=False, web_search="brave", web_search_key=SecretStr("k" * 20))
+    async with at_hand(searching) as tools:
+        assert tools.kinds == {"browser"}
+
+
+async def test_the_sandbox_works_here() -> None:
+    """Linux, as CI has it, runs code and commands."""
+    async with at_hand(chosen()) as tools:
+        assert tools.kinds == {"python", "container"}
+
+
+async def test_the_operators_server_goes_ahead_of_what_is_built_in(tmp_path: Path) -> None:
+    """One with the label of a built-in tool is asked in its place."""
+    config = tmp_path / "mcp.json"
+    config.write_text('{"mcpServers": {"python": {"url": "http://127.0.0.1:9/mcp"}, "docs": {"command": "docs"}}}')
+    async with at_hand(chosen(mcp_config=config)) as tools:
+        assert isinstance(tools.hosts["python"], McpHost)
+        assert "docs" in tools.mcp.labels
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("web_search", "brave", "needs a key"),
+        ("web_search", "altavista", "pattern"),
+        ("web_search", "searxng=", "pattern"),
+        ("allow_address", ["10.0.0.0/33"], "10.0.0.0/33"),
+    ],
+)
+def test_tools_that_cannot_be_set_up_so_are_refused(option: str, value: object, told: str) -> None:
+    """The command says what is wrong before it loads a model."""
+    with pytest.raises(ValidationError, match=told):
+        Settings.model_validate({"engine_arguments": [], option: value})
 
 
 def test_switches_stand_alone() -> None:
