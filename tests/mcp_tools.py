@@ -59,6 +59,13 @@ async def slow(seconds: float) -> mcp_types.CallToolResult:
     return _text("done")
 
 
+async def wait(path: str) -> mcp_types.CallToolResult:
+    """Return once there is a file of that name."""
+    while not await asyncio.to_thread(Path(path).exists):
+        await asyncio.sleep(0.01)
+    return _text("open")
+
+
 async def hang() -> str:
     """Never return."""
     with _counted("hang"):
@@ -142,6 +149,7 @@ TOOLS: tuple[Callable[..., Any], ...] = (
     fragile_read,
     add,
     slow,
+    wait,
     hang,
     boom,
     die,

@@ -19,13 +19,15 @@ from api.runs import Runs
 from pipeline.core import Pipeline
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
+from stages.converse.exchange import Limits
+from stages.converse.tools import Toolbox
 from stages.generate.engine import Engine
 from stages.harmony import HarmonyEncoding
 from stages.persist.database import Database
 from stages.persist.live import LiveResponses
 from stages.persist.servers import STALE
 from stages.persist.store import Store
-from stages.responses import harmony_responses
+from stages.responses import DEFAULT_LIMITS, NO_TOOLS, harmony_responses
 from tests.databases import database
 
 AnyEngine = TypeVar("AnyEngine", bound=Engine)
@@ -105,19 +107,23 @@ async def serving(
     keys: Keys | None = None,
     peers: Peers | None = None,
     edit: Any = lambda pipeline: pipeline,
+    toolbox: Toolbox = NO_TOOLS,
+    limits: Limits = DEFAULT_LIMITS,
     **options: Any,
 ) -> AsyncGenerator[Served[AnyEngine], None]:
     """Serve for the length of the block, over SQLite in a folder, over the store of a ``--store``, or any database.
 
-    ``edit`` may change the pipeline, and ``options`` are those of `Runs`.  Whoever served under the same ``url`` before
-    is taken for dead.
+    ``edit`` may change the pipeline, ``toolbox`` is for the caller to close, and ``options`` are those of `Runs`.
+    Whoever served under the same ``url`` before is taken for dead.
     """
     if isinstance(where, Path):
         where = str(where / "responses.sqlite3")
     store = Store(database(where) if isinstance(where, str) else where, stale)
     await store.open()
     live = LiveResponses(store)
-    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(harmony_responses(models, engine, encoding, live))
+    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(
+        harmony_responses(models, engine, encoding, live, toolbox, limits)
+    )
     runs = Runs(pipeline, engine, live, store, **options)
     api = Api(runs, models, keep_alive, keys or Keys(), peers or Peers())
     runner = web.AppRunner(api.app(max_body_bytes), handler_cancellation=True, shutdown_timeout=1)

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import openai
 import pytest
 
+from stages.converse.sandbox.probe import Sandbox, Unavailable, probe
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from tests.api.scripts import Scripted, script
+from tests.mcp_servers import HttpServers, http_servers
 from tests.serving import serving
 
 
@@ -38,3 +41,19 @@ async def sdk(served: Scripted) -> AsyncGenerator[openai.AsyncOpenAI, None]:
     """openai-python as its client."""
     async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def http() -> Iterator[HttpServers]:
+    """MCP servers of all kinds over HTTP, for all tests."""
+    with http_servers() as servers:
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Sandbox:
+    """A sandbox for code."""
+    found = asyncio.run(probe("python"))
+    if isinstance(found, Unavailable):
+        pytest.skip(found.reason)
+    return found
