@@ -3,7 +3,8 @@
     python -m pipeline show
     python -m pipeline replay fixtures/harmony/function_call [--since emit]
 
-``--of module:function`` names another pipeline than the one that serves Harmony models.
+``--of module:function`` names another pipeline than the one that serves Harmony models: that one has neither a model
+nor tools, and so can only go on from what they said.
 """
 
 from __future__ import annotations
@@ -21,28 +22,57 @@ from pipeline.core import Pipeline
 from pipeline.protocol.events import DONE, to_sse
 from pipeline.record import SOURCES, read_frames, replay
 
+RECORDED = "stages.responses:recorded_responses"
+ASKING = frozenset({"converse", "render", "generate"})
+"""The stages from which on a model is asked."""
+WITHOUT_TOOLS = frozenset({"render", "generate", "parse"})
+"""The stages from which on one turn is made, and no tool is run."""
+
 
 def main() -> None:
     """Run the command that the arguments name."""
     parser = argparse.ArgumentParser(
         prog="python -m pipeline", description="Look at a pipeline, and replay through it."
     )
-    parser.add_argument(
-        "--of", default="stages.responses:recorded_responses", help="module:function that makes the pipeline"
-    )
+    parser.add_argument("--of", default=RECORDED, help="module:function that makes the pipeline")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("show", help="draw the flow")
     replaying = commands.add_parser("replay", help="run a recorded response through the rest of the flow")
     replaying.add_argument("recording", type=Path, help="a folder with one file per junction")
-    replaying.add_argument("--since", default="parse", choices=SOURCES, help="the first stage to run")
+    replaying.add_argument(
+        "--since", choices=SOURCES, help="the first stage to run: parse, or where tools ran between turns, emit"
+    )
     arguments = parser.parse_args()
     if arguments.command == "show":
         print(load(arguments.of))
         return
-    recording = arguments.recording / SOURCES[arguments.since]
-    if not recording.is_file():
-        replaying.error(f"there is no recording {recording}")
-    asyncio.run(print_replay(load(arguments.of).since(arguments.since), recording))
+    folder: Path = arguments.recording
+    stage = arguments.since or ("emit" if ran_tools(folder) else "parse")
+    if problem := why_not(folder, stage, has_model=arguments.of != RECORDED):
+        replaying.error(problem)
+    asyncio.run(print_replay(load(arguments.of).since(stage), source_of(folder, stage)))
+
+
+def ran_tools(folder: Path) -> bool:
+    """Whether tools ran between the turns of the response that is recorded in ``folder``."""
+    return (folder / "conversed.jsonl").is_file()
+
+
+def source_of(folder: Path, stage: str) -> Path:
+    """The file that ``stage`` reads."""
+    files = [folder / name for name in SOURCES[stage]]
+    return next(filter(Path.is_file, files), files[-1])
+
+
+def why_not(folder: Path, stage: str, *, has_model: bool) -> str | None:
+    """Why the recording in ``folder`` cannot be replayed since ``stage``, if it cannot."""
+    if not (source := source_of(folder, stage)).is_file():
+        return f"there is no recording {source}"
+    if stage in WITHOUT_TOOLS and ran_tools(folder):
+        return f"tools ran between the turns of {folder}: replay it --since emit, as what they did is known there"
+    if stage in ASKING and not has_model:
+        return f"--since {stage} asks a model: name a pipeline that has one, --of module:function"
+    return None
 
 
 def load(path: str) -> Pipeline[Any, Any]:

@@ -17,13 +17,17 @@ from pipeline.secret import unread, unwritten
 Frame = TypeVar("Frame")
 
 SOURCES = {
-    "render": "conversation.jsonl",
-    "generate": "prompt.jsonl",
-    "parse": "tokens.jsonl",
-    "emit": "parsed.jsonl",
-    "persist": "events.jsonl",
+    "converse": ("conversation.jsonl",),
+    "render": ("conversation.jsonl",),
+    "generate": ("prompt.jsonl",),
+    "parse": ("tokens.jsonl",),
+    "emit": ("conversed.jsonl", "parsed.jsonl"),
+    "persist": ("events.jsonl",),
 }
-"""The file of a recorded response that each stage reads."""
+"""The files of a recorded response that each stage can read, the best one first.
+
+Where tools ran between the turns, what they did is in ``conversed.jsonl`` alone; otherwise there is no such file.
+"""
 
 _encoder = msgspec.json.Encoder(enc_hook=unwritten)
 

@@ -15,7 +15,7 @@ from stages.harmony import VOCABULARY_SIZE
 
 @dataclass(frozen=True)
 class ReplayEngine:
-    """Answer every prompt with the token frames recorded in the file ``path``."""
+    """Answer the prompts of each response with the token frames recorded in the file ``path``, turn by turn."""
 
     path: Path
     context_length: int = 131_072
@@ -23,6 +23,8 @@ class ReplayEngine:
     models: tuple[str, ...] = ("recorded",)
     _running: set[str] = field(default_factory=set)
     """The ids of the responses that are being answered."""
+    _turns: dict[str, int] = field(default_factory=dict)
+    """How many turns of each response have been answered."""
 
     @property
     def is_alive(self) -> bool:
@@ -31,24 +33,42 @@ class ReplayEngine:
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
-        """Raise `InvalidPrompt` where there is no recording."""
-        if not self.is_alive:
-            raise InvalidPrompt(f"There is no recording at {self.path}.")
+        """Raise `InvalidPrompt` where there is no recording, or none of so many turns."""
         response_id = prompt.response.id
+        recorded = self._next_turn(response_id)
         self._running.add(response_id)
         try:
-            async with aclosing(self._frames(response_id)) as frames:
+            async with aclosing(self._frames(response_id, recorded)) as frames:
                 yield frames
         finally:
             self._running.discard(response_id)
 
-    async def _frames(self, response_id: str) -> AsyncGenerator[EngineFrame, None]:
+    def _next_turn(self, response_id: str) -> list[EngineFrame]:
+        if not self.is_alive:
+            raise InvalidPrompt(f"There is no recording at {self.path}.")
+        recorded, turn = self._recorded(), self._turns.get(response_id, 0)
+        if turn >= len(recorded):
+            raise InvalidPrompt(f"There is no turn {turn + 1} in the recording at {self.path}.")
+        self._turns[response_id] = turn + 1
+        return recorded[turn]
+
+    def _recorded(self) -> list[list[EngineFrame]]:
+        """All turns."""
+        turns: list[list[EngineFrame]] = [[]]
         for frame in read_frames(self.path, TokenFrame):
+            if isinstance(frame, GenerationStarted):
+                continue
+            if turns[-1] and isinstance(turns[-1][-1], GenerationFinished):
+                turns.append([])
+            turns[-1].append(frame)
+        return turns
+
+    async def _frames(self, response_id: str, recorded: list[EngineFrame]) -> AsyncGenerator[EngineFrame, None]:
+        for frame in recorded:
             if response_id not in self._running:
                 yield GenerationFinished("cancelled", cached_tokens=0, duration=0.0)
                 return
-            if not isinstance(frame, GenerationStarted):
-                yield frame
+            yield frame
 
     async def cancel(self, response_id: str) -> bool:
         """Say nothing more to a response."""
