@@ -40,6 +40,8 @@ class Limits:
     turns: int = 100
     result_characters: int = 100_000
     """What the model reads of one call."""
+    retry_seconds: float = 1.0
+    """After which a turn that the engine had no room for tries again."""
 
 
 class Exchange:
@@ -50,6 +52,8 @@ class Exchange:
     ) -> None:
         self.conversation = conversation
         self.transcript = Transcript(conversation.response)
+        self.has_begun = False
+        """Whether anything has been told of it."""
         self._toolbox = toolbox
         self._limits = limits
         self._clock = clock
@@ -58,10 +62,12 @@ class Exchange:
         self._goes_on = True
         self._turns = 0
         self._calls = 0
+        self._room = conversation.sampling.max_tokens
         self._corrected = False
 
     def noted(self, frame: ConversedFrame) -> ConversedFrame:
         """The frame, which goes out."""
+        self.has_begun = True
         self.transcript.feed(frame)
         return frame
 
@@ -111,7 +117,7 @@ class Exchange:
 
     def _may_call(self, request: McpApprovalRequest) -> bool:
         key = (request.server_label, request.name)
-        return any((tool.namespace, tool.name) == key for tool in self.conversation.tools.callable)
+        return any((tool.namespace, tool.name) == key for tool in self.conversation.tools.tools)
 
     # Turns
 
@@ -122,6 +128,9 @@ class Exchange:
         self._goes_on = False
         self._turns += 1
         self.conversation = self.transcript.continued(self.conversation)
+        if self._room is not None:
+            sampling = replace(self.conversation.sampling, max_tokens=self._room)
+            self.conversation = replace(self.conversation, sampling=sampling)
         return Turn(self._sessions.source)
 
     async def run(self, turn: Turn) -> AsyncGenerator[ConversedFrame, None]:
@@ -129,6 +138,8 @@ class Exchange:
         if turn.finished is None:  # the engine's stream broke off: whoever comes behind says so
             return
         finished, started = turn.finished, self._clock()
+        if self._room is not None:
+            self._room -= finished.output_tokens
         reason, count = self._allowed(turn)
         async with aclosing(self._run(turn, count)) as frames:
             async for frame in frames:
@@ -144,6 +155,8 @@ class Exchange:
         reason, count = turn.finished.reason, len(turn.calls)
         if reason != "stop" or not count:
             return reason, 0
+        if self._room is not None and self._room <= 0 and not turn.waits_for_client:
+            return "length", 0
         if self._turns >= self._limits.turns and not turn.waits_for_client:
             return "max_turns", 0
         most = self.conversation.response.max_tool_calls

@@ -312,6 +312,16 @@ async def test_a_response_takes_so_many_turns_and_no_more() -> None:
     assert len(table.tool.calls) == 2
 
 
+async def test_all_turns_share_the_tokens_of_the_response() -> None:
+    """Each turn may write what those before it have left, and where they left nothing there is none."""
+    given = conversation()
+    table = Table([turn(code())])
+    told = await table.talk(replace(given, sampling=replace(given.sampling, max_tokens=12)))
+    assert [read.sampling.max_tokens for read in table.model.read] == [12, 7, 2]
+    assert reasons(told) == ["stop", "stop", "length"]
+    assert len(table.tool.calls) == 2
+
+
 # Tools that do not exist
 
 
