@@ -155,14 +155,18 @@ class Exchange:
         reason, count = turn.finished.reason, len(turn.calls)
         if reason != "stop" or not count:
             return reason, 0
-        if self._room is not None and self._room <= 0 and not turn.waits_for_client:
-            return "length", 0
-        if self._turns >= self._limits.turns and not turn.waits_for_client:
-            return "max_turns", 0
+        if not turn.waits_for_client and (limit := self._limit()):
+            return limit, 0
         most = self.conversation.response.max_tool_calls
         if most is not None and self._calls + count > most:
             return "max_tool_calls", max(0, most - self._calls)
         return "stop", count
+
+    def _limit(self) -> FinishReason | None:
+        """Why there can be no other turn."""
+        if self._room is not None and self._room <= 0:
+            return "length"
+        return "max_turns" if self._turns >= self._limits.turns else None
 
     async def _run(self, turn: Turn, count: int) -> AsyncGenerator[ConversedFrame, None]:
         """What was held back of a turn, with the first ``count`` of its calls run; all ends at the next one."""
@@ -195,7 +199,7 @@ class Exchange:
             if self.conversation.tools.choice == "required":  # that was met
                 tools = replace(self.conversation.tools, choice="auto")
                 self.conversation = replace(self.conversation, tools=tools)
-        elif turn.recipient and not turn.waits_for_client and not self._corrected and self._turns < self._limits.turns:
+        elif turn.recipient and not turn.waits_for_client and not self._corrected and not self._limit():
             self._corrected = self._goes_on = True
             self.transcript.answer(turn.recipient, f"Error: there is no tool {turn.recipient!r}. Go on without it.")
 

@@ -344,6 +344,14 @@ async def test_an_undeclared_tool_is_answered_once(recipient: str, read: tuple[o
     ]
 
 
+async def test_an_undeclared_tool_is_not_answered_where_no_turn_is_left() -> None:
+    """A limit holds for the answer to that as well."""
+    given = conversation(tools=Toolset())
+    table = Table([turn(thought("{}", "python"))])
+    told = await table.talk(replace(given, sampling=replace(given.sampling, max_tokens=5)))
+    assert reasons(told) == ["stop"]
+
+
 async def test_words_to_nobody_ahead_of_an_answer_need_no_answer() -> None:
     """Only where the turn ends with them does the model wait for something."""
     table = Table([turn(thought("{}", "browser.search"), answer())])
