@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from stages.converse.exchange import Limits
-from stages.converse.mcp.config import StdioServer
 from stages.converse.sandbox.probe import Sandbox
 from stages.harmony import HarmonyEncoding
 from tests.api.lives import cancelled, reading, until
@@ -23,6 +22,7 @@ from tests.api.tooling import (
     both,
     browse,
     call,
+    child,
     mcp,
     plays,
     prompts,
@@ -32,7 +32,7 @@ from tests.api.tooling import (
     tooled,
     webbed,
 )
-from tests.mcp_servers import HttpServers, stdio_config
+from tests.mcp_servers import HttpServers
 
 OUTPUTS = "code_interpreter_call.outputs"
 SOURCES = "web_search_call.action.sources"
@@ -43,12 +43,6 @@ THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|>"
 async def site() -> AsyncIterator[Web]:
     async with webbed() as site:
         yield site
-
-
-def child(kind: str = "good") -> StdioServer:
-    """A server that is started as a child."""
-    config = stdio_config(kind)
-    return StdioServer(config["command"], tuple(config["args"]), config["env"], config["cwd"])
 
 
 # Code

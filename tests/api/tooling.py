@@ -18,7 +18,7 @@ from stages.converse.browser.backends import backend_of
 from stages.converse.browser.host import BrowserHost
 from stages.converse.exchange import Limits
 from stages.converse.guard import AllowedNetworks
-from stages.converse.mcp.config import ServerConfig
+from stages.converse.mcp.config import ServerConfig, StdioServer
 from stages.converse.mcp.servers import McpServers
 from stages.converse.sandbox.probe import Sandbox
 from stages.converse.sandbox.python import PythonHost
@@ -27,6 +27,7 @@ from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from tests.api.lives import Reading, ended, found
 from tests.api.scripts import Scripted, script
+from tests.mcp_servers import stdio_config
 from tests.serving import serving
 from tests.streams import read_sse
 
@@ -82,6 +83,12 @@ CODE: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
 SEARCH: Json = {"type": "web_search"}
 
 # Serving
+
+
+def child(kind: str = "good") -> StdioServer:
+    """A server of the operator's, which is started as a child."""
+    config = stdio_config(kind)
+    return StdioServer(config["command"], tuple(config["args"]), config["env"], config["cwd"])
 
 
 @asynccontextmanager
