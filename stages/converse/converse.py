@@ -7,12 +7,14 @@ the conversation, which is then rendered again.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 from pipeline.core import Pipeline
+from pipeline.errors import EngineOverloaded
 from pipeline.frames import Conversation, ConversedFrame, ItemDelta, ParsedFrame
 from pipeline.record import replay
 from stages.converse.exchange import Exchange, Limits
@@ -38,7 +40,9 @@ class Converse:
                     async for frame in frames:
                         yield exchange.noted(frame)
                 while (turn := exchange.next_turn()) is not None:
-                    async with self.inner.open(replay([exchange.conversation])) as parsed:
+                    async with self._accepted(exchange) as (begun, parsed):
+                        for passed in turn.feed(begun) if begun else ():
+                            yield exchange.noted(passed)
                         async for frame in parsed:
                             if turn.is_plain and type(frame) is ItemDelta:  # nearly every frame
                                 append(frame.text)
@@ -51,3 +55,23 @@ class Converse:
                             yield exchange.noted(frame)
             finally:
                 await exchange.close()
+
+    @asynccontextmanager
+    async def _accepted(
+        self, exchange: Exchange
+    ) -> AsyncGenerator[tuple[ParsedFrame | None, AsyncIterator[ParsedFrame]], None]:
+        """The first frame of a turn, if there is any, and those behind it.
+
+        A response that has begun can no longer be refused: it waits until the engine has room for its turn.
+        """
+        while True:
+            async with self.inner.open(replay([exchange.conversation])) as parsed:
+                try:
+                    begun = await anext(parsed, None)
+                except EngineOverloaded:
+                    if not exchange.has_begun:
+                        raise
+                else:
+                    yield begun, parsed
+                    return
+            await asyncio.sleep(self.limits.retry_seconds)
