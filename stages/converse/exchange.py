@@ -61,7 +61,6 @@ class Exchange:
         self._running = Running(self._sessions)
         self._goes_on = True
         self._turns = 0
-        self._tokens_left = conversation.sampling.max_tokens
         self._calls = 0
         self._room = conversation.sampling.max_tokens
         self._corrected = False
