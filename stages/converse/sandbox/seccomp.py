@@ -28,6 +28,9 @@ _NUMBER, _ARCHITECTURE = 0, 4
 
 _CLONE_THREAD: Final = 0x00010000
 _CLONE_NEW: Final = 0x7E020000
+_SET_OWNER: Final = (8, 15)
+_SET_OWNER_OF_SOCKET: Final = (0x8901, 0x8902)
+_SET_DEATH_SIGNAL: Final = (1,)
 
 Instruction: TypeAlias = tuple[int, int, int, int]
 """Operation, jump if true, jump if false, constant."""
@@ -78,7 +81,9 @@ _METADATA: Final = _table(
     "setxattr 188 5; lsetxattr 189 6; fsetxattr 190 7; removexattr 197 14; lremovexattr 198 15; fremovexattr 199 16;"
     "utime 132 -; utimes 235 -; utimensat 280 88; futimesat 261 -"
 )
-_LOOKED_AT: Final = _table("clone 56 220; clone3 435 435; prlimit64 302 261; socketpair 53 199")
+_LOOKED_AT: Final = _table(
+    "clone 56 220; clone3 435 435; prlimit64 302 261; socketpair 53 199; fcntl 72 25; ioctl 16 29; prctl 157 167"
+)
 
 
 @dataclass(frozen=True)
@@ -130,11 +135,18 @@ def _case(number: int | None, block: list[Instruction]) -> list[Instruction]:
 def _conditions(allowance: Allowance) -> dict[str, list[Instruction]]:
     """Calls of which some arguments are allowed."""
     if allowance.programs:
-        clone = [_argument(0), (_IF_ANY_BIT, 0, 1, _CLONE_NEW), _answer(errno.EPERM), _answer(0)]
+        own = {"clone": [_argument(0), (_IF_ANY_BIT, 0, 1, _CLONE_NEW), _answer(errno.EPERM), _answer(0)]}
     else:
-        clone = [_argument(0), (_IF_ANY_BIT, 1, 0, _CLONE_THREAD), _answer(errno.EPERM), _answer(0)]
+        own = {
+            "clone": [_argument(0), (_IF_ANY_BIT, 1, 0, _CLONE_THREAD), _answer(errno.EPERM), _answer(0)],
+            # who owns a descriptor gets signals for it, and that could be any process of the same user
+            "fcntl": _unless(1, _SET_OWNER),
+            "ioctl": _unless(1, _SET_OWNER_OF_SOCKET),
+            # to die with the server
+            "prctl": _unless(0, _SET_DEATH_SIGNAL),
+        }
     return {
-        "clone": clone,
+        **own,
         # its arguments lie in memory, where a filter cannot look: the C library falls back to clone
         "clone3": [_answer(errno.ENOSYS)],
         # limits of its own only
@@ -151,6 +163,12 @@ def _conditions(allowance: Allowance) -> dict[str, list[Instruction]]:
             _answer(0),
         ],
     }
+
+
+def _unless(index: int, values: Iterable[int]) -> list[Instruction]:
+    """Allow a call, unless one of its arguments has one of these values."""
+    refused = (step for value in values for step in ((_IF_EQUAL, 0, 1, value), _answer(errno.EPERM)))
+    return [_argument(index), *refused, _answer(0)]
 
 
 def _argument(index: int) -> Instruction:

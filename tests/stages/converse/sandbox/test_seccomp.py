@@ -20,6 +20,7 @@ READ, OPENAT, GETPID = (0, 63), (257, 56), (39, 172)
 SOCKET, SOCKETPAIR, CONNECT = (41, 198), (53, 199), (42, 203)
 PTRACE, MOUNT, UNSHARE, BPF, IO_URING = (101, 117), (165, 40), (272, 97), (321, 280), (425, 425)
 CLONE, CLONE3, EXECVE, KILL, PRLIMIT = (56, 220), (435, 435), (59, 221), (62, 129), (302, 261)
+FCNTL, IOCTL, PRCTL = (72, 25), (16, 29), (157, 167)
 FCHMOD, UTIMENSAT = (91, 52), (280, 88)
 
 
@@ -100,6 +101,18 @@ def test_limits_of_other_processes_are_left_alone(machine: Machine) -> None:
     """Whoever has the same user could otherwise end them so."""
     assert asked(machine, PYTHON, PRLIMIT, 0) == ALLOWED
     assert asked(machine, PYTHON, PRLIMIT, 1) == REFUSED
+
+
+def test_python_signals_nobody_by_way_of_a_descriptor_and_dies_with_the_server(machine: Machine) -> None:
+    """Whoever is made the owner of a descriptor is sent a signal of one's choice, kill included."""
+    for command in (8, 15):
+        assert asked(machine, PYTHON, FCNTL, 3, command) == REFUSED
+    for request in (0x8901, 0x8902):
+        assert asked(machine, PYTHON, IOCTL, 3, request) == REFUSED
+    assert asked(machine, PYTHON, PRCTL, 1) == REFUSED
+    for call, command in ((FCNTL, 1), (FCNTL, 4), (IOCTL, 0x5421), (PRCTL, 15)):
+        assert asked(machine, PYTHON, call, command, command) == ALLOWED
+    assert {asked(machine, SHELL, call, 8, 8) for call in (FCNTL, IOCTL, PRCTL)} == {ALLOWED}
 
 
 def test_foreign_calls_kill_and_later_ones_do_not_exist(machine: Machine) -> None:
