@@ -212,6 +212,13 @@ def test_b1_every_event_carries_the_index_of_its_item(folder: Path) -> None:
             assert named == item_ids[-1]
 
 
+@pytest.mark.parametrize("folder", SERVED, ids=lambda folder: folder.name)
+def test_a_secret_is_in_no_recording(folder: Path) -> None:
+    """What authorizes a request to an MCP server stays with the request."""
+    derived = [path for path in folder.iterdir() if path.name != "request.json"]
+    assert not [path.name for path in derived if b"never-to-be-written" in path.read_bytes()]
+
+
 def test_the_readme_lists_every_case() -> None:
     """Where each fixture comes from is written down."""
     readme = (FIXTURES / "README.md").read_text()
