@@ -49,7 +49,8 @@ class Sessions:
     async def run(self, call: Called) -> CallFinished:
         """Run a call; whatever goes wrong is told in how it finished."""
         outcome = await self._outcome(call)
-        failure = f"Error: {outcome.error}" if outcome.error else ""
+        is_read = not outcome.error or outcome.error == outcome.result
+        failure = "" if is_read else f"Error: {outcome.error}"
         result = "\n".join(filter(None, (self._bounded(outcome.result), self._bounded(failure))))
         return CallFinished(result, outcome.error, self._shown(call.namespace, outcome.data))
 
