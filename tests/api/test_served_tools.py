@@ -13,6 +13,7 @@ from stages.converse.sandbox.probe import Sandbox
 from stages.harmony import HarmonyEncoding
 from tests.api.lives import cancelled, reading, until
 from tests.api.tooling import (
+    ASKED,
     CODE,
     MODES,
     SEARCH,
@@ -221,13 +222,6 @@ def assert_echoed(heard: Told, label: str) -> None:
             "mcp_call.completed",
             "output_item.done",
         ]
-
-
-ASKED: list[tuple[str, bool]] = [
-    *((mode, True) for mode in MODES),
-    *((mode, False) for mode in MODES if "background" not in mode),
-]
-"""Modes, and whether the response is stored."""
 
 
 @pytest.mark.parametrize("owner", ["operator", "request"])

@@ -44,6 +44,12 @@ MODES: Mapping[str, Json] = {
 }
 """The ways to ask for a response, by what a request says of them."""
 
+ASKED: list[tuple[str, bool]] = [
+    *((mode, True) for mode in MODES),
+    *((mode, False) for mode in MODES if "background" not in mode),
+]
+"""Modes, and whether the response is stored."""
+
 # What the model writes
 
 
@@ -101,17 +107,18 @@ async def tooled(
     allowed: AllowedNetworks = LOCAL,
     sandbox: Sandbox | None = None,
     search: str = "",
+    toolbox: Toolbox | None = None,
     limits: Limits | None = None,
     **options: Any,
 ) -> AsyncGenerator[Scripted, None]:
     """A server with tools, whose model plays ``turns``, the last one again and again.
 
-    ``servers`` are the operator's, ``search`` the URL of its search engine.
+    ``servers`` are the operator's, ``search`` is the URL of its search engine; a ``toolbox`` goes ahead of all of them.
     """
     hosts: dict[str, Host] = {"python": PythonHost(sandbox)} if sandbox else {}
     if search:
         hosts["browser"] = BrowserHost(backend_of("searxng", search), allowed)
-    toolbox = Toolbox(hosts, McpServers(servers or {}, allowed))
+    toolbox = toolbox or Toolbox(hosts, McpServers(servers or {}, allowed))
     engine = ScriptedEngine()
     plays(engine, encoding, *turns)
     try:
@@ -213,9 +220,12 @@ class Web:
     url: str = ""
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     queries: list[str] = field(default_factory=list)
+    asked: int = 0
+    """How many requests came."""
 
     async def handle(self, request: web.Request) -> web.Response:
         """Find the one page there is, or give it."""
+        self.asked += 1
         if request.path == "/search":
             self.queries.append(request.query["q"])
             hit = {"title": "Gates", "url": f"{self.url}/gates", "content": "All about gates."}
