@@ -1,7 +1,8 @@
 """One real server for all clients: what the command ``--serve`` starts, or the one that ``--server`` names.
 
 These tests run in an environment of their own (`make clients`), as the users of a server do: nothing of penstock's is
-installed beside the clients.  To try them against a server that runs already:
+installed beside the clients.  To try them against a server that runs already, with ``--allow-address 127.0.0.1`` and
+without web search:
 
     make clients ARGS="--server http://127.0.0.1:8000/v1"
 """
@@ -16,11 +17,17 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Generator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from tests.clients.neighbours import neighbours
+
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing it asks the network for prices
+
+
+NEIGHBOURS = pytest.StashKey[str]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,9 +36,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--node", default="node", help="Node 22 or newer")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Start what the server is told of when it starts."""
+    ending = ExitStack()
+    config.add_cleanup(ending.close)
+    base = config.stash[NEIGHBOURS] = ending.enter_context(neighbours())
+    if config.option.serve:
+        config.option.serve += f" --allow-address 127.0.0.1 --web-search searxng={base}"
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     if not (session.config.getoption("--server") or session.config.getoption("--serve")):
         raise pytest.UsageError("a server is needed: --serve COMMAND, or --server URL")
+
+
+@pytest.fixture(scope="session")
+def documents(request: pytest.FixtureRequest) -> str:
+    """The URL of an MCP server."""
+    return f"{request.config.stash[NEIGHBOURS]}/mcp"
+
+
+@pytest.fixture(scope="session")
+def searching(request: pytest.FixtureRequest) -> None:
+    """The server can search the web of its neighbours."""
+    if request.config.getoption("--server"):
+        pytest.skip("only a server that was started here knows where to search")
 
 
 @pytest.fixture(scope="session")

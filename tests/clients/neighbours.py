@@ -1,0 +1,62 @@
+"""What the server under test reaches for its tools: an MCP server, a search engine, and the page that it finds."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse
+from starlette.routing import Route
+
+PAGE = "<title>vLLM</title><p>A library for inference and serving."
+
+
+def search(query: str) -> str:
+    """Search the documentation."""
+    return f"{query}: a pipe that leads water to a turbine"
+
+
+def add(a: int, b: int) -> int:
+    """The sum of two numbers."""
+    return a + b
+
+
+async def found(request: Request) -> JSONResponse:
+    """What SearXNG would answer."""
+    return JSONResponse({"results": [{"url": f"{request.base_url}vllm", "title": "vLLM"}]})
+
+
+async def page(_: Request) -> HTMLResponse:
+    """What there is to read."""
+    return HTMLResponse(PAGE)
+
+
+def application() -> Starlette:
+    """All of them: the MCP server is at /mcp."""
+    server = MCPServer("neighbour", log_level="CRITICAL")
+    for tool in (search, add):
+        server.add_tool(tool)
+    app = server.streamable_http_app()
+    app.router.routes += [Route("/search", found), Route("/vllm", page)]
+    return app
+
+
+@contextmanager
+def neighbours() -> Iterator[str]:
+    """Their base URL, for the length of the block."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(application(), log_level="critical", ws="none"))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

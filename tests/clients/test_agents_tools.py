@@ -1,0 +1,145 @@
+"""openai-agents: tools that the server runs, which the client only hears of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from agents import (
+    Agent,
+    CodeInterpreterTool,
+    HostedMCPTool,
+    MCPToolApprovalFunction,
+    MCPToolApprovalRequest,
+    ModelSettings,
+    OpenAIResponsesModel,
+    Runner,
+    SQLiteSession,
+    Tool,
+    WebSearchTool,
+    set_tracing_disabled,
+)
+from agents.items import RunItem
+
+set_tracing_disabled(disabled=True)  # traces would go to OpenAI
+
+PYTHON = CodeInterpreterTool({"type": "code_interpreter", "container": {"type": "auto"}})
+SUM = "Add 2 and 3 with the calculator server."
+TWICE = "Set x to 20 in Python, then double it."
+
+
+@pytest.fixture
+def model(url: str) -> OpenAIResponsesModel:
+    return OpenAIResponsesModel("tiny-gpt-oss", openai.AsyncOpenAI(base_url=url, api_key="none"))
+
+
+def agent(model: OpenAIResponsesModel, *tools: Tool, **settings: Any) -> Agent[Any]:
+    return Agent("Worker", model=model, model_settings=ModelSettings(temperature=0, **settings), tools=[*tools])
+
+
+def server(
+    label: str, url: str, approval: Any = "never", asked: MCPToolApprovalFunction | None = None
+) -> HostedMCPTool:
+    """A server of tools, which the model knows by its label."""
+    return HostedMCPTool(
+        {"type": "mcp", "server_label": label, "server_url": url, "require_approval": approval},
+        on_approval_request=asked,
+    )
+
+
+def did(items: list[RunItem]) -> list[str]:
+    """What was done, thoughts left out."""
+    raw: list[Any] = [item.raw_item for item in items if item.type != "reasoning_item"]
+    return [item["type"] if isinstance(item, dict) else item.type for item in raw]
+
+
+async def test_a_server_and_the_interpreter(model: OpenAIResponsesModel, documents: str) -> None:
+    """One agent has both, and calls whichever it needs."""
+    worker = agent(model, server("calculator", documents), PYTHON, response_include=["code_interpreter_call.outputs"])
+    added = await Runner.run(worker, SUM)
+    assert added.final_output == "2 plus 3 is 5."
+    assert did(added.new_items) == ["mcp_list_tools", "mcp_call", "message"]
+    [call] = [item.raw_item for item in added.new_items if item.type == "tool_call_item"]
+    assert (call.name, call.arguments, call.output) == ("add", '{"a":2,"b":3}', "5")
+    doubled = await Runner.run(worker, TWICE)
+    assert doubled.final_output == "Twice 20 is 40."
+    ran = [item.raw_item for item in doubled.new_items if item.type == "tool_call_item"]
+    assert [call.code for call in ran] == ["x = 20", "print(x * 2)"]
+    assert ran[1].outputs[0].logs == "40\n"
+
+
+async def test_both_as_streams(model: OpenAIResponsesModel, documents: str) -> None:
+    """The runner makes the same of a stream, and hears of each item as it is done."""
+    worker = agent(model, server("docs", documents), PYTHON)
+    for question, did_what, answer in (
+        ("Ask the docs server about penstock.", ["mcp_call"], "The docs say what a penstock is."),
+        (TWICE, ["code_interpreter_call"] * 2, "Twice 20 is 40."),
+    ):
+        result = Runner.run_streamed(worker, question)
+        heard = [event.item async for event in result.stream_events() if event.type == "run_item_stream_event"]
+        assert [kind for kind in did(heard) if kind.endswith("_call")] == did_what
+        assert result.final_output == answer
+
+
+async def test_a_session_keeps_what_the_server_did(model: OpenAIResponsesModel, documents: str) -> None:
+    """What tools did is sent back with the history, and the server goes on from it."""
+    worker = agent(model, server("calculator", documents), PYTHON)
+    session = SQLiteSession("one")
+    for question, answer in ((SUM, "2 plus 3 is 5."), (TWICE, "Twice 20 is 40."), (SUM, "2 plus 3 is 5.")):
+        assert (await Runner.run(worker, question, session=session)).final_output == answer
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["object", "stream"])
+@pytest.mark.parametrize("by_id", [False, True], ids=["replayed", "by_id"])
+async def test_approval(model: OpenAIResponsesModel, documents: str, by_id: bool, streamed: bool) -> None:
+    """The runner asks the program, sends its answer, and the call is made only then."""
+    asked = []
+
+    def approve(request: MCPToolApprovalRequest) -> Any:
+        asked.append((request.data.server_label, request.data.name, request.data.arguments))
+        return {"approve": True}
+
+    worker = agent(model, server("calculator", documents, "always", approve))
+    if streamed:
+        result: Any = Runner.run_streamed(worker, SUM, auto_previous_response_id=by_id)
+        async for _ in result.stream_events():
+            pass
+    else:
+        result = await Runner.run(worker, SUM, auto_previous_response_id=by_id)
+    assert asked == [("calculator", "add", '{"a":2,"b":3}')]
+    assert result.final_output == "2 plus 3 is 5."
+    kinds = [kind for kind in did(result.new_items) if kind != "mcp_list_tools"]
+    assert kinds == ["mcp_approval_request", "mcp_approval_response", "mcp_call", "message"]
+    [call] = [item.raw_item for item in result.new_items if item.type == "tool_call_item"]
+    assert call.output == "5"
+
+
+async def test_refusal(model: OpenAIResponsesModel, documents: str) -> None:
+    """A call that the program does not want is never made, and the model goes on."""
+    worker = agent(
+        model, server("calculator", documents, "always", lambda _: {"approve": False, "reason": "Not on Sundays."})
+    )
+    result = await Runner.run(worker, SUM)
+    assert "mcp_call" not in did(result.new_items)
+    assert result.final_output
+
+
+async def test_approval_by_hand(model: OpenAIResponsesModel, documents: str) -> None:
+    """Without a function to ask, the run stops at the request, and goes on from its state once that is approved."""
+    worker = agent(model, server("calculator", documents, "always"))
+    paused = await Runner.run(worker, SUM)
+    [interruption] = paused.interruptions
+    state = paused.to_state()
+    state.approve(interruption)
+    assert (await Runner.run(worker, state)).final_output == "2 plus 3 is 5."
+
+
+@pytest.mark.usefixtures("searching")
+async def test_web_search(model: OpenAIResponsesModel) -> None:
+    """The answer cites the page that was found and read."""
+    result = await Runner.run(agent(model, WebSearchTool()), "Search the web for vLLM.")
+    assert did(result.new_items) == ["web_search_call", "web_search_call", "message"]
+    [cited] = result.new_items[-1].raw_item.content[0].annotations
+    assert (cited.type, cited.title) == ("url_citation", "vLLM")
+    assert result.final_output[cited.start_index : cited.end_index].endswith(f"]({cited.url}))")

@@ -1,0 +1,129 @@
+"""openai-python: tools that the server runs, in each of the ways to ask for a response."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response
+
+PYTHON: Any = {"type": "code_interpreter", "container": {"type": "auto"}}
+SHELL: Any = {"type": "shell", "environment": {"type": "container_auto"}}
+INCLUDED: Any = ["code_interpreter_call.outputs", "web_search_call.action.sources"]
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Generator[openai.OpenAI, None, None]:
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def tools(documents: str) -> Any:
+    server = {"type": "mcp", "server_url": documents, "require_approval": "never"}
+    return [PYTHON, server | {"server_label": "docs"}, server | {"server_label": "calculator"}]
+
+
+def asked(question: Any, tools: Any, **more: Any) -> Any:
+    return {"model": "tiny-gpt-oss", "input": question, "tools": tools, "temperature": 0, "include": INCLUDED} | more
+
+
+def did(response: Response) -> list[Any]:
+    """What was done, thoughts and words left out."""
+    return [item for item in response.output if item.type not in ("reasoning", "message")]
+
+
+def answered(client: openai.OpenAI, way: str, body: Any) -> Response:
+    """The response, asked for in one of all ways."""
+    match way:
+        case "object":
+            return client.responses.create(**body)
+        case "stream":
+            with client.responses.stream(**body) as stream:
+                return stream.get_final_response()
+        case "background":
+            response = client.responses.create(**body, background=True)
+            while response.status in ("queued", "in_progress"):
+                time.sleep(0.1)
+                response = client.responses.retrieve(response.id, include=INCLUDED)
+            return response
+        case _:
+            with client.responses.create(**body, background=True, stream=True) as stream:
+                first = next(stream)
+            *_, last = client.responses.retrieve(first.response.id, stream=True, starting_after=0)
+            return last.response
+
+
+@pytest.mark.parametrize("way", ["object", "stream", "background", "background_stream"])
+def test_each_way_tells_the_same(client: openai.OpenAI, tools: Any, way: str) -> None:
+    """Whichever way a response is asked for, what the tools did is in it."""
+    response = answered(client, way, asked("Set x to 20 in Python, then double it.", tools))
+    assert (response.status, response.output_text) == ("completed", "Twice 20 is 40.")
+    *listings, first, second = did(response)
+    assert [listing.server_label for listing in listings] == ["docs", "calculator"]
+    assert (first.code, second.code, second.outputs[0].logs) == ("x = 20", "print(x * 2)", "40\n")
+    response = answered(client, way, asked("Ask the docs server about penstock.", tools))
+    assert (response.status, response.output_text) == ("completed", "The docs say what a penstock is.")
+    call = did(response)[-1]
+    assert (call.name, call.output) == ("search", "penstock: a pipe that leads water to a turbine")
+
+
+def test_the_helper_hears_each_step(client: openai.OpenAI, tools: Any) -> None:
+    """The helper of streams passes on what happens, and its response is the one that is stored."""
+    with client.responses.stream(**asked("Add 2 and 3 with the calculator server.", tools)) as stream:
+        events = list(stream)
+        response = stream.get_final_response()
+    steps = [event.type.removeprefix("response.mcp_call") for event in events if ".mcp_call" in event.type]
+    assert [step for step in steps if not step.endswith(".delta")] == [".in_progress", "_arguments.done", ".completed"]
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.to_dict() for item in done[:-1]] == [item.to_dict() for item in response.output[:-1]]
+    assert client.responses.retrieve(response.id).output_text == response.output_text == "2 plus 3 is 5."
+
+
+def test_approval(client: openai.OpenAI, documents: str) -> None:
+    """A call waits for its approval, and is made when that comes."""
+    tools = [{"type": "mcp", "server_label": "calculator", "server_url": documents}]
+    first = client.responses.create(**asked("Add 2 and 3 with the calculator server.", tools))
+    request = did(first)[-1]
+    assert (request.type, request.name) == ("mcp_approval_request", "add")
+    approval = {"type": "mcp_approval_response", "approval_request_id": request.id, "approve": True}
+    second = client.responses.create(**asked([approval], tools, previous_response_id=first.id))
+    assert (did(second)[0].output, second.output_text) == ("5", "2 plus 3 is 5.")
+
+
+def test_a_server_that_is_down(client: openai.OpenAI) -> None:
+    """A server that nobody is behind is a listing with an error, and the response goes on."""
+    tools = [{"type": "mcp", "server_label": "docs", "server_url": "http://127.0.0.1:9/mcp"}]
+    response = client.responses.create(**asked("Say hello.", tools))
+    assert did(response)[0].error
+    assert response.output_text == "Hello! How can I help you today?"
+
+
+def test_shell(client: openai.OpenAI) -> None:
+    """A command, and what it wrote."""
+    response = client.responses.create(**asked("Make a note in the container.", [SHELL]))
+    call, output = did(response)
+    assert (call.type, output.call_id, output.output[0].stdout) == ("shell_call", call.call_id, "note\n")
+
+
+@pytest.mark.usefixtures("searching")
+def test_web_search(client: openai.OpenAI) -> None:
+    """Real addresses in what was done, and in what is cited."""
+    response = client.responses.create(**asked("Search the web for vLLM.", [{"type": "web_search"}]))
+    search, page = did(response)
+    assert [source.url for source in search.action.sources] == [page.action.url]
+    message: Any = response.output[-1]
+    assert [cited.url for cited in message.content[0].annotations] == [page.action.url]
+
+
+def test_items_can_be_sent_back(client: openai.OpenAI, tools: Any) -> None:
+    """Without the store, the client sends back what tools did as it came, and the model goes on from it."""
+    context: Any = [{"role": "user", "content": "Set x to 20 in Python, then double it."}]
+    first = client.responses.create(**asked(context, tools, store=False))
+    context += [*first.output, {"role": "user", "content": "Add 2 and 3 with the calculator server."}]
+    second = client.responses.create(**asked(context, tools, store=False))
+    assert second.output_text == "2 plus 3 is 5."
+    assert [item.type for item in did(second)] == ["mcp_call"]
