@@ -7,6 +7,7 @@ it runs under Landlock, a filter of system calls and resource limits, as another
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -24,6 +25,8 @@ MODES: Final[tuple[Mode, ...]] = ("bubblewrap", "landlock")
 NOBODY: Final = 65534
 HOME: Final = "/mnt/data"
 """The working folder where the sandbox has a tree of its own: where models were taught to keep files."""
+OWN: Final = (HOME, "/tmp")  # noqa: S108 - its own
+"""Where it may write there: file systems in memory."""
 UNREADABLE: Final = "/etc/passwd"
 """A file that every host has, and that no sandbox can read."""
 
@@ -43,7 +46,7 @@ class Limits:
     processor_seconds: int = 300
     """Of each process."""
     processes: int = 64
-    """Processes and threads of a shell; Python has one process, and as many threads as have room in its memory."""
+    """Processes and threads; a Python sandbox has one process."""
     disk: int = 64 << 20
     """Bytes of files; without bubblewrap this is looked at a few times a second, so that it may be passed for a
     moment, and files that are open but deleted count only each for itself."""
@@ -52,11 +55,10 @@ class Limits:
     flood: int = 64 << 20
     """Bytes of output of one call that end it."""
 
-    def of_kernel(self, kind: Kind) -> dict[str, int]:
-        """As the kernel calls them; processes are counted by user, and so not where the server's user may be ours."""
-        counted = {"NPROC": self.processes} if kind == "container" else {}
+    def of_kernel(self, others: int) -> dict[str, int]:
+        """As the kernel calls them, where the same user has so many ``others`` among its processes and threads."""
         return {
-            **counted,
+            "NPROC": others + self.processes,
             "AS": self.memory,
             "CPU": self.processor_seconds,
             "FSIZE": self.disk,
@@ -109,9 +111,9 @@ class Plan:
             # without a namespace the shell's first process has to live on, to end the others
             "dies_with_parent": self.isolates or self.kind == "python",
             "scope": not self.isolates and self.kind == "container",
-            "limits": self.limits.of_kernel(self.kind),
+            "limits": self.limits.of_kernel(0 if self.isolates else tasks(NOBODY if self.drops_user else os.getuid())),
             "read": [*self.reads, *_DEVICES, *processes],
-            "write": [home, "/dev/null", *(("/tmp",) if self.isolates else ())],  # noqa: S108 - its own
+            "write": ["/dev/null", *(OWN if self.isolates else (home,))],
             "unreadable": UNREADABLE,
             "filter": program(machine, allowance).hex(),
             "programs": {f"{__package__}.{name}": source(name) for name in programs},
@@ -127,10 +129,20 @@ class Plan:
             *("bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--as-pid-1"),
             *("--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL", "--hostname", "sandbox"),
             *("--json-status-fd", str(status), "--dev", "/dev", "--remount-ro", "/dev", *processes),
-            *("--size", size, "--tmpfs", "/tmp", "--size", size, "--tmpfs", HOME),  # noqa: S108 - its own
+            *(word for place in OWN for word in ("--size", size, "--tmpfs", place)),
             *(word for path in self.reads for word in ("--ro-bind-try", path, path)),
             *("--remount-ro", "/", "--chdir", HOME),
         ]
+
+
+def tasks(user: int) -> int:
+    """How many processes and threads a user has."""
+    found = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if process.stat().st_uid == user:
+                found += sum(1 for _ in (process / "task").iterdir())
+    return found
 
 
 def environment(home: str) -> Mapping[str, str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from stages.converse.sandbox.channel import Channel, Output
-from stages.converse.sandbox.plan import HOME, NOBODY, Plan, environment
+from stages.converse.sandbox.plan import HOME, NOBODY, OWN, Plan, environment
 
 _START_SECONDS: Final = 10.0
 _END_SECONDS: Final = 5.0
@@ -38,6 +38,8 @@ class Process:
         self._folder = None if plan.isolates else _make_folder(plan)
         self._reason = ""
         self._ending: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._places: list[int] = []
         self._channel = Channel(self.kill)
         try:
             self._control, self._status, output, self._outer = _spawn(plan, self._folder)
@@ -78,19 +80,13 @@ class Process:
 
     async def answer(self, seconds: float) -> dict[str, Any]:
         """The answer to the latest question; raises `SandboxDied`, or `TimeoutError` and may then be tried again."""
-        now = asyncio.get_running_loop().time
-        until = now() + seconds
-        while True:
-            told = await self._channel.answer(min(until - now(), _LOOK_SECONDS if self._folder else seconds))
-            self._output.read()
-            if told is not None:
-                return told
-            if self.alive:
-                await self._look_at_disk()
-            if not self.alive:
-                raise SandboxDied(self._reason or _ENDED)
-            if now() >= until:
-                raise TimeoutError
+        told = await self._channel.answer(seconds)
+        self._output.read()
+        if told is not None:
+            return told
+        if not self.alive:
+            raise SandboxDied(self._reason or _ENDED)
+        raise TimeoutError
 
     def interrupt(self) -> None:
         """Ask it to stop what it does."""
@@ -131,18 +127,25 @@ class Process:
             inner = _inner(self._status)
             self._watched.append(os.pidfd_open(inner))
             _first_to_go(inner)
+            self._places += (os.open(f"/proc/{inner}/root{place}", os.O_PATH) for place in OWN)
         self._greeted = True
+        self._watching = asyncio.create_task(self._watch())
 
     def _flooded(self) -> None:
         self._reason = f"it wrote more than {self._plan.limits.flood >> 20} MB of output"
         self.kill()
 
-    async def _look_at_disk(self) -> None:
+    async def _watch(self) -> None:
+        """Look at its files, between calls as well: threads run on."""
+        while not await self._fills():
+            await asyncio.sleep(_LOOK_SECONDS)
+        self._reason = f"it wrote more than {self._plan.limits.disk >> 20} MB of files, or {_MOST_FILES} files"
+        self.kill()
+
+    async def _fills(self) -> bool:
         if self._folder is None:
-            return
-        if await asyncio.to_thread(_fills, str(self._folder), self._plan.limits.disk):
-            self._reason = f"it wrote more than {self._plan.limits.disk >> 20} MB of files, or {_MOST_FILES} files"
-            self.kill()
+            return any(map(_is_crowded, self._places))
+        return await asyncio.to_thread(_fills, str(self._folder), self._plan.limits.disk)
 
     def _kill_watched(self) -> None:
         for process in self._watched:
@@ -150,6 +153,9 @@ class Process:
                 signal.pidfd_send_signal(process, signal.SIGKILL)
 
     async def _gone(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
         for process in self._watched:
             if not await _ended(process):
                 self._kill_watched()
@@ -157,6 +163,8 @@ class Process:
         self._outer.wait()
         while self._watched:
             os.close(self._watched.pop())
+        while self._places:
+            os.close(self._places.pop())
         self._output.close()
         os.close(self._status)
         self._control.close()
@@ -234,6 +242,12 @@ def _make_folder(plan: Plan) -> Path:
     if plan.drops_user:
         os.chown(folder, NOBODY, NOBODY)
     return folder
+
+
+def _is_crowded(place: int) -> bool:
+    """Whether a file system in memory has more files than may be: empty ones take memory as well."""
+    found = os.statvfs(place)
+    return found.f_files - found.f_ffree > _MOST_FILES
 
 
 def _fills(folder: str, most: int) -> bool:

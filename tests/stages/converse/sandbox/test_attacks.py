@@ -234,6 +234,22 @@ async def test_threads_are_limited(run: Run) -> None:
     assert told == "True\n"
 
 
+async def test_small_threads_are_limited_too(run: Run) -> None:
+    """They have room in little memory, but a machine can have only so many."""
+    told = await run(
+        "import ctypes\n"
+        "libc = ctypes.CDLL(None)\n"
+        "attributes, thread = ctypes.create_string_buffer(64), ctypes.c_ulong()\n"
+        "libc.pthread_attr_init(attributes)\n"
+        "libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(16384))\n"
+        "pause = ctypes.cast(libc.pause, ctypes.c_void_p)\n"
+        "started = 0\n"
+        "while started < 400 and not libc.pthread_create(ctypes.byref(thread), attributes, pause, None): started += 1\n"
+        "0 < started < 100"
+    )
+    assert told == "True\n"
+
+
 async def test_files_are_limited(small: PythonSession) -> None:
     """A file cannot grow without end, and many of them neither."""
     one = await small.run("python", "open('a', 'wb').write(bytes(8 << 20))", 20)
@@ -241,6 +257,31 @@ async def test_files_are_limited(small: PythonSession) -> None:
     code = "import time\nfor n in range(60):\n    open(str(n), 'wb').write(bytes(1 << 20))\n    time.sleep(0.02)"
     many = await small.run("python", code, 20)
     assert "No space left" in many.result or "MB of files" in (many.error or "")
+
+
+async def test_empty_files_are_limited(python: PythonSession) -> None:
+    """Each of them takes memory of the kernel's."""
+    code = "import os, time\nfor n in range(5000): os.close(os.open(str(n), os.O_CREAT))\ntime.sleep(10)"
+    outcome = await python.run("python", code, 20)
+    assert "4096 files" in (outcome.error or "")
+
+
+async def test_files_are_limited_between_calls_too(small: PythonSession) -> None:
+    """A thread runs on when its call has ended, and what it does counts."""
+    code = (
+        "import threading, time\n"
+        "stop = threading.Event()\n"
+        "def fill():\n"
+        "    stop.wait(0.1)\n"
+        "    for n in range(5000): open(str(n), 'w').close()\n"
+        "    stop.wait(30)\n"
+        "threading.Thread(target=fill, daemon=True).start()"
+    )
+    assert (await small.run("python", code, 20)).error is None
+    assert small._tenancy._process is not None
+    async with asyncio.timeout(20):
+        await small._tenancy._process._channel.ended.wait()
+    assert "has ended since the latest call" in str((await small.run("python", "1", 20)).error)
 
 
 async def test_the_limits_cannot_be_raised(run: Run) -> None:
