@@ -90,20 +90,22 @@ class Link:
                 raise diagnosed(error, statuses, seconds, self._secrets) from None
 
     async def _worked(self, work: Work[Result], statuses: list[int], is_repeatable: bool) -> Result:
+        connection = self._connected()
         try:
-            return await work(await self._client())
+            return await work(await connection.client())
         except MCPError as error:
             if error.code == INVALID_REQUEST and 404 in statuses:
-                self._forget_session()  # the server has begun anew, and did nothing
+                connection.end()  # the server has begun anew, and did nothing; another call may have noticed before
             elif not is_repeatable or error.code != CONNECTION_CLOSED:
                 raise
         statuses.clear()
-        return await work(await self._client())
+        return await work(await self._connected().client())
 
-    async def _client(self) -> Client:
+    def _connected(self) -> Connection:
+        """The connection that calls take now, which may still be opening."""
         if self._connection is None or self._connection.is_over:
             self._connection = self._next(self._connection)
-        return await self._connection.client()
+        return self._connection
 
     def _next(self, last: Connection | None) -> Connection:
         """A new connection in place of the ``last``, unless it is too early for that."""
@@ -118,10 +120,6 @@ class Link:
             self._delay = min(2 * self._delay, _LONGEST_DELAY)
         self._tried = now
         return Connection(self._opening, self._connections)
-
-    def _forget_session(self) -> None:
-        if self._connection is not None:
-            self._connection.end()
 
 
 async def _called(request: CallToolRequest, client: Client) -> CallToolResult:

@@ -6,8 +6,11 @@ import asyncio
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from pipeline.protocol.tools import McpServer
 from stages.converse.mcp.config import HttpServer
@@ -73,6 +76,56 @@ async def well_again(session: Session) -> None:
     async with asyncio.timeout(PATIENT):
         while await session.run("add", '{"a": 1, "b": 2}', PATIENT) != Outcome("3"):
             await asyncio.sleep(0.05)
+
+
+class Forgetful:
+    """A server of the older handshake that has lost its first session when two calls come in it."""
+
+    def __init__(self) -> None:
+        self.sessions = 0
+        self._lost = asyncio.Barrier(2)
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.add_routes(
+            [method("/mcp", self.refuse) for method in (web.get, web.delete)] + [web.post("/mcp", self.answer)]
+        )
+        return app
+
+    async def refuse(self, request: web.Request) -> web.Response:
+        return web.Response(status=405)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        match said := await request.json():
+            case {"method": "initialize"}:
+                self.sessions += 1
+                about = {"serverInfo": {"name": "forgetful", "version": "1"}, "capabilities": {}}
+                return _answer(said, about | {"protocolVersion": "2025-06-18"}, {"mcp-session-id": f"{self.sessions}"})
+            case {"method": "notifications/initialized"}:
+                return web.Response(status=202)
+            case {"method": "tools/call"} if request.headers["mcp-session-id"] == "1":
+                await self._lost.wait()
+                return web.Response(status=404)
+            case {"method": "tools/call"}:
+                return _answer(said, {"content": [{"type": "text", "text": "done"}]})
+            case _:
+                return web.Response(status=400)
+
+
+def _answer(said: dict[str, Any], result: dict[str, Any], headers: dict[str, str] | None = None) -> web.Response:
+    return web.json_response({"jsonrpc": "2.0", "id": said["id"], "result": result}, headers=headers)
+
+
+async def test_a_lost_session_is_begun_anew_once_for_all_calls(make: Make) -> None:
+    """Two calls that learn of it at once both go on in the new one, which neither of them ends."""
+    forgetful = Forgetful()
+    async with TestServer(forgetful.app(), host="127.0.0.1") as server:
+        servers = make({"forgetful": HttpServer(str(server.make_url("/mcp")))})
+        session = servers.session(McpServer("forgetful"))
+        outcomes = await asyncio.gather(*(session.run("work", "{}", PATIENT) for _ in range(2)))
+        assert outcomes == [Outcome("done"), Outcome("done")]
+        assert forgetful.sessions == 2
+        await servers.close()
 
 
 async def test_a_server_that_is_down_is_not_stormed(make: Make) -> None:
