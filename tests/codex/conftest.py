@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,18 +55,24 @@ class Codex:
         command = [self.node, str(PROGRAM), "exec", *arguments, "--json", "--skip-git-repo-check"]
         command.append("--dangerously-bypass-approvals-and-sandbox")
         environment = {"PATH": os.environ["PATH"], "HOME": str(self.home), "CODEX_HOME": str(self.home)}
-        ran = subprocess.run(
+        pipe = subprocess.PIPE
+        with subprocess.Popen(
             command,
             cwd=self.project,
             env=environment,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=pipe,
+            stderr=pipe,
             text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-        assert ran.returncode == 0, ran.stdout + ran.stderr
-        return [json.loads(line) for line in ran.stdout.splitlines()]
+            start_new_session=True,
+        ) as process:
+            try:
+                told, complained = process.communicate(timeout=SECONDS)
+            finally:  # the program is a child of the one that was started
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        assert process.returncode == 0, told + complained
+        return [json.loads(line) for line in told.splitlines()]
 
 
 @pytest.fixture
