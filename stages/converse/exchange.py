@@ -19,6 +19,7 @@ from pipeline.frames import (
     McpCallOpened,
     McpListToolsOpened,
     ResponseStarted,
+    ServerCallOpened,
     TurnFinished,
 )
 from pipeline.protocol.items import McpApprovalRequest, McpApprovalResponse, McpCall
@@ -27,7 +28,7 @@ from stages.converse.running import Running, RunningCall
 from stages.converse.sessions import Sessions
 from stages.converse.tools import Toolbox
 from stages.converse.transcript import Transcript
-from stages.converse.turn import SERVER_CALLS, Called, Turn
+from stages.converse.turn import Called, Turn
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ class Exchange:
             elif not isinstance(frame, TurnFinished):
                 yield frame
             if not isinstance(frame, ItemDelta):
-                is_call = isinstance(frame, SERVER_CALLS)
+                is_call = isinstance(frame, ServerCallOpened)
 
     def _started(self, calls: list[Called]) -> Iterator[RunningCall]:
         """The calls, one by one: all begin at once where the request allows that."""

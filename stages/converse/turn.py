@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pipeline.frames import (
+    ClientCallOpened,
     CodeCallOpened,
-    CustomToolCallOpened,
-    FunctionCallOpened,
     GenerationStarted,
     ItemClosed,
     ItemDelta,
-    McpApprovalOpened,
     McpCallOpened,
     ParsedFrame,
     ReasoningOpened,
@@ -26,9 +24,6 @@ from pipeline.frames import (
 )
 from stages.converse.browser.citations import Citations
 from stages.converse.tools import Source
-
-SERVER_CALLS = McpCallOpened | CodeCallOpened | WebCallOpened | ShellCallOpened
-CLIENT_CALLS = FunctionCallOpened | CustomToolCallOpened | McpApprovalOpened
 
 
 @dataclass(eq=False)
@@ -103,8 +98,8 @@ class Turn:
                 self.recipient = recipient
             case TurnFinished():
                 self.finished = frame
-            case _ if isinstance(frame, SERVER_CALLS):
+            case _ if isinstance(frame, ServerCallOpened):
                 self._opening, self._texts, self.recipient = frame, [], None
             case _:
-                self.waits_for_client |= isinstance(frame, CLIENT_CALLS)
+                self.waits_for_client |= isinstance(frame, ClientCallOpened)
                 self.recipient = None
