@@ -8,8 +8,9 @@ from contextlib import aclosing
 import pytest
 from msgspec.structs import replace
 
-from pipeline.errors import ContextTooLong
+from pipeline.errors import ContextTooLong, EngineOverloaded
 from pipeline.frames import (
+    AnnotationAdded,
     CallFinished,
     CallStarted,
     CodeCallOpened,
@@ -43,7 +44,7 @@ from pipeline.protocol.items import (
 from pipeline.protocol.tools import McpServer, McpTool, ToolFilter, Toolset
 from pipeline.record import replay
 from stages.converse.exchange import Limits
-from stages.converse.tools import Outcome
+from stages.converse.tools import Outcome, Source
 from tests.stages.converse.playing import (
     DOWN,
     Servers,
@@ -140,6 +141,39 @@ async def test_the_browser_tells_what_it_does() -> None:
     assert found == WebSearchCall("ws_10000", {"type": "search", "query": "ferrets"}, "completed")
 
 
+class Browser(Tool):
+    """A tool whose pages may be cited: there is one, behind cursor 0."""
+
+    def source(self, cursor: int) -> Source | None:
+        return Source("Ferrets", "https://ferrets.example/all") if cursor == 0 else None
+
+
+MARKED = "Yes【0†L3】【1†L3】"
+
+
+async def test_what_the_browser_showed_is_cited() -> None:
+    """From the turn behind its first call on, marks of pages become links with notes."""
+    search = item(WebCallOpened("search"), "ferrets")
+    table = Table([turn(answer(MARKED), search), turn(answer(MARKED))], tool=Browser())
+    told = await table.talk()
+    begun = [at for at, frame in enumerate(told) if isinstance(frame, GenerationStarted)]
+    assert told[begun[0] + 1 : begun[0] + 4] == answer(MARKED)[:3]
+    text = "".join(frame.text for frame in told[begun[1] :] if isinstance(frame, ItemDelta))
+    assert text == "Yes ([ferrets.example](https://ferrets.example/all))【1†L3】"
+    (note,) = (frame.annotation for frame in told if isinstance(frame, AnnotationAdded))
+    assert text[note["start_index"] : note["end_index"]] == "([ferrets.example](https://ferrets.example/all))"
+    assert kinds(told)[-4:] == ["MessageOpened", "AnnotationAdded", "ItemClosed", "TurnFinished"]
+
+
+async def test_what_the_browser_showed_earlier_is_cited() -> None:
+    """Pages of the history are known as well, ahead of any call."""
+    table = Table([turn(answer(MARKED))], tool=Browser())
+    history = (WebSearchCall("ws_1", {"type": "search", "query": "ferrets"}, "completed"),)
+    told = await table.talk(replace(conversation(), history=history))
+    assert sum(isinstance(frame, AnnotationAdded) for frame in told) == 1
+    assert isinstance(told[0], GenerationStarted)
+
+
 # Several calls
 
 
@@ -161,7 +195,7 @@ async def test_a_mixed_turn_waits_for_the_client() -> None:
     assert kinds(told)[4:] == [
         *("ItemClosed", "FunctionCallOpened", "ItemClosed", "ReasoningOpened", "ItemClosed", "TurnFinished")
     ]
-    assert table.tool.calls
+    assert table.tool.calls == [("python", "1 + 1")]
     assert reasons(told) == ["stop"]
     assert len(table.model.read) == 1
 
@@ -245,6 +279,27 @@ async def test_an_error_of_a_later_turn_is_raised_behind_what_was_told() -> None
             told = [frame async for frame in frames]
     assert not told
     assert table.tool.closed == 1
+
+
+async def test_a_full_engine_refuses_what_has_not_begun() -> None:
+    """Before the first frame the client can be told to come again."""
+    with pytest.raises(EngineOverloaded):
+        await Table([], error=EngineOverloaded("Full.")).talk()
+
+
+async def test_a_response_that_has_begun_waits_for_a_full_engine() -> None:
+    """It goes on where it was, and nothing runs twice."""
+    table = Table([turn(code())], error=EngineOverloaded("Full."), limits=Limits(retry_seconds=0.0))
+    task = asyncio.create_task(table.talk())
+    async with asyncio.timeout(5):
+        while len(table.model.read) < 4:
+            await asyncio.sleep(0)
+    table.model.turns, table.model.error = [turn(answer())], None
+    assert kinds(await task)[1:] == [
+        *("CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed", "TurnFinished"),
+        *("GenerationStarted", "MessageOpened", "ItemClosed", "TurnFinished"),
+    ]
+    assert len(table.tool.calls) == 1
 
 
 async def test_leaving_ends_a_running_call_at_once() -> None:
