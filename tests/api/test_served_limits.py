@@ -75,6 +75,20 @@ async def test_a_limit_ends_a_response_as_incomplete(
     assert heard.response["usage"]["output_tokens"] > 0
 
 
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_call_that_was_cut_is_not_made(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
+) -> None:
+    """All turns together write so many tokens: what is cut inside a call ends there, and nobody hears of it."""
+    hang = call("docs.hang", {"padding": "x " * 30})
+    before = http.state().get("hang", 0)
+    async with tooled(encoding, tmp_path, [hang]) as served:
+        heard = await told(served, mode, {"tools": [mcp(url=http.url())], "max_output_tokens": 20})
+    assert heard.response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert (heard.types, heard.output[1]["status"]) == (["mcp_list_tools", "mcp_call"], "incomplete")
+    assert http.state().get("hang", 0) == before
+
+
 # The client's turn
 
 

@@ -14,7 +14,7 @@ import pytest
 from stages.converse.mcp.config import HttpServer
 from stages.converse.sandbox.probe import Sandbox
 from stages.harmony import HarmonyEncoding
-from tests.api.lives import Reading, cancelled, found, reading, until
+from tests.api.lives import Reading, cancelled, ended, found, reading, until
 from tests.api.scripts import Scripted
 from tests.api.tooling import (
     CODE,
@@ -86,9 +86,9 @@ async def hung(http: HttpServers) -> tuple[int, int]:
     return state.get("hang", 0), state.get("hang cancelled", 0)
 
 
-async def reaches(http: HttpServers, begun: int, ended: int) -> None:
+async def reaches(http: HttpServers, begun: int, over: int) -> None:
     async with asyncio.timeout(20):
-        while await hung(http) != (begun, ended):
+        while await hung(http) != (begun, over):
             await asyncio.sleep(0.02)
 
 
@@ -108,13 +108,13 @@ async def test_d30_a_call_ends_with_its_response(
     async with tooled(encoding, tmp_path, servers=servers) as served:
         plays(served.engine, encoding, STATE, answer())
         await told(served, "stream", {"tools": [tool]})
-        before, (begun, ended) = working(), await hung(http)
+        before, (begun, over) = working(), await hung(http)
         plays(served.engine, encoding, HANG, answer())
         async with reading(served, {"tools": [tool], **way}) as stream:
             response_id = await stream.response_id()
-            await reaches(http, begun + 1, ended)
+            await reaches(http, begun + 1, over)
             await end(served, stream, response_id)
-        await reaches(http, begun + 1, ended + 1)
+        await reaches(http, begun + 1, over + 1)
         await settled(before)
         assert len(served.runs.live) == 0
         if end is not drain:
@@ -138,6 +138,53 @@ async def test_d30_a_child_outlives_the_call_that_was_left(encoding: HarmonyEnco
             await settled(before)
     first, second = states
     assert second == {"pid": first["pid"], "hang": 1, "hang cancelled": 1}
+
+
+async def test_d30_a_call_ends_with_a_client_that_waited_for_the_whole(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
+) -> None:
+    """Who closes the socket of a request that is not streamed takes the call along as well."""
+    async with tooled(encoding, tmp_path, [HANG, answer()]) as served:
+        before, (begun, over) = working(), await hung(http)
+        asked = asyncio.create_task(served.post({"input": "Hi", "tools": [mcp(url=http.url())]}))
+        await reaches(http, begun + 1, over)
+        asked.cancel()
+        await reaches(http, begun + 1, over + 1)
+        await settled(before)
+        assert len(served.runs.live) == 0
+
+
+async def test_d30_a_detached_response_keeps_its_call(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
+) -> None:
+    """What survives its client goes on with its tools, and then lets go of them."""
+    door = tmp_path / "door"
+    turns = [call("docs.wait", {"path": str(door)}), answer()]
+    async with tooled(encoding, tmp_path, turns, detaches=True) as served:
+        before = working()
+        async with reading(served, {"tools": [mcp(url=http.url())]}) as stream:
+            response_id = await stream.response_id()
+            await stream.upto(b"mcp_call_arguments.done")
+        door.touch()
+        assert (await ended(served, response_id))["status"] == "completed"
+        await settled(before)
+
+
+@pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
+async def test_a_response_can_be_cancelled_while_a_server_is_asked(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, way: Json
+) -> None:
+    """Its listing has failed, and no turn begins."""
+    tools = [mcp("mute", http.url("mute")), mcp(url=http.url())]
+    async with tooled(encoding, tmp_path) as served, reading(served, {"tools": tools, **way}) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"mcp_list_tools.in_progress")
+        status, answer = await cancelled(served, response_id)
+        response = final(read_sse(await stream.rest()))
+        assert (status, answer["status"], response.status) == (200, "cancelled", "cancelled")
+        (listing,) = answer["output"]
+        assert (listing["server_label"], listing["tools"], bool(listing["error"])) == ("mute", [], True)
+        assert served.engine.prompts == []
 
 
 @ending
