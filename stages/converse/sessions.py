@@ -51,7 +51,7 @@ class Sessions:
         outcome = await self._outcome(call)
         is_read = not outcome.error or outcome.error == outcome.result
         failure = "" if is_read else f"Error: {outcome.error}"
-        result = "\n".join(filter(None, (self._bounded(outcome.result), self._bounded(failure))))
+        result = "\n".join(filter(None, (bounded(outcome.result, self._longest), bounded(failure, self._longest))))
         return CallFinished(result, outcome.error, self._shown(call.namespace, outcome.data))
 
     async def close(self) -> None:
@@ -82,13 +82,6 @@ class Sessions:
                 self._open[namespace] = host.session(self._conversation)
         return self._open.get(namespace)
 
-    def _bounded(self, text: str) -> str:
-        """The head and the tail of a text that is too long, as most of them say at either end what matters."""
-        if (left_out := len(text) - self._longest) <= 0:
-            return text
-        half = self._longest // 2
-        return f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"
-
     def _shown(self, namespace: str, data: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
         """What the item shows: some of it only where the request asked for it."""
         if namespace == "python" and OUTPUTS not in self._conversation.include:
@@ -96,3 +89,11 @@ class Sessions:
         if namespace == "browser" and SOURCES not in self._conversation.include:
             return tuple({key: value for key, value in action.items() if key != "sources"} for action in data)
         return data
+
+
+def bounded(text: str, longest: int) -> str:
+    """The head and the tail of a text that is too long, as most of them say at either end what matters."""
+    if (left_out := len(text) - longest) <= 0:
+        return text
+    half = longest // 2
+    return f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"

@@ -6,6 +6,7 @@ is for nobody else.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pipeline.frames import Conversation
@@ -13,7 +14,11 @@ from pipeline.protocol.tools import HostedKind
 from stages.converse.mcp.failure import Failure
 from stages.converse.mcp.servers import McpServers
 from stages.converse.mcp.session import McpSession, arguments
+from stages.converse.sessions import bounded
 from stages.converse.tools import Outcome, Session
+
+LONGEST = 64_000
+"""Characters of a result that an item shows, as many as of the tools that are built in."""
 
 SESSION_HEADER = "x-session-id"
 """How servers of tools for gpt-oss tell one conversation from another."""
@@ -49,7 +54,8 @@ class _HostedSession:
             outcome = await self._inner.call(name, self._arguments(text), seconds)
         except Failure as failure:
             outcome = failure.outcome
-        return Outcome(outcome.result, outcome.error, self._shown(outcome))
+        outcome = replace(outcome, result=bounded(outcome.result, LONGEST))
+        return replace(outcome, data=self._shown(outcome))
 
     async def close(self) -> None:
         """End the connection."""

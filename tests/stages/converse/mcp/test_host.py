@@ -39,6 +39,18 @@ async def test_python_keeps_its_state_within_a_response(over: str, make: Make, h
     await host.close()
 
 
+async def test_what_an_item_shows_is_bounded(make: Make) -> None:
+    """Of a long output it has both ends, like the model."""
+    session = McpHost(make({"python": child("python")}), "python").session(conversation("resp_1"))
+    outcome = await session.run("python", "print('a' + 'x' * 99_998)", PATIENT)
+    (shown,) = outcome.data
+    assert shown["logs"] == outcome.result
+    assert outcome.result.startswith("ax")
+    assert outcome.result.endswith("x\n")
+    assert "x\n[... 36000 characters left out ...]\nx" in outcome.result
+    await session.close()
+
+
 async def test_browser_and_container_take_json(make: Make, http: HttpServers) -> None:
     """Their functions are called by name, and their items show what they show for the built-in tools."""
     kinds: tuple[HostedKind, ...] = ("browser", "container")
