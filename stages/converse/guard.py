@@ -1,5 +1,7 @@
 """Which addresses may be connected to for a URL that came from outside: public ones, and those the operator allows.
 
+Public ones of this machine are not among them.
+
 An address is judged, never a name or a URL, and it has to be the very one that is then connected: a name may resolve
 to something else a moment later.  Python's own notion of a global address is of its release date, so what it misses is
 listed here.
@@ -8,7 +10,9 @@ listed here.
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TypeAlias
@@ -21,6 +25,7 @@ _NOT_PUBLIC = tuple(
     for text in (
         "0.0.0.0/8",
         "100.64.0.0/10",
+        "168.63.129.16",  # where Azure tells its machines their secrets
         "192.0.0.0/24",
         "192.88.99.0/24",
         "198.18.0.0/15",
@@ -90,11 +95,22 @@ def check_address(text: str, allowed: AllowedNetworks = NOTHING_ALLOWED) -> None
         return
     if not _is_public(meant):
         raise Blocked(f"address {address} is not public")
+    if _is_own(meant):
+        raise Blocked(f"address {address} is this machine's own")
 
 
 def _is_public(address: Address) -> bool:
     special = address.is_multicast or address.is_reserved or address.is_loopback or address.is_link_local
     return address.is_global and not special and not any(address in network for network in _NOT_PUBLIC)
+
+
+def _is_own(address: Address) -> bool:
+    """Whether this machine has it: from within, no firewall is in the way.  Nothing is sent to find out."""
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sender:
+        sender.connect((str(address), 9))
+        return ip_address(str(sender.getsockname()[0]).partition("%")[0]) == address
+    return False
 
 
 def _embedded(address: Address) -> Address:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from ipaddress import ip_address
+
 import pytest
 
-from stages.converse.guard import AllowedNetworks, Blocked, check_address
+from stages.converse.guard import AllowedNetworks, Blocked, _is_own, check_address
 
 SPECIAL = """
 127.0.0.1 127.8.9.1 0.0.0.0 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 192.0.0.8 192.88.99.1 198.18.0.1
 198.51.100.7 203.0.113.9 224.0.0.1 240.0.0.1 255.255.255.255 :: ::1 ::7f00:1 ::ffff:127.0.0.1 ::ffff:10.0.0.1
 fe80::1%eth0 fd00::1 fec0::1 ff02::1 64:ff9b::7f00:1 64:ff9b:1::808:808 2002:7f00:1:: 2002:a00:1::1 2001::1
-2001:db8::1 3fff::1 5f00::1 100::1
+2001:db8::1 3fff::1 5f00::1 100::1 168.63.129.16 ::ffff:168.63.129.16 ::ffff:0:127.0.0.1 4000::1 2001:0:808:808::1
 """
 PUBLIC = "8.8.8.8 93.184.216.34 2606:4700::1111 2001:4860:4860::8888 64:ff9b::808:808 2002:808:808::1"
 
@@ -26,6 +28,14 @@ def test_addresses_that_are_not_public_are_refused(address: str) -> None:
 def test_public_addresses_pass(address: str) -> None:
     """Public addresses pass, also where an IPv6 address stands for one."""
     check_address(address)
+
+
+def test_addresses_of_this_machine_are_known() -> None:
+    """Also those that others would call public: what listens there is not meant for everybody."""
+    for own in ("127.0.0.1", "::1"):
+        assert _is_own(ip_address(own))
+    for foreign in ("8.8.8.8", "2606:4700::1111"):
+        assert not _is_own(ip_address(foreign))
 
 
 def test_what_is_no_address_is_refused() -> None:
