@@ -524,11 +524,31 @@ async def test_an_approved_call_is_made_first() -> None:
     )
 
 
+async def test_an_approved_call_counts_among_those_of_its_response() -> None:
+    """With it the response may have made all that it may."""
+    given = approving()
+    table = Table([turn(mcp())])
+    told = await table.talk(replace(given, response=replace(given.response, max_tool_calls=1)))
+    assert reasons(told) == ["max_tool_calls"]
+    assert len(table.servers.tool.calls) == 1
+
+
 async def test_a_refused_call_is_not_made() -> None:
     """The model reads of the refusal in the history."""
     table = Table([turn(answer())])
     assert isinstance((await table.talk(approving(approve=False)))[0], GenerationStarted)
     assert not table.servers.tool.calls
+
+
+@pytest.mark.parametrize(("label", "name"), [("python", "python"), ("browser", "open"), ("container", "exec")])
+async def test_the_client_s_word_runs_no_built_in_tool(label: str, name: str) -> None:
+    """Their calls are the model's: what a client makes up runs no code."""
+    request = replace(REQUEST, server_label=label, name=name, arguments='{"cmd": ["ls"]}')
+    table = Table([turn(answer())])
+    given = conversation(request, McpApprovalResponse("mcpa_1", request.id, True))
+    told = await table.talk(given)
+    assert CallFinished(error="This tool is not among those of the request.") in told
+    assert not table.tool.calls
 
 
 async def test_an_approved_call_is_made_once() -> None:
@@ -544,5 +564,6 @@ async def test_approval_reaches_no_further_than_the_tools_of_the_request() -> No
     """A call of anything else fails, whoever approves of it."""
     table = Table([turn(answer())])
     told = await table.talk(approving(request=replace(REQUEST, name="drop")))
+    assert kinds(told)[1:5] == ["McpCallOpened", "CallStarted", "CallFinished", "ItemClosed"]
     assert CallFinished(error="This tool is not among those of the request.") in told
     assert not table.servers.tool.calls
