@@ -23,6 +23,7 @@ from pipeline.frames import (
     TurnFinished,
 )
 from pipeline.protocol.items import McpApprovalRequest, McpApprovalResponse, McpCall
+from pipeline.protocol.tools import McpTool
 from stages.converse.offer import Listing, known, offered
 from stages.converse.running import Running, RunningCall
 from stages.converse.sessions import Sessions
@@ -117,8 +118,10 @@ class Exchange:
         yield ItemClosed(complete=True)
 
     def _may_call(self, request: McpApprovalRequest) -> bool:
+        """Whether it is a tool of an MCP server that the request offers: the client's word makes no other call."""
         key = (request.server_label, request.name)
-        return any((tool.namespace, tool.name) == key for tool in self.conversation.tools.tools)
+        tools = self.conversation.tools.tools
+        return any(isinstance(tool, McpTool) and (tool.namespace, tool.name) == key for tool in tools)
 
     # Turns
 

@@ -15,6 +15,9 @@ _PUBLIC = frozenset(
     ("accept", "accept-encoding", "accept-language", "cache-control", "content-type", "origin", "referer", "user-agent")
 )
 
+_SECRETIVE = re.compile("key|token|secret|passw|pwd|auth|credential", re.IGNORECASE)
+"""Names of variables for what is secret: what else a program is told, its tools may well speak of."""
+
 
 class Hidden:
     """Texts that nobody else may read."""
@@ -29,8 +32,13 @@ class Hidden:
 
 
 def hidden(config: ServerConfig) -> Hidden:
-    """What the settings of a server hide: the values of its headers, and the password and query of its URL."""
-    return Hidden((*_of_headers(config.headers), *_of_url(config.url)) if isinstance(config, HttpServer) else ())
+    """What the settings of a server hide.
+
+    That is the values of its headers, the password and query of its URL, and the variables that are secret by name.
+    """
+    if isinstance(config, HttpServer):
+        return Hidden((*_of_headers(config.headers), *_of_url(config.url)))
+    return Hidden(value for name, value in config.env.items() if _SECRETIVE.search(name))
 
 
 def _of_headers(headers: Mapping[str, str]) -> Iterable[str]:

@@ -28,8 +28,8 @@ from stages.converse.mcp.opening import Opening, statuses_noted
 from stages.converse.tools import Outcome
 
 MOST_TOOLS = 2000
-LARGEST_LISTING = 8 * 2**20
-"""Bytes of all names, descriptions and schemas together."""
+LARGEST_LISTING = 2 * 2**20
+"""Bytes of all names, descriptions and schemas together; what is longer no model could read."""
 _MOST_PAGES = 500
 
 _FIRST_DELAY = 0.2

@@ -10,9 +10,9 @@ from pipeline.protocol.tools import McpServer
 from pipeline.secret import Secret
 from stages.converse.mcp.config import HttpServer
 from stages.converse.mcp.hidden import hidden
-from stages.converse.tools import ServerUnavailable
+from stages.converse.tools import Outcome, ServerUnavailable
 from tests.mcp_servers import HttpServers
-from tests.stages.converse.mcp.reaching import PATIENT, Make
+from tests.stages.converse.mcp.reaching import PATIENT, Make, child
 
 PASSWORD = "pass-word-4711"
 QUERY = "query-secret-4712"
@@ -45,6 +45,15 @@ async def test_secrets_are_in_no_result_message_or_log(
     assert '"x-key": "[hidden]"' in told[1].replace("\\", "")
     for text in (*told, caplog.text):
         assert not [secret for secret in SECRETS if secret in text]
+
+
+async def test_secrets_of_the_operator_are_for_his_programs_only(make: Make) -> None:
+    """A tool that repeats a variable which is secret by its name is not heard; what is not may be what tools are about."""
+    servers = make({"ours": child(FILES_TOKEN=KEY, FOLDER="/srv/documents")})
+    session = servers.session(McpServer("ours"))
+    for name, told in (("FILES_TOKEN", "[hidden]"), ("FOLDER", "/srv/documents")):
+        assert await session.run("environment", f'{{"name": "{name}"}}', PATIENT) == Outcome(told)
+    await session.close()
 
 
 def test_what_is_hidden() -> None:
