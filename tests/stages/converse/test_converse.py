@@ -314,6 +314,33 @@ async def test_leaving_ends_a_running_call_at_once() -> None:
     assert (table.tool.running, table.tool.cancelled, table.tool.closed) == (0, 1, 1)
 
 
+class Lingering(Tool):
+    """A tool that takes a moment to end a call."""
+
+    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+        try:
+            return await super().run(name, text, seconds)
+        finally:
+            self.running += 1
+            await asyncio.sleep(0.01)
+            self.running -= 1
+
+    async def close(self) -> None:
+        assert not self.running
+        await super().close()
+
+
+async def test_a_session_is_closed_when_its_calls_have_ended() -> None:
+    """What still uses it is waited for."""
+    table = Table([turn(code()), turn(answer())], tool=Lingering(seconds=60))
+    async with aclosing(table.converse(replay([conversation()]))) as frames:
+        async for frame in frames:
+            if isinstance(frame, CallStarted):
+                break
+        await asyncio.sleep(0)
+    assert (table.tool.running, table.tool.cancelled, table.tool.closed) == (0, 1, 1)
+
+
 async def test_cancelling_ends_a_running_call_at_once() -> None:
     """So does whoever cancels the task that waits for it."""
     table = Table([turn(code()), turn(answer())], tool=Tool(seconds=60))
