@@ -16,6 +16,7 @@ from aiohttp import web
 from api.settings import Settings
 from pipeline.frames import GenerationStarted, TokenChunk
 from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.items import Message, OutputText
 from pipeline.protocol.response import Response
 from server import toolbox
 from stages.converse.exchange import Limits
@@ -66,10 +67,8 @@ async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Tool
     config = tmp_path_factory.mktemp("mcp") / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"calculator": stdio_config("good")}}))
     async with serving(site) as url:
-        settings = Settings(
-            engine_arguments=[], mcp_config=config, web_search=f"searxng={url}", allow_address=["127.0.0.1"]
-        )
-        tools = await toolbox(settings)
+        chosen = {"mcp_config": config, "web_search": f"searxng={url}", "allow_address": ["127.0.0.1"]}
+        tools = await toolbox(Settings.model_validate({"engine_arguments": []} | chosen))
         assert {"python", "container", "browser"} <= tools.kinds, "the sandboxes do not work here"
         yield tools
         await tools.close()
@@ -203,18 +202,20 @@ async def test_a_server_of_the_operator_asks_for_approval(turns: Turns) -> None:
 
 async def test_pages_that_were_read_are_cited(turns: Turns) -> None:
     """A search, a page, and an answer that names where it is from, in a link and an annotation."""
-    response = await turns.response(
-        "Search the web for vLLM.", [{"type": "web_search"}], include=["web_search_call.action.sources"]
-    )
+    search, included = {"type": "web_search"}, ["web_search_call.action.sources"]
+    response = await turns.response("Search the web for vLLM.", [search], include=included)
     searched, read = items(response)
     url = read["action"]["url"]
     assert (searched["action"]["query"], read["action"]["type"]) == ("vLLM", "open_page")
     assert searched["action"]["sources"] == [{"type": "url", "url": url}]
-    text = answer(response)
-    [cited] = response.output[-1].content[0].annotations
+    message = response.output[-1]
+    assert isinstance(message, Message)
+    [part] = message.content
+    assert isinstance(part, OutputText)
+    [cited] = part.annotations
     assert (cited["type"], cited["url"], cited["title"]) == ("url_citation", url, "vLLM")
-    assert url in text[cited["start_index"] : cited["end_index"]]
-    assert text.startswith("vLLM is a library for LLM inference and serving. ([127.0.0.1")
+    assert url in part.text[cited["start_index"] : cited["end_index"]]
+    assert part.text.startswith("vLLM is a library for LLM inference and serving. ([127.0.0.1")
 
 
 async def test_the_shell_writes_what_the_model_reads(turns: Turns) -> None:
