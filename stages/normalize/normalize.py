@@ -23,6 +23,7 @@ from pipeline.errors import (
     ModelNotFound,
     PreviousResponseNotFound,
     PreviousResponseUnfinished,
+    StoreFailed,
     UnsupportedParameter,
 )
 from pipeline.frames import Conversation, Origin, Sampling, Scheduling
@@ -116,7 +117,7 @@ class Normalize:
             raw_messages=request.enable_response_messages is True,
             origin=Origin(request.owner, position),
             tokens=past.tokens,
-            results={**past.results, **await self._results(items, request.owner)},
+            results={**past.results, **await self._results(items, request)},
             include=tuple(request.include or ()),
         )
 
@@ -147,10 +148,18 @@ class Normalize:
             raise PreviousResponseNotFound(shortened(previous))
         return history
 
-    async def _results(self, items: Sequence[Item], owner: str) -> Mapping[str, str]:
-        """What calls that come with the request gave the model to read, when this server ran them."""
+    async def _results(self, items: Sequence[Item], request: CreateResponse) -> Mapping[str, str]:
+        """What calls that come with the request gave the model to read, when this server ran them.
+
+        A request that is not to be stored does not fail with the store: its items tell something of it, too.
+        """
         ran = [item.id for item in items if isinstance(item, CodeInterpreterCall | WebSearchCall | ShellCallOutput)]
-        return await self.store.results(ran, owner) if ran else {}
+        try:
+            return await self.store.results(ran, request.owner) if ran else {}
+        except StoreFailed:
+            if request.store is not False:
+                raise
+            return {}
 
     def _scheduling(self, request: CreateResponse) -> Scheduling:
         salt = request.cache_salt

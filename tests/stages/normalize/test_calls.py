@@ -9,7 +9,7 @@ import pytest
 from openai.types.responses import ResponseOutputItem
 from pydantic import TypeAdapter
 
-from pipeline.errors import InvalidRequest
+from pipeline.errors import InvalidRequest, StoreFailed
 from pipeline.protocol.items import (
     ApplyPatchCall,
     ApplyPatchCallOutput,
@@ -316,3 +316,12 @@ async def test_what_the_model_read_comes_back(store: Store) -> None:
     assert conversation.results == {"ci_1": "1\n"}
     assert conversation.include == tuple(include)
     assert (await normalized(store, "3", input="Hi")).include == ()
+
+
+async def test_what_is_not_stored_needs_no_store_for_its_calls(store: Store) -> None:
+    """Where nobody can be asked what a call returned, its item says what it can."""
+    call = {"type": "code_interpreter_call", "id": "ci_1", "code": "1", "container_id": "c", "outputs": None}
+    await store.close()
+    with pytest.raises(StoreFailed):
+        await normalized(store, input=[call])
+    assert (await normalized(store, input=[call], store=False)).results == {}
