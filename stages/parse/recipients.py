@@ -41,6 +41,8 @@ class Recipients:
         self._namespaces = frozenset(
             tool.namespace for tool in tools.tools if isinstance(tool, FunctionTool | CustomTool)
         )
+        served = {tool.namespace for tool in tools.tools if isinstance(tool, McpTool)}.union(HOSTED)
+        self._served = tuple(f"{namespace.lower()}." for namespace in served)
         self._tools: dict[str, Tool] = {recipient_of(tool): tool for tool in tools.tools}
         namesakes = Counter(tool.name for tool in tools.tools)
         for tool in tools.tools:
@@ -67,7 +69,8 @@ class Recipients:
 
     def _named(self, recipient: str) -> Tool | None:
         spellings = list(_spellings(recipient))
-        if recipient.partition(".")[0].lower() not in HOSTED:  # "browser.search" is not a function "search"
+        names_server = any(spelled.lower().startswith(self._served) for spelled in spellings)
+        if not names_server:  # "browser.search" is not a function "search"
             spellings += [spelled.rpartition(".")[2] for spelled in spellings]
         for spelled in spellings:
             tool = self._tools.get(spelled)

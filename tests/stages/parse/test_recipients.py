@@ -244,7 +244,10 @@ def test_a_built_in_tool_is_no_function_of_the_same_name(recipient: str, encodin
     assert opened(encoding, "<|channel|>analysis to=browser.search", own)[0] == FunctionCallOpened("search", "browser")
 
 
-@pytest.mark.parametrize("recipient", ["docs.other", "my.wiki-2.other", "browser.other", "container.other"])
+@pytest.mark.parametrize(
+    "recipient",
+    ["docs.other", "my.wiki-2.other", "browser.other", "container.other", "docs.weather", "Docs.apply_patch"],
+)
 def test_b12_a_made_up_tool_of_the_server_is_not_called(recipient: str, encoding: HarmonyEncoding) -> None:
     """Only what a client runs is the client's to refuse: in a namespace of the server's, it does not exist."""
     opening, _ = opened(encoding, f"<|channel|>commentary to={recipient}")
