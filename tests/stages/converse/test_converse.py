@@ -20,9 +20,14 @@ from pipeline.frames import (
     GenerationStarted,
     ItemClosed,
     ItemDelta,
+    ItemOpened,
     McpCallOpened,
     McpListToolsOpened,
+    MessageOpened,
+    ParsedFrame,
+    RefusalOpened,
     ResponseStarted,
+    ShellCallOpened,
     TurnFinished,
     WebCallOpened,
 )
@@ -35,8 +40,11 @@ from pipeline.protocol.items import (
     McpApprovalResponse,
     McpCall,
     McpListTools,
+    Message,
+    OutputText,
     Reasoning,
     ReasoningText,
+    Refusal,
     ShellCall,
     ShellCallOutput,
     WebSearchCall,
@@ -130,6 +138,38 @@ async def test_the_shell_answers_in_an_item_of_its_own() -> None:
     assert call.runs_here
     assert output == ShellCallOutput("sho_10001", call.call_id, wrote, "completed")
     assert table.model.read[1].results == {"sho_10001": "a"}
+
+
+def written(opening: ItemOpened, text: str, *token_ids: int) -> list[ParsedFrame]:
+    """An item in these tokens."""
+    return [*item(opening, text)[:-1], ItemClosed(complete=True, token_ids=token_ids)]
+
+
+async def test_tokens_and_results_go_with_their_items() -> None:
+    """Each is known by its item's id, in later turns as well, beside those of the history."""
+    ran = written(CodeCallOpened(), "1", 1, 2)
+    spoken, listed = written(MessageOpened("commentary"), "So.", 4, 5), written(ShellCallOpened(), '{"cmd": ["ls"]}', 3)
+    table = Table([turn(ran), turn(spoken, listed), turn(answer())], tool=Tool([Outcome("a"), Outcome("b")]))
+    await table.talk(replace(conversation(), tokens={"rs_0": (9,)}, results={"ci_0": "z"}))
+    assert table.model.read[0].tokens == {"rs_0": (9,)}
+    assert table.model.read[1].tokens == {"rs_0": (9,), "ci_10000": (1, 2)}
+    assert table.model.read[1].results == {"ci_0": "z", "ci_10000": "a"}
+    assert table.model.read[2].tokens == {"rs_0": (9,), "ci_10000": (1, 2), "msg_10001": (4, 5), "sh_10002": (3,)}
+    assert table.model.read[2].results == {"ci_0": "z", "ci_10000": "a", "sho_10003": "b"}
+    assert [given.id for given in table.model.read[2].input[1:]] == ["ci_10000", "msg_10001", "sh_10002", "sho_10003"]
+
+
+async def test_all_that_was_said_is_read_again() -> None:
+    """What stands ahead of a call is part of the conversation, as it was said."""
+    said = [item(MessageOpened("commentary"), "Wait."), item(RefusalOpened(), "No."), code()]
+    table = Table([turn(*said), turn(answer())], tool=Tool([Outcome(error="It died.")]))
+    await table.talk()
+    assert table.model.read[1].input[1:] == (
+        Message("msg_10000", "completed", "assistant", (OutputText("Wait."),), "commentary"),
+        Message("msg_10001", "completed", "assistant", (Refusal("No."),), "final_answer"),
+        CodeInterpreterCall("ci_10002", "1 + 1", "", "failed"),
+    )
+    assert table.model.read[1].results == {"ci_10002": "Error: It died."}
 
 
 async def test_the_browser_tells_what_it_does() -> None:
