@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from contextlib import aclosing
 
 import pytest
@@ -52,7 +53,7 @@ from pipeline.protocol.items import (
 from pipeline.protocol.tools import McpServer, McpTool, ToolFilter, Toolset
 from pipeline.record import replay
 from stages.converse.exchange import Limits
-from stages.converse.tools import Outcome, Source
+from stages.converse.tools import Outcome, Source, Toolbox
 from tests.stages.converse.playing import (
     DOWN,
     Servers,
@@ -291,6 +292,17 @@ async def test_a_failed_call_is_read_by_the_model(outcome: Outcome | Exception, 
     assert failed.status == "failed"
     assert failed.error is not None
     assert reasons(frames) == ["stop", "stop"]
+
+
+async def test_a_tool_that_this_server_does_not_have_fails_as_an_item() -> None:
+    """A response may have been accepted by another server, which has it."""
+    table = Table([turn(code()), turn(answer())])
+    converse = dataclasses.replace(table.converse, toolbox=Toolbox())
+    told = [frame async for frame in converse(replay([conversation()]))]
+    assert [frame.error for frame in told if isinstance(frame, CallFinished)] == [
+        "There is no tool python.python here."
+    ]
+    assert reasons(told) == ["stop", "stop"]
 
 
 async def test_v23_a_call_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -533,6 +545,23 @@ async def test_a_server_that_was_asked_earlier_is_not_asked_again() -> None:
     assert isinstance(told[0], GenerationStarted)
     assert table.servers.asked == 0
     assert table.model.read[0].tools.tools == (McpTool("docs", "add", None, {}),)
+
+
+async def test_a_server_that_could_not_be_asked_earlier_is_asked_again() -> None:
+    """It may be up by now."""
+    table = Table([turn(answer())])
+    history = (McpListTools("mcpl_1", "docs", (), "It was down."),)
+    await table.talk(replace(conversation(tools=DOCS), history=history))
+    assert table.servers.asked == 1
+    assert len(table.model.read[0].tools.tools) == 1
+
+
+async def test_the_model_reads_what_a_server_is_for() -> None:
+    """The client's words on a server are those on its namespace, beside those on other ones."""
+    given = Toolset(servers=(McpServer("docs", description="The manual."),), descriptions={"crm": "Customers."})
+    table = Table([turn(answer())])
+    await table.talk(conversation(tools=given))
+    assert table.model.read[0].tools.descriptions == {"crm": "Customers.", "docs": "The manual."}
 
 
 @pytest.mark.parametrize(
