@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -213,6 +214,31 @@ async def test_what_the_browser_showed_earlier_is_cited() -> None:
     told = await table.talk(replace(conversation(), history=history))
     assert sum(isinstance(frame, AnnotationAdded) for frame in told) == 1
     assert isinstance(told[0], GenerationStarted)
+
+
+LOGS: dict[str, Any] = {"type": "logs", "logs": "2"}
+SEARCHED: dict[str, Any] = {"type": "search", "query": "ferrets"}
+FOUND: dict[str, Any] = SEARCHED | {"sources": [{"type": "url", "url": "https://ferrets.example/all"}]}
+
+
+@pytest.mark.parametrize(
+    ("call", "data", "include", "shown"),
+    [
+        (code(), LOGS, (), ()),
+        (code(), LOGS, ("code_interpreter_call.outputs",), (LOGS,)),
+        (item(WebCallOpened("search")), FOUND, (), (SEARCHED,)),
+        (item(WebCallOpened("search")), FOUND, ("web_search_call.action.sources",), (FOUND,)),
+        (shell(), {"stdout": "a"}, (), ({"stdout": "a"},)),
+    ],
+)
+async def test_some_of_what_calls_show_has_to_be_asked_for(
+    call: list[ParsedFrame], data: dict[str, Any], include: tuple[str, ...], shown: tuple[dict[str, Any], ...]
+) -> None:
+    """The model reads it all the same."""
+    table = Table([turn(call), turn(answer())], tool=Tool([Outcome("2", data=(data,))]))
+    told = await table.talk(conversation(include=include))
+    assert [frame.data for frame in told if isinstance(frame, CallFinished)] == [shown]
+    assert list(table.model.read[1].results.values()) == ["2"]
 
 
 # Several calls
