@@ -21,6 +21,7 @@ from tests.api.tooling import (
     MODES,
     Json,
     answer,
+    both,
     call,
     child,
     mcp,
@@ -100,21 +101,21 @@ STATE = call("docs.state", {})
 
 @ending
 @pytest.mark.parametrize("owner", ["operator", "request"])
-async def test_d30_a_call_ends_with_its_response(
+async def test_d30_calls_end_with_their_response(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, owner: str, end: End, way: Json
 ) -> None:
-    """The server hears that nobody waits any more, no task is left here, and the next response calls it again."""
+    """The server hears of each that nobody waits any more, no task is left, and the next response can call it."""
     tool, servers = (mcp(), {"docs": HttpServer(http.url())}) if owner == "operator" else (mcp(url=http.url()), {})
     async with tooled(encoding, tmp_path, servers=servers) as served:
         plays(served.engine, encoding, STATE, answer())
         await told(served, "stream", {"tools": [tool]})
         before, (begun, over) = working(), await hung(http)
-        plays(served.engine, encoding, HANG, answer())
+        plays(served.engine, encoding, both(HANG, HANG), answer())
         async with reading(served, {"tools": [tool], **way}) as stream:
             response_id = await stream.response_id()
-            await reaches(http, begun + 1, over)
+            await reaches(http, begun + 2, over)
             await end(served, stream, response_id)
-        await reaches(http, begun + 1, over + 1)
+        await reaches(http, begun + 2, over + 2)
         await settled(before)
         assert len(served.runs.live) == 0
         if end is not drain:
