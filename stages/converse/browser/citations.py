@@ -100,7 +100,8 @@ class Citations:
 
     def _cited(self, source: Source, logprobs: tuple[Logprob, ...]) -> Iterator[ItemDelta | AnnotationAdded]:
         """The link, whose first character comes without logprobs: the tokens of a text that has them all spell it."""
-        link = f"([{urlsplit(source.url).netloc}]({source.url}))"
+        address = source.url.replace("(", "%28").replace(")", "%29")  # which would end the link, and begin another
+        link = f"([{urlsplit(source.url).netloc}]({address}))"
         start = self._length
         if self._last.strip():
             start += 1

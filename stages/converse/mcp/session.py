@@ -68,7 +68,7 @@ def arguments(text: str) -> dict[str, Any]:
     """The arguments that the model wrote; raises `Failure`."""
     try:
         said = msgspec.json.decode(text or "{}")
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise protocol_failure(INVALID_PARAMS, f"The arguments are no valid JSON: {error}") from None
     if not isinstance(said, dict):
         raise protocol_failure(INVALID_PARAMS, "The arguments are no JSON object.")

@@ -79,6 +79,17 @@ def test_a_mark_becomes_a_link_with_an_annotation() -> None:
     assert text[8:46] == "([example.com](https://example.com/a))"
 
 
+def test_no_address_breaks_out_of_its_link() -> None:
+    """Whoever names a page could else write links of his own into the answer."""
+    url = "https://a.org/x)[here](javascript:y"
+    machine = Citations({3: Source("Title", url)}.get)
+    frames = [MessageOpened("final_answer"), ItemDelta("See 【3†L4】"), ItemClosed(complete=True)]
+    out = [passed for frame in frames for passed in machine.feed(frame)]
+    text = "".join(delta.text for delta in out if isinstance(delta, ItemDelta))
+    assert text == "See ([a.org](https://a.org/x%29[here]%28javascript:y))"
+    assert [frame.annotation["url"] for frame in out if isinstance(frame, AnnotationAdded)] == [url]
+
+
 def test_a_link_stands_apart_from_a_word_before_it() -> None:
     """There is one space ahead of a link, and none at the beginning of a text."""
     link = "([example.com](https://example.com/a))"

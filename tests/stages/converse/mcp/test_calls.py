@@ -210,7 +210,9 @@ async def test_a_server_that_only_knows_sse_is_found_out(make: Make, http: HttpS
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("{", "no valid JSON"), ("[1]", "no JSON object"), ("text", "no valid JSON")]
+    ("text", "says"),
+    [("{", "no valid JSON"), ("[1]", "no JSON object"), ("text", "no valid JSON"), ("[" * 100_000, "no valid JSON")],
+    ids=["open", "list", "text", "deep"],
 )
 async def test_arguments_that_are_no_json_are_told_to_the_model(text: str, says: str, make: Make) -> None:
     """What the model wrote wrong does not reach the server, and it reads why."""
