@@ -66,6 +66,7 @@ class Exchange:
         self._calls = 0
         self._room = conversation.sampling.max_tokens
         self._corrected = False
+        self._ahead = 0.0  # seconds that went by ahead of the next turn
 
     def noted(self, frame: ConversedFrame) -> ConversedFrame:
         """The frame, which goes out."""
@@ -86,8 +87,11 @@ class Exchange:
         listed = known((*conversation.history, *conversation.input))
         unknown = [server for server in conversation.tools.servers if server.label not in listed]
         approved = _approved(conversation)
-        if unknown or approved:
-            yield ResponseStarted(conversation.response, conversation.input, conversation.origin)
+        if not unknown and not approved:
+            self.conversation = replace(conversation, tools=offered(conversation.tools, listed))
+            return
+        started = self._clock()
+        yield ResponseStarted(conversation.response, conversation.input, conversation.origin)
         asked = [Listing(server, self._toolbox.mcp, self._limits.listing_seconds) for server in unknown]
         tasks = [self._running.start(listing.ask()) for listing in asked]
         for listing, task in zip(asked, tasks, strict=True):
@@ -101,6 +105,7 @@ class Exchange:
             async with aclosing(self._approved_call(request)) as frames:
                 async for frame in frames:
                     yield frame
+        self._ahead = self._clock() - started
 
     async def _approved_call(self, request: McpApprovalRequest) -> AsyncGenerator[ConversedFrame, None]:
         self._calls += 1
@@ -114,7 +119,7 @@ class Exchange:
                     yield frame
             return
         yield CallStarted()
-        yield CallFinished(error="This tool is not among those of the request.")
+        yield CallFinished(error="The servers of this request offer no such tool.")
         yield ItemClosed(complete=True)
 
     def _may_call(self, request: McpApprovalRequest) -> bool:
@@ -148,7 +153,8 @@ class Exchange:
         async with aclosing(self._run(turn, count)) as frames:
             async for frame in frames:
                 yield frame
-        duration = finished.duration + (self._clock() - started if turn.calls else 0.0)
+        duration = self._ahead + finished.duration + (self._clock() - started if turn.calls else 0.0)
+        self._ahead = 0.0
         yield replace(finished, reason=reason, duration=duration)
         if reason == "stop":
             self._go_on(turn)

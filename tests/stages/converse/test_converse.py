@@ -7,6 +7,7 @@ import dataclasses
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -297,6 +298,12 @@ async def test_turns_take_as_long_as_their_tools() -> None:
     assert [frame.duration for frame in told if isinstance(frame, TurnFinished)] == [2.0, 1.0]
 
 
+async def test_the_first_turn_takes_as_long_as_what_came_ahead_of_it() -> None:
+    """So a response is completed when it is, also where servers had to be asked first."""
+    told = await Table([turn(mcp()), turn(answer())]).talk(conversation(tools=DOCS))
+    assert [frame.duration for frame in told if isinstance(frame, TurnFinished)] == [3.0, 1.0]
+
+
 # What goes wrong
 
 
@@ -527,12 +534,11 @@ async def test_servers_are_asked_once_and_first() -> None:
     tool = ListedTool("add", {"type": "object"}, "Adds.")
     table = Table([turn(mcp()), turn(answer())], servers=Servers([tool]))
     started, *told = await table.talk(conversation(tools=DOCS))
-    listed = {"name": "add", "input_schema": {"type": "object"}, "description": "Adds.", "annotations": None}
     assert isinstance(started, ResponseStarted)
     assert told[:4] == [
         McpListToolsOpened("docs"),
         CallStarted(),
-        CallFinished(data=(listed,)),
+        CallFinished(data=(msgspec.to_builtins(tool),)),
         ItemClosed(complete=True),
     ]
     assert table.model.read[0].tools.tools == (McpTool("docs", "add", "Adds.", {"type": "object"}),)
@@ -669,7 +675,7 @@ async def test_the_client_s_word_runs_no_built_in_tool(label: str, name: str) ->
     table = Table([turn(answer())])
     given = conversation(request, McpApprovalResponse("mcpa_1", request.id, True))
     told = await table.talk(given)
-    assert CallFinished(error="This tool is not among those of the request.") in told
+    assert CallFinished(error="The servers of this request offer no such tool.") in told
     assert not table.tool.calls
 
 
@@ -687,5 +693,5 @@ async def test_approval_reaches_no_further_than_the_tools_of_the_request() -> No
     table = Table([turn(answer())])
     told = await table.talk(approving(request=replace(REQUEST, name="drop")))
     assert kinds(told)[1:5] == ["McpCallOpened", "CallStarted", "CallFinished", "ItemClosed"]
-    assert CallFinished(error="This tool is not among those of the request.") in told
+    assert CallFinished(error="The servers of this request offer no such tool.") in told
     assert not table.servers.tool.calls
