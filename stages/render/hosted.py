@@ -12,6 +12,7 @@ from functools import cache
 from openai_harmony import ToolNamespaceConfig
 
 from pipeline.protocol.tools import HOSTED, FunctionTool, HostedKind, HostedTool
+from stages.render.schema import Inlining
 from stages.render.typescript import namespace_lines
 
 _CONTAINER = "Tool for running commands in a sandbox.\nWhat one command leaves in its files is there for the next."
@@ -44,7 +45,7 @@ def hosted_section(tools: Sequence[HostedTool]) -> str:
 def _namespace(kind: HostedKind, names: set[str]) -> Iterator[str]:
     description, functions = _described()[kind]
     if functions:
-        yield from namespace_lines(kind, description, [tool for tool in functions if tool.name in names])
+        yield from namespace_lines(kind, description, [tool for tool in functions if tool.name in names], Inlining())
     else:
         yield from (f"## {kind}", "", description)
 

@@ -44,6 +44,9 @@ DEPTH_LIMIT = 32
 INLINE_LIMIT = 200_000
 """Characters of JSON that references may bring into one schema; what comes after is `ANY`."""
 
+PROMPT_INLINE_LIMIT = 1_000_000
+"""Likewise into all schemas of one prompt; as much takes some seconds to read."""
+
 _LITERAL_DEPTH_LIMIT = 100
 
 _json = json.JSONEncoder(ensure_ascii=False, default=str).encode
@@ -59,18 +62,26 @@ _KEYWORDS: Mapping[str, Word] = {
 }
 
 
-def read(schema: Any) -> Node:
+class Inlining:
+    """What references may still bring into the schemas of one prompt, in characters of JSON."""
+
+    def __init__(self) -> None:
+        self.left = PROMPT_INLINE_LIMIT
+
+
+def read(schema: Any, inlining: Inlining) -> Node:
     """What ``schema`` says, whatever it is."""
-    return _Reader(schema).read(schema)
+    return _Reader(schema, inlining).read(schema)
 
 
 class _Reader:
     """Reads one schema document; knows which references it is in the middle of."""
 
-    def __init__(self, root: Any) -> None:
+    def __init__(self, root: Any, inlining: Inlining) -> None:
         self._root = root
         self._following = ["#"]
-        self._inlined = 0
+        self._inlining = inlining
+        self._left = min(INLINE_LIMIT, inlining.left)
         self._depth = 0
 
     def read(self, schema: Any) -> Node:
@@ -106,9 +117,11 @@ class _Reader:
             yield Node(_recursion(reference))
             return
         target = _lookup(self._root, reference)
-        if self._inlined <= INLINE_LIMIT:
-            self._inlined += len(literal(target))
-        if self._inlined <= INLINE_LIMIT:
+        if self._left >= 0:
+            length = len(literal(target))
+            self._left -= length
+            self._inlining.left -= length
+        if self._left >= 0:
             self._following.append(reference)
             yield self.read(target)
             self._following.pop()

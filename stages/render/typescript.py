@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, McpTool
 from stages.harmony import FUNCTIONS
-from stages.render.schema import literal, read
+from stages.render.schema import Inlining, literal, read
 from stages.render.shapes import Array, Choice, Intersection, Node, Notes, Object, Union, Word
 
 _LINE_BREAK = re.compile("\r\n|[\n\r\u2028\u2029]")
@@ -26,18 +26,20 @@ NamedTool: TypeAlias = FunctionTool | CustomTool | McpTool
 
 def tools_section(tools: Iterable[NamedTool], descriptions: Mapping[str, str]) -> str:
     """The part of the developer message that declares ``tools``; ``descriptions`` are those of their namespaces."""
-    lines = ["# Tools"]
+    lines, inlining = ["# Tools"], Inlining()
     for namespace, members in by_namespace(tools).items():
-        lines += ["", *namespace_lines(namespace, descriptions.get(namespace), members)]
+        lines += ["", *namespace_lines(namespace, descriptions.get(namespace), members, inlining)]
     return "\n".join(lines)
 
 
-def namespace_lines(namespace: str, description: str | None, members: Iterable[NamedTool]) -> Iterator[str]:
+def namespace_lines(
+    namespace: str, description: str | None, members: Iterable[NamedTool], inlining: Inlining
+) -> Iterator[str]:
     """The declaration of one namespace."""
     yield from (f"## {namespace}", "", *(comment(description) if description else ()))
     yield from (f"namespace {namespace} {{", "")
     for tool in members:
-        yield from _custom(tool) if isinstance(tool, CustomTool) else _function(tool)
+        yield from _custom(tool) if isinstance(tool, CustomTool) else _function(tool, inlining)
     yield f"}} // namespace {namespace}"
 
 
@@ -49,9 +51,9 @@ def by_namespace(tools: Iterable[NamedTool]) -> dict[str, list[NamedTool]]:
     return {namespace: tools for namespace, tools in members.items() if tools}
 
 
-def _function(tool: FunctionTool | McpTool) -> list[str]:
+def _function(tool: FunctionTool | McpTool, inlining: Inlining) -> list[str]:
     told = comment(tool.description) if tool.description else []
-    return [*told, f"type {tool.name} = ({_parameter(tool.parameters)}) => any;", ""]
+    return [*told, f"type {tool.name} = ({_parameter(tool.parameters, inlining)}) => any;", ""]
 
 
 def _custom(tool: CustomTool) -> list[str]:
@@ -69,10 +71,10 @@ def _rule(grammar: Grammar | None) -> str:
     return f", and matches this {kind}:"
 
 
-def _parameter(schema: Any) -> str:
+def _parameter(schema: Any, inlining: Inlining) -> str:
     if schema is None:
         return ""
-    node = read(schema)
+    node = read(schema, inlining)
     return f"_: {typescript(node)}" + ("\n" if _ends_incomment(node) else "")
 
 

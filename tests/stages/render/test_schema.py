@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stages.render.schema import INLINE_LIMIT, read
+from stages.render.schema import INLINE_LIMIT, PROMPT_INLINE_LIMIT, Inlining, read
 from stages.render.typescript import typescript
 from tests.stages.render.conversations import function, section
 
@@ -64,7 +64,7 @@ WORDS: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize(("schema", "expected"), WORDS.values(), ids=WORDS)
 def test_a_type_of_one_line(schema: Any, expected: str) -> None:
     """What a schema says about a value stands in its type."""
-    assert typescript(read(schema)) == expected
+    assert typescript(read(schema, Inlining())) == expected
 
 
 PROPERTIES: dict[str, tuple[dict[str, Any], str]] = {
@@ -243,7 +243,7 @@ PROPERTIES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize(("properties", "expected"), PROPERTIES.values(), ids=PROPERTIES)
 def test_a_property(properties: dict[str, Any], expected: str) -> None:
     """What a schema says about a property stands around its name."""
-    assert typescript(read(record(properties))) == "{" + dedent(expected) + "}"
+    assert typescript(read(record(properties), Inlining())) == "{" + dedent(expected) + "}"
 
 
 REFERENCES: dict[str, tuple[Any, str]] = {
@@ -289,7 +289,7 @@ DEFINITIONS = {
 def test_a_reference_reads_as_what_it_points_at(schema: Any, expected: str) -> None:
     """References are followed, and end where they would go in circles."""
     whole = record({"a": schema}, **{"$defs": DEFINITIONS})
-    assert typescript(read(whole)) == "{" + dedent(expected) + "}"
+    assert typescript(read(whole, Inlining())) == "{" + dedent(expected) + "}"
 
 
 def test_a_comment_at_the_end_leaves_the_code_alone() -> None:
@@ -303,9 +303,23 @@ def test_references_cannot_multiply_without_end() -> None:
     doubling = {
         f"d{n}": record({"a": {"$ref": f"#/$defs/d{n + 1}"}, "b": {"$ref": f"#/$defs/d{n + 1}"}}) for n in range(30)
     }
-    text = typescript(read({"$ref": "#/$defs/d0", "$defs": doubling}))
+    text = typescript(read({"$ref": "#/$defs/d0", "$defs": doubling}, Inlining()))
     assert "any" in text
     assert len(text) < 10 * INLINE_LIMIT
+
+
+def test_all_schemas_of_a_prompt_share_what_references_may_bring() -> None:
+    """Many small schemas that double themselves come out bounded as well, and what came before them is whole."""
+    deep: dict[str, Any] = record({})
+    for _ in range(12):
+        deep = record(dict.fromkeys("ab", deep))
+    bomb = {"$ref": "#/$defs/next", "$defs": {"next": deep}}
+    whole = {"$ref": "#/$defs/next", "$defs": {"next": STRING}}
+    inlining = Inlining()
+    texts = [typescript(read(schema, inlining)) for schema in (whole, *[bomb] * 40)]
+    assert texts[0] == "string"
+    assert texts[-1] == "any"
+    assert sum(map(len, texts)) < 10 * PROMPT_INLINE_LIMIT
 
 
 def test_a_schema_of_endless_depth_is_cut() -> None:
@@ -314,4 +328,4 @@ def test_a_schema_of_endless_depth_is_cut() -> None:
     value: Any = 1
     for _ in range(900):
         schema, value = array(schema), [value]
-    assert "any[]" in typescript(read(record({"a": schema, "b": {"default": value}})))
+    assert "any[]" in typescript(read(record({"a": schema, "b": {"default": value}}), Inlining()))

@@ -48,7 +48,7 @@ async def test_secrets_are_in_no_result_message_or_log(
 
 
 async def test_secrets_of_the_operator_are_for_his_programs_only(make: Make) -> None:
-    """A tool that repeats a variable which is secret by its name is not heard; what is not may be what tools are about."""
+    """A variable that is secret by its name is not heard from a tool; another may be what tools are about."""
     servers = make({"ours": child(FILES_TOKEN=KEY, FOLDER="/srv/documents")})
     session = servers.session(McpServer("ours"))
     for name, told in (("FILES_TOKEN", "[hidden]"), ("FOLDER", "/srv/documents")):
