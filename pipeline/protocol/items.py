@@ -261,8 +261,11 @@ class ApplyPatchCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="a
 # Calls that this server runs
 
 
-class ListedTool(msgspec.Struct, frozen=True):
-    """A tool as an MCP server describes it; ``input_schema`` is a JSON schema."""
+class ListedTool(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A tool as an MCP server describes it; ``input_schema`` is a JSON schema.
+
+    What it does not say is left out: there are clients that take no null for it.
+    """
 
     name: str
     input_schema: dict[str, Any]
@@ -270,12 +273,12 @@ class ListedTool(msgspec.Struct, frozen=True):
     annotations: dict[str, Any] | None = None
 
 
-class McpListTools(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_list_tools"):
+class McpListTools(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="mcp_list_tools"):
     """What an MCP server offers, or why it could not be asked."""
 
     id: str
     server_label: str
-    tools: tuple[ListedTool, ...] = ()
+    tools: tuple[ListedTool, ...]
     error: str | None = None
 
     @property

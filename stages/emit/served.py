@@ -131,7 +131,7 @@ class OpenMcpListTools(OpenServed):
     def item(self, status: ItemStatus) -> McpListTools:
         """The list."""
         if status == "in_progress":
-            return McpListTools(self._id, self._label)
+            return McpListTools(self._id, self._label, ())
         error = self._outcome.error if self._outcome else NOT_LISTED
         return McpListTools(self._id, self._label, self._tools, error)
 

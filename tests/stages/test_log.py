@@ -50,7 +50,7 @@ async def test_each_item_is_logged_once_it_is_done(caplog: pytest.LogCaptureFixt
         (FunctionCall("fc_1", "call_1", "wait", "{", "incomplete", "agents"), "call of agents.wait: '{'"),
         (CustomToolCall("ctc_1", "call_1", "shell", "ls", "completed"), "call of shell: 'ls'"),
         (McpListTools("mcpl_1", "wiki", (ListedTool("ask", {}),)), "tools of wiki: 1"),
-        (McpListTools("mcpl_1", "wiki", error="It is down."), "tools of wiki: It is down."),
+        (McpListTools("mcpl_1", "wiki", (), "It is down."), "tools of wiki: It is down."),
         (McpCall("mcp_1", "wiki", "ask", "{}", "completed", "A\nB"), "call of wiki.ask, completed: '{}'"),
         (McpApprovalRequest("mcpr_1", "wiki", "ask", "{}"), "request to approve of wiki.ask: '{}'"),
         (CodeInterpreterCall("ci_1", "1\n2", "cntr_1", "failed"), r"code, failed: '1\n2'"),

@@ -216,7 +216,7 @@ def test_b11_a_list_that_nobody_waited_for_failed(ran: Frames) -> None:
     events = [event for frame in (started(), McpListToolsOpened("wiki"), *ran) for event in writer.feed(frame)]
     ended = checked(only_events([*events, *writer.fail(EngineFailed("It broke."))]))
     assert types(ended)[2:-1] == ladder("mcp_list_tools.in_progress", "mcp_list_tools.failed")
-    assert final(ended).output == (McpListTools("mcpl_10000", "wiki", error=NOT_LISTED),)
+    assert final(ended).output == (McpListTools("mcpl_10000", "wiki", (), NOT_LISTED),)
 
 
 # What is in it
@@ -230,7 +230,7 @@ FAILED = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text
     ("item", "expected"),
     [
         (mcp_list(LISTED), McpListTools("mcpl_10000", "wiki", (ListedTool("ask", {"type": "object"}, "Asks."),))),
-        (mcp_list(error="It is down."), McpListTools("mcpl_10000", "wiki", error="It is down.")),
+        (mcp_list(error="It is down."), McpListTools("mcpl_10000", "wiki", (), "It is down.")),
         (mcp_call("{", "}"), McpCall("mcp_10000", "wiki", "ask", "{}", "completed", "Fine.")),
         (mcp_call(result=""), McpCall("mcp_10000", "wiki", "ask", "", "completed", "")),
         (mcp_call("{}", error="No."), McpCall("mcp_10000", "wiki", "ask", "{}", "failed", error=FAILED)),
@@ -308,7 +308,7 @@ def test_an_item_is_added_with_zero_values() -> None:
     call = {"arguments": "", "output": None, "error": None, "approval_request_id": None}
     code = {"code": "", "container_id": "cntr_1", "outputs": None}
     assert added[:4] == [
-        {"type": "mcp_list_tools", "id": "mcpl_10000", "server_label": "wiki", "tools": [], "error": None},
+        {"type": "mcp_list_tools", "id": "mcpl_10000", "server_label": "wiki", "tools": []},
         {
             "type": "mcp_call",
             "id": "mcp_10001",

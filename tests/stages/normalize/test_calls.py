@@ -55,7 +55,7 @@ def response(asked: str = "r", **fields: Any) -> Json:
 @pytest.mark.parametrize(
     ("given", "item"),
     [
-        ({"type": "mcp_list_tools", "server_label": "m"}, McpListTools("mcpl_1i0000", "m")),
+        ({"type": "mcp_list_tools", "server_label": "m"}, McpListTools("mcpl_1i0000", "m", ())),
         (
             {"type": "mcp_list_tools", "id": "i", "server_label": "m", "tools": [LISTED, {"name": "g"}], "error": None},
             McpListTools(

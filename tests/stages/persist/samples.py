@@ -71,7 +71,7 @@ ITEMS: tuple[Item, ...] = (
     ApplyPatchCall("apc_1", "call_8", {"type": "update_file", "path": "a", "diff": "-a\n+b\n"}, "completed"),
     ApplyPatchCallOutput("apco_1", "call_8", "failed", "no such file"),
     McpListTools("mcpl_1", "maps", (ListedTool("find", {"type": "object"}, "Finds.", {"readOnlyHint": True}),)),
-    McpListTools("mcpl_2", "maps", error="It is down."),
+    McpListTools("mcpl_2", "maps", (), "It is down."),
     McpCall("mcp_1", "maps", "find", "{}", "completed", "here", approval_request_id="mcpr_1"),
     McpCall("mcp_2", "maps", "find", '{"', "failed", error={"type": "protocol_error", "code": 1, "message": "No."}),
     McpApprovalRequest("mcpr_1", "maps", "find", "{}"),
