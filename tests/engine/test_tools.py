@@ -225,7 +225,7 @@ async def test_the_shell_writes_what_the_model_reads(turns: Turns) -> None:
     assert call["action"]["commands"] == ["echo note > note.txt && cat note.txt"]
     [wrote] = output["output"]
     assert (wrote["stdout"], wrote["outcome"]) == ("note\n", {"type": "exit", "exit_code": 0})
-    assert "note\n" in turns.encoding.decode(turns.prompts.passed[1].token_ids)
+    assert "<|message|>note<|end|>" in turns.encoding.decode(turns.prompts.passed[1].token_ids)
     assert answer(response) == "I made a note in the container."
 
 
