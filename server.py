@@ -55,8 +55,12 @@ from stages.responses import harmony_responses
 
 logger = logging.getLogger("penstock")
 
-KEY_OPTIONS = {"--api-key", "--api-keys", "--web-search-key"}
-"""What must not stand in a command line."""
+KEY_PLACES = {
+    "--api-key": "--api-key-file or PENSTOCK_API_KEYS",
+    "--api-keys": "--api-key-file or PENSTOCK_API_KEYS",
+    "--web-search-key": "PENSTOCK_WEB_SEARCH_KEY",
+}
+"""Where keys belong that must not stand in a command line."""
 
 
 @asynccontextmanager
@@ -201,11 +205,9 @@ def main() -> None:
     """Run ``penstock serve [MODEL] [options]``."""
     if sys.argv[1:2] != ["serve"]:
         sys.exit("usage: penstock serve [MODEL] [options]\n\nTry: penstock serve --help")
-    if any(argument.split("=")[0] in KEY_OPTIONS for argument in sys.argv):
-        sys.exit(
-            "penstock: a command line shows its keys to all processes: use --api-key-file, PENSTOCK_API_KEYS"
-            " and PENSTOCK_WEB_SEARCH_KEY"
-        )
+    for argument in sys.argv:
+        if place := KEY_PLACES.get(argument.split("=")[0]):
+            sys.exit(f"penstock: a command line shows its keys to all processes: use {place}")
     # Until the server is up, SIGTERM unwinds the start.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:

@@ -146,9 +146,16 @@ def test_what_to_try_first_names_no_key(keys: str | None) -> None:
     assert ALICE not in told
 
 
-@pytest.mark.parametrize("option", [["--api-key", ALICE], [f"--api-keys={ALICE}"]])
-def test_a_key_on_the_command_line_is_refused(option: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("option", "place"),
+    [
+        (["--api-key", ALICE], "--api-key-file or PENSTOCK_API_KEYS"),
+        ([f"--api-keys={ALICE}"], "--api-key-file or PENSTOCK_API_KEYS"),
+        (["--web-search-key", ALICE], "PENSTOCK_WEB_SEARCH_KEY"),
+    ],
+)
+def test_a_key_on_the_command_line_is_refused(option: list[str], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every process of the machine could read it there."""
     monkeypatch.setattr(sys, "argv", ["penstock", "serve", "tiny", *option])
-    with pytest.raises(SystemExit, match="--api-key-file or PENSTOCK_API_KEYS"):
+    with pytest.raises(SystemExit, match=place):
         main()

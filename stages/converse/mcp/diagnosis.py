@@ -36,7 +36,9 @@ def diagnosed(error: BaseException, statuses: Sequence[int], seconds: float, sec
 def _plain(error: BaseException, seconds: float) -> Failure:
     reasons = tuple(_reasons(error))
     if any(isinstance(reason, Blocked) for reason in reasons):
-        return protocol_failure(CONNECTION_CLOSED, "The server's address is not one that may be connected to.")
+        return protocol_failure(
+            CONNECTION_CLOSED, "The server's address is neither public nor allowed (--allow-address)."
+        )
     for reason in reasons:
         if isinstance(reason, ssl.SSLCertVerificationError):
             return protocol_failure(CONNECTION_CLOSED, f"The server's certificate is not good: {reason.verify_message}")

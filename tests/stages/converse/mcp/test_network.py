@@ -20,7 +20,7 @@ from stages.converse.tools import ServerUnavailable
 from tests.mcp_servers import HttpServers
 from tests.stages.converse.mcp.reaching import LOCAL, PATIENT, Make
 
-REFUSED = "The server's address is not one that may be connected to."
+REFUSED = "The server's address is neither public nor allowed (--allow-address)."
 
 
 @asynccontextmanager
