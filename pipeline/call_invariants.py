@@ -103,7 +103,7 @@ class LadderChecker:
 
     def _status(self, item: OutputItem) -> CallStatus:
         """How the item ended; a list, which has no status, tells it by its error."""
-        if isinstance(item, McpListTools) and item.error is not None:
+        if isinstance(item, McpListTools) and item.error:
             was_told = any(kind is McpListToolsCompleted for _, kind in self._taken)
             return "incomplete" if was_told else "failed"
         return item.status or "completed"
@@ -228,7 +228,7 @@ def _text(item: OutputItem) -> str | None:
 def _is_empty(item: OutputItem) -> bool:
     match item:
         case McpListTools():
-            return not item.tools and item.error is None
+            return not item.tools and not item.error
         case McpCall():
             return not item.arguments and item.output is None and item.error is None
         case CodeInterpreterCall():

@@ -63,7 +63,7 @@ NOTE = {"type": "url_citation", "url": "https://a.example/", "title": "A", "star
 SEARCH = {"type": "search", "query": "Oslo"}
 FOUND = {**SEARCH, "sources": [{"type": "url", "url": "https://a.example/"}]}
 LOGS = {"type": "logs", "logs": "2\n"}
-LISTED = {"name": "ask", "input_schema": {"type": "object"}, "description": "Asks.", "annotations": None}
+LISTED = {"name": "ask", "input_schema": {"type": "object"}, "description": "Asks."}
 WRITTEN = {"stdout": "a\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
 HUNG = {"stdout": "", "stderr": "b\n", "outcome": {"type": "timeout"}}
 

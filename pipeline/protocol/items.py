@@ -261,7 +261,7 @@ class ApplyPatchCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="a
 # Calls that this server runs
 
 
-class ListedTool(msgspec.Struct, frozen=True, omit_defaults=True):
+class ListedTool(msgspec.Struct, frozen=True):
     """A tool as an MCP server describes it; ``input_schema`` is a JSON schema.
 
     What it does not say is left out: there are clients that take no null for it.
@@ -269,17 +269,17 @@ class ListedTool(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: str
     input_schema: dict[str, Any]
-    description: str | None = None
-    annotations: dict[str, Any] | None = None
+    description: str | UnsetType = UNSET
+    annotations: dict[str, Any] | UnsetType = UNSET
 
 
-class McpListTools(msgspec.Struct, frozen=True, omit_defaults=True, tag_field="type", tag="mcp_list_tools"):
+class McpListTools(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_list_tools"):
     """What an MCP server offers, or why it could not be asked."""
 
     id: str
     server_label: str
     tools: tuple[ListedTool, ...]
-    error: str | None = None
+    error: str | UnsetType = UNSET
 
     @property
     def status(self) -> CallStatus:

@@ -48,7 +48,7 @@ class Listing:
 
 def known(items: Iterable[Item]) -> dict[str, tuple[ListedTool, ...]]:
     """What servers offered earlier in the conversation, by their labels: it is not asked again."""
-    return {item.server_label: item.tools for item in items if isinstance(item, McpListTools) and item.error is None}
+    return {item.server_label: item.tools for item in items if isinstance(item, McpListTools) and not item.error}
 
 
 def offered(tools: Toolset, listed: Mapping[str, Sequence[ListedTool]]) -> Toolset:
@@ -61,7 +61,9 @@ def offered(tools: Toolset, listed: Mapping[str, Sequence[ListedTool]]) -> Tools
 def _tools(server: McpServer, listed: Iterable[ListedTool]) -> Iterable[McpTool]:
     for tool in listed:
         if _CALLABLE.fullmatch(tool.name) and (server.allowed is None or _matches(server.allowed, tool)):
-            yield McpTool(server.label, tool.name, tool.description, tool.input_schema, _needs_approval(server, tool))
+            yield McpTool(
+                server.label, tool.name, tool.description or None, tool.input_schema, _needs_approval(server, tool)
+            )
 
 
 def _needs_approval(server: McpServer, tool: ListedTool) -> bool:

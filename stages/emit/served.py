@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from pipeline.frames import (
     CallFinished,
@@ -133,7 +134,7 @@ class OpenMcpListTools(OpenServed):
         if status == "in_progress":
             return McpListTools(self._id, self._label, ())
         error = self._outcome.error if self._outcome else NOT_LISTED
-        return McpListTools(self._id, self._label, self._tools, error)
+        return McpListTools(self._id, self._label, self._tools, error or UNSET)
 
 
 class OpenMcpCall(OpenServed):

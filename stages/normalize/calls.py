@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from pipeline.protocol import given_calls as given
 from pipeline.protocol.body import Pace
@@ -62,7 +63,7 @@ async def server_item(item: given.ServerCallItem, suffix: str, pace: Pace) -> It
         case given.McpListToolsItem():
             tools = await _listed(item.tools or (), pace)
             error = item.error if isinstance(item.error, str | None) else msgspec.json.encode(item.error).decode()
-            return McpListTools(item.id or f"mcpl_{suffix}", item.server_label, tools, error or None)
+            return McpListTools(item.id or f"mcpl_{suffix}", item.server_label, tools, error or UNSET)
         case given.McpCallItem():
             return _mcp_call(item, suffix)
         case given.McpApprovalRequestItem():
@@ -132,7 +133,9 @@ async def _listed(said: Sequence[given.ListedToolPart], pace: Pace) -> tuple[Lis
     tools = []
     for tool in said:
         await pace()
-        tools.append(ListedTool(tool.name, tool.input_schema or {}, tool.description, tool.annotations))
+        tools.append(
+            ListedTool(tool.name, tool.input_schema or {}, tool.description or UNSET, tool.annotations or UNSET)
+        )
     return tuple(tools)
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 import msgspec
 from mcp import Client, MCPError
 from mcp_types import HEADER_MISMATCH, INVALID_REQUEST, CallToolRequest, CallToolRequestParams, CallToolResult, Tool
+from msgspec import UNSET
 
 from pipeline.protocol.items import ListedTool
 from stages.converse.guard import AllowedNetworks
@@ -149,4 +150,4 @@ async def _listed(client: Client) -> Tools:
 
 def _listed_tool(tool: Tool) -> ListedTool:
     hints = tool.annotations.model_dump(by_alias=True, mode="json", exclude_none=True) if tool.annotations else None
-    return ListedTool(tool.name, tool.input_schema, tool.description, hints)
+    return ListedTool(tool.name, tool.input_schema, tool.description or UNSET, hints or UNSET)

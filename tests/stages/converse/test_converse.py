@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from pipeline.errors import ContextTooLong, EngineOverloaded
@@ -611,7 +612,7 @@ async def test_the_request_says_what_may_be_called_and_what_needs_approval(
 ) -> None:
     """Names and read-only hints decide, and where two rules disagree the careful one does."""
     listed = [
-        ListedTool("read", {}, None, {"readOnlyHint": True}),
+        ListedTool("read", {}, UNSET, {"readOnlyHint": True}),
         ListedTool("write", {}),
         ListedTool("not a name", {}),
     ]

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from pipeline.protocol.items import ListedTool
 from pipeline.protocol.tools import McpServer
@@ -50,7 +51,7 @@ async def test_b25_every_way_to_a_server_lists_and_calls(
     assert tools["echo"].description == "Say it again."
     assert tools["echo"].input_schema["required"] == ["text"]
     assert tools["echo"].annotations == {"readOnlyHint": True}
-    assert tools["add"].annotations is None
+    assert tools["add"].annotations is UNSET
     session = servers.session(McpServer("good"))
     assert await called(session, "add", a=2, b=3) == Outcome("5")
     assert await called(session, "echo", text="Grüße\n你好") == Outcome("Grüße\n你好")
