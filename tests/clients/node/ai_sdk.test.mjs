@@ -49,6 +49,39 @@ test("a streamed tool round trip", async () => {
   assert.equal(pieces.join(""), "It is 18 °C in Paris right now.");
 });
 
+const calculator = { serverLabel: "calculator", serverUrl: process.env.DOCUMENTS_URL, requireApproval: "never" };
+const hosted = { code_interpreter: openai.tools.codeInterpreter({}), mcp: openai.tools.mcp(calculator) };
+const questions = {
+  "Set x to 20 in Python, then double it.": ["Twice 20 is 40.", ["code_interpreter", "code_interpreter"]],
+  "Add 2 and 3 with the calculator server.": ["2 plus 3 is 5.", ["mcp.add"]],
+};
+
+for (const [prompt, [answer, calls]] of Object.entries(questions)) {
+  test(`tools that the server runs: ${prompt}`, async () => {
+    const { text, toolCalls, toolResults } = await generateText({ model, temperature, tools: hosted, prompt });
+    assert.equal(text, answer);
+    assert.deepEqual(toolCalls.map((call) => call.toolName), calls);
+    assert.equal(toolResults.length, calls.length);
+  });
+
+  test(`the same as a stream: ${prompt}`, async () => {
+    const result = streamText({ model, temperature, tools: hosted, prompt });
+    assert.equal(await result.text, answer);
+    assert.deepEqual((await result.toolCalls).map((call) => call.toolName), calls);
+    assert.equal((await result.toolResults).length, calls.length);
+  });
+}
+
+test("what the server did, sent back", async () => {
+  const messages = [];
+  for (const [content, [answer]] of Object.entries(questions)) {
+    messages.push({ role: "user", content });
+    const { text, response } = await generateText({ model, temperature, tools: hosted, messages });
+    assert.equal(text, answer);
+    messages.push(...response.messages);
+  }
+});
+
 test("reasoning, as a summary", async () => {
   const providerOptions = { openai: { reasoningSummary: "auto", forceReasoning: true } };
   const { reasoningText } = await generateText({ model, prompt: "Say hello.", providerOptions });
