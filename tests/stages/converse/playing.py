@@ -208,3 +208,15 @@ class Table:
         """All frames of one response."""
         async with aclosing(self.converse(replay([given or conversation()]))) as frames:
             return [frame async for frame in frames]
+
+
+DOCS = Toolset(servers=(McpServer("docs", approves_rest=False),))
+
+
+def kinds(frames: list[ConversedFrame]) -> list[str]:
+    """The frames by name, text left out."""
+    return [type(frame).__name__ for frame in frames if not isinstance(frame, ItemDelta)]
+
+
+def reasons(frames: list[ConversedFrame]) -> list[FinishReason]:
+    return [frame.reason for frame in frames if isinstance(frame, TurnFinished)]
