@@ -41,7 +41,7 @@ def followed(way: str, first: Told, *items: Json) -> Json:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", WAYS)
-async def test_d29_a_call_is_made_once_it_is_approved_of(
+async def test_row29_a_call_is_made_once_it_is_approved_of(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str, way: str
 ) -> None:
     """The request ends the response; with the client's word the very call that it saw is made, before the model reads.

@@ -63,7 +63,7 @@ def assert_echoed(heard: Told, label: str) -> None:
 
 
 @pytest.mark.parametrize("owner", ["operator", "request"])
-async def test_b24_b25_d29_servers_are_called_however_a_response_is_made(
+async def test_b24_b25_row29_servers_are_called_however_a_response_is_made(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, owner: str
 ) -> None:
     """A connection lives as long as what needs it: in the background, in a stream, in both, and unstored."""
@@ -111,7 +111,7 @@ async def test_v24_a_stream_says_that_it_lives_while_a_tool_runs(
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_d40_a_tool_that_fails_is_an_item_that_failed(
+async def test_row40_a_tool_that_fails_is_an_item_that_failed(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
     """The model reads what went wrong, a wrong name or wrong arguments included, and the response completes."""

@@ -76,7 +76,7 @@ async def test_b25_every_way_to_a_server_lists_and_calls(
 
 
 @pytest.mark.parametrize("over", WAYS)
-async def test_v23_d30_a_call_ends_in_its_time_and_when_it_is_left(over: str, make: Make, http: HttpServers) -> None:
+async def test_v23_row30_a_call_ends_in_its_time_and_when_it_is_left(over: str, make: Make, http: HttpServers) -> None:
     """A tool that hangs is given up when the time is up, or nobody waits any longer, here and on its server."""
     servers = make({"good": reached(over, http)})
     session = servers.session(McpServer("good"))
@@ -97,7 +97,7 @@ async def test_v23_d30_a_call_ends_in_its_time_and_when_it_is_left(over: str, ma
 
 
 @pytest.mark.parametrize("over", ["mcp", "sse"])
-async def test_d30_a_response_that_is_left_closes_its_connection(over: str, make: Make, http: HttpServers) -> None:
+async def test_row30_a_response_that_is_left_closes_its_connection(over: str, make: Make, http: HttpServers) -> None:
     """Its call is cancelled on the server, and its session may be closed by another task than opened it."""
     servers = make({"good": reached("mcp", http)})
     watcher = servers.session(McpServer("good"))
