@@ -19,7 +19,7 @@ Tools: TypeAlias = tuple[ListedTool, ...]
 class Listings:
     """Listings of the latest ``most`` servers, each fresh for ``seconds``; those who ask at once ask together."""
 
-    def __init__(self, seconds: float, most: int = 256, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, seconds: float, most: int = 64, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
         self._most = most
         self._clock = clock
