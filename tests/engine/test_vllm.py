@@ -59,6 +59,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
 ]
 
+BABBLE = "start: /[a-z]{60}/ <[200002]>"
+"""What the tiny model was never taught, so that it is sure of nothing."""
+
 RECORDED = [case for case in CASES if not (case / "completion.txt").exists()]
 
 
@@ -200,11 +203,11 @@ async def test_logprobs_are_those_of_the_tokens(engine: VllmEngine, encoding: Ha
 
 async def test_logprobs_of_unlikely_tokens(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """A token that is not among the likeliest has its own logprob, which is below theirs."""
-    wild = sampled(prompt(encoding, "Say hello.", max_tokens=100), temperature=2.0, seed=1, logprobs=2)
-    frames = await generate(engine, wild)
+    wild = sampled(prompt(encoding, "Say hello.", max_tokens=100), temperature=2.0, seed=1, logprobs=1)
+    frames = await generate(engine, msgspec.structs.replace(wild, grammar=BABBLE))
     unlikely = 0
     for token, logprob in zip(token_ids(frames), logprobs(frames), strict=True):
-        assert len(logprob.top) == 2
+        assert len(logprob.top) == 1
         if token not in dict(logprob.top):
             unlikely += 1
             assert logprob.logprob <= logprob.top[-1][1] <= logprob.top[0][1] <= 0
@@ -251,10 +254,11 @@ async def test_too_many_alternatives_are_refused(engine: VllmEngine, encoding: H
 
 async def test_a_seed_repeats(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """The same seed gives the same tokens at any temperature, and others give others."""
-    wild = sampled(prompt(encoding, "Say hello.", max_tokens=40), temperature=2.0)
-    said = [token_ids(await generate(engine, sampled(wild, seed=seed))) for seed in (1, 1, 2, 3)]
+    asked = msgspec.structs.replace(prompt(encoding, "Say hello.", max_tokens=40), grammar=BABBLE)
+    wild = sampled(asked, temperature=2.0)
+    said = [token_ids(await generate(engine, sampled(wild, seed=seed))) for seed in (1, 1, 2, 3, 4, 5)]
     assert said[0] == said[1]
-    assert said[2] != said[0] != said[3]
+    assert len(set(map(tuple, said))) > 1
 
 
 @pytest.mark.parametrize("narrow", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}], ids=str)
@@ -442,8 +446,9 @@ async def test_zz_a_dead_engine_is_told(engine: VllmEngine, encoding: HarmonyEnc
         reading = asyncio.create_task(served.stream({"input": "Never stop talking."}))
         await asyncio.sleep(0.5)
         for child in psutil.Process().children(recursive=True):
-            if "EngineCore" in " ".join(child.cmdline()) or "EngineCore" in child.name():
-                os.kill(child.pid, signal.SIGKILL)
+            with suppress(psutil.ZombieProcess):
+                if "EngineCore" in " ".join(child.cmdline()) or "EngineCore" in child.name():
+                    os.kill(child.pid, signal.SIGKILL)
         response = final(read_sse(await asyncio.wait_for(reading, 20)))
         assert response.status == "failed"
         assert response.error is not None

@@ -17,8 +17,8 @@ SAMPLING = Sampling(temperature=1.0, top_p=1.0)
 
 
 @asynccontextmanager
-async def serving(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
-    """The URL of a server whose every request goes to ``handler``."""
+async def serving(handler: Callable[[web.Request], Awaitable[web.StreamResponse]], port: int = 0) -> AsyncIterator[str]:
+    """The URL of a server whose every request goes to ``handler``, at that port if it is free."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         return await handler(request)
@@ -28,7 +28,10 @@ async def serving(handler: Callable[[web.Request], Awaitable[web.StreamResponse]
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", port).start()
+        except OSError:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
