@@ -105,7 +105,7 @@ $(CODEX)/.installed: $(CODEX)/package-lock.json | $(DONE)/test
 
 # Checking
 
-check: $(DONE)/test ## Format, lint, types, and the tests without an engine: about ten minutes
+check: $(DONE)/test ## Format, lint, types, and the tests without an engine: a quarter of an hour
 	@$(MAKE) --no-print-directory --output-sync --keep-going --jobs 2 unit ruff mypy pyright
 
 ruff: $(DONE)/test
