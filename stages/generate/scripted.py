@@ -64,9 +64,8 @@ class ScriptedEngine:
             raise ServerStopping
         if self.script.refusal:
             raise self.script.refusal
-        turn = sum(before.response.id == prompt.response.id for before in self.prompts)
+        script = self._next_script(prompt.response.id) if self.turns else self.script
         self.prompts.append(prompt)
-        script = self.turns[turn] if turn < len(self.turns) else self.script
         run = _Run(prompt.response.id)
         self._runs.append(run)
         try:
@@ -93,6 +92,10 @@ class ScriptedEngine:
     async def close(self) -> None:
         """The engine is gone."""
         self.is_alive = False
+
+    def _next_script(self, response_id: str) -> Script:
+        turn = sum(prompt.response.id == response_id for prompt in self.prompts)
+        return self.turns[turn] if turn < len(self.turns) else self.script
 
     def _leave(self, run: _Run) -> None:
         if run in self._runs:
