@@ -357,6 +357,11 @@ ItemFrame: TypeAlias = ItemOpened | ItemDelta | AnnotationAdded | ItemClosed
 ParsedFrame: TypeAlias = GenerationStarted | ItemFrame | TurnFinished
 """``GenerationStarted . ItemFrame* . TurnFinished``"""
 
+ServedOpened: TypeAlias = ServerCallOpened | McpListToolsOpened | ShellOutputOpened
+"""What the server does itself, asked by the model or not."""
+
+Opened: TypeAlias = ItemOpened | ServedOpened
+
 ToolFrame: TypeAlias = McpListToolsOpened | ShellOutputOpened | CallStarted | CallFinished
 """``(CallStarted . CallFinished)`` comes within the item that it is about, behind its last `ItemDelta`"""
 

@@ -31,16 +31,20 @@ def _not_reserved(label: str) -> str:
     return label
 
 
-def _of_a_server(url: str) -> str:
-    """``url`` as it is, if it is one of a server and has no password in it."""
+def is_web_url(url: str) -> bool:
+    """Whether that is a URL of HTTP, with a host."""
     try:
         parts = urlsplit(url)
-        is_whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        parts, is_whole = None, False
-    if parts is None or not is_whole:
+        return False
+
+
+def _of_a_server(url: str) -> str:
+    """``url`` as it is, if it is one of a server and has no password in it."""
+    if not is_web_url(url):
         raise PydanticCustomError("server_url", "This should be a URL: http or https, with a host")
-    if "@" in parts.netloc:
+    if "@" in urlsplit(url).netloc:
         raise PydanticCustomError("server_url", "No user or password may be in this URL: use headers or authorization")
     return url
 

@@ -17,6 +17,11 @@ IncompleteReason: TypeAlias = Literal["max_output_tokens", "content_filter", "ma
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
+def item_key(response_id: str, index: int) -> str:
+    """What the ids of an output item end in: it derives from the response's id, so that a replay draws the same one."""
+    return f"{response_id.removeprefix('resp_')}{index:04x}"
+
+
 class InputTokensDetails(msgspec.Struct, frozen=True):
     """``cached_tokens`` were found in the engine's prefix cache."""
 

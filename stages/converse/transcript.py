@@ -6,8 +6,6 @@ the client runs need no item here: with one of them the response ends.
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from msgspec import UNSET
 from msgspec.structs import replace
 
@@ -23,11 +21,11 @@ from pipeline.frames import (
     GenerationStarted,
     ItemClosed,
     ItemDelta,
-    ItemOpened,
     McpApprovalOpened,
     McpCallOpened,
     McpListToolsOpened,
     MessageOpened,
+    Opened,
     ReasoningOpened,
     RefusalOpened,
     ResponseStarted,
@@ -55,10 +53,8 @@ from pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
-from pipeline.protocol.response import Response
+from pipeline.protocol.response import Response, item_key
 from stages.shell import shell_action
-
-Opened: TypeAlias = ItemOpened | McpListToolsOpened | ShellOutputOpened
 
 SANDBOX = {"type": "container_reference"}
 """What tells a shell call of the server's from one of the client's."""
@@ -68,7 +64,7 @@ class Transcript:
     """The machine: one per response."""
 
     def __init__(self, response: Response) -> None:
-        self._suffix = response.id.removeprefix("resp_")
+        self._response_id = response.id
         self._count = 0
         self._opening: Opened | None = None
         self._started = CallStarted()
@@ -162,4 +158,4 @@ class Transcript:
                 return None
 
     def _key(self, index: int) -> str:
-        return f"{self._suffix}{index:04x}"
+        return item_key(self._response_id, index)

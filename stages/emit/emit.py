@@ -26,6 +26,7 @@ from pipeline.frames import (
     ItemDelta,
     ItemResult,
     ItemTokens,
+    Opened,
     ResponseStarted,
     TurnFinished,
 )
@@ -43,9 +44,10 @@ from pipeline.protocol.response import (
     IncompleteDetails,
     IncompleteReason,
     Response,
+    item_key,
 )
 from stages.emit.ladder import OpenItem, OpenMessage, Place
-from stages.emit.opening import Opened, open_item
+from stages.emit.opening import open_item
 from stages.emit.turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -198,8 +200,9 @@ class ResponseWriter:
 
     def _place(self) -> Place:
         """Ids derive from the response's id and the item's index, so that a replay draws the same ones."""
-        own = self.response.id.removeprefix("resp_")
-        return Place(self._numbers, self._output, f"{own}{len(self._output):04x}", f"cntr_{own}")
+        response_id = self.response.id
+        container_id = f"cntr_{response_id.removeprefix('resp_')}"
+        return Place(self._numbers, self._output, item_key(response_id, len(self._output)), container_id)
 
     def _with_messages(self) -> Response:
         """The response with the raw messages, where they were asked for."""

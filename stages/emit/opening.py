@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from pipeline.frames import (
+    ClientCallOpened,
     CodeCallOpened,
     CustomToolCallOpened,
     FunctionCallOpened,
-    ItemOpened,
     McpApprovalOpened,
     McpCallOpened,
     McpListToolsOpened,
     MessageOpened,
+    Opened,
     ReasoningOpened,
     RefusalOpened,
+    ServedOpened,
     ShellCallOpened,
     ShellOutputOpened,
     WebCallOpened,
@@ -23,12 +23,6 @@ from stages.emit.calls import OpenCustomToolCall, OpenFunctionCall, OpenLocalShe
 from stages.emit.ladder import OpenItem, OpenMessage, OpenReasoning, OpenRefusal, OpenSummary, Place
 from stages.emit.served import OpenCodeCall, OpenMcpApproval, OpenMcpCall, OpenMcpListTools, OpenWebCall
 from stages.emit.shell import OpenSandboxCall, OpenShellOutput
-
-Opened: TypeAlias = ItemOpened | McpListToolsOpened | ShellOutputOpened
-Asked: TypeAlias = FunctionCallOpened | CustomToolCallOpened | McpApprovalOpened
-Served: TypeAlias = (
-    McpListToolsOpened | McpCallOpened | CodeCallOpened | WebCallOpened | ShellCallOpened | ShellOutputOpened
-)
 
 
 def open_item(opening: Opened, place: Place, *, summarised: bool) -> OpenItem:
@@ -46,7 +40,7 @@ def open_item(opening: Opened, place: Place, *, summarised: bool) -> OpenItem:
             return _served(opening, place)
 
 
-def _asked(opening: Asked, place: Place) -> OpenItem:
+def _asked(opening: ClientCallOpened, place: Place) -> OpenItem:
     """What the client has to do something about."""
     match opening:
         case FunctionCallOpened(form="local_shell"):
@@ -63,7 +57,7 @@ def _asked(opening: Asked, place: Place) -> OpenItem:
             return OpenMcpApproval(place, opening)
 
 
-def _served(opening: Served, place: Place) -> OpenItem:
+def _served(opening: ServedOpened, place: Place) -> OpenItem:
     """What the server does itself."""
     match opening:
         case McpListToolsOpened():

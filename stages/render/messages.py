@@ -100,9 +100,13 @@ class _Items:
             case FunctionCall() | CustomToolCall() | LocalShellCall() | ShellCall() | ApplyPatchCall():
                 was_cut = item.status == "incomplete" and at not in self._run
                 return () if was_cut else (called(item),)
-            case FunctionCallOutput() | CustomToolCallOutput() | LocalShellCallOutput():
-                return (self._output(item, at),)
-            case ShellCallOutput() | ApplyPatchCallOutput():
+            case (
+                FunctionCallOutput()
+                | CustomToolCallOutput()
+                | LocalShellCallOutput()
+                | ShellCallOutput()
+                | ApplyPatchCallOutput()
+            ):
                 return (self._output(item, at),)
             case McpCall() | CodeInterpreterCall() | WebSearchCall():
                 return self._run_here(item)

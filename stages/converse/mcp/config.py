@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
-from urllib.parse import urlsplit
 
 import msgspec
+
+from pipeline.protocol.given_mcp import is_web_url
 
 HttpTransport: TypeAlias = Literal["http", "sse"]
 
@@ -104,15 +105,6 @@ def _remote(place: str, entry: _Entry) -> HttpServer:
         raise WrongServers(f"{place}: url: it begins with http:// or https://, and names a host")
     headers = _all_filled(f"{place}: headers", entry.headers)
     return HttpServer(url, headers, None if said is None else "sse" if said == "sse" else "http")
-
-
-def is_web_url(url: str) -> bool:
-    """Whether that is a URL of HTTP."""
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def _all_filled(place: str, texts: Mapping[str, str]) -> dict[str, str]:

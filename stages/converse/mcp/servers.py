@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from pipeline.protocol.given_mcp import FRAMING, is_web_url
 from pipeline.protocol.tools import McpServer
 from stages.converse.guard import NOTHING_ALLOWED, AllowedNetworks
-from stages.converse.mcp.config import HttpServer, ServerConfig, is_web_url
+from stages.converse.mcp.config import HttpServer, ServerConfig
 from stages.converse.mcp.failure import INVALID_PARAMS, Failure, protocol_failure
 from stages.converse.mcp.listings import Key, Listings, Tools
 from stages.converse.mcp.session import McpSession
@@ -36,9 +37,7 @@ logger = logging.getLogger(__name__)
 FRESH = 300.0
 """Seconds for which a listing is believed."""
 
-_NOT_THE_CLIENTS = frozenset(
-    ("connection", "content-length", "content-type", "host", "te", "trailer", "transfer-encoding", "upgrade")
-)
+_NOT_THE_CLIENTS = FRAMING | {"content-type"}
 """Headers that say how a message is sent, not what."""
 
 
