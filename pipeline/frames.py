@@ -77,6 +77,16 @@ RawMessages: TypeAlias = tuple[dict[str, Any], ...]
 """Messages in the model's own terms (for Harmony, the JSON of openai_harmony's ``Message``), to debug it by."""
 
 
+class TemplateOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a request says of its model's chat template: another one, and variables for it."""
+
+    source: str | None = None
+    variables: Mapping[str, Any] = {}
+
+
+NO_TEMPLATE_OPTIONS = TemplateOptions()
+
+
 class Conversation(_Frame, frozen=True):
     """The request, understood: ``input`` came with it, ``history`` from the responses that it continues.
 
@@ -84,7 +94,8 @@ class Conversation(_Frame, frozen=True):
     day of the request, as YYYY-MM-DD.  ``raw_messages`` says whether the response shall hold the raw messages.
     ``tokens`` are those that the engine wrote for items of the history, by the item's id, as `ItemTokens` has them,
     and ``results`` what calls of the history gave the model to read, as `ItemResult` has them.
-    ``include`` are those of the request.
+    ``include`` are those of the request.  ``template`` is for models that have one.  ``structured`` is the request's
+    ``structured_outputs``: a way of vLLM's to say what the answer must look like, beside ``text.format``.
     """
 
     response: Response
@@ -99,6 +110,8 @@ class Conversation(_Frame, frozen=True):
     tokens: Mapping[str, TokenIds] = {}
     results: Mapping[str, str] = {}
     include: tuple[str, ...] = ()
+    template: TemplateOptions = NO_TEMPLATE_OPTIONS
+    structured: Mapping[str, Any] = {}
 
 
 class ResponseStarted(_Frame, frozen=True):
@@ -109,10 +122,30 @@ class ResponseStarted(_Frame, frozen=True):
     origin: Origin = Origin()
 
 
+CallSyntax: TypeAlias = Literal["native", "list", "arguments"]
+"""How calls are written: in the model's own markup, as a JSON list of objects with ``name`` and ``parameters``, or as
+the bare arguments of the one tool that may be called.  The last two are what a grammar makes of a model whose markup
+nobody has described.
+"""
+
+
+class ChatTurn(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What it takes to read what a model with a chat template writes.
+
+    ``variables`` are those with which the template was rendered, ``calls`` how the model writes calls, and
+    ``continues`` says that it goes on with the prompt's last message, and so does not think.
+    """
+
+    variables: Mapping[str, Any] = {}
+    calls: CallSyntax = "native"
+    continues: bool = False
+
+
 class Prompt(_Frame, frozen=True):
     """The conversation as the model reads it; generation stops at any of ``stop_token_ids``.
 
-    ``grammar``, in llguidance's dialect of Lark, is what everything that is generated must match.
+    ``grammar``, in llguidance's dialect of Lark, is what everything that is generated must match.  ``images`` are data
+    URLs, in the order of their placeholders.  ``chat`` is there for models with a chat template.
     """
 
     response: Response
@@ -125,6 +158,8 @@ class Prompt(_Frame, frozen=True):
     scheduling: Scheduling = Scheduling()
     raw_messages: RawMessages | None = None
     origin: Origin = Origin()
+    images: tuple[str, ...] = ()
+    chat: ChatTurn | None = None
 
 
 class GenerationStarted(_Frame, frozen=True):
@@ -132,6 +167,7 @@ class GenerationStarted(_Frame, frozen=True):
 
     ``stop`` are the stop texts of the request, ``raw_messages`` those of the prompt, where they were asked for.
     ``held_to_grammar`` says that the engine holds the model to the prompt's grammar: what breaks it was broken off.
+    ``chat`` is the prompt's, and ``prompt`` its tokens: they tell whether the model is in the middle of a thought.
     """
 
     response: Response
@@ -142,6 +178,8 @@ class GenerationStarted(_Frame, frozen=True):
     raw_messages: RawMessages | None = None
     held_to_grammar: bool = False
     origin: Origin = Origin()
+    chat: ChatTurn | None = None
+    prompt: TokenIds = ()
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):

@@ -13,14 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import packages_distributions
-from typing import Any, TypeAlias
 
 import tiktoken
 from openai_harmony import HarmonyEncodingName, load_harmony_encoding
 
 from pipeline.protocol.items import (
     ApplyPatchCall,
-    Call,
     CodeInterpreterCall,
     LocalShellCall,
     McpApprovalRequest,
@@ -29,6 +27,7 @@ from pipeline.protocol.items import (
     WebSearchCall,
 )
 from pipeline.protocol.tools import HOSTED, HostedTool, Tool
+from stages.calls import AnyCall, browser_function
 
 START = 200006
 END = 200007
@@ -49,12 +48,6 @@ VOCABULARY_SIZE = 201_088
 
 FUNCTIONS = "functions"
 """The namespace of tools that came in none."""
-
-AnyCall: TypeAlias = Call | McpCall | McpApprovalRequest | CodeInterpreterCall | WebSearchCall
-"""What the model writes as a call, whoever runs it."""
-
-_BROWSER_FUNCTIONS = {"search": "search", "open_page": "open", "find_in_page": "find"}
-"""The functions of the browser by the types of their actions."""
 
 _SPECIAL_TOKENS = {
     "<|endoftext|>": END_OF_TEXT,
@@ -139,7 +132,7 @@ def recipient_of(tool: Tool | AnyCall) -> str:
         case CodeInterpreterCall() | HostedTool(namespace="python"):
             return "python"
         case WebSearchCall(action=action):
-            return f"browser.{_browser_function(action)}"
+            return f"browser.{browser_function(action)}"
         case ShellCall(runs_here=True):
             return "container.exec"
         case McpCall() | McpApprovalRequest():
@@ -152,10 +145,6 @@ def recipient_of(tool: Tool | AnyCall) -> str:
             return f"{FUNCTIONS}.apply_patch"
         case _:
             return f"{tool.namespace or FUNCTIONS}.{tool.name}"
-
-
-def _browser_function(action: Mapping[str, Any]) -> str:
-    return _BROWSER_FUNCTIONS.get(str(action.get("type")), "search")
 
 
 BUILT_IN = frozenset(recipient_of(tool) for tools in HOSTED.values() for tool in tools)

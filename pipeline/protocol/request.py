@@ -138,6 +138,9 @@ class CreateResponse(Body):
     ) = None
     cache_salt: _CacheSalt | None = None
     priority: _Int64 | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
     enable_response_messages: bool | None = None
     previous_input_messages: Annotated[list[RawMessage], FAIL_FAST] | None = None
 

@@ -31,6 +31,8 @@ class Generate:
                     raw_messages=prompt.raw_messages,
                     held_to_grammar=prompt.grammar is not None,
                     origin=prompt.origin,
+                    chat=prompt.chat,
+                    prompt=() if prompt.chat is None else prompt.token_ids,
                 )
                 async for frame in frames:
                     yield frame

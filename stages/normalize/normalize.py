@@ -26,7 +26,7 @@ from pipeline.errors import (
     StoreFailed,
     UnsupportedParameter,
 )
-from pipeline.frames import Conversation, Origin, Sampling, Scheduling
+from pipeline.frames import NO_TEMPLATE_OPTIONS, Conversation, Origin, Sampling, Scheduling, TemplateOptions
 from pipeline.logs import current_response
 from pipeline.protocol.body import Pace, shortened
 from pipeline.protocol.given_items import InputItem, MessageItem
@@ -119,6 +119,8 @@ class Normalize:
             tokens=past.tokens,
             results={**past.results, **await self._results(items, request)},
             include=tuple(request.include or ()),
+            template=_template(request),
+            structured=request.structured_outputs or {},
         )
 
     def _model(self, request: CreateResponse) -> str:
@@ -213,6 +215,12 @@ def _sampling(request: CreateResponse) -> Sampling:
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=_or(request.top_logprobs, 0) if asks_logprobs else None,
     )
+
+
+def _template(request: CreateResponse) -> TemplateOptions:
+    if request.chat_template is None and not request.chat_template_kwargs:
+        return NO_TEMPLATE_OPTIONS
+    return TemplateOptions(request.chat_template, request.chat_template_kwargs or {})
 
 
 def _items(said: str | list[InputItem] | None) -> Sequence[InputItem]:

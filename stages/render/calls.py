@@ -22,7 +22,8 @@ from pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
-from stages.harmony import FUNCTIONS, AnyCall, recipient_of
+from stages.calls import AnyCall
+from stages.harmony import FUNCTIONS, recipient_of
 from stages.render.message import Channel, HarmonyMessage
 
 _UNKNOWN = f"{FUNCTIONS}.unknown"

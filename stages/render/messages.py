@@ -33,7 +33,7 @@ from pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
-from stages.harmony import AnyCall
+from stages.calls import AnyCall
 from stages.render.calls import called, output_of, refused, result_of, returned
 from stages.render.head import head
 from stages.render.message import Channel, HarmonyMessage

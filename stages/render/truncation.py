@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from pipeline.protocol.items import Item, Message, Reasoning
-from stages.harmony import AnyCall
+from stages.calls import AnyCall
 from stages.render.messages import callers_of
 
 
