@@ -16,12 +16,28 @@ CallStatus: TypeAlias = Literal["in_progress", "completed", "incomplete", "faile
 """The status of what this server runs itself."""
 Phase: TypeAlias = Literal["commentary", "final_answer"]
 Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
+ImageDetail: TypeAlias = Literal["low", "high", "auto", "original"]
 
 
 class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text"):
     """Text that the client wrote."""
 
     text: str
+
+
+class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image"):
+    """An image that the client shows: an address on the web, or a data URL.
+
+    ``detail`` is how closely the client wants it looked at; models here have their own way with every image.
+    """
+
+    image_url: str
+    detail: ImageDetail = "auto"
+
+    @property
+    def text(self) -> str:
+        """It says nothing in words."""
+        return ""
 
 
 class TopLogprob(msgspec.Struct, frozen=True, gc=False):
@@ -70,13 +86,15 @@ class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_te
     text: str
 
 
-MessagePart: TypeAlias = InputText | OutputText | Refusal
+InputPart: TypeAlias = InputText | InputImage
+"""What a client, or a tool of its own, shows the model."""
+MessagePart: TypeAlias = InputPart | OutputText | Refusal
 OutputPart: TypeAlias = OutputText | Refusal | ReasoningText
 """The parts that ``response.content_part`` events carry."""
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
-    """Text from one side of the conversation; ``phase`` only where the assistant speaks."""
+    """What one side of the conversation says or shows; ``phase`` only where the assistant speaks."""
 
     id: str
     status: ItemStatus
@@ -86,7 +104,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
 
     @property
     def text(self) -> str:
-        """All of its text; parts join without a separator, as they were generated."""
+        """All of its text, without its images; parts join without a separator, as they were generated."""
         return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in self.content)
 
 
@@ -124,12 +142,12 @@ class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_
 class _CallOutput(msgspec.Struct, frozen=True, tag_field="type"):
     id: str
     call_id: str
-    output: str | tuple[InputText, ...]
+    output: str | tuple[InputPart, ...]
     status: ItemStatus
 
     @property
     def text(self) -> str:
-        """The output as one text."""
+        """The output as one text, without its images."""
         return self.output if isinstance(self.output, str) else "".join(part.text for part in self.output)
 
 
@@ -381,3 +399,15 @@ ServerItem: TypeAlias = McpListTools | McpCall | McpApprovalRequest | CodeInterp
 
 Item: TypeAlias = Message | Reasoning | Call | CallOutput | ServerItem | McpApprovalResponse | AdditionalTools
 OutputItem: TypeAlias = Message | Reasoning | Call | ShellCallOutput | ServerItem
+
+
+def images_of(item: Item) -> tuple[InputImage, ...]:
+    """The images that an item shows the model, in order."""
+    match item:
+        case Message(content=parts):
+            pass
+        case FunctionCallOutput(output=tuple(parts)) | CustomToolCallOutput(output=tuple(parts)):
+            pass
+        case _:
+            return ()
+    return tuple(part for part in parts if isinstance(part, InputImage))
