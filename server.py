@@ -32,7 +32,6 @@ from pipeline.protocol.tools import HOSTED
 from stages.converse.browser.backends import backend_of
 from stages.converse.browser.host import BrowserHost
 from stages.converse.exchange import Limits
-from stages.converse.guard import AllowedNetworks
 from stages.converse.mcp.config import WrongServers, read_servers
 from stages.converse.mcp.host import McpHost
 from stages.converse.mcp.servers import McpServers
@@ -42,6 +41,7 @@ from stages.converse.sandbox.python import PythonHost
 from stages.converse.tools import Host, Toolbox
 from stages.generate.engine import Engine
 from stages.generate.vllm import UnknownModel, start_vllm
+from stages.guard import AllowedNetworks
 from stages.harmony import ClobberedInstall, load_encoding
 from stages.log import log_outputs
 from stages.normalize.normalize import Normalize

@@ -20,7 +20,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from stages.converse.guard import AllowedNetworks
+from stages.guard import AllowedNetworks
 
 ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 """The hosts that stand for all addresses of a machine, and how it reaches itself."""

@@ -16,8 +16,8 @@ from api.settings import Settings
 from pipeline.errors import EngineOverloaded
 from server import toolbox
 from stages.converse.exchange import Limits
-from stages.converse.guard import NOTHING_ALLOWED
 from stages.converse.sandbox.probe import Sandbox
+from stages.guard import NOTHING_ALLOWED
 from stages.harmony import HarmonyEncoding
 from tests.api.lives import begun, ended, found, reading
 from tests.api.scripts import WEATHER, Scripted

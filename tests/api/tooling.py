@@ -17,13 +17,13 @@ from pipeline.protocol.events import ResponseEvent
 from stages.converse.browser.backends import backend_of
 from stages.converse.browser.host import BrowserHost
 from stages.converse.exchange import Limits
-from stages.converse.guard import AllowedNetworks
 from stages.converse.mcp.config import ServerConfig, StdioServer
 from stages.converse.mcp.servers import McpServers
 from stages.converse.sandbox.probe import Sandbox
 from stages.converse.sandbox.python import PythonHost
 from stages.converse.tools import Host, Toolbox
 from stages.generate.scripted import ScriptedEngine
+from stages.guard import AllowedNetworks
 from stages.harmony import HarmonyEncoding
 from tests.api.lives import Reading, ended, found
 from tests.api.scripts import Scripted, script

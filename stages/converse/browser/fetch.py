@@ -17,7 +17,7 @@ from aiohttp.abc import AbstractResolver
 from yarl import URL
 
 from stages.converse.browser.failure import Failure
-from stages.converse.guard import NOTHING_ALLOWED, AllowedNetworks, Blocked, check_address
+from stages.guard import NOTHING_ALLOWED, AllowedNetworks, Blocked, check_address
 
 PORTS = (80, 443)
 LARGEST_PAGE = 2 << 20

@@ -8,7 +8,7 @@ from stages.converse.browser.fetch import Fetcher
 from stages.converse.browser.reading import Reader
 from stages.converse.browser.session import BrowserSession
 from stages.converse.browser.visits import Visits
-from stages.converse.guard import NOTHING_ALLOWED, AllowedNetworks
+from stages.guard import NOTHING_ALLOWED, AllowedNetworks
 
 
 class BrowserHost:

@@ -12,9 +12,9 @@ import httpx2
 from mcp import MCPError
 from pydantic import ValidationError
 
-from stages.converse.guard import Blocked
 from stages.converse.mcp.failure import CONNECTION_CLOSED, Failure, http_failure, protocol_failure, too_slow
 from stages.converse.mcp.hidden import Hidden
+from stages.guard import Blocked
 
 
 def diagnosed(error: BaseException, statuses: Sequence[int], seconds: float, secrets: Hidden) -> Failure:

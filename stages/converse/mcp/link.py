@@ -17,7 +17,6 @@ from mcp_types import HEADER_MISMATCH, INVALID_REQUEST, CallToolRequest, CallToo
 from msgspec import UNSET
 
 from pipeline.protocol.items import ListedTool
-from stages.converse.guard import AllowedNetworks
 from stages.converse.mcp import answer
 from stages.converse.mcp.config import ServerConfig
 from stages.converse.mcp.connection import Connection
@@ -27,6 +26,7 @@ from stages.converse.mcp.hidden import hidden
 from stages.converse.mcp.listings import Tools
 from stages.converse.mcp.opening import Opening, statuses_noted
 from stages.converse.tools import Outcome
+from stages.guard import AllowedNetworks
 
 MOST_TOOLS = 2000
 LARGEST_LISTING = 2 * 2**20

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, cast
 import httpcore2
 import httpx2
 
-from stages.converse.guard import AllowedNetworks, Blocked, check_address
+from stages.guard import AllowedNetworks, Blocked, check_address
 
 LARGEST = 16 * 2**20
 """Bytes of an answer, or of an event of a stream."""

@@ -24,10 +24,10 @@ from mcp.client.session import IncomingMessage
 from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
 
-from stages.converse.guard import AllowedNetworks
 from stages.converse.mcp.config import HttpServer, ServerConfig, StdioServer
 from stages.converse.mcp.hidden import Hidden
 from stages.converse.mcp.network import LARGEST, READING, http_client
+from stages.guard import AllowedNetworks
 
 # They log whole URLs, and messages with all that they hold.
 for name in ("httpx2", "httpcore2", "mcp"):

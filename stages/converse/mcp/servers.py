@@ -21,12 +21,12 @@ import msgspec
 
 from pipeline.protocol.given_mcp import FRAMING, is_web_url
 from pipeline.protocol.tools import McpServer
-from stages.converse.guard import NOTHING_ALLOWED, AllowedNetworks
 from stages.converse.mcp.config import HttpServer, ServerConfig
 from stages.converse.mcp.failure import INVALID_PARAMS, Failure, protocol_failure
 from stages.converse.mcp.listings import Key, Listings, Tools
 from stages.converse.mcp.session import McpSession
 from stages.converse.tools import ServerUnavailable
+from stages.guard import NOTHING_ALLOWED, AllowedNetworks
 
 if TYPE_CHECKING:
     from stages.converse.mcp.connection import Connection

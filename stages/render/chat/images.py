@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stages.converse.guard import NOTHING_ALLOWED, AllowedNetworks
+from stages.guard import NOTHING_ALLOWED, AllowedNetworks
 
 
 class Images:

@@ -16,7 +16,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from stages.converse.browser import fetch as fetching
 from stages.converse.browser.failure import Failure
 from stages.converse.browser.fetch import LARGEST_PAGE, Fetched, Fetcher, guarded_connector
-from stages.converse.guard import NOTHING_ALLOWED, AllowedNetworks, Blocked
+from stages.guard import NOTHING_ALLOWED, AllowedNetworks, Blocked
 from tests.stages.converse.browser.web import LOCAL, serving
 
 

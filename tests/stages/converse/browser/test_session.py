@@ -19,8 +19,8 @@ from stages.converse.browser.backends import Hit, backend_of
 from stages.converse.browser.failure import Failure
 from stages.converse.browser.host import BrowserHost
 from stages.converse.browser.session import BrowserSession
-from stages.converse.guard import NOTHING_ALLOWED
 from stages.converse.tools import Citable, Host, Outcome, Session, Source
+from stages.guard import NOTHING_ALLOWED
 from tests.stages.converse.browser.web import LOCAL, conversation, serving
 
 PAGE = """<title>Latency study</title><h1>Study</h1><p>The median fell,

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from pipeline.frames import Conversation, Sampling
 from pipeline.protocol.items import Item
-from stages.converse.guard import AllowedNetworks
+from stages.guard import AllowedNetworks
 from tests.stages.persist.samples import response
 
 LOCAL = AllowedNetworks.parse(["127.0.0.0/8"])

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from stages.converse.guard import AllowedNetworks
 from stages.converse.mcp.config import ServerConfig
 from stages.converse.mcp.servers import McpServers
+from stages.guard import AllowedNetworks
 from tests.mcp_servers import HttpServers, http_servers
 from tests.stages.converse.mcp.reaching import LOCAL, Make
 

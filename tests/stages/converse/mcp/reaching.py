@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from stages.converse.guard import AllowedNetworks
 from stages.converse.mcp.config import HttpServer, ServerConfig, StdioServer
 from stages.converse.mcp.servers import McpServers
+from stages.guard import AllowedNetworks
 from tests.mcp_servers import HttpServers, stdio_config
 
 LOCAL = AllowedNetworks.parse(["127.0.0.1"])

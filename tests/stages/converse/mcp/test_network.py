@@ -14,10 +14,10 @@ import httpx2
 import pytest
 
 from pipeline.protocol.tools import McpServer
-from stages.converse.guard import NOTHING_ALLOWED, AllowedNetworks, Blocked
 from stages.converse.mcp.config import HttpServer
 from stages.converse.mcp.network import LARGEST, GuardedBackend, http_client
 from stages.converse.tools import ServerUnavailable
+from stages.guard import NOTHING_ALLOWED, AllowedNetworks, Blocked
 from tests.mcp_servers import HttpServers
 from tests.stages.converse.mcp.reaching import LOCAL, PATIENT, Make
 

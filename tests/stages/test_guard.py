@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from stages.converse.guard import AllowedNetworks, Blocked, _is_own, check_address
+from stages.guard import AllowedNetworks, Blocked, _is_own, check_address
 
 SPECIAL = """
 127.0.0.1 127.8.9.1 0.0.0.0 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 192.0.0.8 192.88.99.1 198.18.0.1
