@@ -207,7 +207,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("find", {}, "Invalid function arguments: `pattern` has to be a text."),
     ("search", {"query": 3}, "Invalid function arguments: `query` has to be a text."),
     ("click", {}, "Unknown function: click"),
-    ("open", {"id": "file:///etc/passwd"}, "Error fetching URL `file:///etc/passwd`: Only pages at http://"),
+    ("open", {"id": "file:///etc/passwd"}, "Error fetching URL `file:///etc/passwd`: Only http:// and"),
     ("open", {"id": True}, "`id` should be an integer, not `bool`"),
 ]
 
