@@ -33,10 +33,11 @@ from pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
-from stages.calls import AnyCall
-from stages.render.calls import called, output_of, refused, result_of, returned
+from stages.calls import AnyCall, callers_of
+from stages.render.calls import called, refused, returned
 from stages.render.head import head
 from stages.render.message import Channel, HarmonyMessage
+from stages.render.texts import is_leading, output_of, result_of
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,9 @@ class Layout:
 def lay_out(conversation: Conversation) -> Layout:
     """The messages of the prompt, up to the point where the model begins to write."""
     items = (*conversation.history, *conversation.input)
-    leading = tuple(takewhile(_is_leading, items))
+    leading = tuple(takewhile(is_leading, items))
     rest = items[len(leading) :]
     return Layout(tuple(head(conversation, leading)), rest, tuple(_Items(rest, conversation.results).spoken()))
-
-
-def _is_leading(item: Item) -> bool:
-    """Whether an item that comes before anything else is more instructions, or declares more tools."""
-    return isinstance(item, AdditionalTools) or (isinstance(item, Message) and item.role in {"system", "developer"})
 
 
 class _Items:
@@ -126,21 +122,6 @@ class _Items:
         if call.status in {"in_progress", "incomplete"} and not result:
             return ()
         return called(call), returned(call, result_of(call) if result is None else result)
-
-
-def callers_of(items: Sequence[Item]) -> dict[int, int]:
-    """For the position of each output that of the call that it answers.
-
-    It is the latest one before it with the same ``call_id``, as some clients count their calls anew in each turn.
-    """
-    latest: dict[str, int] = {}
-    callers: dict[int, int] = {}
-    for at, item in enumerate(items):
-        if isinstance(item, Call):
-            latest[item.call_id] = at
-        elif isinstance(item, CallOutput) and item.call_id in latest:
-            callers[at] = latest[item.call_id]
-    return callers
 
 
 def _spoken(message: Message, channel: Channel) -> HarmonyMessage:

@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from pipeline.protocol.items import Item, Message, Reasoning
-from stages.calls import AnyCall
-from stages.render.messages import callers_of
+from stages.calls import AnyCall, callers_of
 
 
 def to_drop(items: Sequence[Item], sizes: Sequence[int], excess: int) -> frozenset[int]:

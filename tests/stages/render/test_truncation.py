@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from pipeline.frames import Conversation, Prompt
 from pipeline.protocol.items import Item
+from stages.calls import callers_of
 from stages.harmony import load_encoding
 from stages.render.harmony import RenderHarmony
-from stages.render.messages import callers_of
 from stages.render.truncation import to_drop
 from tests.stages.render.conversations import (
     SAMPLING,
