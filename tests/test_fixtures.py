@@ -10,22 +10,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import msgspec
 import pytest
 
-from pipeline.core import Pipeline, Stage
+from pipeline.core import Pipeline
 from pipeline.frames import (
     Conversation,
     ConversedFrame,
     EmittedFrame,
     GenerationFinished,
-    ItemResult,
-    ItemTokens,
     ParsedFrame,
     Prompt,
     TokenChunk,
@@ -33,75 +28,28 @@ from pipeline.frames import (
 )
 from pipeline.protocol.events import OutputItemAdded, OutputItemDone
 from pipeline.protocol.reading import read_request
-from pipeline.protocol.response import Response
-from pipeline.record import read_frames, replay, write_frames
+from pipeline.record import read_frames, write_frames
 from stages.converse.converse import Converse
-from stages.emit.emit import emit
 from stages.generate.generate import Generate
 from stages.generate.replay import ReplayEngine
 from stages.harmony import HarmonyEncoding
 from stages.normalize.normalize import Normalize
 from stages.parse.harmony import ParseHarmony
-from stages.persist.live import LiveResponses
-from stages.persist.persist import Persist
 from stages.persist.store import Store
 from stages.render.harmony import RenderHarmony
 from tests.completions import completions, hand_written
 from tests.databases import opened
 from tests.played import PlayedTools
-from tests.streams import checked, final
+from tests.recorded import CREATED_AT, Case, Tap, flowing, suffix_of, through, told
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "harmony"
 CASES = sorted(FIXTURES.glob("*/"), key=lambda case: case.name)
 SERVED = [case for case in CASES if (case / "tools.json").exists()]
-CREATED_AT = 1_790_000_000.0
-
-Frame = TypeVar("Frame")
-
-
-class Case:
-    """The files of one fixture; ``regen`` writes where it would compare."""
-
-    def __init__(self, folder: Path, *, regen: bool) -> None:
-        self.folder = folder
-        self.regen = regen
-
-    def path(self, junction: str) -> Path:
-        return self.folder / junction
-
-    def read(self, junction: str, frames: Any) -> list[Any]:
-        return list(read_frames(self.path(junction), frames))
-
-    def expect(self, junction: str, frames: list[Any], types: Any) -> None:
-        if self.regen:
-            write_frames(self.path(junction), frames)
-        assert frames == self.read(junction, types)
-
-
-@dataclass(frozen=True)
-class Tap:
-    """A stage that lets everything through, and keeps it."""
-
-    kept: list[Any] = field(default_factory=list)
-
-    async def __call__(self, source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
-        async for frame in source:
-            self.kept.append(frame)
-            yield frame
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
 def case(request: pytest.FixtureRequest) -> Case:
     return Case(request.param, regen=bool(request.config.getoption("--regen")))
-
-
-async def through(stage: Stage[Any, Any], frames: Iterable[Any]) -> list[Any]:
-    return await flowing(Pipeline.start("stage", stage), frames)
-
-
-async def flowing(pipeline: Pipeline[Any, Any], frames: Iterable[Any]) -> list[Any]:
-    async with pipeline.open(replay(frames)) as stream:
-        return [frame async for frame in stream]
 
 
 async def test_fixture(case: Case, encoding: HarmonyEncoding, tmp_path: Path) -> None:
@@ -110,12 +58,12 @@ async def test_fixture(case: Case, encoding: HarmonyEncoding, tmp_path: Path) ->
     async with opened(str(tmp_path / "responses.sqlite3")) as store:
         await understood(case, store, tools)
         await generated(case, encoding, tools)
-        await told(case, store)
+        await told(case, store, "conversed.jsonl" if tools else "parsed.jsonl")
 
 
 async def understood(case: Case, store: Store, tools: PlayedTools | None) -> None:
     """Up to the conversation."""
-    suffix = case.folder.name.encode().hex()[:32].ljust(32, "0")
+    suffix = suffix_of(case.folder)
     hosted = tools.toolbox.kinds if tools else frozenset[str]()
     normalize = Normalize(store, ("tiny-gpt-oss",), hosted, draw=lambda: suffix, clock=lambda: CREATED_AT)
     request = await read_request(case.path("request.json").read_bytes())
@@ -151,23 +99,6 @@ async def generated(case: Case, encoding: HarmonyEncoding, tools: PlayedTools | 
 
 def served(turn: Pipeline[Conversation, Any], tools: PlayedTools) -> Pipeline[Conversation, ConversedFrame]:
     return Pipeline.start("converse", Converse(turn, tools.toolbox, clock=lambda: 0.0))
-
-
-async def told(case: Case, store: Store) -> None:
-    """From the items to what is stored of the response."""
-    source = "conversed.jsonl" if case.folder in SERVED else "parsed.jsonl"
-    case.expect("events.jsonl", await through(emit, case.read(source, ConversedFrame)), EmittedFrame)
-    emitted = case.read("events.jsonl", EmittedFrame)
-    events = await through(Persist(LiveResponses(store)), emitted)
-    response = final(checked(events))
-    if case.regen:
-        case.path("response.json").write_bytes(msgspec.json.format(msgspec.json.encode(response)) + b"\n")
-    assert response == msgspec.json.decode(case.path("response.json").read_bytes(), type=Response)
-    stored = await store.get(response.id, "")
-    assert stored is not None
-    assert stored.response == response
-    assert stored.tokens == {told.item_id: told.token_ids for told in emitted if isinstance(told, ItemTokens)}
-    assert stored.results == {told.item_id: told.result for told in emitted if isinstance(told, ItemResult)}
 
 
 # What holds of all of them
