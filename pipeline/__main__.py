@@ -4,7 +4,8 @@
     python -m pipeline replay fixtures/harmony/function_call [--since emit]
 
 ``--of module:function`` names another pipeline than the one that serves Harmony models: that one has neither a model
-nor tools, and so can only go on from what they said.
+nor tools, and so can only go on from what they said.  The tokens of other models mean nothing to it: it goes on from
+what was parsed of them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.core import Pipeline
+from pipeline.frames import GenerationStarted, TokenFrame
 from pipeline.protocol.events import DONE, to_sse
 from pipeline.record import SOURCES, read_frames, replay
 
@@ -40,15 +42,16 @@ def main() -> None:
     replaying = commands.add_parser("replay", help="run a recorded response through the rest of the flow")
     replaying.add_argument("recording", type=Path, help="a folder with one file per junction")
     replaying.add_argument(
-        "--since", choices=SOURCES, help="the first stage to run: parse, or where tools ran between turns, emit"
+        "--since", choices=SOURCES, help="the first stage to run: parse, or where that is not possible, emit"
     )
     arguments = parser.parse_args()
     if arguments.command == "show":
         print(load(arguments.of))
         return
     folder: Path = arguments.recording
-    stage = arguments.since or ("emit" if ran_tools(folder) else "parse")
-    if problem := why_not(folder, stage, has_model=arguments.of != RECORDED):
+    has_model = arguments.of != RECORDED
+    stage = arguments.since or ("emit" if ran_tools(folder) or unreadable(folder, has_model=has_model) else "parse")
+    if problem := why_not(folder, stage, has_model=has_model):
         replaying.error(problem)
     asyncio.run(print_replay(load(arguments.of).since(stage), source_of(folder, stage)))
 
@@ -56,6 +59,15 @@ def main() -> None:
 def ran_tools(folder: Path) -> bool:
     """Whether tools ran between the turns of the response that is recorded in ``folder``."""
     return (folder / "conversed.jsonl").is_file()
+
+
+def unreadable(folder: Path, *, has_model: bool) -> bool:
+    """Whether the tokens recorded in ``folder`` are of a vocabulary that is not at hand: that of a chat model."""
+    if has_model:
+        return False
+    tokens = folder / "tokens.jsonl"
+    first = next(read_frames(tokens, TokenFrame), None) if tokens.is_file() else None
+    return isinstance(first, GenerationStarted) and first.chat is not None
 
 
 def source_of(folder: Path, stage: str) -> Path:
@@ -70,6 +82,8 @@ def why_not(folder: Path, stage: str, *, has_model: bool) -> str | None:
         return f"there is no recording {source}"
     if stage in WITHOUT_TOOLS and ran_tools(folder):
         return f"tools ran between the turns of {folder}: replay it --since emit, as what they did is known there"
+    if stage == "parse" and unreadable(folder, has_model=has_model):
+        return f"only a model of its kind can read the tokens of {folder}: replay it --since emit, or name its pipeline"
     if stage in ASKING and not has_model:
         return f"--since {stage} asks a model: name a pipeline that has one, --of module:function"
     return None
