@@ -102,6 +102,15 @@ class HarmonyEncoding:
         """The text of ``token_ids``, special tokens as markers: for people to read."""
         return self._tiktoken.decode(list(token_ids))
 
+    def mark(self, token: int) -> str | None:
+        """How a special token is written; None for text tokens."""
+        if token < TEXT_TOKENS:
+            return None
+        try:
+            return self.decode((token,))
+        except KeyError:
+            return f"<|reserved_{token}|>"
+
 
 @cache
 def load_encoding() -> HarmonyEncoding:

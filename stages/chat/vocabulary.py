@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
-from typing import Any, Protocol
-
-
-class Decoder(Protocol):
-    """The text of one token stream."""
-
-    def step(self, token: int) -> str:
-        """The text that ``token`` completes; empty while a character is unfinished."""
-        ...
+from typing import Any
 
 
 class Vocabulary:
@@ -43,17 +36,67 @@ class Vocabulary:
         text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
         return text
 
-    def decoder(self) -> Decoder:
-        """A decoder for one token stream."""
-        return _StreamDecoder(self.tokenizer)
+    def mark(self, token: int) -> str | None:
+        """The mark that a token is, or a made-up one for an id that no token has; None for text tokens."""
+        if token in self._mark_texts:
+            return self._mark_texts[token]
+        return None if token in self.token_bytes else f"<|reserved_{token}|>"
+
+    @cached_property
+    def _mark_texts(self) -> Mapping[int, str]:
+        return {token: mark for mark, token in self.marks.items()}
+
+    @cached_property
+    def token_bytes(self) -> Mapping[int, bytes]:
+        """The bytes of each token, by id; those that no token has stand for nothing."""
+        return _token_bytes(self.tokenizer)
+
+    @cached_property
+    def token_texts(self) -> Mapping[int, str]:
+        """The text of each token that is a whole text by itself: no mark, and no part of a character."""
+        texts = {}
+        for token in self.token_bytes.keys() - self._mark_texts.keys():
+            with suppress(UnicodeDecodeError):
+                texts[token] = self.token_bytes[token].decode()
+        return texts
 
 
-class _StreamDecoder:
-    def __init__(self, tokenizer: Any) -> None:
-        from tokenizers.decoders import DecodeStream  # noqa: PLC0415 - comes with transformers, which Harmony needs not
+class _TokenBytes(dict[int, bytes]):
+    def __missing__(self, token: int) -> bytes:  # engines pad vocabularies, and ids of the padding may come
+        return b""
 
-        self._tokenizer = tokenizer._tokenizer  # noqa: SLF001 - the fast tokenizer has no other way in
-        self._stream = DecodeStream(skip_special_tokens=False)
 
-    def step(self, token: int) -> str:
-        return self._stream.step(self._tokenizer, token) or ""
+def _token_bytes(tokenizer: Any) -> _TokenBytes:
+    """Tokens are spelled in letters that stand for bytes, or in text with ``\u2581`` for spaces."""
+    added: dict[str, int] = tokenizer.get_added_vocab()
+    spells_bytes = b"ByteLevel" in tokenizer.backend_tokenizer.decoder.__getstate__()
+    spelled = _spelled_bytes if spells_bytes else _spelled_text
+    pieces = tokenizer.get_vocab().items()
+    return _TokenBytes({token: piece.encode() if piece in added else spelled(piece) for piece, token in pieces})
+
+
+def _spelled_bytes(piece: str) -> bytes:
+    try:
+        return bytes(map(_BYTES.__getitem__, piece))
+    except KeyError:
+        return piece.encode()
+
+
+def _spelled_text(piece: str) -> bytes:
+    if byte := _BYTE_TOKEN.fullmatch(piece):
+        return bytes.fromhex(byte[1])
+    return piece.replace("\u2581", " ").encode()
+
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+
+def _letters_of_bytes() -> dict[str, int]:
+    """The letters in which byte-level vocabularies spell bytes: printable ones as they are, others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(0x100 + number): byte for number, byte in enumerate(others)}
+
+
+_BYTES = _letters_of_bytes()

@@ -40,9 +40,10 @@ from stages.harmony import (
     TEXT_TOKENS,
     HarmonyEncoding,
 )
-from stages.parse.header import Header, Opening, Reading, raw, read_bare, read_header
+from stages.parse.header import Header, Reading, raw, read_bare, read_header
+from stages.parse.openings import Opening
 from stages.parse.recipients import Recipients
-from stages.parse.text import ItemText
+from stages.parse.text import TokenText
 
 _CLOSING = frozenset({END, RETURN, CALL, END_OF_TEXT})
 
@@ -79,7 +80,7 @@ class ParseHarmony:
 class _OpenItem:
     opening: Opening
     reading: Reading
-    text: ItemText
+    text: TokenText
     opened_at: int
     """The position behind the token that opened it."""
 
@@ -255,7 +256,7 @@ class HarmonyParser:
 
     def _begin(self, reading: Reading) -> Iterable[ParsedFrame]:
         opening = reading.opening(self._recipients)
-        text = ItemText(
+        text = TokenText(
             self._encoding,
             self._stops,
             reports=self._has_logprobs and isinstance(opening, MessageOpened),

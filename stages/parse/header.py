@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from pipeline.frames import CodeCallOpened, MessageOpened, ReasoningOpened, Repair, ShellCallOpened, WebCallOpened
-from stages.parse.recipients import CallOpened, Recipients
+from stages.parse.openings import Opening
+from stages.parse.recipients import Recipients
 from stages.raw import raw_message
 
 _WORD = re.compile(
@@ -46,8 +47,6 @@ _NOBODY = ("assistant", "all", "user")
 
 Repairs: TypeAlias = dict[Repair, None]
 """What was wrong, each kind once, in the order of its first occurrence: a dict as an ordered set."""
-
-Opening: TypeAlias = ReasoningOpened | MessageOpened | CallOpened
 
 
 @dataclass

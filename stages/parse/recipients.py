@@ -4,24 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TypeAlias
 
-from pipeline.frames import (
-    ClientCallOpened,
-    CodeCallOpened,
-    CustomToolCallOpened,
-    FunctionCallOpened,
-    McpApprovalOpened,
-    McpCallOpened,
-    ReasoningOpened,
-    ServerCallOpened,
-    ShellCallOpened,
-    WebCallOpened,
-)
+from pipeline.frames import FunctionCallOpened, ReasoningOpened
 from pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset, tool_key
 from stages.harmony import BUILT_IN, FUNCTIONS, recipient_of
-
-CallOpened: TypeAlias = ClientCallOpened | ServerCallOpened
+from stages.parse.openings import CallOpened, call_of, is_open
 
 CONTENT_TYPES = ("json", "code", "text", "python")
 """What a header calls the form of its content; models glue it to the recipient now and then."""
@@ -37,7 +24,7 @@ class Recipients:
 
     def __init__(self, tools: Toolset) -> None:
         self._callable = frozenset(map(tool_key, tools.callable))
-        self._is_open = tools.choice != "none" and tools.allowed is None
+        self._is_open = is_open(tools)
         self._namespaces = frozenset(
             tool.namespace for tool in tools.tools if isinstance(tool, FunctionTool | CustomTool)
         )
@@ -57,15 +44,11 @@ class Recipients:
         return tool is not None and (not isinstance(tool, HostedTool) or word in BUILT_IN)
 
     def call(self, recipient: str) -> CallOpened | ReasoningOpened:
-        """The call that a message to ``recipient`` is; a thought where it is to no tool, or to one that is forbidden.
-
-        Where nothing limits the choice, a function that nobody declared is called as well: the client gets to see the
-        name that the model made up, and can tell it so.
-        """
+        """The call that a message to ``recipient`` is; a thought where it is to no tool, or to a forbidden one."""
         tool = self._named(recipient)
         if tool is None:
             return self._undeclared(recipient)
-        return _opening(tool) if tool_key(tool) in self._callable else ReasoningOpened()
+        return call_of(tool) if tool_key(tool) in self._callable else ReasoningOpened()
 
     def _named(self, recipient: str) -> Tool | None:
         spellings = list(_spellings(recipient))
@@ -87,24 +70,6 @@ class Recipients:
         if self._is_open and name and head in self._namespaces:
             return FunctionCallOpened(name, head)
         return ReasoningOpened(_built_in(recipient) or recipient)
-
-
-def _opening(tool: Tool) -> CallOpened:
-    match tool:
-        case FunctionTool():
-            return FunctionCallOpened(tool.name, tool.namespace, tool.form)
-        case CustomTool():
-            return CustomToolCallOpened(tool.name, tool.namespace)
-        case McpTool(needs_approval=True):
-            return McpApprovalOpened(tool.namespace, tool.name)
-        case McpTool():
-            return McpCallOpened(tool.namespace, tool.name)
-        case HostedTool(namespace="python"):
-            return CodeCallOpened()
-        case HostedTool(namespace="browser"):
-            return WebCallOpened(tool.name)
-        case HostedTool():
-            return ShellCallOpened()
 
 
 def _built_in(recipient: str) -> str | None:
