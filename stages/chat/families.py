@@ -1,0 +1,138 @@
+"""Which of vLLM's parsers read the output of a model, where the operator names none.
+
+A chat template shows how its model writes: it lays earlier turns out in the same marks.  Where several families share
+marks, or a model has no template in text, the type of the model decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sign:
+    """What tells that ``parser`` fits: all ``marks`` are in the template, and the model's type begins with a prefix."""
+
+    parser: str
+    marks: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+
+    def fits(self, template: str, model_type: str) -> bool:
+        """Whether the model is one of these."""
+        return all(mark in template for mark in self.marks) and (not self.types or model_type.startswith(self.types))
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A parser, and what it was told by; none of a model that shows nothing."""
+
+    parser: str | None
+    why: str
+
+
+TOOL_CALLS = (
+    # Families whose own readers are finer than those of the marks that they share.
+    Sign("deepseek_v41", types=("deepseek_v41",)),
+    Sign("deepseek_v4", types=("deepseek_v4",)),
+    Sign("deepseek_v32", types=("deepseek_v32",)),
+    Sign("inkling", types=("inkling",)),
+    Sign("kimi_k3", types=("kimi_k3",)),
+    Sign("mimo", ("<function=", "<parameter="), ("mimo",)),
+    Sign("step3p5", ("<function=", "<parameter="), ("step3p5", "step3p7")),
+    Sign("hy_v4", ("<arg_key",), ("hy_v4",)),
+    Sign("hy_v3", ("<arg_key",), ("hy_v3",)),
+    Sign("ling3", ("<arg_key>",), ("bailing",)),
+    Sign("poolside_v1", ("<arg_key>",), ("laguna",)),
+    Sign("ernie45", ("<tool_call>",), ("ernie4_5",)),
+    Sign("jamba", ("<tool_calls>",), ("jamba",)),
+    Sign("hunyuan_a13b", ("<tool_calls>",), ("hunyuan",)),
+    # Marks that only one family has.
+    Sign("seed_oss", ("<seed:tool_call>",)),
+    Sign("minimax_m3", ("]<]minimax[>[",)),
+    Sign("minimax_m2", ("<minimax:tool_call>",)),
+    Sign("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    Sign("k2_horizon", ("<ifm|tool_call>",)),
+    Sign("plamo3", ("<|plamo:begin_tool_request",)),
+    Sign("muse_glimmer", ("<atem:function_calls>",)),
+    Sign("longcat", ("<longcat_tool_call>",)),
+    Sign("dots", ("<dots_function_call>",)),
+    Sign("functiongemma", ("<start_function_call>",)),
+    Sign("gemma4", ("<|tool_call>",)),
+    Sign("apertus", ("<|tools_prefix|>",)),
+    Sign("lfm2", ("<|tool_call_start|>",)),
+    Sign("lfm2", ("<|tool_list_start|>",)),
+    Sign("step3", ("<steptml:",)),
+    Sign("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
+    Sign("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
+    Sign("mistral", ("[TOOL_CALLS]",)),
+    Sign("internlm", ("<|action_start|>",)),
+    Sign("cohere_command4", ("<|START_ACTION|>",), ("cohere2_moe",)),
+    Sign("cohere_command3", ("<|START_ACTION|>",)),
+    Sign("gigachat3", ("<|role_sep|>", "function call")),
+    Sign("llama3_json", ("<|python_tag|>",)),
+    Sign("llama4_json", ('"parameters": dictionary of argument name',), ("llama4",)),
+    Sign("llama3_json", ('"parameters": dictionary of argument name',)),
+    Sign("phi4_mini_json", ("<|tool|>",), ("phi",)),
+    # Marks that many share: what stands between them tells.
+    Sign("glm45", ("<arg_key>",)),
+    Sign("qwen3_coder", ("<function=", "<parameter=")),
+    Sign("minicpm5", ("<function name=", "<param name=")),
+    Sign("olmo3", ("<function_calls>",), ("olmo",)),
+    Sign("granite", ("<|tool_call|>",)),
+    Sign("granite4", ("</tool_call>",), ("granite",)),
+    Sign("granite", ("<tool_call>",), ("granite",)),
+    Sign("granite-20b-fc", ("<function_call>",), ("gpt_bigcode", "granite")),
+    Sign("hermes", ("<tool_call>",)),
+    Sign("mistral", types=("mistral", "mixtral", "ministral", "pixtral")),
+)
+
+REASONING = (
+    Sign("deepseek_v41", types=("deepseek_v41",)),
+    Sign("deepseek_v4", types=("deepseek_v4",)),
+    Sign("deepseek_v3", types=("deepseek_v32",)),
+    Sign("inkling", types=("inkling",)),
+    Sign("kimi_k3", types=("kimi_k3",)),
+    Sign("seed_oss", ("<seed:think>",)),
+    Sign("gemma4", ("<|channel>",)),
+    Sign("mistral", ("[THINK]",)),
+    Sign("cohere_command4", ("<|START_THINKING|>",), ("cohere2_moe",)),
+    Sign("cohere_command3", ("<|START_THINKING|>",)),
+    Sign("plamo3", ("<|plamo:begin_think",)),
+    Sign("k2_horizon", ("<ifm|",)),
+    Sign("muse_glimmer", ("<atem:function_calls>", "to=self")),
+    Sign("granite", ("Here is my thought process",)),
+    Sign("mimo", ("</think>",), ("mimo",)),
+    Sign("step3p5", ("</think>",), ("step3p5", "step3p7")),
+    Sign("step3", ("<steptml:",)),
+    Sign("hy_v4", ("<arg_key",), ("hy_v4",)),
+    Sign("hy_v3", ("<arg_key",), ("hy_v3",)),
+    Sign("hunyuan_a13b", ("<think>",), ("hunyuan",)),
+    Sign("ling3", ("</think>",), ("bailing",)),
+    Sign("poolside_v1", ("</think>",), ("laguna",)),
+    Sign("ernie45", ("</think>",), ("ernie4_5",)),
+    Sign("olmo3", ("</think>",), ("olmo",)),
+    Sign("olmo3", ("<think>",), ("olmo",)),
+    Sign("granite_thinking_parser", ("</think>", "<function="), ("granite",)),
+    Sign("nemotron_v3", ("</think>",), ("nemotron",)),
+    Sign("minimax_m3", ("</think>",), ("minimax_m3",)),
+    Sign("minimax_m3", ("<mm:think>",)),
+    Sign("minimax_m2", ("</think>",), ("minimax",)),
+    Sign("minicpmv", ("</think>",), ("minicpmv",)),
+    Sign("kimi_k2", ("</think>", "<|tool_calls_section_begin|>")),
+    Sign("glm45", ("</think>",), ("glm",)),
+    # V3.1 thinks where the request says so, by this variable; R1 and its kin always do, and V3 never.
+    Sign("deepseek_v3", ("<｜", "</think>", "thinking")),
+    Sign("deepseek_r1", ("<｜", "<think>", "</think>")),
+    Sign("qwen3", ("<think>", "</think>")),
+    Sign("mistral", types=("ministral",)),
+)
+
+
+def guess(signs: tuple[Sign, ...], template: str, model_type: str) -> Guess:
+    """The parser of the first sign that fits."""
+    for sign in signs:
+        if sign.fits(template, model_type):
+            seen = [f"its template has {' and '.join(sign.marks)}"] if sign.marks else []
+            typed = [f"it is a {model_type} model"] if sign.types else []
+            return Guess(sign.parser, " and ".join(seen + typed))
+    return Guess(None, "nothing in its template tells of any")
