@@ -1,0 +1,163 @@
+"""Arguments of a call that are not written as JSON: a parameter at a time, its name and its value between marks.
+
+Texts stand there as they are, everything else as JSON.  What a schema says of a text is kept to, but for its
+``format``; parameters come in the order of the schema, and none that it does not name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from stages.render.chat.rules import ANY_TEXT, Free, Part, Rules, Words, escaped
+from stages.render.constraint import Unenforceable, json_body, regex_body
+
+Schema: TypeAlias = Mapping[str, Any]
+
+_NAME = r"[^<>\"=\s]+"
+_GAP = Free(r"\n?")
+_DEEPEST = 8
+"""References and alternatives within one another."""
+
+_COMBINED = ("$ref", "anyOf", "oneOf", "allOf", "patternProperties")
+
+
+@dataclass(frozen=True)
+class Style:
+    """How a parameter is written: what comes ahead of its name, behind it, and behind its value.
+
+    ``of_text`` and ``of_json`` stand behind ``middle`` where the kind of the value is told.  ``padded`` says that a
+    line break around a value is none of it; a ``loose`` style may have one between name and value.
+    """
+
+    begin: str
+    middle: str
+    end: str
+    of_text: str = ""
+    of_json: str = ""
+    padded: bool = False
+    loose: bool = False
+
+
+STYLES: Mapping[str, Style] = {
+    "qwen_xml": Style("<parameter=", ">", "</parameter>", padded=True),
+    "minimax_xml": Style('<parameter name="', '">', "</parameter>"),
+    "glm_xml": Style("<arg_key>", "</arg_key>", "</arg_value>", "<arg_value>", "<arg_value>", loose=True),
+    "deepseek_xml": Style('<｜DSML｜parameter name="', '" string="', "</｜DSML｜parameter>", 'true">', 'false">'),
+    "deepseek_v4_1_xml": Style(
+        '<｜DSML｜ parameter name="', '" string="', "</｜DSML｜ parameter>", 'true">', 'false">'
+    ),
+}
+
+
+def parameters(rules: Rules, schema: bool | Schema, style: Style) -> list[Part]:
+    """The parameters that ``schema`` asks for, any where it asks for nothing.
+
+    Raises `Unenforceable` for a schema that is not simply about the properties of an object.
+    """
+    return _Writer(rules, schema if isinstance(schema, Mapping) else {}, style).parts()
+
+
+class _Writer:
+    """Writes the parameters of one schema."""
+
+    def __init__(self, rules: Rules, schema: Schema, style: Style) -> None:
+        self._rules = rules
+        self._schema = schema
+        self._style = style
+
+    def parts(self) -> list[Part]:
+        if combined := next((key for key in _COMBINED if key in self._schema), None):
+            raise Unenforceable(
+                f"the model does not write arguments as JSON, and so {combined} cannot stand at its top"
+            )
+        properties = self._schema.get("properties") or {}
+        required = self._schema.get("required") or []
+        if not properties and not required:
+            closed = self._schema.get("additionalProperties") is False
+            return [_GAP] if closed else [self._any(), _GAP]
+        wanted = {**properties, **{name: {} for name in required if name not in properties}}
+        written = (self._parameter(name, prop, "" if name in required else "?") for name, prop in wanted.items())
+        return [*written, _GAP]
+
+    def _any(self) -> Part:
+        """Any parameters at all."""
+        name = Free(_NAME)
+        kinds: list[list[Part]] = [self._spelled(name, self._style.of_text, [Free()])]
+        if self._style.of_json != self._style.of_text:
+            kinds.append(self._spelled(name, self._style.of_json, [self._rules.body(json_body({}))]))
+        return self._rules.either(kinds, "*")
+
+    def _parameter(self, name: str, prop: Any, times: str) -> Part:
+        values = self._values(prop, _DEEPEST)
+        return self._rules.either((self._spelled(Words(name), kind, value) for kind, value in values), times)
+
+    def _spelled(self, name: Part, kind: str, value: list[Part]) -> list[Part]:
+        literal, style = self._rules.literal, self._style
+        gap = [_GAP] if style.loose else []
+        ahead = [_GAP, *literal(style.begin), name, *literal(style.middle), *gap, *literal(kind)]
+        return [*ahead, *value, *literal(style.end)]
+
+    def _values(self, prop: Any, depth: int) -> Iterator[tuple[str, list[Part]]]:
+        """What may stand there, each with the word for its kind."""
+        if not isinstance(prop, Mapping) or depth == 0:
+            yield self._style.of_text, [Free()]
+            return
+        if isinstance(reference := prop.get("$ref"), str):
+            yield from self._values(self._referenced(reference), depth - 1)
+        elif branches := prop.get("anyOf") or prop.get("oneOf"):
+            for branch in branches:
+                yield from self._values(branch, depth - 1)
+        elif len(merged := prop.get("allOf") or ()) == 1:
+            yield from self._values(merged[0], depth - 1)
+        elif "enum" in prop or "const" in prop:
+            yield from self._enumerated(prop["enum"] if "enum" in prop else [prop["const"]])
+        else:
+            yield from self._typed(prop)
+
+    def _typed(self, prop: Schema) -> Iterator[tuple[str, list[Part]]]:
+        said = prop.get("type", "object" if "properties" in prop or "allOf" in prop else "string")
+        types = said if isinstance(said, list) else [said]
+        if "string" in types:
+            yield self._style.of_text, [self._text(_text_pattern(prop))]
+        if others := [name for name in types if name != "string"]:
+            yield self._json({**prop, "type": others})
+
+    def _enumerated(self, values: list[Any]) -> Iterator[tuple[str, list[Part]]]:
+        if texts := [value for value in values if isinstance(value, str)]:
+            yield self._style.of_text, [self._text("|".join(map(escaped, texts)))]
+        if others := [value for value in values if not isinstance(value, str)]:
+            yield self._json({"enum": others})
+
+    def _text(self, pattern: str) -> Free:
+        return Free(rf"\n?(?:{pattern})\n?" if self._style.padded else pattern)
+
+    def _json(self, schema: Schema) -> tuple[str, list[Part]]:
+        definitions = {key: self._schema[key] for key in ("$defs", "definitions") if key in self._schema}
+        body = self._rules.body(json_body({**definitions, **schema}))
+        return self._style.of_json, [_GAP, body, _GAP] if self._style.padded else [body]
+
+    def _referenced(self, reference: str) -> Any:
+        target: Any = self._schema
+        for step in reference.removeprefix("#/").split("/"):
+            target = target.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+        if target is None:
+            raise Unenforceable(f"nothing is at {json.dumps(reference)}")
+        return target
+
+
+def _text_pattern(prop: Schema) -> str:
+    """What a text must match.  Raises `Unenforceable` for a pattern that nothing can be held to."""
+    least, most = prop.get("minLength", 0), prop.get("maxLength")
+    pattern = ANY_TEXT
+    if isinstance(said := prop.get("pattern"), str):
+        begins, ends = said.startswith("^"), said.endswith("$") and not said.endswith("\\$")
+        inner = said[begins : len(said) - ends]
+        pattern = f"{'' if begins else ANY_TEXT}(?:{inner}){'' if ends else ANY_TEXT}"
+    elif least or most is not None:
+        pattern = rf"(.|\n){{{int(least)},{'' if most is None else int(most)}}}"
+    if pattern != ANY_TEXT:
+        regex_body(pattern)
+    return pattern

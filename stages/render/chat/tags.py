@@ -1,0 +1,190 @@
+"""Structural tags as rules of a grammar: how vLLM describes the calls of a family of models.
+
+The formats are xgrammar's.  What one says of white space, of the order of properties and of the tokens that a text may
+have is not taken over: JSON is compact, and comes in the order of its schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os.path import commonprefix
+from typing import Any
+
+from llguidance.gbnf_to_lark import any_to_lark
+
+from stages.render.chat.parameters import STYLES, parameters
+from stages.render.chat.rules import SPACE, Free, Mark, Part, Rules, escaped
+from stages.render.constraint import Unenforceable, json_body, lark_body, regex_body
+
+Format = Mapping[str, Any]
+
+
+class Undescribed(Exception):
+    """A format that nobody here knows."""
+
+
+class Tags:
+    """Reads formats into the rules of one grammar."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._readers: Mapping[str, Callable[[Format], list[Part]]] = {
+            "const_string": lambda form: rules.literal(form["value"]),
+            "any_text": lambda form: [Free(excluded=tuple(form.get("excludes") or ()))],
+            "json_schema": self._json_schema,
+            "qwen_xml_parameter": lambda form: self._json_schema({**form, "style": "qwen_xml"}),
+            "grammar": lambda form: [rules.body(lark_body(as_lark(form["grammar"])))],
+            "regex": lambda form: self._regex(form["pattern"]),
+            "token": lambda form: self._token(form["token"]),
+            "sequence": self._sequence,
+            "or": lambda form: [rules.either(map(self.parts, form["elements"]))],
+            "tag": self._tag,
+            "triggered_tags": self._triggered,
+            "tags_with_separator": self._separated,
+            "optional": lambda form: [self._times(form, "?")],
+            "star": lambda form: [self._times(form, "*")],
+            "plus": lambda form: [self._times(form, "+")],
+            "repeat": self._repeat,
+        }
+
+    def parts(self, form: Format) -> list[Part]:
+        """The parts of a format.  Raises `Undescribed`, and `Unenforceable` for a schema and the like."""
+        reader = self._readers.get(form.get("type", ""))
+        if reader is None:
+            raise Undescribed(str(form.get("type")))
+        try:
+            return reader(form)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise Unenforceable(f"the {form['type']} lacks something, or holds what it should not") from error
+
+    def _json_schema(self, form: Format) -> list[Part]:
+        style, schema = form.get("style") or "json", form["json_schema"]
+        if style == "json":
+            return [self._rules.body(json_body(as_schema(schema)))]
+        if style not in STYLES:
+            raise Undescribed(style)
+        return parameters(self._rules, schema, STYLES[style])
+
+    def _regex(self, pattern: str) -> list[Part]:
+        """Text that matches; a mark that it is to end with is that mark."""
+        for text in self._rules.marks:
+            if pattern.endswith(spelled := escaped(text)):
+                return [*self._regex(pattern.removesuffix(spelled)), *self._rules.literal(text)]
+        return [self._rules.body(regex_body(pattern))] if pattern else []
+
+    def _token(self, token: int | str) -> list[Part]:
+        return [Mark(token)] if isinstance(token, int) else self._rules.literal(token)
+
+    def _sequence(self, form: Format) -> list[Part]:
+        return [part for element in form["elements"] for part in self.parts(element)]
+
+    def _times(self, form: Format, times: str) -> Part:
+        return self._rules.body(self._rules.joined(self.parts(form["content"])), times)
+
+    def _repeat(self, form: Format) -> list[Part]:
+        least, most = int(form["min"]), int(form["max"])
+        return [self._times(form, f"{{{least},{'' if most < 0 else most}}}")]
+
+    def _tag(self, form: Format) -> list[Part]:
+        begin, content = self._literal(form["begin"]), self.parts(form["content"])
+        ends = form["end"] if isinstance(form["end"], list) else [form["end"]]
+        if len(ends) == 1:
+            return [*begin, *content, *self._literal(ends[0])]
+        return [self._rules.either([*begin, *content, *self._literal(end)] for end in ends)]
+
+    def _literal(self, text: str | Format) -> list[Part]:
+        return self._rules.literal(text) if isinstance(text, str) else self._token(text["token"])
+
+    def _separated(self, form: Format) -> list[Part]:
+        tag = self._rules.either(map(self.parts, form["tags"])).name
+        separator = self._separator(form["separator"])
+        more = "" if form.get("stop_after_first") else f" {self._rules.named(f'{separator} {tag}')}*"
+        return [self._rules.body(f"{tag}{more}", "" if form.get("at_least_one") else "?")]
+
+    def _separator(self, text: str) -> str:
+        """What stands between tags; white space is up to the model."""
+        return self._rules.joined(self._rules.literal(text)) if text.strip() else self._rules.named(SPACE)
+
+    def _triggered(self, form: Format) -> list[Part]:
+        """Text, in which a trigger begins a tag; where one tag must come, it comes first."""
+        triggers = list(form["triggers"])
+        tags = self._rules.either(map(self.parts, form["tags"])).name
+        text = self._rules.terminal(Free(excluded=(*triggers, *(form.get("excludes") or ()))))
+        more = "" if form.get("stop_after_first") else f"({self._led(form, triggers)})* {text}"
+        if form.get("at_least_one"):
+            return [self._rules.body(f"{tags} {more}")]
+        if form.get("stop_after_first"):
+            return [self._rules.body(f"{self._led(form, triggers)} | {text}")]
+        return [self._rules.body(more)]
+
+    def _led(self, form: Format, triggers: Sequence[str]) -> str:
+        """Text up to a trigger, and the tag that the trigger begins."""
+        branches: list[Iterable[Part]] = []
+        free = Free(excluded=tuple(form.get("excludes") or ()))
+        for trigger in triggers:
+            begun = [tag for tag in form["tags"] if tag["begin"].startswith(trigger)]
+            rest = [{**tag, "begin": tag["begin"].removeprefix(trigger)} for tag in begun]
+            if rest:
+                branches.append([free, *self._rules.literal(trigger), self._rules.either(map(self.parts, rest))])
+        return self._rules.either(branches).name
+
+
+def as_schema(schema: bool | Format) -> Format:
+    """A schema as an object; one that allows everything allows, as arguments, any object."""
+    return schema if isinstance(schema, Mapping) else {"type": "object"}
+
+
+def as_lark(definition: str) -> str:
+    """A grammar in Lark, where it is in the notation of GBNF."""
+    if "::=" not in definition:
+        return definition
+    return any_to_lark(definition).removeprefix("%llguidance {}")
+
+
+def of_calls(form: Format) -> Format:
+    """A format of calls without what may stand around them: white space ahead, and any text between."""
+    match form.get("type"):
+        case "triggered_tags":
+            bare = form["triggers"][0].startswith("{")
+            kept = {"tags": form["tags"], "stop_after_first": form.get("stop_after_first")}
+            return of_calls(
+                {"type": "tags_with_separator", "separator": "; " if bare else "", "at_least_one": True, **kept}
+            )
+        case _:
+            begin = lead(form)
+            return without(form, begin[: len(begin) - len(begin.lstrip())])
+
+
+def lead(form: Format) -> str:
+    """What all texts that match a format of calls begin with."""
+    match form.get("type"):
+        case "const_string":
+            return str(form["value"])
+        case "tag" if isinstance(form["begin"], str):
+            return form["begin"]
+        case "tags_with_separator":
+            return commonprefix([tag["begin"] for tag in form["tags"]])  # noqa: RUF071 - no path
+        case "sequence":
+            return lead(form["elements"][0])
+        case _:
+            return ""
+
+
+def without(form: Format, begin: str) -> Format:
+    """The rest of a format of calls, behind what its `lead` begins with."""
+    if not begin:
+        return form
+    match form["type"]:
+        case "const_string":
+            return {**form, "value": form["value"].removeprefix(begin)}
+        case "tag":
+            return {**form, "begin": form["begin"].removeprefix(begin)}
+        case "sequence":
+            first, *others = form["elements"]
+            return {**form, "elements": [without(first, begin), *others]}
+    first = {"type": "or", "elements": [without(tag, begin) for tag in form["tags"]]}
+    if form.get("stop_after_first"):
+        return first
+    others = {**form, "at_least_one": True}
+    more = {"type": "sequence", "elements": [{"type": "const_string", "value": form["separator"]}, others]}
+    return {"type": "sequence", "elements": [first, {"type": "optional", "content": more}]}
