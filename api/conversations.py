@@ -148,7 +148,8 @@ class Conversations:
 
     async def _read(self, said: Sequence[InputItem], before: Sequence[Item], owner: str) -> tuple[Item, ...]:
         """What a body's items add to a conversation that has those ``before`` them."""
-        reader, pace = ItemReader("items", self.draw(), partial(self.store.items, owner=owner), Offer()), Pace()
+        find, pace = partial(self.store.items, owner=owner), Pace()
+        reader = ItemReader("items", self.draw(), find, Offer(), sees=True)  # a conversation may meet any model
         items = await reader.read(said, before, pace)
         await reader.check_calls(before, items, pace)
         return await unrepeated(before, items, pace)

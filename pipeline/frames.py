@@ -206,11 +206,15 @@ The last two are what ``converse`` makes of a turn that asks for more than the r
 
 
 class GenerationFinished(_Frame, frozen=True):
-    """The engine is done: it met a stop token, or the limit.  ``duration`` is in seconds since the start."""
+    """The engine is done: it met a stop token, or the limit.  ``duration`` is in seconds since the start.
+
+    ``prompt_tokens`` are those that it read, where it made more of the prompt than there was: of images, many tokens.
+    """
 
     reason: FinishReason
     cached_tokens: int
     duration: float
+    prompt_tokens: int | None = None
 
 
 class ReasoningOpened(_Frame, frozen=True):
@@ -362,7 +366,7 @@ class ItemClosed(_Frame, frozen=True):
 
 
 class TurnFinished(_Frame, frozen=True):
-    """The model's turn is over.  Tokens are counted as `Usage` counts them.
+    """The model's turn is over.  Tokens are counted as `Usage` counts them; ``prompt_tokens`` are the engine's word.
 
     ``raw_messages`` are what the model wrote, where they were asked for.
     """
@@ -373,6 +377,7 @@ class TurnFinished(_Frame, frozen=True):
     reasoning_tokens: int
     duration: float
     raw_messages: RawMessages | None = None
+    prompt_tokens: int | None = None
 
 
 EngineFrame: TypeAlias = TokenChunk | GenerationFinished

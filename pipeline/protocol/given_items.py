@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, StringConstraints, Tag
 from pipeline.protocol import given_calls as calls
 from pipeline.protocol.given import FAIL_FAST, Body, CallId, Name, text_or_list, type_of
 from pipeline.protocol.given_tools import Tool
-from pipeline.protocol.items import ItemStatus, Phase, Role
+from pipeline.protocol.items import ImageDetail, ItemStatus, Phase, Role
 
 # Content parts
 
@@ -41,6 +41,9 @@ class SummaryTextPart(Body):
 
 class ImagePart(Body):
     type: Literal["input_image"]
+    image_url: str | None = None
+    file_id: str | None = None
+    detail: ImageDetail | None = None
 
 
 class FilePart(Body):

@@ -29,8 +29,10 @@ class Turns:
             self._said = (started.raw_messages or ())[len(self._asked) :]
 
     def end(self, finished: TurnFinished) -> None:
-        """The turn is over."""
+        """The turn is over; the engine may have read more than the prompt had."""
         self.finished.append(finished)
+        if finished.prompt_tokens is not None:
+            self._prompts[-1] = finished.prompt_tokens
         self._said += finished.raw_messages or ()
 
     def messages(self) -> tuple[RawMessages, RawMessages] | None:

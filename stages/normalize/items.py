@@ -18,6 +18,7 @@ from pipeline.protocol.items import (
     CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
+    InputPart,
     InputText,
     Item,
     LocalShellCallOutput,
@@ -28,10 +29,12 @@ from pipeline.protocol.items import (
     ReasoningText,
     Refusal,
     SummaryText,
+    images_of,
 )
 from stages.normalize.answers import Answers
 from stages.normalize.calls import client_item, server_item
 from stages.normalize.hosted import told
+from stages.normalize.images import read_image
 from stages.normalize.tools import Offer
 
 Said = TypeVar("Said")
@@ -43,13 +46,15 @@ class ItemReader:
     """Reads the list of items that a body has under ``name``; the tools that they bring are offered.
 
     Items without an id, or with one that another of the conversation has, get one that ends in ``suffix`` and their
-    position.  What is referred to is asked of ``find``, which leaves out what it does not know.
+    position.  What is referred to is asked of ``find``, which leaves out what it does not know.  ``sees`` says whether
+    the model that they are for reads images.
     """
 
     name: str
     suffix: str
     find: Find
     offer: Offer
+    sees: bool = False
 
     async def read(self, said: Sequence[given.InputItem], history: Iterable[Item], pace: Pace) -> tuple[Item, ...]:
         """The items; raises `InvalidRequest` for a reference to nothing, and for what this server cannot take."""
@@ -64,7 +69,7 @@ class ItemReader:
                 items.append(await self._referenced(item, stored, path, pace))
             else:
                 own = item.model_copy(update={"id": None}) if item.id in taken else item
-                read = await _item(own, f"{self.suffix}i{position:04x}", path, self.offer, pace)
+                read = await self._item(own, f"{self.suffix}i{position:04x}", path, pace)
                 if isinstance(read, LocalShellCallOutput) and read.id in taken:
                     raise _duplicate(read.id, f"{path}.call_id")
                 items.append(read)
@@ -87,9 +92,75 @@ class ItemReader:
     ) -> Item:
         if (item := stored.get(reference.id)) is None:
             raise InvalidRequest(f"Item with id {shortened(reference.id)!r} not found.", param=f"{path}.id")
+        if images_of(item) and not self.sees:
+            raise not_read("input_image", path, sees=False)
         if isinstance(item, AdditionalTools):
             await self.offer.add_stored(item, path, pace)
         return item
+
+    async def _item(self, item: given.InputItem, suffix: str, path: str, pace: Pace) -> Item:
+        if isinstance(item, given_calls.ClientCallItem):
+            return await client_item(item, suffix, pace)
+        if isinstance(item, given_calls.ServerCallItem):
+            return await server_item(item, suffix, pace)
+        match item:
+            case given.MessageItem():
+                content = await self._message_parts(item, path, pace)
+                return Message(
+                    item.id or f"msg_{suffix}", item.status or "completed", item.role, content, _unset(item.phase)
+                )
+            case given.ReasoningItem():
+                return await _reasoning(item, suffix, pace)
+            case given.AdditionalToolsItem():
+                return await _additional_tools(item, suffix, path, self.offer, pace)
+            case given.FunctionCallItem() | given.CustomToolCallItem():
+                return _call(item, suffix)
+            case given.FunctionCallOutputItem() | given.CustomToolCallOutputItem():
+                return await self._output(item, suffix, path, pace)
+            case given.ItemReference():
+                raise AssertionError("a reference is resolved by now")
+
+    async def _message_parts(self, item: given.MessageItem, path: str, pace: Pace) -> tuple[MessagePart, ...]:
+        if isinstance(item.content, str):
+            return (OutputText(item.content) if item.role == "assistant" else InputText(item.content),)
+        parts: list[MessagePart] = []
+        for position, part in enumerate(item.content):
+            await pace()
+            match part:
+                case given.OutputTextPart(text=text):
+                    parts.append(OutputText(text))
+                case given.RefusalPart(refusal=refusal):
+                    parts.append(Refusal(refusal))
+                case given.ImagePart() if self.sees and item.role == "assistant":
+                    param = f"{path}.content[{position}]"
+                    raise InvalidRequest("A message of the assistant has no images.", param=param)
+                case given.InputTextPart() | given.ImagePart() | given.FilePart():
+                    parts.append(await self._input_part(part, f"{path}.content[{position}]", pace))
+        return tuple(parts)
+
+    async def _output(
+        self, item: given.FunctionCallOutputItem | given.CustomToolCallOutputItem, suffix: str, path: str, pace: Pace
+    ) -> FunctionCallOutput | CustomToolCallOutput:
+        status, output = item.status or "completed", await self._said(item.output, f"{path}.output", pace)
+        if isinstance(item, given.FunctionCallOutputItem):
+            return FunctionCallOutput(item.id or f"fco_{suffix}", item.call_id, output, status)
+        return CustomToolCallOutput(item.id or f"ctco_{suffix}", item.call_id, output, status)
+
+    async def _said(self, said: str | Sequence[given.OutputPart], path: str, pace: Pace) -> str | tuple[InputPart, ...]:
+        if isinstance(said, str):
+            return said
+        parts = []
+        for position, part in enumerate(said):
+            await pace()
+            parts.append(await self._input_part(part, f"{path}[{position}]", pace))
+        return tuple(parts)
+
+    async def _input_part(self, part: given.OutputPart, path: str, pace: Pace) -> InputPart:
+        if isinstance(part, given.InputTextPart):
+            return InputText(part.text)
+        if isinstance(part, given.ImagePart) and self.sees:
+            return await read_image(part, path, pace)
+        raise not_read(part.type, path, sees=self.sees)
 
     async def check_calls(self, history: Sequence[Item], items: Sequence[Item], pace: Pace) -> None:
         """Raise `InvalidRequest` for what answers nothing that comes before it, among ``items``."""
@@ -116,44 +187,11 @@ async def unrepeated(history: Iterable[Item], items: Iterable[Item], pace: Pace)
     return tuple(item for item in items if item.id not in known)
 
 
-async def _item(item: given.InputItem, suffix: str, path: str, offer: Offer, pace: Pace) -> Item:
-    if isinstance(item, given_calls.ClientCallItem):
-        return await client_item(item, suffix, pace)
-    if isinstance(item, given_calls.ServerCallItem):
-        return await server_item(item, suffix, pace)
-    match item:
-        case given.MessageItem():
-            content = await _message_parts(item, path, pace)
-            return Message(
-                item.id or f"msg_{suffix}", item.status or "completed", item.role, content, _unset(item.phase)
-            )
-        case given.ReasoningItem():
-            return await _reasoning(item, suffix, pace)
-        case given.AdditionalToolsItem():
-            return await _additional_tools(item, suffix, path, offer, pace)
-        case given.FunctionCallItem() | given.CustomToolCallItem():
-            return _call(item, suffix)
-        case given.FunctionCallOutputItem() | given.CustomToolCallOutputItem():
-            return await _output(item, suffix, path, pace)
-        case given.ItemReference():
-            raise AssertionError("a reference is resolved by now")
-
-
 def _call(item: given.FunctionCallItem | given.CustomToolCallItem, suffix: str) -> FunctionCall | CustomToolCall:
     status, namespace = item.status or "completed", _unset(item.namespace)
     if isinstance(item, given.FunctionCallItem):
         return FunctionCall(item.id or f"fc_{suffix}", item.call_id, item.name, item.arguments, status, namespace)
     return CustomToolCall(item.id or f"ctc_{suffix}", item.call_id, item.name, item.input, status, namespace)
-
-
-async def _output(
-    item: given.FunctionCallOutputItem | given.CustomToolCallOutputItem, suffix: str, path: str, pace: Pace
-) -> FunctionCallOutput | CustomToolCallOutput:
-    status = item.status or "completed"
-    output = item.output if isinstance(item.output, str) else await _texts(item.output, path, pace)
-    if isinstance(item, given.FunctionCallOutputItem):
-        return FunctionCallOutput(item.id or f"fco_{suffix}", item.call_id, output, status)
-    return CustomToolCallOutput(item.id or f"ctco_{suffix}", item.call_id, output, status)
 
 
 async def _additional_tools(
@@ -188,33 +226,7 @@ async def _reasoning(item: given.ReasoningItem, suffix: str, pace: Pace) -> Reas
     )
 
 
-async def _message_parts(item: given.MessageItem, path: str, pace: Pace) -> tuple[MessagePart, ...]:
-    if isinstance(item.content, str):
-        return (OutputText(item.content) if item.role == "assistant" else InputText(item.content),)
-    parts: list[MessagePart] = []
-    for position, part in enumerate(item.content):
-        await pace()
-        match part:
-            case given.InputTextPart(text=text):
-                parts.append(InputText(text))
-            case given.OutputTextPart(text=text):
-                parts.append(OutputText(text))
-            case given.RefusalPart(refusal=refusal):
-                parts.append(Refusal(refusal))
-            case given.ImagePart() | given.FilePart():
-                raise _not_text(part, f"{path}.content[{position}]")
-    return tuple(parts)
-
-
-async def _texts(said: Sequence[given.OutputPart], path: str, pace: Pace) -> tuple[InputText, ...]:
-    parts = []
-    for position, part in enumerate(said):
-        await pace()
-        if not isinstance(part, given.InputTextPart):
-            raise _not_text(part, f"{path}.output[{position}]")
-        parts.append(InputText(part.text))
-    return tuple(parts)
-
-
-def _not_text(part: given.ImagePart | given.FilePart, path: str) -> InvalidRequest:
-    return InvalidRequest(f"This model reads text only, no {part.type}.", param=path)
+def not_read(kind: str, path: str, *, sees: bool) -> InvalidRequest:
+    """What is said of a part that the model cannot read."""
+    readable = "text and images" if sees else "text"
+    return InvalidRequest(f"This model reads {readable} only, no {kind}.", param=path)

@@ -30,11 +30,12 @@ from pipeline.frames import NO_TEMPLATE_OPTIONS, Conversation, Origin, Sampling,
 from pipeline.logs import current_response
 from pipeline.protocol.body import Pace, shortened
 from pipeline.protocol.given_items import InputItem, MessageItem
-from pipeline.protocol.items import CodeInterpreterCall, Item, ShellCallOutput, WebSearchCall
+from pipeline.protocol.items import CodeInterpreterCall, Item, ShellCallOutput, WebSearchCall, images_of
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
 from stages.normalize.hosted import told_choice
-from stages.normalize.items import ItemReader, unrepeated
+from stages.normalize.images import check_images
+from stages.normalize.items import ItemReader, not_read, unrepeated
 from stages.normalize.raw import RawMessages
 from stages.normalize.tools import Offer, read_tools
 from stages.persist.store import Store
@@ -82,6 +83,10 @@ class Normalize:
     """The labels of the operator's MCP servers."""
     draw: Callable[[], str] = draw_suffix
     clock: Callable[[], float] = time.time
+    sees_images: bool = False
+    """Whether the model reads images."""
+    has_template: bool = False
+    """Whether the model has a chat template, and so does not speak Harmony."""
     salt_caches: bool = False
     """Whether ``prompt_cache_key`` keeps prefix caches apart where no ``cache_salt`` does."""
 
@@ -92,19 +97,22 @@ class Normalize:
 
     async def _conversation(self, request: CreateResponse) -> Conversation:
         refuse_unsupported(request)
+        self._refuse_foreign(request)
         model, pace = self._model(request), Pace()
         offer = await read_tools(request.tools or (), Offer(self.hosted, self.labels), pace)
         past, position = await self._past(request)
+        await self._check_past(past.items, request, pace)
         await offer.inherit(past.items, pace)
         suffix, now = self.draw(), self.clock()
         current_response.set(f"resp_{suffix}")
-        reader = ItemReader("input", suffix, partial(self.store.items, owner=request.owner), offer)
+        reader = ItemReader("input", suffix, partial(self.store.items, owner=request.owner), offer, self.sees_images)
         items = await reader.read(_items(request.input), past.items, pace)
         raw = RawMessages(suffix, request.instructions, offer.tools)
         before = await raw.read(request.previous_input_messages or (), items, pace)
         if not items and not before and not past.items:
             raise InvalidRequest("A request that continues nothing needs an input.", param="input")
         await reader.check_calls((*past.items, *before), items, pace)
+        await check_images(past.items, items, pace)
         tools, sampling = await offer.toolset(request, pace), _sampling(request)
         return Conversation(
             response=_response(request, offer, sampling, f"resp_{suffix}", int(now), model),
@@ -123,6 +131,17 @@ class Normalize:
             structured=request.structured_outputs or {},
         )
 
+    def _refuse_foreign(self, request: CreateResponse) -> None:
+        """Raise `UnsupportedParameter` for what only models of the other kind know."""
+        if self.has_template and request.previous_input_messages is not None:
+            raise UnsupportedParameter(
+                "previous_input_messages are Harmony's, and this model does not speak it.",
+                param="previous_input_messages",
+            )
+        if not self.has_template and (template := _template(request)) != NO_TEMPLATE_OPTIONS:
+            param = "chat_template" if template.source is not None else "chat_template_kwargs"
+            raise UnsupportedParameter("This model speaks Harmony, and has no chat template.", param=param)
+
     def _model(self, request: CreateResponse) -> str:
         model = self.models[0] if request.model is None else request.model
         if model not in self.models:
@@ -140,6 +159,14 @@ class Normalize:
         if (previous := request.previous_response_id) is not None:
             return await self._continued(previous, request.owner), 0
         return History((), {}), 0
+
+    async def _check_past(self, items: Sequence[Item], request: CreateResponse, pace: Pace) -> None:
+        """Raise `InvalidRequest` where the past has what the model cannot read: it may have been another model's."""
+        for item in () if self.sees_images else items:
+            await pace()
+            if images_of(item):
+                said = "conversation" if request.conversation_id is not None else "previous_response_id"
+                raise not_read("input_image", said, sees=False)
 
     async def _continued(self, previous: str, owner: str) -> History:
         stored = await self.store.get(previous, owner)

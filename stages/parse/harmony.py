@@ -164,6 +164,7 @@ class HarmonyParser:
             reasoning_tokens=self._reasoning_tokens,
             duration=finished.duration,
             raw_messages=None if self._raw_messages is None else tuple(self._raw_messages),
+            prompt_tokens=finished.prompt_tokens,
         )
 
     def _check_end(self, token: int) -> None:

@@ -153,7 +153,7 @@ async def test_items_come_in_pages(served: Scripted) -> None:
         ("POST", "/items", {"items": [HI, {"id": "msg_nowhere"}]}, "items[1].id"),
         ("POST", "/items", {"items": [{"id": "msg_mine"}] * 2}, "items[1].id"),
         ("POST", "/items", {"items": [HI, {**ITEMS[4], "call_id": "e"}]}, "items[1].call_id"),
-        ("POST", "/items", {"items": [{"role": "user", "content": [{"type": "input_image"}]}]}, "items[0].content[0]"),
+        ("POST", "/items", {"items": [{"role": "user", "content": [{"type": "input_image"}]}]}, "items[0].content[0].image_url"),
         ("POST", "/items", {"items": [{**ITEMS[7], "tools": [{"type": "unheard_of"}]}]}, "items[0].tools[0].type"),
         ("POST", "/items", {"items": [{**ITEMS[7], "tools": [{"type": "mcp"}]}]}, "items[0].tools[0].server_label"),
         ("POST", "/items?include=x", {"items": []}, "include"),

@@ -35,6 +35,14 @@ def test_every_turn_is_counted() -> None:
     )
 
 
+def test_what_the_engine_says_it_read_counts() -> None:
+    """Images are many tokens to the engine, which a prompt has only places for."""
+    response = ended((started(prompt_tokens=10), *message("Red."), finished(output_tokens=22, prompt_tokens=35)))
+    assert response.usage is not None
+    assert (response.usage.input_tokens, response.usage.total_tokens) == (35, 57)
+    assert response.usage.input_tokens_details.input_tokens_per_turn == (35,)
+
+
 @pytest.mark.parametrize(("prompt_tokens", "from_tools"), [(15, 0), (14, 0), (3, 0), (16, 1)])
 def test_a_prompt_that_was_truncated_has_nothing_of_tools(prompt_tokens: int, from_tools: int) -> None:
     """Where a later prompt is shorter than what came before it, nothing is counted below zero."""
