@@ -8,6 +8,9 @@ from typing import Protocol
 
 from pipeline.frames import EngineFrame, Prompt
 
+PARAMETERS = {"logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
+"""Those of vLLM's parameters that the protocol calls otherwise."""
+
 
 class Engine(Protocol):
     """Something that continues prompts."""
