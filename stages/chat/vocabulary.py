@@ -23,13 +23,30 @@ class Vocabulary:
 
     @cached_property
     def marks_pattern(self) -> re.Pattern[str]:
-        """What finds a mark in text."""
-        return re.compile("|".join(map(re.escape, self.marks)) or r"(?!)")
+        """What finds a mark in text; a word or a blank that is a token of its own is a mark to nobody."""
+        marks = (re.escape(mark) for mark in self.marks if len(mark) > 1 and not mark.isspace() and not mark.isalnum())
+        return re.compile("|".join(marks) or r"(?!)")
 
     def encode(self, text: str) -> list[int]:
         """The ids of ``text``, in which marks are marks."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
+
+    def encode_further(self, text: str) -> list[int]:
+        """The ids of ``text`` where other text comes before it: some vocabularies begin every text with a blank."""
+        if self._anchor is None:
+            return self.encode(text)
+        mark, token = self._anchor
+        first, *ids = self.encode(mark + text)
+        return ids if first == token else self.encode(text)
+
+    @cached_property
+    def _anchor(self) -> tuple[str, int] | None:
+        """A mark to have ahead of a text that is not the first, where it makes a difference."""
+        mark = self.tokenizer.eos_token
+        if mark not in self.marks:
+            return None
+        return (mark, self.marks[mark]) if self.encode(f"{mark}a")[1:] != self.encode("a") else None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids``, marks included."""

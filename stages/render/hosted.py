@@ -43,7 +43,7 @@ def hosted_section(tools: Sequence[HostedTool]) -> str:
 
 
 def _namespace(kind: HostedKind, names: set[str]) -> Iterator[str]:
-    description, functions = _described()[kind]
+    description, functions = described()[kind]
     if functions:
         yield from namespace_lines(kind, description, [tool for tool in functions if tool.name in names], Inlining())
     else:
@@ -51,7 +51,7 @@ def _namespace(kind: HostedKind, names: set[str]) -> Iterator[str]:
 
 
 @cache
-def _described() -> Mapping[HostedKind, tuple[str, Sequence[FunctionTool]]]:
+def described() -> Mapping[HostedKind, tuple[str, Sequence[FunctionTool]]]:
     """Description and functions of each; python has none, as it is sent plain code."""
     return {
         "browser": _of_package(ToolNamespaceConfig.browser()),

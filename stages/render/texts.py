@@ -26,7 +26,7 @@ from stages.calls import AnyCall
 _FORGOTTEN = "The result of this call is no longer known."
 _NOT_APPROVED = "The user did not approve of this call"
 
-_json = json.JSONEncoder(ensure_ascii=False).encode
+json_text = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def is_leading(item: Item) -> bool:
@@ -43,9 +43,9 @@ def arguments_of(call: AnyCall) -> str:
     """What the model wrote to call, or would have written."""
     match call:
         case WebSearchCall(action=action):
-            return _json(_browsed(action))
+            return json_text(_browsed(action))
         case ShellCall(runs_here=True, action=action):
-            return _json(_executed(action))
+            return json_text(_executed(action))
         case _:
             return call.text
 
@@ -103,7 +103,7 @@ def _error(error: Mapping[str, Any]) -> str:
     content = error.get("content") or error.get("message") or ""
     if isinstance(content, list | tuple):
         return _joined(str(part["text"]) for part in content if isinstance(part, Mapping) and part.get("text"))
-    return content if isinstance(content, str) else _json(content)
+    return content if isinstance(content, str) else json_text(content)
 
 
 def _sources(action: Mapping[str, Any]) -> Iterable[str]:

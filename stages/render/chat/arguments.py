@@ -1,0 +1,42 @@
+"""The arguments of a call, as templates read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_BROKEN = "arguments"
+
+
+class Arguments(dict[str, Any]):
+    """Arguments by their names; a template that wants text gets JSON: the model's own words, broken or not.
+
+    Words that are no JSON object are the one argument ``arguments`` to a template that wants names.
+    """
+
+    def __init__(self, text: str, named: Mapping[str, Any] | None = None) -> None:
+        super().__init__(_named(text) if named is None else named)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text or "{}"
+
+    def __add__(self, more: str) -> str:
+        return str(self) + more
+
+    def __radd__(self, before: str) -> str:
+        return before + str(self)
+
+    def __deepcopy__(self, memo: object) -> Arguments:
+        return Arguments(self.text, self)  # nobody writes to it
+
+
+def _named(text: str) -> Mapping[str, Any]:
+    if not text:
+        return {}
+    try:
+        named = json.loads(text)
+    except (ValueError, RecursionError):
+        named = None
+    return named if isinstance(named, dict) else {_BROKEN: text}

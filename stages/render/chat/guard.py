@@ -1,0 +1,79 @@
+"""What clients write stays text, though it looks like a mark of the template.
+
+A template only gives a text, and in its text a mark of a client's is a mark like any other.  So a character that
+occurs nowhere in the conversation is put inside each of the client's before the template is rendered.  Behind it the
+text is cut there, and its pieces are encoded apart: in none of them is a mark that the template has not written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from stages.chat.vocabulary import Vocabulary
+from stages.render.chat.arguments import Arguments
+
+_PRIVATE = [chr(code) for code in range(0xE000, 0xF8FF)]
+"""Characters that stand for nothing: one of them goes into marks."""
+
+_NOTHING = re.compile(r"(?!)")
+
+
+class Guard:
+    """Guards what is in ``values``: messages, functions, variables."""
+
+    def __init__(self, vocabulary: Vocabulary, *values: Any) -> None:
+        self._marks = vocabulary.marks_pattern
+        self._values = values
+        text = "\0".join(_texts(values))
+        self.is_needed = self._marks.search(text) is not None
+        self._inset = next(char for char in _PRIVATE if char not in text and _escaped(char) not in text.lower())
+
+    @property
+    def cut(self) -> re.Pattern[str]:
+        """What finds the places to cut a rendered text; a template may have written JSON."""
+        return re.compile(rf"{self._inset}|\\+{_escaped(self._inset)}", re.IGNORECASE) if self.is_needed else _NOTHING
+
+    def guarded(self) -> tuple[Any, ...]:
+        """The values with all marks broken."""
+        return tuple(map(self._guarded, self._values)) if self.is_needed else self._values
+
+    def _guarded(self, value: Any) -> Any:
+        match value:
+            case str():
+                return self._broken(value)
+            case Arguments():
+                return Arguments(self._broken(value.text), self._guarded(dict(value)))
+            case dict():
+                return {self._guarded(key): self._guarded(inner) for key, inner in value.items()}
+            case list() | tuple():
+                return [self._guarded(inner) for inner in value]
+            case _:
+                return value
+
+    def _broken(self, text: str) -> str:
+        while self._marks.search(text):  # once more for marks that overlap
+            text = self._marks.sub(lambda found: f"{found[0][0]}{self._inset}{found[0][1:]}", text)
+        return text
+
+
+def _escaped(char: str) -> str:
+    return f"u{ord(char):04x}"
+
+
+def _texts(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case Mapping():
+            if isinstance(value, Arguments):
+                yield value.text
+            for key, inner in value.items():
+                yield from _texts(key)
+                yield from _texts(inner)
+        case list() | tuple():
+            for inner in value:
+                yield from _texts(inner)
+        case _:
+            pass

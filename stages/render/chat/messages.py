@@ -1,0 +1,234 @@
+"""Conversations as chat templates read them: messages of the Chat Completions API.
+
+What the model wrote in one turn is one message: its thoughts, its words, its calls.  What came of the calls follows
+behind all of them.  Where one turn ends and the next begins is known from the tokens that the engine wrote, as the
+last ones of a turn end it; where they are not known it is told from the order of the items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, TypeAlias
+
+from pipeline.frames import Conversation, TokenIds
+from pipeline.protocol.items import (
+    AdditionalTools,
+    ApplyPatchCall,
+    ApplyPatchCallOutput,
+    Call,
+    CallOutput,
+    CodeInterpreterCall,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    InputImage,
+    Item,
+    LocalShellCall,
+    LocalShellCallOutput,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpListTools,
+    Message,
+    MessagePart,
+    Reasoning,
+    Refusal,
+    ShellCall,
+    ShellCallOutput,
+    WebSearchCall,
+)
+from stages.calls import AnyCall, callers_of
+from stages.chat.model import ChatMessage
+from stages.chat.names import ToolNames, text_argument
+from stages.render.chat.arguments import Arguments
+from stages.render.chat.turn import Turn
+from stages.render.texts import arguments_of, is_leading, json_text, output_of, refusal_of, result_of
+
+_UNKNOWN = "unknown"
+"""The name of a call that is gone, with a response that the store no longer has: its output may still be read."""
+
+_Content: TypeAlias = str | list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A conversation as messages; ``turns`` are the tokens of those turns that the engine wrote, in order.
+
+    ``images`` are in the order of their places.  ``continues`` says that the last message is to be gone on with.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    turns: tuple[TokenIds, ...]
+    images: tuple[str, ...]
+    continues: bool
+
+
+def split(conversation: Conversation) -> tuple[str, tuple[Item, ...]]:
+    """The instructions, with those that come ahead of all other items, and the other items."""
+    items = (*conversation.history, *conversation.input)
+    leading = tuple(takewhile(is_leading, items))
+    added = (item.text for item in leading if isinstance(item, Message))
+    return "\n\n".join(filter(None, (conversation.response.instructions, *added))), items[len(leading) :]
+
+
+def lay_out(
+    instructions: str, items: Sequence[Item], conversation: Conversation, names: ToolNames, stops: Collection[int]
+) -> Layout:
+    """The messages of a prompt with these ``items`` of the conversation; ``stops`` are the tokens that end a turn."""
+    messages = _Messages(items, conversation, names, stops)
+    if instructions:
+        messages.add({"role": "system", "content": instructions})
+    for at, item in enumerate(items):
+        messages.read(item, at)
+    messages.close()
+    last = items[-1] if items else None
+    continues = isinstance(last, Message) and last.role == "assistant" and last.status != "completed"
+    return Layout(tuple(messages.added), tuple(messages.turns), tuple(messages.images), continues)
+
+
+class _Messages:
+    """Makes messages of items."""
+
+    def __init__(
+        self, items: Sequence[Item], conversation: Conversation, names: ToolNames, stops: Collection[int]
+    ) -> None:
+        self.added: list[ChatMessage] = []
+        self.turns: list[TokenIds] = []
+        self.images: list[str] = []
+        self._tokens = conversation.tokens
+        self._results = conversation.results
+        self._names = names
+        self._stops = stops
+        self._callers = callers_of(items)
+        self._outputs = {caller: items[at] for at, caller in self._callers.items()}
+        self._refusals = {
+            item.approval_request_id: item
+            for item in items
+            if isinstance(item, McpApprovalResponse) and not item.approve
+        }
+        self._turn: Turn | None = None
+
+    def add(self, message: ChatMessage) -> None:
+        """A message that the model did not write."""
+        self.close()
+        self.added.append(message)
+
+    def close(self) -> None:
+        """The turn is over, if there is one."""
+        if self._turn:
+            self.added += self._turn.messages()
+            self.turns += [self._turn.tokens] if self._turn.tokens else []
+        self._turn = None
+
+    def read(self, item: Item, at: int) -> None:
+        """Take the item at position ``at``."""
+        match item:
+            case Message(role="assistant"):
+                self._written(item).texts.append(item.text)
+            case Message():
+                self.add({"role": "user" if item.role == "user" else "system", "content": self._content(item.content)})
+            case Reasoning():
+                self._think(item)
+            case FunctionCall() | CustomToolCall() | LocalShellCall() | ShellCall() | ApplyPatchCall():
+                self._call(item, self._outputs.get(at))
+            case (
+                FunctionCallOutput()
+                | CustomToolCallOutput()
+                | LocalShellCallOutput()
+                | ShellCallOutput()
+                | ApplyPatchCallOutput()
+            ):
+                self._return(item, is_orphan=at not in self._callers)
+            case McpCall() | CodeInterpreterCall() | WebSearchCall():
+                self._run(item)
+            case McpApprovalRequest():  # one that was approved of becomes a call of its own
+                if refusal := self._refusals.get(item.id):
+                    self._add_call(self._written(item), item, item.id, refusal_of(refusal))
+            case AdditionalTools() | McpListTools() | McpApprovalResponse():
+                pass  # tools are told with all others, ahead of the conversation
+
+    def _written(self, item: Item) -> Turn:
+        """The turn in which the model wrote ``item``."""
+        if self._turn and self._turn.is_left_by(item):
+            self.close()
+        turn = self._turn = self._turn or Turn()
+        written = self._tokens.get(item.id) or ()
+        if isinstance(item, McpCall) and item.approval_request_id:  # then it was written as a request
+            written = self._tokens.get(item.approval_request_id, written)
+        turn.tokens = (*turn.tokens, *written) if written and turn.tokens is not None else None
+        turn.is_over = written[-1] in self._stops if written else None
+        return turn
+
+    def _think(self, item: Reasoning) -> None:
+        if item.text or item.id in self._tokens:
+            turn = self._written(item)
+            turn.thoughts += [item.text] if item.text else []
+
+    def _call(self, call: Call, output: Item | None) -> None:
+        """A call with the output that it may have, wherever that is; one that was cut and never run was not made."""
+        if isinstance(output, CallOutput):
+            self._add_call(self._written(call), call, call.call_id, self._output(output, call))
+        elif call.status != "incomplete":
+            self._add_call(self._written(call), call, call.call_id, None)
+
+    def _run(self, call: McpCall | CodeInterpreterCall | WebSearchCall) -> None:
+        """A call that this server made, with its result; one that never came to run was not made."""
+        result = self._results.get(call.id)
+        if result or call.status not in {"in_progress", "incomplete"}:
+            turn = self._written(call)
+            self._add_call(turn, call, call.id, result_of(call) if result is None else result)
+            turn.ran = True
+
+    def _return(self, output: CallOutput, *, is_orphan: bool) -> None:
+        """An output stands here: with its call it was read already, if the call is still there."""
+        if is_orphan:
+            self.close()
+            self._turn = Turn(calls=[_call_of(output.call_id, _UNKNOWN, "")], tokens=None, returned=True)
+            self._turn.results.append(_result_of(output.call_id, _UNKNOWN, self._output(output, None)))
+        elif self._turn and not (isinstance(output, ShellCallOutput) and self._turn.is_over is False):
+            self._turn.returned = True  # unless it is the shell's of this server, and the model wrote on beside it
+
+    def _add_call(self, turn: Turn, call: AnyCall, call_id: str, result: _Content | None) -> None:
+        name, argument, text = self._names.of_call(call), text_argument(call), arguments_of(call)
+        turn.calls.append(_call_of(call_id, name, json_text({argument: text}) if argument else text))
+        if result is not None:
+            turn.results.append(_result_of(call_id, name, result))
+
+    def _output(self, output: CallOutput, call: Call | None) -> _Content:
+        if known := self._results.get(output.id):
+            return known
+        match output:
+            case FunctionCallOutput(output=tuple(parts)) | CustomToolCallOutput(output=tuple(parts)):
+                return self._content(parts)
+            case _:
+                return output_of(output, call)
+
+    def _content(self, parts: Sequence[MessagePart]) -> _Content:
+        """Plain text where there is nothing else: that is what all templates know."""
+        if not any(isinstance(part, InputImage) for part in parts):
+            return "".join(map(_text, parts))
+        content: list[dict[str, Any]] = []
+        for part in parts:
+            if isinstance(part, InputImage):
+                self.images.append(part.image_url)
+                content.append({"type": "image_url", "image_url": {"url": part.image_url}})
+            elif content and content[-1]["type"] == "text":
+                content[-1]["text"] += _text(part)
+            else:
+                content.append({"type": "text", "text": _text(part)})
+        return content
+
+
+def _text(part: MessagePart) -> str:
+    return part.refusal if isinstance(part, Refusal) else part.text
+
+
+def _call_of(call_id: str, name: str, text: str) -> ChatMessage:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": Arguments(text)}}
+
+
+def _result_of(call_id: str, name: str, content: _Content) -> ChatMessage:
+    return {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
