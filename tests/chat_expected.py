@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from tests.chat_families import FAMILIES
+from tests.chat_families import FAMILIES, TINY
+
+Kind: TypeAlias = Literal["thought", "message", "call"]
 
 
 @dataclass(frozen=True)
 class Told:
     """An item: its text, of a call its arguments, and whether it was told to its end."""
 
-    kind: Literal["thought", "message", "call"]
+    kind: Kind
     text: str
     name: str = ""
     complete: bool = True
@@ -84,14 +86,28 @@ EXPECTED: Mapping[str, tuple[Told, ...]] = {
     ),
     "broken_arguments": (THOUGHT, weather('{"city": Paris}')),
     "undeclared_tool": (THOUGHT, Told("call", '{"city": "Paris"}', "get_wether")),
-    "call_unasked": (
-        THOUGHT,
-        message('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'),
-    ),
+    "call_unasked": (THOUGHT, PARIS),
     "python_tag": (PARIS,),
     "json_answer": (message('{"city": "Paris"}'),),
 }
 """By the name of the case; families that do not think have no thought in any of them."""
+
+SERVED: Mapping[str, tuple[Told, ...]] = {
+    "greeting": (thought("The user wants a greeting."), message("Hello!")),
+    "earlier_turn": (thought("It was seven."), message("Seven.")),
+    "thinking_off": (message("I look it up."), PARIS),
+    "call_result": (thought("The tool answered."), message("It is 18 °C in Paris.")),
+    "custom_tool_call": (
+        thought("A query will tell."),
+        Told("call", 'SELECT count(*)\nFROM users  -- "all" 日本', "run_sql"),
+    ),
+    "custom_tool_call_cut": (thought("A query will tell."), cut(Told("call", "SELECT count(*)\nFR", "run_sql"))),
+    "call_in_namespace": (thought("The manual knows."), Told("call", '{"question": "What is a stage?"}', "ask")),
+    "choice_of_one_function": (THOUGHT, PARIS),
+    "json_schema": (thought("JSON is wanted."), message('{"name": "Ada", "age": 36}')),
+    "stop_text": (thought("I count: one, two, three."), message("One, two, ")),
+}
+"""The same for the tiny model, whose requests ask for more."""
 
 OTHERWISE: Mapping[str, tuple[Told, ...]] = {
     "qwen3_coder_half_a_mark": (message("Write <function"),),
@@ -103,7 +119,10 @@ OTHERWISE: Mapping[str, tuple[Told, ...]] = {
 def expected(folder: str) -> tuple[Told, ...]:
     """What the case in ``folder`` says."""
     family = family_of(folder)
-    told = OTHERWISE.get(folder) or EXPECTED[folder.removeprefix(f"{family}_")]
+    case = folder.removeprefix(f"{family}_")
+    if family == TINY.name:
+        return SERVED[case]
+    told = OTHERWISE[folder] if folder in OTHERWISE else EXPECTED[case]
     return told if FAMILIES[family].reasoning else tuple(item for item in told if item.kind != "thought")
 
 

@@ -13,11 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from stages.chat.load import ChatOptions, load_chat_model, read_config
 from stages.chat.model import ChatMessage, ChatModel, Function, Rendered
 from stages.chat.parsers import VllmParsers
 from stages.chat.vocabulary import Vocabulary
 
-WORDS = Path(__file__).parent.parent / "fixtures" / "tiny_qwen" / "tokenizer.json"
+TINY = Path(__file__).parent.parent / "fixtures" / "tiny_qwen"
+WORDS = TINY / "tokenizer.json"
 
 THINK = ("<think>", "</think>")
 CHATML_ENDS = ("<|im_end|>", "<|endoftext|>")
@@ -94,6 +96,7 @@ FAMILIES: Mapping[str, Family] = {
     "seed_oss": Family(("<seed:eos>",), SEED, "seed_oss", "seed_oss"),
     "step3": Family(DEEPSEEK_ENDS, STEP3, "step3", "step3", "<think>\n"),
     "step3p5": Family(CHATML_ENDS, QWEN, "step3p5", "step3p5", "<think>\n"),
+    "tiny_qwen": Family(CHATML_ENDS, QWEN, "qwen3", "hermes"),
 }
 
 
@@ -118,7 +121,9 @@ class Ending:
 
 @cache
 def chat_model(name: str) -> ChatModel:
-    """The model of a family."""
+    """The model of a family; that of the tiny model is loaded as it is served, template and all."""
+    if name == TINY.name:
+        return load_chat_model(read_config(str(TINY)), ChatOptions())
     family = FAMILIES[name]
     vocabulary = Vocabulary(tokenizer_of((*family.ends, *family.marks)))
     return ChatModel(
