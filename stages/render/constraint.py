@@ -33,6 +33,7 @@ _KEPT_CHECKS = 32
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """No white space but a blank behind a separator: a small model that may write blanks may write nothing else."""
 
+_SYNTAX = frozenset(r".^$*+?{}[]\|()&~#-")
 _ITEM_BOUND = re.compile(r'"(?:min|max)Items"\s*:\s*(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)')
 _PATTERN = re.compile(r'"pattern"\s*:\s*("(?:\\.|[^"\\])*")')
 _PATTERNS_AS_KEYS = re.compile(r'("(?:\\.|[^"\\])*")\s*:')
@@ -90,6 +91,11 @@ def lark_body(definition: str) -> str:
     if problem := _text_problem(LLMatcher.grammar_from_lark(definition)):
         raise Unenforceable(_readable(problem))
     return f"%lark {{\n{definition}\n}}"
+
+
+def escaped(text: str) -> str:
+    """A regular expression that matches ``text`` alone."""
+    return "".join(f"\\{char}" if char in _SYNTAX else char for char in text)
 
 
 def schema_problem(body: str) -> str:

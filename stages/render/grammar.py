@@ -15,12 +15,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
-from pipeline.errors import InvalidRequest
+from pipeline.errors import InvalidRequest, UnsupportedParameter
 from pipeline.protocol.body import shortened
 from pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset
 from stages.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START, recipient_of
+from stages.render.answers import STRUCTURAL_TAG, Answer, answer
 from stages.render.constraint import (
     Unenforceable,
     grammar_problem,
@@ -40,13 +42,21 @@ _FREE = "FREE"
 _ANY_OBJECT = json_body({"type": "object"})
 
 
-def grammar(tools: Toolset, text_format: Mapping[str, Any]) -> str | None:
+def grammar(
+    tools: Toolset, text_format: Mapping[str, Any], structured: Mapping[str, Any] = MappingProxyType({})
+) -> str | None:
     """The grammar of the next turn; None where there is nothing to enforce.
 
-    ``text_format`` is the request's ``text.format``.  Raises `InvalidRequest` for what cannot be enforced.
+    ``text_format`` is the request's ``text.format``, ``structured`` its ``structured_outputs``.  Raises
+    `InvalidRequest` for what cannot be enforced.
     """
-    final = _final(text_format)
-    if final == _FREE and not _is_bound(tools):
+    if STRUCTURAL_TAG in structured:
+        raise UnsupportedParameter(
+            "This model has a markup of its own: give no structural tag.", param=f"structured_outputs.{STRUCTURAL_TAG}"
+        )
+    asked = answer(text_format, structured)
+    final = asked.body if asked else _FREE
+    if not asked and not is_bound(tools):
         return None
     calls = {recipient_of(tool): _rule(tool) for tool in tools.callable}
     must_call = bool(calls) and tools.choice == "required"
@@ -56,11 +66,11 @@ def grammar(tools: Toolset, text_format: Mapping[str, Any]) -> str | None:
     except Unenforceable as error:
         problem = str(error)
     if problem:
-        _blame(tools, final, problem)
+        _blame(tools, asked, problem)
     return turn
 
 
-def _is_bound(tools: Toolset) -> bool:
+def is_bound(tools: Toolset) -> bool:
     """Whether anything is promised of the calls."""
     if tools.choice == "none":
         return False
@@ -80,20 +90,6 @@ def _is_strict(tool: Tool) -> bool:
 
 
 # What stands in the messages
-
-
-def _final(text_format: Mapping[str, Any]) -> str:
-    """What the answer must be."""
-    match text_format.get("type"):
-        case "json_object":
-            return _ANY_OBJECT
-        case "json_schema":
-            try:
-                return json_body(text_format.get("schema") or {}, lenient=text_format.get("strict") is not True)
-            except Unenforceable as error:
-                raise _bad_schema(str(error)) from error
-        case _:
-            return _FREE
 
 
 @dataclass(frozen=True)
@@ -142,18 +138,14 @@ def _custom_input(tool: CustomTool) -> str:
 # What is wrong
 
 
-def _blame(tools: Toolset, final: str, problem: str) -> None:
+def _blame(tools: Toolset, asked: Answer | None, problem: str) -> None:
     """Raise `InvalidRequest` for the schema that is the reason for ``problem``, or for all of them together."""
-    if final != _FREE and (reason := schema_problem(final)):
-        raise _bad_schema(reason)
+    if asked:
+        asked.refuse_wrong_schema()
     for tool in tools.callable:
         if (body := _input(tool)).startswith("%json") and (reason := schema_problem(body)):
             raise _bad_tool(tool, reason)
     raise InvalidRequest(f"The formats of this request cannot be enforced together: {problem}.", param="tools")
-
-
-def _bad_schema(reason: str) -> InvalidRequest:
-    return InvalidRequest(f"This schema cannot be enforced: {reason}.", param="text.format.schema")
 
 
 def _bad_tool(tool: Tool, reason: str) -> InvalidRequest:
@@ -180,7 +172,7 @@ def _turn(calls: Mapping[str, _Rule], final: str | None, *, parallel: bool) -> s
     if len(befores) > 1:
         rules.append(f'preamble: <[{CHANNEL}]> "commentary" <[{MESSAGE}]> {_FREE}')
     if final:
-        marked = "" if final == _FREE else f' (" " <[{CONSTRAIN}]> "json")?'
+        marked = "" if not final.startswith("%json") else f' (" " <[{CONSTRAIN}]> "json")?'
         rules.append(f'final: <[{CHANNEL}]> "final"{marked} <[{MESSAGE}]> answer <[{RETURN}]>')
         rules.append(f"answer: {final}")
     return "\n".join([*rules, *(_calls(calls, parallel=parallel) if calls else ())]) + "\n"

@@ -19,7 +19,7 @@ from stages.harmony import START, STOP_TOKENS, HarmonyEncoding
 from stages.render.grammar import grammar
 from stages.render.message import HarmonyMessage
 from stages.render.messages import Layout, lay_out
-from stages.render.truncation import to_drop
+from stages.render.truncation import room_for_answer, to_drop
 from stages.render.verbatim import as_written, in_its_words
 
 _KEPT_TEXTS = 64
@@ -44,7 +44,8 @@ class RenderHarmony:
             yield await asyncio.to_thread(self._prompt, conversation)
 
     def _prompt(self, conversation: Conversation) -> Prompt:
-        rules = grammar(conversation.tools, conversation.response.text.get("format") or {})
+        text_format = conversation.response.text.get("format") or {}
+        rules = grammar(conversation.tools, text_format, conversation.structured)
         layout = in_its_words(lay_out(conversation), conversation.tokens, self.encoding)
         head = [self._encoded(message) for message in layout.head]
         items = [
@@ -54,7 +55,9 @@ class RenderHarmony:
         tail = [START, *self.encoding.encode("assistant")]
         dropped: frozenset[int] = frozenset()
         if conversation.response.truncation == "auto":
-            wanted = sum(map(len, (*head, *items, tail))) + self._room(conversation)
+            wanted = sum(map(len, (*head, *items, tail))) + room_for_answer(
+                conversation.sampling.max_tokens, self.context_length
+            )
             if wanted > self.context_length:
                 dropped = to_drop(layout.items, list(map(len, items)), wanted - self.context_length)
         kept = (ids for at, ids in enumerate(items) if at not in dropped)
@@ -70,11 +73,6 @@ class RenderHarmony:
             origin=conversation.origin,
             raw_messages=_raw_messages(layout, dropped) if conversation.raw_messages else None,
         )
-
-    def _room(self, conversation: Conversation) -> int:
-        """Tokens to leave for the answer, where there is anything to drop for them."""
-        asked = conversation.sampling.max_tokens
-        return self.context_length // 16 if asked is None else min(asked, self.context_length // 2)
 
     def _item(self, messages: Sequence[HarmonyMessage], written: TokenIds) -> Sequence[int]:
         """The tokens of an item: those that were ``written`` can only be of its first message."""

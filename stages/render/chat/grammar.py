@@ -1,11 +1,40 @@
-"""One grammar over the whole turn of a chat model, where a request promises what the model will write."""
+"""One grammar over the whole turn of a chat model, where a request promises what the model will write.
+
+The prompt may leave the model in the middle of a thought, or leave it to the model whether it thinks: what it thinks is
+free.  What comes behind is an answer in the format that was asked for, or calls of tools that may be called, in the
+model's own markup as far as that is described.  Where it is not, calls are a JSON list, or the bare arguments of the
+one tool that must be called; and where the model is free to answer as it likes, its calls are free, too, but for which
+tools they may be of: ``strict`` is no promise then.
+
+    start: thought? (answer | calls) <end of turn>
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from pipeline.errors import InvalidRequest
 from pipeline.frames import CallSyntax, Conversation, TokenIds
+from pipeline.protocol.body import shortened
+from pipeline.protocol.tools import CustomTool, FunctionTool, Tool, Toolset
 from stages.chat.model import ChatModel, Function
+from stages.chat.names import ToolNames, text_argument
+from stages.render.answers import STRUCTURAL_TAG, Answer, answer, unenforceable
+from stages.render.chat.rules import SPACE, Free, Mark, Part, Rules, Words
+from stages.render.chat.tags import Format, Tags, Undescribed, lead, of_calls, structural_tag, without
+from stages.render.constraint import Unenforceable, grammar_problem, json_body, regex_body, schema_problem
+from stages.render.grammar import MOST_CALLS, is_bound
+
+WARM_UP = 'start: %json {"type": "object"}\n'
+"""The smallest grammar there is: an engine's first one takes seconds, whatever it says."""
+
+_TAIL = 64
+"""Tokens at the end of a prompt that tell whether a thought is open."""
+
+_ANY_OBJECT = json_body({"type": "object"})
 
 
 def grammar(
@@ -18,6 +47,190 @@ def grammar(
 ) -> tuple[str | None, CallSyntax]:
     """The grammar of the next turn, None where there is nothing to enforce; and how the model writes calls by it.
 
-    ``functions`` are all that the prompt shows.  Raises `InvalidRequest` for what cannot be enforced.
+    ``functions`` are all that the prompt shows.  Raises `InvalidRequest` for what cannot be enforced: a custom tool's
+    Lark grammar, for one, since its text is an argument within JSON.
     """
-    return None, "native"
+    tools, structured = conversation.tools, conversation.structured
+    asked = answer(conversation.response.text.get("format") or {}, structured)
+    tag = structured.get(STRUCTURAL_TAG)
+    if not asked and tag is None and not is_bound(tools):
+        return None, "native"
+    turn = _Turn(chat, tools, asked)
+    branches, syntax = turn.branches(functions) if tag is None else (turn.tagged(tag), "native")
+    if not branches:
+        return None, syntax
+    text = turn.grammar(_opening(turn.rules, chat, prompt_ids) if not continues else [], branches)
+    turn.check(text)
+    return text, syntax
+
+
+def _opening(rules: Rules, chat: ChatModel, prompt_ids: TokenIds) -> list[Part]:
+    """What the model may think ahead of everything else."""
+    if chat.parsers.thinking is None:
+        return []
+    begin, end = chat.parsers.thinking
+    tail = chat.vocabulary.decode(prompt_ids[-_TAIL:]).rstrip()
+    if tail.endswith(end.strip()):
+        return []
+    rest: list[Part] = [Free(), *rules.literal(end)]
+    if begin and tail.endswith(begin.strip()):
+        return rest
+    return [rules.either([[*rules.literal(begin), *rest]], "?")]
+
+
+@dataclass(frozen=True)
+class _Callable:
+    """A tool that may be called: its name, and the schema of its arguments, where these are held to one."""
+
+    name: str
+    tool: Tool
+    schema: Mapping[str, Any] | None
+
+    @property
+    def body(self) -> str:
+        """What arguments must be, as JSON."""
+        return _ANY_OBJECT if self.schema is None else json_body(self.schema)
+
+    def function(self, shown: Mapping[str, Function]) -> Function:
+        """The tool as a function that is strict where it is held to a schema."""
+        parameters = self.schema or shown.get(self.name, {}).get("parameters")
+        return _function(self.name, parameters, strict=self.schema is not None)
+
+
+class _Turn:
+    """Writes the grammar of one turn."""
+
+    def __init__(self, chat: ChatModel, tools: Toolset, asked: Answer | None) -> None:
+        self.rules = Rules(chat.vocabulary)
+        self._chat = chat
+        self._tools = tools
+        self._asked = asked
+        self._tags = Tags(self.rules, MOST_CALLS)
+        self._space = self.rules.body(SPACE)
+        names = ToolNames(tools)
+        self._callable = [_Callable(names.of(tool), tool, _schema(tool)) for tool in tools.callable]
+
+    def branches(self, functions: Sequence[Function]) -> tuple[list[list[Part]], CallSyntax]:
+        """What may come behind the thought, and how calls are written there."""
+        answers: list[list[Part]] = [] if self._must_call else [self._answer()]
+        if not self._callable:
+            return answers, "native"
+        try:
+            return self._native(answers, functions), "native"
+        except Undescribed:
+            return self._undescribed(answers)
+        except Unenforceable as error:
+            raise InvalidRequest(f"The tools of this request cannot be enforced: {error}.", param="tools") from error
+
+    def tagged(self, tag: str | Format) -> list[list[Part]]:
+        """What a structural tag of the client's says."""
+        param = f"structured_outputs.{STRUCTURAL_TAG}"
+        if is_bound(self._tools):
+            raise InvalidRequest("What is promised of tools and a structural tag exclude each other.", param=param)
+        try:
+            return [[self._space, *Tags(self.rules).parts(structural_tag(tag))]]
+        except Undescribed as error:
+            raise unenforceable(param, f"the format {shortened(str(error))!r} is not supported") from error
+        except Unenforceable as error:
+            raise unenforceable(param, str(error)) from error
+
+    def grammar(self, opening: Iterable[Part], branches: Iterable[Iterable[Part]]) -> str:
+        """The whole grammar."""
+        ends = [[Mark(token)] for token in self._chat.stop_token_ids]
+        turn = [*opening, self.rules.either(branches), *([self.rules.either(ends)] if ends else [])]
+        return self.rules.grammar(self.rules.joined(turn))
+
+    def check(self, text: str) -> None:
+        """Raise `InvalidRequest` where the grammar is none, for the schema that is the reason."""
+        try:
+            problem = grammar_problem(text)
+        except Unenforceable as error:
+            problem = str(error)
+        if not problem:
+            return
+        if self._asked:
+            self._asked.refuse_wrong_schema()
+        for called in self._callable:
+            if reason := schema_problem(called.body):
+                raise _bad_tool(called.tool, reason)
+        raise InvalidRequest(f"The formats of this request cannot be enforced together: {problem}.", param="tools")
+
+    @property
+    def _must_call(self) -> bool:
+        return bool(self._callable) and self._tools.choice == "required"
+
+    def _answer(self) -> list[Part]:
+        return [self._space, self.rules.body(self._asked.body)] if self._asked else [Free()]
+
+    # Calls
+
+    def _native(self, answers: list[list[Part]], functions: Sequence[Function]) -> list[list[Part]]:
+        """The answers, or calls in the model's own markup.  Raises `Undescribed`, and `Unenforceable`."""
+        shown = {function["function"]["name"]: function["function"] for function in functions}
+        calls = self._calls([called.function(shown) for called in self._callable])
+        if self._must_call or self._asked:
+            return [*answers, [self._space, *self._tags.parts(calls)]]
+        begin = lead(self._calls([_function(name, None, strict=False) for name in ("a", "b")]))
+        if not begin:
+            raise Undescribed
+        text = Free(excluded=(begin,))
+        return [[text], [Free(), *self.rules.literal(begin), *self._tags.parts(without(calls, begin))]]
+
+    def _calls(self, functions: Sequence[Function]) -> Format:
+        described = self._chat.parsers.calls(functions, parallel=self._tools.parallel)
+        if described is None:
+            raise Undescribed
+        return of_calls(described)
+
+    def _undescribed(self, answers: list[list[Part]]) -> tuple[list[list[Part]], CallSyntax]:
+        """The answers, or calls in JSON; nothing at all where calls are free."""
+        if not self._must_call and not self._asked and self._tools.allowed is None:
+            return [], "native"
+        if self._must_call and len(self._callable) == 1:
+            return [[self._space, self.rules.body(self._callable[0].body)]], "arguments"
+        one = self.rules.either(self._listed(called) for called in self._callable)
+        more = self.rules.either([[Words(", "), one]], f"{{0,{MOST_CALLS - 1}}}")
+        listed: list[Part] = [self._space, Words("["), one, *([more] if self._tools.parallel else []), Words("]")]
+        return [*answers, listed], "list"
+
+    def _listed(self, called: _Callable) -> list[Part]:
+        head = f'{{"name": {json.dumps(called.name)}, "parameters": '
+        return [Words(head), self.rules.body(called.body), Words("}")]
+
+
+def _function(name: str, parameters: Mapping[str, Any] | None, *, strict: bool) -> Function:
+    function = {"name": name, "parameters": parameters, "strict": strict}
+    return {"type": "function", "function": {key: said for key, said in function.items() if said is not None}}
+
+
+def _schema(tool: Tool) -> Mapping[str, Any] | None:
+    """What the arguments of calls of ``tool`` are held to; nobody promises anything of those that this server runs."""
+    try:
+        match tool, text_argument(tool):
+            case FunctionTool(strict=True, parameters=dict() as parameters), _:
+                json_body(parameters)
+                return parameters
+            case _, str(argument):
+                text = {"type": "string", **(_pattern(tool) if isinstance(tool, CustomTool) else {})}
+                fields = {"properties": {argument: text}, "required": [argument]}
+                return {"type": "object", **fields, "additionalProperties": False}
+            case _:
+                return None
+    except Unenforceable as error:
+        raise _bad_tool(tool, str(error)) from error
+
+
+def _pattern(tool: CustomTool) -> Mapping[str, str]:
+    if tool.grammar is None:
+        return {}
+    if tool.grammar.syntax == "lark":
+        raise Unenforceable("this model writes its input within JSON, where only a regular expression can be enforced")
+    regex_body(tool.grammar.definition)
+    return {"pattern": f"^(?:{tool.grammar.definition})$"}
+
+
+def _bad_tool(tool: Tool, reason: str) -> InvalidRequest:
+    what = "parameters" if isinstance(tool, FunctionTool) else "format"
+    return InvalidRequest(
+        f"The {what} of the tool {shortened(tool.name)!r} cannot be enforced: {reason}.", param="tools"
+    )

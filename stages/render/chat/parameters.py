@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from stages.render.chat.rules import ANY_TEXT, Free, Part, Rules, Words, escaped
-from stages.render.constraint import Unenforceable, json_body, regex_body
+from stages.render.chat.rules import ANY_TEXT, Free, Part, Rules, Words
+from stages.render.constraint import Unenforceable, escaped, json_body, regex_body
 
 Schema: TypeAlias = Mapping[str, Any]
 
@@ -110,7 +110,7 @@ class _Writer:
         elif branches := prop.get("anyOf") or prop.get("oneOf"):
             for branch in branches:
                 yield from self._values(branch, depth - 1)
-        elif len(merged := prop.get("allOf") or ()) == 1:
+        elif isinstance(merged := prop.get("allOf"), list) and len(merged) == 1:
             yield from self._values(merged[0], depth - 1)
         elif "enum" in prop or "const" in prop:
             yield from self._enumerated(prop["enum"] if "enum" in prop else [prop["const"]])

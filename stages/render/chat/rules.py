@@ -8,6 +8,7 @@ at words, it is matched together with them, up to where they come first.
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,12 +16,11 @@ from typing import TypeAlias
 from llguidance import regex_to_lark
 
 from stages.chat.vocabulary import Vocabulary
+from stages.render.constraint import escaped
 
 ANY_TEXT = r"(.|\n)*"
 SPACE = r"/\n{0,2}/"
 """White space between one thing and the next."""
-
-_SYNTAX = frozenset(r".^$*+?{}[]\|()&~#-")
 
 
 @dataclass(frozen=True)
@@ -127,27 +127,26 @@ class Rules:
         )
 
     def _expressions(self, parts: Sequence[Part]) -> Iterator[str]:
-        rest = list(parts)
+        rest = deque(parts)
         while rest:
-            match rest:
-                case [Free() as free, Words(text), Mark(), *_]:
-                    yield self.terminal(Free(f"(?:{free.pattern}){escaped(text)}", free.excluded))
-                    del rest[:2]
-                case [Free() as free, Words(text), *_]:
-                    yield self.up_to(free, text)
-                    del rest[:2]
-                case [Free() as free, *_]:
-                    yield self.terminal(free)
-                    del rest[:1]
-                case [Mark(token), *_]:
+            match rest.popleft():
+                case Mark(token):
                     yield f"<[{token}]>"
-                    del rest[:1]
-                case [Words(text), *_]:
+                case Words(text):
                     yield quoted(text)
-                    del rest[:1]
-                case [Body(name), *_]:
+                case Body(name):
                     yield name
-                    del rest[:1]
+                case Free() as free:
+                    yield self._text(free, rest)
+
+    def _text(self, free: Free, rest: deque[Part]) -> str:
+        """Free text, and the words behind it, taken from the ``rest``."""
+        if not rest or not isinstance(words := rest[0], Words):
+            return self.terminal(free)
+        rest.popleft()
+        if rest and isinstance(rest[0], Mark):
+            return self.terminal(Free(f"(?:{free.pattern}){escaped(words.text)}", free.excluded))
+        return self.up_to(free, words.text)
 
     def _pattern(self, free: Free) -> str:
         """The pattern, as Lark has it; what has a mark in it need not be excluded."""
@@ -161,11 +160,6 @@ class Rules:
 def quoted(text: str) -> str:
     """A literal of Lark."""
     return json.dumps(text, ensure_ascii=False)
-
-
-def escaped(text: str) -> str:
-    """A regular expression that matches ``text`` alone."""
-    return "".join(f"\\{char}" if char in _SYNTAX else char for char in text)
 
 
 def _merged(parts: Iterable[Part]) -> list[Part]:

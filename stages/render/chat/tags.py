@@ -6,15 +6,15 @@ have is not taken over: JSON is compact, and comes in the order of its schema.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os.path import commonprefix
 from typing import Any
 
-from llguidance.gbnf_to_lark import any_to_lark
-
+from stages.render.answers import as_lark
 from stages.render.chat.parameters import STYLES, parameters
-from stages.render.chat.rules import SPACE, Free, Mark, Part, Rules, escaped
-from stages.render.constraint import Unenforceable, json_body, lark_body, regex_body
+from stages.render.chat.rules import SPACE, Free, Mark, Part, Rules
+from stages.render.constraint import Unenforceable, escaped, json_body, lark_body, regex_body
 
 Format = Mapping[str, Any]
 
@@ -26,8 +26,10 @@ class Undescribed(Exception):
 class Tags:
     """Reads formats into the rules of one grammar."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, most: int | None = None) -> None:
+        """At ``most`` so many tags stand in a row, where that has no end."""
         self._rules = rules
+        self._times_more = "*" if most is None else f"{{0,{most - 1}}}"
         self._readers: Mapping[str, Callable[[Format], list[Part]]] = {
             "const_string": lambda form: rules.literal(form["value"]),
             "any_text": lambda form: [Free(excluded=tuple(form.get("excludes") or ()))],
@@ -98,7 +100,7 @@ class Tags:
     def _separated(self, form: Format) -> list[Part]:
         tag = self._rules.either(map(self.parts, form["tags"])).name
         separator = self._separator(form["separator"])
-        more = "" if form.get("stop_after_first") else f" {self._rules.named(f'{separator} {tag}')}*"
+        more = "" if form.get("stop_after_first") else f" {self._rules.named(f'{separator} {tag}')}{self._times_more}"
         return [self._rules.body(f"{tag}{more}", "" if form.get("at_least_one") else "?")]
 
     def _separator(self, text: str) -> str:
@@ -134,11 +136,25 @@ def as_schema(schema: bool | Format) -> Format:
     return schema if isinstance(schema, Mapping) else {"type": "object"}
 
 
-def as_lark(definition: str) -> str:
-    """A grammar in Lark, where it is in the notation of GBNF."""
-    if "::=" not in definition:
-        return definition
-    return any_to_lark(definition).removeprefix("%llguidance {}")
+def structural_tag(said: str | Format) -> Format:
+    """The format of a structural tag, new or old style.  Raises `Unenforceable`."""
+    try:
+        tag = json.loads(said) if isinstance(said, str) else said
+        if "structures" not in tag:
+            return dict(tag["format"])
+        content = {"type": "json_schema"}
+        tags = [
+            {
+                "type": "tag",
+                "begin": old["begin"],
+                "content": {**content, "json_schema": old["schema"]},
+                "end": old["end"],
+            }
+            for old in tag["structures"]
+        ]
+        return {"type": "triggered_tags", "triggers": tag["triggers"], "tags": tags}
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise Unenforceable("it is no structural tag") from error
 
 
 def of_calls(form: Format) -> Format:
@@ -161,9 +177,9 @@ def lead(form: Format) -> str:
         case "const_string":
             return str(form["value"])
         case "tag" if isinstance(form["begin"], str):
-            return form["begin"]
+            return str(form["begin"])
         case "tags_with_separator":
-            return commonprefix([tag["begin"] for tag in form["tags"]])  # noqa: RUF071 - no path
+            return str(commonprefix([tag["begin"] for tag in form["tags"]]))  # noqa: RUF071 - no path
         case "sequence":
             return lead(form["elements"][0])
         case _:
@@ -182,9 +198,15 @@ def without(form: Format, begin: str) -> Format:
         case "sequence":
             first, *others = form["elements"]
             return {**form, "elements": [without(first, begin), *others]}
+        case _:
+            return _separated_without(form, begin)
+
+
+def _separated_without(form: Format, begin: str) -> Format:
     first = {"type": "or", "elements": [without(tag, begin) for tag in form["tags"]]}
     if form.get("stop_after_first"):
         return first
-    others = {**form, "at_least_one": True}
-    more = {"type": "sequence", "elements": [{"type": "const_string", "value": form["separator"]}, others]}
+    others, text = {**form, "at_least_one": True}, form["separator"]
+    separator = {"type": "const_string", "value": text} if text.strip() else {"type": "regex", "pattern": r"\n{0,2}"}
+    more = {"type": "sequence", "elements": [separator, others]}
     return {"type": "sequence", "elements": [first, {"type": "optional", "content": more}]}

@@ -1,0 +1,98 @@
+"""What the answer must look like: the request's ``text.format``, or its ``structured_outputs``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llguidance.gbnf_to_lark import any_to_lark
+
+from pipeline.errors import InvalidRequest
+from stages.render.constraint import Unenforceable, escaped, json_body, lark_body, regex_body, schema_problem
+
+STRUCTURAL_TAG = "structural_tag"
+"""The one way of ``structured_outputs`` that is about the whole turn."""
+
+_ANY_OBJECT = json_body({"type": "object"})
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an answer must match, and the parameter that says so."""
+
+    body: str
+    param: str
+
+    @property
+    def is_json(self) -> bool:
+        """Whether it is JSON that matches a schema."""
+        return self.body.startswith("%json")
+
+    def refuse_wrong_schema(self) -> None:
+        """Raise `InvalidRequest` where the schema is wrong by itself."""
+        if self.is_json and (reason := schema_problem(self.body)):
+            raise unenforceable(self.param, reason)
+
+
+def answer(text_format: Mapping[str, Any], structured: Mapping[str, Any]) -> Answer | None:
+    """What the answer must match; None where it is free, and for a structural tag, which is about a whole turn.
+
+    Raises `InvalidRequest` for what cannot be enforced.
+    """
+    kind = text_format.get("type")
+    if kind == "json_object":
+        return Answer(_ANY_OBJECT, "text.format")
+    if kind == "json_schema":
+        schema, strict = text_format.get("schema") or {}, text_format.get("strict") is True
+        return _answer("text.format.schema", lambda: json_body(schema, lenient=not strict))
+    said = next((name for name in _STRUCTURED if name in structured), None)
+    return None if said is None else _answer(f"structured_outputs.{said}", lambda: _STRUCTURED[said](structured[said]))
+
+
+def as_lark(definition: str) -> str:
+    """A grammar in Lark; one with ``::=`` is in the notation of GBNF.  Raises `Unenforceable`."""
+    if "::=" not in definition:
+        return definition
+    try:
+        return any_to_lark(definition).removeprefix("%llguidance {}")
+    except Exception as error:  # which it raises itself, with a place and what is wrong there
+        raise Unenforceable(str(error)) from error
+
+
+def unenforceable(param: str, reason: str) -> InvalidRequest:
+    """The error for a parameter that asks for too much."""
+    what = "schema" if param == "text.format.schema" else param.rpartition(".")[2]
+    return InvalidRequest(f"This {what} cannot be enforced: {reason}.", param=param)
+
+
+def _answer(param: str, body: Callable[[], str]) -> Answer:
+    try:
+        return Answer(body(), param)
+    except Unenforceable as error:
+        raise unenforceable(param, str(error)) from error
+
+
+def _json(schema: str | Mapping[str, Any]) -> str:
+    try:
+        read = json.loads(schema) if isinstance(schema, str) else schema
+    except (ValueError, RecursionError) as error:
+        raise Unenforceable("it is no JSON") from error
+    if not isinstance(read, Mapping):
+        raise Unenforceable("a schema is an object")
+    return json_body(read)
+
+
+def _choice(texts: list[str]) -> str:
+    return regex_body("|".join(map(escaped, texts)))
+
+
+_STRUCTURED: Mapping[str, Callable[[Any], str]] = {
+    "json": _json,
+    "json_object": lambda _: _ANY_OBJECT,
+    "regex": regex_body,
+    "choice": _choice,
+    "grammar": lambda definition: lark_body(as_lark(definition)),
+}
+"""How each of the ways of ``structured_outputs`` becomes the body of a rule."""
