@@ -27,6 +27,11 @@ def to_drop(items: Sequence[Item], sizes: Sequence[int], excess: int) -> frozens
     return frozenset(dropped)
 
 
+def room_for_answer(asked: int | None, context_length: int) -> int:
+    """Tokens to leave for the answer, where there is anything to drop for them; ``asked`` is how long it may be."""
+    return context_length // 16 if asked is None else min(asked, context_length // 2)
+
+
 def _groups(items: Sequence[Item]) -> list[list[int]]:
     """The positions of what may be dropped, in groups that go together, oldest first."""
     leader = _leaders(items)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.frames import ChatTurn, Conversation, Prompt, TokenIds
-from pipeline.protocol.items import Item
-from stages.chat.model import ChatMessage, ChatModel, Function, Rendered
-from stages.chat.names import ToolNames
-from stages.render.chat.functions import functions
+from pipeline.protocol.items import images_of
+from stages.chat.model import ChatModel
 from stages.render.chat.grammar import grammar
-from stages.render.chat.guard import Guard
-from stages.render.chat.messages import Layout, lay_out, split
-from stages.render.chat.variables import variables
-from stages.render.chat.verbatim import spelled
+from stages.render.chat.images import Images
+from stages.render.chat.messages import Layout
+from stages.render.chat.rendering import Rendering
+from stages.render.truncation import room_for_answer, to_drop
 
 
 @dataclass(frozen=True)
@@ -24,24 +22,28 @@ class RenderChat:
     """Turns a conversation into the prompt of the next turn, off the event loop.
 
     ``context_length`` is how many tokens prompt and answer may have together: what does not fit is cut to it where the
-    request asks for that.
+    request asks for that.  ``images`` fetches those of the web.
     """
 
     chat: ChatModel
     context_length: int
+    images: Images = field(default_factory=Images)
 
     async def __call__(self, source: AsyncIterator[Conversation]) -> AsyncGenerator[Prompt, None]:
         """One prompt for each conversation; raises `InvalidRequest` for what the template refuses."""
         async for conversation in source:
-            yield await asyncio.to_thread(self._prompt, conversation)
+            items = (*conversation.history, *conversation.input)
+            urls = [image.image_url for item in items for image in images_of(item)]
+            images = dict(zip(urls, await self.images.resolve_all(urls), strict=True))
+            yield await asyncio.to_thread(self._prompt, conversation, images)
 
-    def _prompt(self, conversation: Conversation) -> Prompt:
-        names = ToolNames(conversation.tools)
-        told = functions(conversation.tools, names)
-        settings = variables(self.chat, conversation)
-        rendering = _Rendering(self.chat, conversation, names, told, settings)
-        layout, token_ids = self._fitting(rendering)
-        rules, calls = grammar(self.chat, conversation, told, token_ids, continues=layout.continues)
+    def _prompt(self, conversation: Conversation, images: Mapping[str, str]) -> Prompt:
+        rendering = Rendering(self.chat, conversation, images)
+        layout, token_ids = rendering.prompt(rendering.items)
+        if conversation.response.truncation == "auto":
+            limit = self.context_length - room_for_answer(conversation.sampling.max_tokens, self.context_length)
+            layout, token_ids = _truncated(rendering, layout, token_ids, limit)
+        rules, calls = grammar(self.chat, conversation, rendering.functions, token_ids, continues=layout.continues)
         return Prompt(
             response=conversation.response,
             input=conversation.input,
@@ -54,57 +56,29 @@ class RenderChat:
             raw_messages=(self._raw(token_ids),) if conversation.raw_messages else None,
             origin=conversation.origin,
             images=layout.images,
-            chat=ChatTurn(variables=settings, calls=calls, continues=layout.continues),
+            chat=ChatTurn(variables=rendering.variables, calls=calls, continues=layout.continues),
         )
 
-    def _fitting(self, rendering: _Rendering) -> tuple[Layout, TokenIds]:
-        return rendering.rendered(rendering.items)
-
     def _raw(self, token_ids: TokenIds) -> dict[str, Any]:
-        """The prompt as vLLM tells of it, to debug it by."""
+        """The prompt as vLLM shows it, to debug it by."""
         text = self.chat.vocabulary.decode(token_ids)
         return {"type": "raw_message_tokens", "message": text, "tokens": list(token_ids)}
 
 
-class _Rendering:
-    """Renders one conversation, whole or in part."""
+def _truncated(rendering: Rendering, layout: Layout, token_ids: TokenIds, limit: int) -> tuple[Layout, TokenIds]:
+    """The prompt without the oldest items, as many as it takes to come below ``limit``, or as may go.
 
-    def __init__(
-        self,
-        chat: ChatModel,
-        conversation: Conversation,
-        names: ToolNames,
-        told: Sequence[Function],
-        settings: Mapping[str, Any],
-    ) -> None:
-        self.instructions, self.items = split(conversation)
-        self._chat = chat
-        self._conversation = conversation
-        self._names = names
-        self._functions = told
-        self._variables = settings
-
-    def rendered(self, items: Sequence[Item]) -> tuple[Layout, TokenIds]:
-        """The prompt of these items."""
-        layout = lay_out(self.instructions, items, self._conversation, self._names, self._chat.stop_token_ids)
-        return layout, self._tokens(layout.messages, layout)
-
-    def _tokens(self, messages: Sequence[ChatMessage], layout: Layout) -> TokenIds:
-        guard = Guard(self._chat.vocabulary, messages, self._functions, self._variables)
-        rendered = self._render(*guard.guarded(), continues=layout.continues)
-        if rendered.token_ids and guard.is_needed:  # who gives tokens tells marks from text
-            rendered = self._render(messages, self._functions, self._variables, continues=layout.continues)
-        if rendered.token_ids:
-            return rendered.token_ids
-        return tuple(spelled(rendered.text, layout.turns, guard.cut, self._chat.vocabulary))
-
-    def _render(
-        self,
-        messages: Sequence[ChatMessage],
-        told: Sequence[Function],
-        settings: Mapping[str, Any],
-        *,
-        continues: bool,
-    ) -> Rendered:
-        source = self._conversation.template.source
-        return self._chat.template.render(messages, told, settings, source=source, continues=continues)
+    What an item has in the end only the template can tell, so that more may have to go once it was asked.
+    """
+    if len(token_ids) <= limit:
+        return layout, token_ids
+    sizes = list(map(rendering.size, rendering.items))
+    dropped = frozenset[int]()
+    while len(token_ids) > limit:
+        gone = sum(sizes[at] for at in dropped)
+        more = to_drop(rendering.items, sizes, gone + len(token_ids) - limit)
+        if more == dropped:
+            break
+        dropped = more
+        layout, token_ids = rendering.prompt([item for at, item in enumerate(rendering.items) if at not in dropped])
+    return layout, token_ids

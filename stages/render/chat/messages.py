@@ -7,7 +7,7 @@ last ones of a turn end it; where they are not known it is told from the order o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeAlias
@@ -74,11 +74,22 @@ def split(conversation: Conversation) -> tuple[str, tuple[Item, ...]]:
     return "\n\n".join(filter(None, (conversation.response.instructions, *added))), items[len(leading) :]
 
 
-def lay_out(
-    instructions: str, items: Sequence[Item], conversation: Conversation, names: ToolNames, stops: Collection[int]
-) -> Layout:
-    """The messages of a prompt with these ``items`` of the conversation; ``stops`` are the tokens that end a turn."""
-    messages = _Messages(items, conversation, names, stops)
+@dataclass(frozen=True)
+class Surroundings:
+    """What the messages of items depend on beside the items.
+
+    ``images`` are data URLs by the URLs of images, and ``stops`` the tokens that end a turn.
+    """
+
+    conversation: Conversation
+    names: ToolNames
+    images: Mapping[str, str]
+    stops: Collection[int]
+
+
+def lay_out(instructions: str, items: Sequence[Item], around: Surroundings) -> Layout:
+    """The messages of a prompt with these ``items`` of the conversation."""
+    messages = _Messages(items, around)
     if instructions:
         messages.add({"role": "system", "content": instructions})
     for at, item in enumerate(items):
@@ -92,16 +103,13 @@ def lay_out(
 class _Messages:
     """Makes messages of items."""
 
-    def __init__(
-        self, items: Sequence[Item], conversation: Conversation, names: ToolNames, stops: Collection[int]
-    ) -> None:
+    def __init__(self, items: Sequence[Item], around: Surroundings) -> None:
         self.added: list[ChatMessage] = []
         self.turns: list[TokenIds] = []
         self.images: list[str] = []
-        self._tokens = conversation.tokens
-        self._results = conversation.results
-        self._names = names
-        self._stops = stops
+        self._around = around
+        self._tokens = around.conversation.tokens
+        self._results = around.conversation.results
         self._callers = callers_of(items)
         self._outputs = {caller: items[at] for at, caller in self._callers.items()}
         self._refusals = {
@@ -159,7 +167,7 @@ class _Messages:
         if isinstance(item, McpCall) and item.approval_request_id:  # then it was written as a request
             written = self._tokens.get(item.approval_request_id, written)
         turn.tokens = (*turn.tokens, *written) if written and turn.tokens is not None else None
-        turn.is_over = written[-1] in self._stops if written else None
+        turn.is_over = written[-1] in self._around.stops if written else None
         return turn
 
     def _think(self, item: Reasoning) -> None:
@@ -192,7 +200,7 @@ class _Messages:
             self._turn.returned = True  # unless it is the shell's of this server, and the model wrote on beside it
 
     def _add_call(self, turn: Turn, call: AnyCall, call_id: str, result: _Content | None) -> None:
-        name, argument, text = self._names.of_call(call), text_argument(call), arguments_of(call)
+        name, argument, text = self._around.names.of_call(call), text_argument(call), arguments_of(call)
         turn.calls.append(_call_of(call_id, name, json_text({argument: text}) if argument else text))
         if result is not None:
             turn.results.append(_result_of(call_id, name, result))
@@ -213,8 +221,9 @@ class _Messages:
         content: list[dict[str, Any]] = []
         for part in parts:
             if isinstance(part, InputImage):
-                self.images.append(part.image_url)
-                content.append({"type": "image_url", "image_url": {"url": part.image_url}})
+                url = self._around.images[part.image_url]
+                self.images.append(url)
+                content.append({"type": "image_url", "image_url": {"url": url}})
             elif content and content[-1]["type"] == "text":
                 content[-1]["text"] += _text(part)
             else:

@@ -1,0 +1,91 @@
+"""One conversation and its template: what it renders to, whole or with some of its items only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.errors import InvalidRequest
+from pipeline.frames import Conversation, TokenIds
+from pipeline.protocol.items import Item
+from stages.chat.model import ChatMessage, ChatModel, Rendered
+from stages.chat.names import ToolNames
+from stages.render.chat.arguments import Arguments
+from stages.render.chat.functions import functions
+from stages.render.chat.guard import Guard
+from stages.render.chat.messages import Layout, Surroundings, lay_out, split
+from stages.render.chat.plainer import plainer
+from stages.render.chat.variables import variables
+from stages.render.chat.verbatim import spelled
+
+_MARKUP = 8
+"""About the tokens that a template writes around a message."""
+
+
+class Rendering:
+    """What all prompts of one request have in common."""
+
+    def __init__(self, chat: ChatModel, conversation: Conversation, images: Mapping[str, str]) -> None:
+        names = ToolNames(conversation.tools)
+        self.items: Sequence[Item]
+        self._instructions, self.items = split(conversation)
+        self.functions = functions(conversation.tools, names)
+        self.variables = variables(chat, conversation)
+        self._chat = chat
+        self._source = conversation.template.source
+        self._around = Surroundings(conversation, names, images, frozenset(chat.stop_token_ids))
+
+    def prompt(self, items: Sequence[Item]) -> tuple[Layout, TokenIds]:
+        """The prompt with these items.  Raises `InvalidRequest` where the template refuses it."""
+        layout = lay_out(self._instructions, items, self._around)
+        guard = Guard(self._chat.vocabulary, layout.messages, self.functions, self.variables)
+        rendered = self._rendered(layout, guard.guarded())
+        if rendered.token_ids and guard.is_needed:  # who gives tokens tells marks from text
+            rendered = self._rendered(layout, (layout.messages, self.functions, self.variables))
+        if rendered.token_ids:
+            return layout, rendered.token_ids
+        self._check_functions(rendered.text)
+        return layout, tuple(spelled(rendered.text, layout.turns, guard.cut, self._chat.vocabulary))
+
+    def size(self, item: Item) -> int:
+        """About how many tokens an item has by itself."""
+        messages = lay_out("", (item,), self._around).messages
+        texts = [text for message in messages for text in _texts(message)]
+        return sum(map(len, map(self._chat.vocabulary.encode, texts))) + _MARKUP * len(messages)
+
+    def _rendered(self, layout: Layout, guarded: tuple[Any, ...]) -> Rendered:
+        """The prompt as it is, or in plainer form where the template refuses it or is silent of instructions."""
+        messages, *others = guarded
+        plain = plainer(messages)
+        try:
+            rendered = self._render(messages, *others, continues=layout.continues)
+        except InvalidRequest:
+            if plain == [*messages]:
+                raise
+        else:
+            if rendered.token_ids or not _silenced(messages, rendered.text):
+                return rendered
+        return self._render(plain, *others, continues=layout.continues)
+
+    def _render(self, messages: Sequence[ChatMessage], told: Any, settings: Any, *, continues: bool) -> Rendered:
+        return self._chat.template.render(messages, told, settings, source=self._source, continues=continues)
+
+    def _check_functions(self, text: str) -> None:
+        """Many templates know nothing of functions, and pass over them in silence."""
+        if self.functions and not any(function["function"]["name"] in text for function in self.functions):
+            raise InvalidRequest("The chat template of this model does not show it any tools.", param="tools")
+
+
+def _silenced(messages: Sequence[ChatMessage], text: str) -> bool:
+    """Whether a template that was given several instructions left some out."""
+    told = [message["content"].strip() for message in messages if message["role"] == "system"]
+    return len(told) > 1 and not all(instructions in text for instructions in told)
+
+
+def _texts(message: ChatMessage) -> Iterator[str]:
+    content = message.get("content") or ""
+    yield content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+    yield message.get("reasoning", "")
+    for call in message.get("tool_calls", ()):
+        arguments: Arguments = call["function"]["arguments"]
+        yield f"{call['function']['name']}{arguments.text}"
