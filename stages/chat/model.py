@@ -96,8 +96,8 @@ class OutputParser(Protocol):
         """Take one token and the text that it completes, give what became clear by it."""
         ...
 
-    def finish(self) -> Sequence[Piece]:
-        """What was held back until the end."""
+    def finish(self, *, cut: bool) -> Sequence[Piece]:
+        """What was held back until the end; ``cut`` says that the model was not done."""
         ...
 
 

@@ -14,6 +14,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self._plain_texts: dict[frozenset[str], Mapping[int, str]] = {}
 
     @cached_property
     def marks(self) -> Mapping[str, int]:
@@ -76,6 +77,16 @@ class Vocabulary:
             with suppress(UnicodeDecodeError):
                 texts[token] = self.token_bytes[token].decode()
         return texts
+
+    def plain_texts(self, triggers: frozenset[str]) -> Mapping[int, str]:
+        """The texts of tokens in which none of ``triggers`` is, and which do not end in white space."""
+        if triggers not in self._plain_texts:
+            self._plain_texts[triggers] = {
+                token: text
+                for token, text in self.token_texts.items()
+                if text and not text[-1].isspace() and triggers.isdisjoint(text)
+            }
+        return self._plain_texts[triggers]
 
 
 class _TokenBytes(dict[int, bytes]):
