@@ -22,7 +22,7 @@ _head = re.compile(r"data:(?P<kind>[^;,]{0,80})(?:;[^;,]{0,80}){0,4}?;base64,", 
 _alias = {"image/jpg": "image/jpeg"}
 
 
-class NoImage(ValueError):
+class NoImage(Exception):
     """Why something is no image that could be read, in words for whoever sent it."""
 
 

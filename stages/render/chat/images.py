@@ -1,16 +1,110 @@
-"""Images of a conversation, fetched: what an engine gets is the image itself, as a data URL."""
+"""Images of a conversation, fetched: what an engine gets is the image itself, as a data URL.
+
+An image of the web is fetched again for every request, but not for every turn of one: the latest are kept for minutes.
+"""
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+import aiohttp
+from aiohttp.abc import AbstractResolver
+
+from pipeline.errors import InvalidRequest
+from pipeline.protocol.body import shortened
+from stages.fetch import Fetcher, NotFetched, read_start
 from stages.guard import NOTHING_ALLOWED, AllowedNetworks
+from stages.images import LARGEST_IMAGE, NoImage, as_data_url, is_data_url
+
+LARGEST_SUM = 128 << 20
+"""Characters of all data URLs of a prompt: twice what a few images of the largest size take."""
+
+_HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; penstock)", "Accept": "image/png,image/jpeg,image/webp,image/gif"}
+_AT_ONCE = 8
+_KEPT_CHARACTERS = 64 << 20
+_KEPT_SECONDS = 300.0
 
 
 class Images:
     """Fetches images from the web, under the rule of which addresses may be connected to."""
 
-    def __init__(self, allowed: AllowedNetworks = NOTHING_ALLOWED) -> None:
+    def __init__(
+        self,
+        allowed: AllowedNetworks = NOTHING_ALLOWED,
+        resolver: AbstractResolver | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._allowed = allowed
+        self._resolver = resolver
+        self._clock = clock
+        self._fetching = asyncio.Semaphore(_AT_ONCE)
+        self._kept: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        """Data URLs and when they were fetched, by URL; what was wanted last stands last."""
+        self._size = 0
+        """Characters of all that is kept."""
+
+    async def resolve_all(self, urls: Sequence[str]) -> tuple[str, ...]:
+        """The images at these URLs, each fetched once, as `resolve` gives them."""
+        tasks = {url: asyncio.create_task(self.resolve(url)) for url in dict.fromkeys(urls)}
+        try:
+            await asyncio.gather(*tasks.values())
+        finally:
+            for task in tasks.values():
+                task.cancel()
+        resolved = tuple(tasks[url].result() for url in urls)
+        if sum(map(len, resolved)) > LARGEST_SUM:
+            raise InvalidRequest("The images of this conversation are too large together.", param="input")
+        return resolved
 
     async def resolve(self, url: str) -> str:
         """The image at a URL as a data URL, which a data URL is already; raises `InvalidRequest`."""
-        return url
+        if is_data_url(url):
+            return url
+        async with self._fetching:
+            if (kept := self._found(url)) is not None:
+                return kept
+            try:
+                image = await self._fetch(url)
+            except (NotFetched, NoImage) as error:
+                message = f"The image at {shortened(url)} could not be fetched. {error}"
+                raise InvalidRequest(message, param="input") from error
+        self._keep(url, image)
+        return image
+
+    async def _fetch(self, url: str) -> str:
+        fetcher = Fetcher(_HEADERS, self._allowed, self._resolver)
+        try:
+            return await fetcher.fetch(url, _read)
+        finally:
+            await fetcher.close()
+
+    def _found(self, url: str) -> str | None:
+        if url not in self._kept:
+            return None
+        fetched_at, image = self._kept[url]
+        if fetched_at + _KEPT_SECONDS < self._clock():
+            self._drop(url)
+            return None
+        self._kept.move_to_end(url)
+        return image
+
+    def _keep(self, url: str, image: str) -> None:
+        if url in self._kept:
+            self._drop(url)
+        self._kept[url] = (self._clock(), image)
+        self._size += len(image)
+        while self._size > _KEPT_CHARACTERS:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, url: str) -> None:
+        self._size -= len(self._kept.pop(url)[1])
+
+
+async def _read(answer: aiohttp.ClientResponse) -> str:
+    image = await read_start(answer.content, LARGEST_IMAGE + 1)
+    if len(image) > LARGEST_IMAGE:
+        raise NoImage(f"It is larger than {LARGEST_IMAGE >> 20} MiB.")
+    return await asyncio.to_thread(as_data_url, image)

@@ -36,10 +36,13 @@ async def normalized(
     owner: str = "",
     hosted: frozenset[str] = frozenset(),
     labels: frozenset[str] = frozenset(),
+    sees: bool = False,
     **body: Any,
 ) -> Conversation:
     """The conversation of one body, whose response gets the id ``resp_<suffix>``."""
-    stage = Normalize(store, (MODEL,), draw=lambda: suffix, clock=lambda: NOW, hosted=hosted, labels=labels)
+    stage = Normalize(
+        store, (MODEL,), draw=lambda: suffix, clock=lambda: NOW, hosted=hosted, labels=labels, sees_images=sees
+    )
     request = (await read_request(json.dumps(body).encode())).owned_by(owner)
     async with aclosing(stage(replay([request]))) as conversations:
         (conversation,) = [conversation async for conversation in conversations]
