@@ -94,13 +94,14 @@ PROBES: dict[str, list[Json]] = {
     "cache_salt": ["salt"],
     "priority": [1],
     "enable_response_messages": [True],
+    "structured_outputs": [{"json_object": True}, {"choice": ["yes", "no"]}, {"grammar": 'root ::= "yes" | "no"'}],
     "previous_input_messages": [[{"role": "user", "content": "Hello"}]],
 }
 """Values that ask for something, for each parameter that a stage knows."""
 
-ELSEWHERE = frozenset({"stream", "stream_options", "max_tool_calls"})
-"""Those that nothing here could tell: the tests of the edge see how events are written, and those of converse what a
-turn may call."""
+ELSEWHERE = frozenset({"stream", "stream_options", "max_tool_calls", "chat_template", "chat_template_kwargs"})
+"""Those that nothing here could tell: the tests of the edge see how events are written, those of converse what a turn
+may call, and those of models with a chat template what it makes of a conversation."""
 
 IDLE_PARTS: list[tuple[str, Json]] = [("text", {"verbosity": "low"}), ("reasoning", {"context": "auto"})]
 """Parts of implemented parameters that come back at most, as their rows say."""
@@ -189,6 +190,45 @@ async def test_the_table_is_true(name: str, value: Json) -> None:
         assert replace(before.response, **{name: value}) == after.response != before.response
     elif TABLE[name] == "accepted":
         assert after.response == before.response
+
+
+@pytest.mark.parametrize(("name", "value"), [("chat_template", "{{ 1 }}"), ("chat_template_kwargs", {"x": 1})])
+async def test_harmony_has_no_template(name: str, value: Json) -> None:
+    """What would mean nothing is refused."""
+    with pytest.raises(UnsupportedParameter) as caught:
+        await outcome(**{name: value})
+    assert (caught.value.status, caught.value.param) == (400, name)
+
+
+STRUCTURED: dict[str, list[Json]] = {
+    "structured_outputs": [{}, {"regex": "a", "choice": ["b"]}, {"json_object": False}],
+    "structured_outputs.json": [{"json": "{"}, {"json": "5"}, {"json": {"type": "strange"}}],
+    "structured_outputs.json_object": [{"json_object": "yes"}],
+    "structured_outputs.regex": [{"regex": "("}, {"regex": "(?=a)"}],
+    "structured_outputs.choice": [{"choice": []}],
+    "structured_outputs.choice[1]": [{"choice": ["a", 5]}],
+    "structured_outputs.grammar": [{"grammar": "start: nothing"}, {"grammar": "root ::= ("}, {"grammar": "<|end|>"}],
+    "structured_outputs.structural_tag": [{"structural_tag": "{}"}],
+    "structured_outputs.disable_additional_properties": [{"json": {}, "disable_additional_properties": True}],
+}
+"""What cannot be enforced, by the parameter that the error names."""
+
+
+@pytest.mark.parametrize(("param", "value"), [(param, value) for param in STRUCTURED for value in STRUCTURED[param]])
+async def test_what_cannot_be_enforced_is_refused(param: str, value: Json) -> None:
+    """The error says where."""
+    with pytest.raises(InvalidRequest) as caught:
+        await outcome(structured_outputs=value)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+async def test_an_answer_has_one_format() -> None:
+    """Neither of two wins silently; a format of plain text is none."""
+    said: Json = {"regex": "a+"}
+    with pytest.raises(InvalidRequest) as caught:
+        await outcome(structured_outputs=said, text={"format": {"type": "json_object"}})
+    assert caught.value.param == "structured_outputs"
+    await outcome(structured_outputs=said, text={"format": {"type": "text"}})
 
 
 @pytest.mark.parametrize(("name", "part"), IDLE_PARTS, ids=str)

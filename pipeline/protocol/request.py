@@ -13,6 +13,7 @@ from pydantic import Discriminator, Field, PrivateAttr, StringConstraints, Tag
 
 from pipeline.protocol.given import FAIL_FAST, Body, Echoed, Metadata, Name, text_or_list
 from pipeline.protocol.given_items import InputItem, RawMessage
+from pipeline.protocol.given_outputs import StructuredOutputs
 from pipeline.protocol.given_tools import TextFormat, Tool, ToolChoice
 from pipeline.protocol.response import Effort
 
@@ -140,7 +141,7 @@ class CreateResponse(Body):
     priority: _Int64 | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
     enable_response_messages: bool | None = None
     previous_input_messages: Annotated[list[RawMessage], FAIL_FAST] | None = None
 

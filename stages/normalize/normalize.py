@@ -128,7 +128,7 @@ class Normalize:
             results={**past.results, **await self._results(items, request)},
             include=tuple(request.include or ()),
             template=_template(request),
-            structured=request.structured_outputs or {},
+            structured=request.structured_outputs.said if request.structured_outputs else {},
         )
 
     def _refuse_foreign(self, request: CreateResponse) -> None:
@@ -224,6 +224,8 @@ def _refuse_contradictions(request: CreateResponse) -> None:
         raise InvalidRequest(f"{' and '.join(continued)} exclude each other.", param=continued[-1])
     if request.background and request.store is False:
         raise InvalidRequest("Background responses are stored: store cannot be false.", param="background")
+    if request.structured_outputs and request.text and request.text.format and request.text.format.type != "text":
+        raise InvalidRequest("text.format and structured_outputs exclude each other.", param="structured_outputs")
 
 
 def _sampling(request: CreateResponse) -> Sampling:
