@@ -11,6 +11,8 @@ import socket
 import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import uvloop
 from aiohttp import web
@@ -22,13 +24,15 @@ from api.keys import UnusableKeys, load_keys
 from api.peers import Membership
 from api.retention import keep_sweeping
 from api.runs import Runs
-from api.settings import Settings
-from pipeline.core import Pipeline
+from api.settings import DEFAULT_MODEL, Settings
+from pipeline.core import Edit, Pipeline, Step
 from pipeline.errors import StageError
 from pipeline.logs import FORMAT, name_response
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.tools import HOSTED
+from stages.chat.load import ChatModelsNeedVllm, WrongChatOptions, load_chat_model, read_config
+from stages.chat.model import ChatModel
 from stages.converse.browser.backends import backend_of
 from stages.converse.browser.host import BrowserHost
 from stages.converse.exchange import Limits
@@ -40,41 +44,92 @@ from stages.converse.sandbox.probe import Sandbox, probe
 from stages.converse.sandbox.python import PythonHost
 from stages.converse.tools import Host, Toolbox
 from stages.generate.engine import Engine
-from stages.generate.vllm import UnknownModel, start_vllm
+from stages.generate.http import start_http
+from stages.generate.vllm import NoVllm, UnknownModel, plan_vllm
 from stages.guard import AllowedNetworks
 from stages.harmony import ClobberedInstall, load_encoding
 from stages.log import log_outputs
-from stages.normalize.normalize import Normalize
 from stages.persist.database import Database
 from stages.persist.live import LiveResponses
 from stages.persist.postgres import PostgresDatabase
 from stages.persist.sqlite import SqliteDatabase
 from stages.persist.store import Store
+from stages.render.chat.images import Images
 from stages.render.grammar import WARM_UP
-from stages.responses import harmony_responses
+from stages.responses import chat_responses, harmony_responses
 
 logger = logging.getLogger("penstock")
 
 KEY_PLACES = {
     "--api-key": "--api-key-file or PENSTOCK_API_KEYS",
     "--api-keys": "--api-key-file or PENSTOCK_API_KEYS",
+    "--engine-key": "PENSTOCK_ENGINE_KEY",
     "--web-search-key": "PENSTOCK_WEB_SEARCH_KEY",
 }
 """Where keys belong that must not stand in a command line."""
 
+UNSTARTABLE = (
+    OSError,
+    SettingsError,
+    StageError,
+    ChatModelsNeedVllm,
+    ClobberedInstall,
+    NoVllm,
+    UnknownModel,
+    UnusableKeys,
+    WrongChatOptions,
+    WrongServers,
+)
+"""What an operator can do something about: it ends the start with a message."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """An engine that runs; ``chat`` is how to talk to its model, None for one that speaks Harmony."""
+
+    engine: Engine
+    chat: ChatModel | None = None
+
+
+Starting: TypeAlias = Callable[[Settings], AbstractAsyncContextManager[Started]]
+"""Starts an engine for the length of a block."""
+
+
+def start(settings: Settings) -> AbstractAsyncContextManager[Started]:
+    """The engine that the settings name, for the length of a block."""
+    return over_http(settings) if settings.engine else in_this_process(settings)
+
 
 @asynccontextmanager
-async def vllm(settings: Settings) -> AsyncGenerator[Engine, None]:
-    """The engine for the length of a block."""
-    engine = start_vllm(settings.model, settings.engine_arguments)
+async def in_this_process(settings: Settings) -> AsyncGenerator[Started, None]:
+    """vLLM, whose workers are children of this process."""
+    plan = plan_vllm(settings.model or DEFAULT_MODEL, settings.engine_arguments)
+    chat = None if plan.speaks_harmony else load_chat_model(plan.config, settings.chat)
+    engine = plan.start()
     try:
         await engine.warm_up(WARM_UP)
-        yield engine
+        yield Started(engine, chat)
     finally:
         await engine.close()
 
 
-async def serve(settings: Settings, started: Callable[[Settings], AbstractAsyncContextManager[Engine]] = vllm) -> None:
+@asynccontextmanager
+async def over_http(settings: Settings) -> AsyncGenerator[Started, None]:
+    """VLLM servers; of a model with a chat template all but the weights is here."""
+    key = settings.engine_key.get_secret_value() if settings.engine_key else None
+    engine = await start_http(settings.engine, api_key=key)
+    try:
+        if engine.speaks_harmony:
+            yield Started(engine)
+        else:
+            yield Started(engine, load_chat_model(read_config(settings.model or engine.root), settings.chat))
+    finally:
+        await engine.close()
+
+
+async def serve(
+    settings: Settings, started: Callable[[Settings], AbstractAsyncContextManager[Started]] = start
+) -> None:
     """Serve until SIGTERM or SIGINT."""
     keys = load_keys(settings.api_key_file, settings.api_keys)
     async with AsyncExitStack() as closing:
@@ -82,11 +137,12 @@ async def serve(settings: Settings, started: Callable[[Settings], AbstractAsyncC
         store = Store(database(settings.store), settings.stale)
         closing.push_async_callback(store.close)
         await store.open()
-        engine = await closing.enter_async_context(started(settings))
+        running = await closing.enter_async_context(started(settings))
+        engine = running.engine
         live = LiveResponses(store)
         tools = await toolbox(settings)
         closing.push_async_callback(tools.close)
-        pipeline = assembled(settings, engine.models, engine, live, tools)
+        pipeline = assembled(settings, running, live, tools)
         runs = Runs(
             pipeline,
             engine,
@@ -123,15 +179,31 @@ async def serve(settings: Settings, started: Callable[[Settings], AbstractAsyncC
 
 
 def assembled(
-    settings: Settings, models: tuple[str, ...], engine: Engine, live: LiveResponses, tools: Toolbox
+    settings: Settings, running: Started, live: LiveResponses, tools: Toolbox
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """The pipeline, as the settings want it."""
+    engine, chat = running.engine, running.chat
     limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
-    pipeline = harmony_responses(models, engine, load_encoding(), live, tools, limits)
+    if chat is None:
+        pipeline = harmony_responses(engine.models, engine, load_encoding(), live, tools, limits)
+    else:
+        images = Images(AllowedNetworks.parse(settings.allow_address))
+        pipeline = chat_responses(engine.models, engine, chat, live, tools, limits).edited(
+            "render", _with(images=images)
+        )
     if settings.salt_caches:
-        salting = Normalize(live.store, models, tools.kinds, tools.mcp.labels, salt_caches=True)
-        pipeline = pipeline.replace("normalize", salting)
+        pipeline = pipeline.edited("normalize", _with(salt_caches=True))
     return pipeline.after("emit", "log", log_outputs) if settings.log_outputs else pipeline
+
+
+def _with(**changes: Any) -> Edit:
+    """The edit that gives a stage other settings."""
+
+    def edit(step: Step) -> tuple[Step]:
+        stage: Any = step.stage
+        return (Step(step.name, replace(stage, **changes)),)
+
+    return edit
 
 
 async def toolbox(settings: Settings) -> Toolbox:
@@ -216,7 +288,7 @@ def main() -> None:
         uvloop.run(serve(settings))
     except ValidationError as error:
         sys.exit("\n".join(f"penstock: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()))
-    except (OSError, SettingsError, StageError, UnknownModel, UnusableKeys, WrongServers, ClobberedInstall) as error:
+    except UNSTARTABLE as error:
         sys.exit(f"penstock: {error}")
 
 

@@ -20,7 +20,10 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from stages.chat.load import ChatOptions
 from stages.guard import AllowedNetworks
+
+DEFAULT_MODEL = "openai/gpt-oss-20b"
 
 ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 """The hosts that stand for all addresses of a machine, and how it reaches itself."""
@@ -69,7 +72,19 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    model: CliPositionalArg[str] = Field("openai/gpt-oss-20b", description="a Hugging Face id or a folder")
+    model: CliPositionalArg[str | None] = Field(
+        None, description=f"a Hugging Face id or a folder; {DEFAULT_MODEL}, or with --engine what that one serves"
+    )
+    engine: list[str] = Field([], description="URL of a vLLM server that generates; as often as there are replicas")
+    engine_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
+    reasoning_parser: str | None = Field(None, description="vLLM's parser of thoughts, or none; else by the template")
+    tool_call_parser: str | None = Field(None, description="vLLM's parser of calls, or none; else by the template")
+    chat_template: str | None = Field(None, description="a file with another chat template, or the template itself")
+    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
+        "auto", description="whether the template takes content as a text or as parts"
+    )
+    default_chat_template_kwargs: dict[str, Any] = Field({}, description="JSON: variables of the template")
+    trust_request_chat_template: bool = Field(False, description="let requests bring a chat template of their own")
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")
     store: str = Field(
@@ -107,6 +122,7 @@ class Settings(BaseSettings):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_outputs: bool = Field(False, description="log what the model says, reasoning included")
     salt_caches: bool = Field(False, description="share the engine's prefix cache only within one prompt_cache_key")
+    print_pipeline: bool = Field(False, description="draw what would serve the model, and end")
     engine_arguments: CliUnknownArgs
 
     @field_validator("engine_arguments")
@@ -131,12 +147,39 @@ class Settings(BaseSettings):
         AllowedNetworks.parse(entries)
         return entries
 
+    @field_validator("engine")
+    @classmethod
+    def _engines(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
+                raise ValueError(f"{url} does not begin with http:// or https://, or names no host")
+        return urls
+
+    @model_validator(mode="after")
+    def _engine_is_elsewhere(self) -> Self:
+        if self.engine and self.engine_arguments:
+            first = self.engine_arguments[0]
+            raise ValueError(f"{first} is for an engine in this process, and --engine names one elsewhere")
+        return self
+
     @model_validator(mode="after")
     def _has_key(self) -> Self:
         needs_key = self.web_search is not None and not self.web_search.startswith("searxng=")
         if needs_key and self.web_search_key is None:
             raise ValueError(f"--web-search {self.web_search} needs a key: set PENSTOCK_WEB_SEARCH_KEY")
         return self
+
+    @property
+    def chat(self) -> ChatOptions:
+        """What is said of a model with a chat template."""
+        return ChatOptions(
+            self.reasoning_parser,
+            self.tool_call_parser,
+            self.chat_template,
+            self.chat_template_content_format,
+            self.default_chat_template_kwargs,
+            self.trust_request_chat_template,
+        )
 
     @property
     def stale(self) -> float:

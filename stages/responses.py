@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from pipeline.core import Pipeline
+from pipeline.core import Pipeline, Stage
+from pipeline.frames import Conversation, ParsedFrame, Prompt, TokenFrame
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
+from stages.chat.model import ChatModel
 from stages.converse.converse import Converse
 from stages.converse.exchange import Limits
 from stages.converse.tools import Toolbox
@@ -14,11 +16,13 @@ from stages.generate.generate import Generate
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding, load_encoding
 from stages.normalize.normalize import Normalize
+from stages.parse.chat.parse import ParseChat
 from stages.parse.harmony import ParseHarmony
 from stages.persist.database import Nowhere
 from stages.persist.live import LiveResponses
 from stages.persist.persist import Persist
 from stages.persist.store import Store
+from stages.render.chat.chat import RenderChat
 from stages.render.harmony import RenderHarmony
 
 NO_TOOLS = Toolbox()
@@ -34,14 +38,39 @@ def harmony_responses(
     limits: Limits = DEFAULT_LIMITS,
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Responses of a model that speaks Harmony, under any of its names; ``live`` are those that are being made."""
-    turn = (
-        Pipeline.start("render", RenderHarmony(encoding, engine.context_length))
-        .then("generate", Generate(engine))
-        .then("parse", ParseHarmony(encoding))
+    normalize = Normalize(live.store, models, toolbox.kinds, toolbox.mcp.labels)
+    turn = _turn(RenderHarmony(encoding, engine.context_length), engine, ParseHarmony(encoding))
+    return _responses(normalize, Converse(turn, toolbox, limits), live)
+
+
+def chat_responses(
+    models: tuple[str, ...],
+    engine: Engine,
+    chat: ChatModel,
+    live: LiveResponses,
+    toolbox: Toolbox = NO_TOOLS,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Pipeline[CreateResponse, ResponseEvent]:
+    """Responses of a model with a chat template."""
+    normalize = Normalize(
+        live.store, models, toolbox.kinds, toolbox.mcp.labels, sees_images=chat.sees_images, has_template=True
     )
+    turn = _turn(RenderChat(chat, engine.context_length), engine, ParseChat(chat))
+    return _responses(normalize, Converse(turn, toolbox, limits), live)
+
+
+def _turn(
+    render: Stage[Conversation, Prompt], engine: Engine, parse: Stage[TokenFrame, ParsedFrame]
+) -> Pipeline[Conversation, ParsedFrame]:
+    return Pipeline.start("render", render).then("generate", Generate(engine)).then("parse", parse)
+
+
+def _responses(
+    normalize: Normalize, converse: Converse, live: LiveResponses
+) -> Pipeline[CreateResponse, ResponseEvent]:
     return (
-        Pipeline.start("normalize", Normalize(live.store, models, toolbox.kinds, toolbox.mcp.labels))
-        .then("converse", Converse(turn, toolbox, limits))
+        Pipeline.start("normalize", normalize)
+        .then("converse", converse)
         .then("emit", emit)
         .then("persist", Persist(live))
     )

@@ -15,7 +15,7 @@ from pydantic_settings import CliApp
 
 from api.settings import Settings
 from pipeline.logs import name_response
-from server import assembled, database, log_to_stderr, serve, toolbox
+from server import Started, assembled, database, log_to_stderr, serve, toolbox
 from stages.converse.mcp.host import McpHost
 from stages.converse.tools import Toolbox
 from stages.generate.scripted import ScriptedEngine
@@ -40,7 +40,7 @@ def stages(**settings: Any) -> dict[str, Any]:
     live = LiveResponses(Store(Nowhere()))
     return {
         step.name: step.stage
-        for step in assembled(chosen(**settings), ("tiny",), ScriptedEngine(), live, Toolbox()).steps
+        for step in assembled(chosen(**settings), Started(ScriptedEngine()), live, Toolbox()).steps
     }
 
 
@@ -64,6 +64,7 @@ def test_the_readme_names_every_option() -> None:
         "--model",
         "--engine-arguments",
         "--api-keys",
+        "--engine-key",
         "--web-search-key",
     }
     section = README.split("## Serving")[1].split("\n## ")[0]
@@ -186,13 +187,13 @@ async def test_a_server_that_finds_its_port_taken_harms_nobody(tmp_path: Path) -
     settings = CliApp.run(Settings, cli_args=["tiny", "--store", str(path), "--port", str(free_port())])
 
     @asynccontextmanager
-    async def loading(_: Settings) -> AsyncGenerator[ScriptedEngine]:
+    async def loading(_: Settings) -> AsyncGenerator[Started]:
         await loaded.wait()
-        yield ScriptedEngine()
+        yield Started(ScriptedEngine())
 
     late = asyncio.create_task(serve(settings, loading))
     await asyncio.sleep(0.2)
-    early = asyncio.create_task(serve(settings, lambda _: nullcontext(ScriptedEngine())))
+    early = asyncio.create_task(serve(settings, lambda _: nullcontext(Started(ScriptedEngine()))))
     async with asyncio.timeout(10):
         while not (known := servers(path)):
             await asyncio.sleep(0.02)

@@ -32,8 +32,8 @@ class ChatModelsNeedVllm(ImportError):
 
     def __init__(self, model: str) -> None:
         super().__init__(
-            f"{model} has a chat template, and templates are laid out and read with vLLM's code, which is not installed: "
-            "install vllm (or its CPU build, as `make install` does); its engine may well run elsewhere."
+            f"{model} has a chat template, for which penstock needs vLLM's code also where the engine runs elsewhere: "
+            "install vllm, or its CPU build as `make install` does."
         )
 
 
@@ -73,7 +73,7 @@ def load_chat_model(config: VllmConfig, options: ChatOptions, renderer: BaseRend
     return ChatModel(
         vocabulary=Vocabulary(tokenizer),
         template=VllmTemplate(renderer, source, options.chat_template_content_format),
-        parsers=VllmParsers(tokenizer, reasoning_parser=reasoning, tool_call_parser=tool_calls),
+        parsers=VllmParsers(tokenizer, reasoning, tool_calls, model),
         stop_token_ids=_stop_token_ids(model, tokenizer),
         variables=dict(options.default_chat_template_kwargs),
         sees_images=_sees_images(model, renderer),
@@ -171,4 +171,5 @@ def _sees_images(model: ModelConfig, renderer: BaseRenderer[Any]) -> bool:
     """Whether prompts may hold images: None is a limit that nobody has set."""
     if not model.is_multimodal_model or renderer.mm_processor is None:
         return False
-    return renderer.mm_processor.info.allowed_mm_limits.get("image", 0) != 0
+    limits: Mapping[str, int | None] = renderer.mm_processor.info.allowed_mm_limits
+    return limits.get("image", 0) != 0

@@ -11,17 +11,20 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
+from pipeline.errors import ContextTooLong, EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
 from pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
+from pipeline.protocol.body import shortened
 from stages.generate.workers import mark_workers
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from vllm.config import VllmConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.logprobs import FlatLogprobs
     from vllm.lora.request import LoRARequest
@@ -34,8 +37,16 @@ _PARAMETERS = {"logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
 """Those of vLLM's parameters that the protocol calls otherwise."""
 
 
+ANYTHING = r"start: /(.|\n)*/"
+"""A grammar that everything matches."""
+
+
 class UnknownModel(ValueError):
     """A model, or an adapter of one, that this server cannot run."""
+
+
+class NoVllm(ImportError):
+    """vLLM is not installed."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +106,7 @@ class VllmEngine:
         """End the worker processes."""
         self._llm.shutdown()
 
-    async def warm_up(self, grammar: str) -> None:
+    async def warm_up(self, grammar: str = ANYTHING) -> None:
         """Load the adapters, and pay what the first request with a grammar, or with logprobs, would pay: seconds each.
 
         Raises `UnknownModel` for an adapter that vLLM cannot load.
@@ -109,20 +120,19 @@ class VllmEngine:
                 raise UnknownModel(f"The adapter {adapter.lora_name} cannot be loaded: {error}") from error
         constraint = StructuredOutputsParams(grammar=grammar)
         params = SamplingParams(max_tokens=2, logprobs=0, structured_outputs=constraint)
-        with _refusals():
+        with _refusals(self.context_length):
             async with aclosing(self._llm.generate({"prompt_token_ids": [0]}, params, "warm-up")) as outputs:
                 async for _ in outputs:
                     pass
 
     async def _add(self, prompt: Prompt) -> RequestOutputCollector:
-        tokens = {"prompt_token_ids": list(prompt.token_ids)}
-        salt = prompt.scheduling.cache_salt
-        with _refusals():
+        with _refusals(self.context_length), _placing(prompt):
             params = _sampling_params(prompt)
+            read = await self._read(prompt)
             try:
                 return await self._llm.add_request(
                     prompt.response.id,
-                    tokens if salt is None else tokens | {"cache_salt": salt},
+                    read,
                     params,
                     lora_request=self._adapters.get(prompt.response.model),
                     trace_headers=prompt.scheduling.trace_headers or None,
@@ -131,6 +141,25 @@ class VllmEngine:
             except asyncio.CancelledError:  # vLLM may have begun with it already
                 await self._llm.abort(prompt.response.id)
                 raise
+
+    async def _read(self, prompt: Prompt) -> dict[str, Any]:
+        """What vLLM is to read: the images beside the tokens that hold their places."""
+        read: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
+        if prompt.images:
+            read["multi_modal_data"] = {"image": await asyncio.to_thread(self._images, prompt.images)}
+        if (salt := prompt.scheduling.cache_salt) is not None:
+            read["cache_salt"] = salt
+        return read
+
+    def _images(self, urls: Sequence[str]) -> list[Any]:
+        """Images as vLLM takes them, read as the operator says with ``--media-io-kwargs``."""
+        from vllm.multimodal.media.image import ImageMediaIO
+
+        from stages.generate.images import decoded
+
+        if (multimodal := self._llm.model_config.multimodal_config) is None:
+            raise InvalidPrompt("This model reads text only, no input_image.", param="input")
+        return decoded(urls, ImageMediaIO(**multimodal.media_io_kwargs.get("image", {})).load_bytes)
 
     def _priority(self, prompt: Prompt) -> int:
         """Refuse what the scheduler would ignore in silence."""
@@ -157,12 +186,14 @@ class _Reading:
 
     async def frames(self) -> AsyncGenerator[EngineFrame, None]:
         """Pass on every token of every output: vLLM merges the outputs that a slow reader has not taken yet."""
-        cached_tokens = 0
+        cached_tokens, prompt_tokens = 0, None
         with _faults():
             while True:
                 output: Any = self.collector.get_nowait() or await self.collector.get()
                 self.is_finished = output.finished
                 cached_tokens = output.num_cached_tokens or cached_tokens
+                if self.prompt.images and output.prompt_token_ids:
+                    prompt_tokens = len(output.prompt_token_ids)
                 completion = output.outputs[0]
                 if completion.token_ids:
                     top = self.prompt.sampling.logprobs
@@ -173,7 +204,7 @@ class _Reading:
         reason: Any = "cancelled" if self.is_cancelled else completion.finish_reason
         if reason not in ("stop", "length", "cancelled"):
             raise EngineFailed(f"The engine gave up on this response ({reason}).")
-        yield GenerationFinished(reason, cached_tokens, time.monotonic() - self.started)
+        yield GenerationFinished(reason, cached_tokens, time.monotonic() - self.started, prompt_tokens)
 
 
 def _logprobs(flat: FlatLogprobs, top: int | None) -> tuple[TokenLogprob, ...]:
@@ -219,7 +250,19 @@ def _sampling_params(prompt: Prompt) -> SamplingParams:
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def _placing(prompt: Prompt) -> Iterator[None]:
+    """Turn what vLLM says where it does not get on with the images of a prompt into our error."""
+    try:
+        yield
+    except (AssertionError, ValueError) as error:  # the former where it finds no place for one
+        if not prompt.images:
+            raise
+        reason = shortened(str(error.__cause__ or error))
+        raise InvalidPrompt(f"The model does not take these images: {reason}", param="input") from error
+
+
+@contextmanager
+def _refusals(context_length: int) -> Iterator[None]:
     """Turn what vLLM says to a request that it does not take into our errors."""
     from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 
@@ -229,6 +272,8 @@ def _refusals() -> Iterator[None]:
     except GracefulHTTPError as error:
         raise EngineOverloaded("The engine's queue is full. Try again in a moment.") from error
     except VLLMValidationError as error:
+        if error.parameter == "input_tokens":  # it counts images as what they are to the model
+            raise ContextTooLong(error.value, context_length) from error
         param = error.parameter and _PARAMETERS.get(error.parameter, error.parameter)
         raise InvalidPrompt(error.args[0], param=param) from error
     except (VLLMClientError, ValueError) as error:
@@ -248,30 +293,48 @@ def _faults() -> Iterator[None]:
         raise EngineFailed("The engine failed at this response.") from error
 
 
-def start_vllm(model: str, arguments: Sequence[str]) -> VllmEngine:
-    """Start vLLM for ``model`` with ``arguments`` as its own command line takes them; call it in the event loop.
+@dataclass(frozen=True)
+class VllmPlan:
+    """What a command line asks of vLLM, understood: nothing of the model is loaded yet but its config."""
 
-    Takes from ten seconds to minutes.  Exits with a message for arguments that it does not know, and raises
-    `UnknownModel` for a model that does not speak Harmony, before its weights are loaded.
+    config: VllmConfig
+    _arguments: AsyncEngineArgs
+    _modules: Sequence[Any]
+    """The LoRA adapters."""
+
+    @property
+    def speaks_harmony(self) -> bool:
+        """Whether the model is a gpt-oss; all others have a chat template."""
+        return bool(self.config.model_config.hf_config.model_type == "gpt_oss")
+
+    def start(self) -> VllmEngine:
+        """Load the model, which takes from ten seconds to minutes; call it in the event loop."""
+        from vllm.lora.request import LoRARequest
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        mark_workers()
+        llm = AsyncLLM.from_vllm_config(self.config, disable_log_stats=self._arguments.disable_log_stats)
+        served = self._arguments.served_model_name or self._arguments.model
+        names = [served] if isinstance(served, str) else served
+        adapters = {
+            module.name: LoRARequest(module.name, number, module.path, is_3d_lora_weight=module.is_3d_lora_weight)
+            for number, module in enumerate(self._modules, start=1)
+        }
+        model = llm.model_config
+        return VllmEngine(llm, (*names, *adapters), model.max_model_len, model.get_vocab_size(), adapters)
+
+
+def plan_vllm(model: str, arguments: Sequence[str]) -> VllmPlan:
+    """Read ``arguments`` as vLLM's own command line takes them, and the config of ``model``.
+
+    Exits with a message for arguments that vLLM does not know.  Raises `NoVllm` where it is not installed.
     """
-    from vllm.lora.request import LoRARequest
+    if find_spec("vllm") is None:
+        raise NoVllm("vLLM is not installed here: install vllm, or name an engine elsewhere with --engine URL.")
     from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.async_llm import AsyncLLM
 
-    mark_workers()
     engine_args, modules = _read_arguments(["--model", model, *arguments])
-    config = engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT)
-    if (kind := config.model_config.hf_config.model_type) != "gpt_oss":
-        raise UnknownModel(f"{model} is a {kind} model: penstock serves models that speak Harmony (gpt_oss).")
-    llm = AsyncLLM.from_vllm_config(config, disable_log_stats=engine_args.disable_log_stats)
-    served = engine_args.served_model_name or model
-    names = [served] if isinstance(served, str) else served
-    adapters = {
-        module.name: LoRARequest(module.name, number, module.path, is_3d_lora_weight=module.is_3d_lora_weight)
-        for number, module in enumerate(modules, start=1)
-    }
-    model_config = llm.model_config
-    return VllmEngine(llm, (*names, *adapters), model_config.max_model_len, model_config.get_vocab_size(), adapters)
+    return VllmPlan(engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT), engine_args, modules)
 
 
 def _read_arguments(arguments: Sequence[str]) -> tuple[AsyncEngineArgs, list[Any]]:

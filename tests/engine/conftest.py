@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 import pytest
 import pytest_asyncio
 
-from stages.generate.vllm import VllmEngine, start_vllm
+from stages.generate.vllm import VllmEngine, plan_vllm
 from stages.render.grammar import WARM_UP
 from tests.engine.tiny import ARGUMENTS, CHECKPOINT, LORA_ARGUMENTS, QUEUE, write_adapter, write_plugin
 
@@ -18,7 +18,7 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Vll
     arguments = [*ARGUMENTS, *LORA_ARGUMENTS, f"--lora-modules=nonsense={adapter}", f"--max-num-queued-reqs={QUEUE}"]
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(write_plugin(tmp_path_factory.mktemp("plugin")))
-        engine = start_vllm(str(CHECKPOINT), arguments)
+        engine = plan_vllm(str(CHECKPOINT), arguments).start()
         await engine.warm_up(WARM_UP)
     yield engine
     await engine.close()
