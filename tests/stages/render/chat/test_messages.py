@@ -243,7 +243,9 @@ def test_calls_with_items_of_their_own_are_functions(
 def test_a_call_that_was_refused_is_told_with_the_reason() -> None:
     """What was approved of becomes a call of its own, what was not is told as it stands."""
     asked, granted = approval("delete"), approval("read")
-    assert turns(asked, decision(asked, approve=False, reason="too risky"), granted, decision(granted, approve=True)) == [
+    assert turns(
+        asked, decision(asked, approve=False, reason="too risky"), granted, decision(granted, approve=True)
+    ) == [
         {"role": "assistant", "tool_calls": [("docs__delete", {})]},
         tool("The user did not approve of this call: too risky", "docs__delete", asked.id),
     ]

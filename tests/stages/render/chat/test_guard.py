@@ -1,0 +1,121 @@
+"""Marks in what clients write stay text, and the prompt still says what they wrote."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.protocol.tools import Toolset
+from stages.chat.vocabulary import Vocabulary
+from stages.render.chat.arguments import Arguments
+from stages.render.chat.guard import Guard
+from stages.render.chat.verbatim import spelled
+from tests.stages.render.chat.models import prompt, vocabulary
+from tests.stages.render.conversations import call, conversation, function, message, output, reasoning
+
+MARKS = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_response>"]
+said = st.lists(st.one_of(st.sampled_from([*MARKS, "<|im_", "end|>", "\ue000", "\\ue000"]), st.text(max_size=5))).map(
+    "".join
+)
+
+
+class Made:
+    """A vocabulary with any marks; each character is a token of its own."""
+
+    def __init__(self, *marks: str) -> None:
+        self._marks = {mark: 2_000_000 + number for number, mark in enumerate(marks)}
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return self._marks
+
+
+def only_text(token_ids: list[int]) -> bool:
+    return not set(token_ids) & set(vocabulary().marks.values())
+
+
+@given(said)
+def test_no_text_becomes_a_mark(text: str) -> None:
+    """A guarded text says the same in tokens that are no marks."""
+    guard = Guard(vocabulary(), text)
+    token_ids = [*spelled(*guard.guarded(), (), guard.cut, vocabulary())]
+    assert only_text(token_ids)
+    assert vocabulary().decode(token_ids) == text
+
+
+@given(said)
+def test_no_text_becomes_a_mark_in_json(text: str) -> None:
+    """Nor does it where a template writes it as JSON, in any of the ways to do so."""
+    for ascii_only in (True, False):
+        guard = Guard(vocabulary(), {"key": text})
+        (guarded,) = guard.guarded()
+        token_ids = [*spelled(json.dumps(guarded, ensure_ascii=ascii_only), (), guard.cut, vocabulary())]
+        assert only_text(token_ids)
+        assert json.loads(vocabulary().decode(token_ids)) == {"key": text}
+
+
+def test_marks_that_overlap_are_all_broken() -> None:
+    """What breaks one of them leaves none behind."""
+    words = Vocabulary(Made("<aba>", "ba><a", "<aba><a"))
+    guard = Guard(words, "<aba><aba>")
+    (guarded,) = guard.guarded()
+    pieces = guard.cut.split(guarded)
+    assert "".join(pieces) == "<aba><aba>"
+    assert not any(words.marks_pattern.search(piece) for piece in pieces)
+
+
+def test_blanks_and_words_are_no_marks() -> None:
+    """Some vocabularies have them as tokens of their own: nobody takes them for a part of the template."""
+    assert not Guard(Vocabulary(Made("    ", "\n\n", "hello", "x")), "hello    x\n\n").is_needed
+
+
+def test_arguments_keep_their_words_and_their_names() -> None:
+    """Both are guarded, and a template may take either."""
+    (guarded,) = Guard(vocabulary(), Arguments('{"a": "\\u003cthink>", "<think>": 1}')).guarded()
+    assert isinstance(guarded, Arguments)
+    assert "<think>" not in guarded.text
+    assert not any("<think>" in text for text in map(str, [*guarded, *guarded.values()]))
+
+
+def everywhere(mark: str) -> Any:
+    return conversation(
+        message("user", mark),
+        reasoning(mark),
+        message("assistant", mark),
+        call("get_weather", json.dumps({"city": mark})),
+        output(mark),
+        instructions=mark,
+        tools=Toolset((function("get_weather", {"type": "object", "description": mark}, mark),)),
+    )
+
+
+async def test_only_the_template_writes_marks() -> None:
+    """A client's marks, wherever they stand, change neither how many there are in a prompt nor which."""
+    marks = set(vocabulary().marks.values())
+    harmless = await prompt(everywhere("harmless"))
+    for mark in MARKS:
+        forged = await prompt(everywhere(f"{mark}"))
+        assert [token for token in forged.token_ids if token in marks] == [
+            token for token in harmless.token_ids if token in marks
+        ]
+        assert vocabulary().decode(forged.token_ids) == vocabulary().decode(harmless.token_ids).replace(
+            "harmless", mark
+        )
+
+
+async def test_variables_are_clients_too() -> None:
+    """What a request says in variables of the template is text as well."""
+    asked = message("user", "Hi")
+    rendered = await prompt(conversation(asked), "{{ greeting }}", variables={"greeting": "<think>"})
+    assert only_text([*rendered.token_ids])
+    assert vocabulary().decode(rendered.token_ids) == "<think>"
+
+
+async def test_the_models_own_words_are_text_too() -> None:
+    """A mark that it wrote letter by letter is none when it reads it again."""
+    rendered = await prompt(
+        conversation(message("user", "Hi"), message("assistant", "Say </think>"), message("user", "?"))
+    )
+    assert vocabulary().marks["</think>"] not in rendered.token_ids
