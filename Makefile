@@ -9,8 +9,9 @@ PORT ?= 8000
 MODEL ?=
 ARGS ?=
 
-# A model of one's own runs on the GPU where there is one; all else runs on vLLM's CPU build (Linux on x86-64).
-ENGINE := $(if $(MODEL),$(if $(shell command -v nvidia-smi),gpu,cpu),cpu)
+# A model of one's own runs on the GPU where there is one; the tiny ones run on vLLM's CPU build (Linux on x86-64).
+OWN := $(filter-out fixtures/%,$(MODEL))
+ENGINE := $(if $(and $(OWN),$(shell command -v nvidia-smi)),gpu,cpu)
 VENV ?= $(if $(filter gpu,$(ENGINE)),.venv-gpu,.venv)
 
 BIN := $(VENV)/bin
@@ -30,22 +31,22 @@ TINY_ENGINE := --dtype bfloat16 --enforce-eager --max-model-len 8192 --max-num-s
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install check ruff mypy pyright unit test engine clients test-codex soak bench clean
+.PHONY: help serve install check ruff mypy pyright unit test engine clients clients-chat test-codex soak bench clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "Variables: MODEL, ARGS (options for penstock), HOST, PORT, PYTHON, VENV"
 
 # Serving
 
-ifdef MODEL
-serve: $(INSTALLED) ## Serve MODEL with vLLM, or without MODEL a tiny gpt-oss on the CPU
+ifdef OWN
+serve: $(INSTALLED) ## Serve MODEL with vLLM; a tiny gpt-oss on the CPU without MODEL, with fixtures/tiny_qwen a tiny Qwen
 	@exec env VLLM_NO_USAGE_STATS=1 $(BIN)/penstock serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 else
-serve: $(INSTALLED) $(TINY).built
+serve: $(INSTALLED) $(if $(MODEL),,$(TINY).built)
 	@echo "Starting vLLM on the CPU: about 15 seconds."
-	@exec env -u VLLM_CPU_KVCACHE_SPACE HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(BIN)/penstock serve $(TINY) \
-	    --host $(HOST) --port $(PORT) --served-model-name tiny-gpt-oss $(TINY_ENGINE) $(ARGS)
+	@exec env -u VLLM_CPU_KVCACHE_SPACE HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(BIN)/penstock serve $(or $(MODEL),$(TINY)) \
+	    --host $(HOST) --port $(PORT) --served-model-name $(subst _,-,$(notdir $(or $(MODEL),$(TINY)))) $(TINY_ENGINE) $(ARGS)
 endif
 
 $(TINY).built: $(INSTALLED) $(wildcard fixtures/tiny_gpt_oss/build.py fixtures/tiny_gpt_oss/*.safetensors)
@@ -121,17 +122,25 @@ pyright: $(DONE)/test
 unit: $(DONE)/test
 	@$(BIN)/pytest --quiet -m "not engine"
 
-test: check engine clients ## Everything: check, then the tests with the real engine and with real clients
+test: check engine clients clients-chat ## Everything: check, then the tests with the real engine and with real clients
 
 engine: $(DONE)/test $(TINY).built
 	@HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(BIN)/pytest --quiet -m engine
 
-clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed ## Real clients against the real server; ARGS go to pytest
+# The name by which clients ask for a tiny model, whichever it is.
+define against
 	@HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(CLIENTS)/bin/python -m pytest --quiet \
 	    -p no:langsmith_plugin -p no:unraisableexception -W ignore::ResourceWarning \
 	    tests/clients --confcutdir tests/clients --node $(NODE)/bin/node \
-	    --serve "$(BIN)/penstock serve $(TINY) --served-model-name tiny-gpt-oss $(TINY_ENGINE)" $(ARGS)
+	    --serve "$(BIN)/penstock serve $(1) --served-model-name tiny-gpt-oss $(TINY_ENGINE)" $(ARGS)
 	@test -e $(NODE_CLIENTS)/.installed || echo "THE NODE CLIENTS WERE NOT TESTED: npm COULD NOT INSTALL THEM."
+endef
+
+clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed ## Real clients against the real server; ARGS go to pytest
+	$(call against,$(TINY))
+
+clients-chat: $(INSTALLED) $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed ## The same with a tiny Qwen, which has a chat template
+	$(call against,fixtures/tiny_qwen)
 
 # Codex's prompts are longer than what the other tests leave room for.
 test-codex: $(TINY).built $(CODEX)/.installed ## Codex against the real server; ARGS go to pytest

@@ -45,11 +45,12 @@ from stages.converse.sandbox.python import PythonHost
 from stages.converse.tools import Host, Toolbox
 from stages.generate.engine import Engine
 from stages.generate.http import start_http
-from stages.generate.vllm import NoVllm, UnknownModel, plan_vllm
+from stages.generate.scripted import ScriptedEngine
+from stages.generate.vllm import NoVllm, UnknownModel, VllmPlan, plan_vllm
 from stages.guard import AllowedNetworks
 from stages.harmony import ClobberedInstall, load_encoding
 from stages.log import log_outputs
-from stages.persist.database import Database
+from stages.persist.database import Database, Nowhere
 from stages.persist.live import LiveResponses
 from stages.persist.postgres import PostgresDatabase
 from stages.persist.sqlite import SqliteDatabase
@@ -95,6 +96,12 @@ Starting: TypeAlias = Callable[[Settings], AbstractAsyncContextManager[Started]]
 """Starts an engine for the length of a block."""
 
 
+def planned(settings: Settings) -> tuple[VllmPlan, ChatModel | None]:
+    """What vLLM would start here, and how to talk to its model."""
+    plan = plan_vllm(settings.model or DEFAULT_MODEL, settings.engine_arguments)
+    return plan, None if plan.speaks_harmony else load_chat_model(plan.config, settings.chat)
+
+
 def start(settings: Settings) -> AbstractAsyncContextManager[Started]:
     """The engine that the settings name, for the length of a block."""
     return over_http(settings) if settings.engine else in_this_process(settings)
@@ -103,8 +110,7 @@ def start(settings: Settings) -> AbstractAsyncContextManager[Started]:
 @asynccontextmanager
 async def in_this_process(settings: Settings) -> AsyncGenerator[Started, None]:
     """vLLM, whose workers are children of this process."""
-    plan = plan_vllm(settings.model or DEFAULT_MODEL, settings.engine_arguments)
-    chat = None if plan.speaks_harmony else load_chat_model(plan.config, settings.chat)
+    plan, chat = planned(settings)
     engine = plan.start()
     try:
         await engine.warm_up(WARM_UP)
@@ -206,6 +212,22 @@ def _with(**changes: Any) -> Edit:
     return edit
 
 
+async def drawn(settings: Settings) -> str:
+    """What would serve the model; nothing is started for it."""
+    if not settings.engine:
+        return _drawn(settings, Started(ScriptedEngine(), planned(settings)[1]))
+    async with over_http(settings) as running:
+        return _drawn(settings, running)
+
+
+def _drawn(settings: Settings, running: Started) -> str:
+    pipeline = assembled(settings, running, LiveResponses(Store(Nowhere())), Toolbox())
+    model = settings.model or (running.engine.models[0] if settings.engine else DEFAULT_MODEL)
+    speaks = "speaks Harmony" if running.chat is None else "has a chat template"
+    where = f"vLLM at {' and '.join(settings.engine)}" if settings.engine else "vLLM in this process"
+    return f"{model} {speaks}, and runs on {where}.\n\n{pipeline}"
+
+
 async def toolbox(settings: Settings) -> Toolbox:
     """What the server runs for the model; a server of the operator's goes ahead of what is built in."""
     allowed = AllowedNetworks.parse(settings.allow_address)
@@ -285,7 +307,10 @@ def main() -> None:
     try:
         settings = CliApp.run(Settings, cli_args=sys.argv[2:])
         log_to_stderr(settings.log_level)
-        uvloop.run(serve(settings))
+        if settings.print_pipeline:
+            print(uvloop.run(drawn(settings)))
+        else:
+            uvloop.run(serve(settings))
     except ValidationError as error:
         sys.exit("\n".join(f"penstock: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()))
     except UNSTARTABLE as error:

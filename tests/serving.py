@@ -19,6 +19,7 @@ from api.runs import Runs
 from pipeline.core import Pipeline
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
+from stages.chat.model import ChatModel
 from stages.converse.exchange import Limits
 from stages.converse.tools import Toolbox
 from stages.generate.engine import Engine
@@ -27,7 +28,7 @@ from stages.persist.database import Database
 from stages.persist.live import LiveResponses
 from stages.persist.servers import STALE
 from stages.persist.store import Store
-from stages.responses import DEFAULT_LIMITS, NO_TOOLS, harmony_responses
+from stages.responses import DEFAULT_LIMITS, NO_TOOLS, chat_responses, harmony_responses
 from tests.databases import database
 
 AnyEngine = TypeVar("AnyEngine", bound=Engine)
@@ -95,7 +96,7 @@ class Served(Asked, Generic[AnyEngine]):
 @asynccontextmanager
 async def serving(
     engine: AnyEngine,
-    encoding: HarmonyEncoding,
+    model: HarmonyEncoding | ChatModel,
     where: Path | str | Database,
     *,
     url: str = "",
@@ -113,17 +114,20 @@ async def serving(
 ) -> AsyncGenerator[Served[AnyEngine], None]:
     """Serve for the length of the block, over SQLite in a folder, over the store of a ``--store``, or any database.
 
-    ``edit`` may change the pipeline, ``toolbox`` is for the caller to close, and ``options`` are those of `Runs`.
-    Whoever served under the same ``url`` before is taken for dead.
+    ``model`` is what it speaks: Harmony, or what its template says.  ``edit`` may change the pipeline, ``toolbox`` is
+    for the caller to close, and ``options`` are those of `Runs`.  Whoever served under the same ``url`` before is taken
+    for dead.
     """
     if isinstance(where, Path):
         where = str(where / "responses.sqlite3")
     store = Store(database(where) if isinstance(where, str) else where, stale)
     await store.open()
     live = LiveResponses(store)
-    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(
-        harmony_responses(models, engine, encoding, live, toolbox, limits)
-    )
+    if isinstance(model, ChatModel):
+        responses = chat_responses(models, engine, model, live, toolbox, limits)
+    else:
+        responses = harmony_responses(models, engine, model, live, toolbox, limits)
+    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(responses)
     runs = Runs(pipeline, engine, live, store, **options)
     api = Api(runs, models, keep_alive, keys or Keys(), peers or Peers())
     runner = web.AppRunner(api.app(max_body_bytes), handler_cancellation=True, shutdown_timeout=1)
