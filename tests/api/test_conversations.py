@@ -15,8 +15,9 @@ from pydantic import TypeAdapter
 from api.keys import Keys
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
-from tests.api.conversations import CONVERSATIONS, HI, ITEMS, Json, created, items_of
+from tests.api.conversations import CONVERSATIONS, HI, ITEMS, Json, created, items_of, name_of
 from tests.api.scripts import Scripted, script
+from tests.pictures import data_url, png
 from tests.serving import serving
 
 
@@ -81,6 +82,23 @@ async def test_what_is_answered_is_as_the_sdk_has_it(served: Scripted, base: str
         assert await served.get(f"{path}/items/{item['id']}") == (200, item)
     _, deleted = await served.delete(path)
     assert ConversationDeletedResource.model_validate(deleted, strict=True).to_dict() == deleted
+
+
+async def test_v14_a_conversation_keeps_images_but_not_for_a_model_that_reads_text(served: Scripted) -> None:
+    """They are listed as they came; a model that cannot see them refuses the conversation and drops nothing of it."""
+    image = {"type": "input_image", "image_url": data_url(png()), "detail": "high"}
+    call = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": [image | {"detail": "auto"}]}
+    path = await created(served, {"role": "user", "content": [{"type": "input_text", "text": "Look."}, image]})
+    status, _ = await served.post({"items": [call, output]}, f"{path}/items")
+    assert status == 200
+    message, _, shown = await items_of(served, path)
+    read: TypeAdapter[Any] = TypeAdapter(ConversationItem)
+    assert [read.validate_python(item).type for item in (message, shown)] == ["message", "function_call_output"]
+    assert (message["content"][1], shown["output"]) == (image, output["output"])
+    status, answer = await served.post({"input": "Hi", "conversation": name_of(path)})
+    assert (status, answer["error"]["param"]) == (400, "conversation")
+    assert answer["error"]["message"] == "This model reads text only, no input_image."
 
 
 async def test_items_get_ids_of_the_server(served: Scripted) -> None:
@@ -153,7 +171,12 @@ async def test_items_come_in_pages(served: Scripted) -> None:
         ("POST", "/items", {"items": [HI, {"id": "msg_nowhere"}]}, "items[1].id"),
         ("POST", "/items", {"items": [{"id": "msg_mine"}] * 2}, "items[1].id"),
         ("POST", "/items", {"items": [HI, {**ITEMS[4], "call_id": "e"}]}, "items[1].call_id"),
-        ("POST", "/items", {"items": [{"role": "user", "content": [{"type": "input_image"}]}]}, "items[0].content[0].image_url"),
+        (
+            "POST",
+            "/items",
+            {"items": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "items[0].content[0].image_url",
+        ),
         ("POST", "/items", {"items": [{**ITEMS[7], "tools": [{"type": "unheard_of"}]}]}, "items[0].tools[0].type"),
         ("POST", "/items", {"items": [{**ITEMS[7], "tools": [{"type": "mcp"}]}]}, "items[0].tools[0].server_label"),
         ("POST", "/items?include=x", {"items": []}, "include"),
