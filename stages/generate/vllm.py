@@ -254,11 +254,14 @@ def _placing(prompt: Prompt) -> Iterator[None]:
     """Turn what vLLM says where it does not get on with the images of a prompt into our error."""
     try:
         yield
-    except (AssertionError, ValueError) as error:  # the former where it finds no place for one
+    except (AssertionError, ValueError) as error:
         if not prompt.images:
             raise
-        reason = shortened(str(error.__cause__ or error))
-        raise InvalidPrompt(f"The model does not take these images: {reason}", param="input") from error
+        if isinstance(error, AssertionError):
+            reason = "The model's chat template has no place for an image where this conversation shows one."
+        else:
+            reason = shortened(str(error.__cause__ or error))
+        raise InvalidPrompt(reason, param="input") from error
 
 
 @contextmanager
