@@ -7,7 +7,7 @@ arguments of a long call come in batches, as several parsers read all of a call 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +30,12 @@ proportion to its length, and nobody waits for more than a small part of it."""
 class Traits:
     """What is known of a parser.
 
-    ``triggers`` are those of `OutputParser`.  ``takes_batches`` says that it reads several tokens like one by one,
-    ``speaks_on`` that it gives what is said behind a call as the end of its arguments, and ``mends`` that it finds more
-    in a whole output than in its pieces.
+    ``marks`` are the tokens that stand for themselves, and ``triggers`` are those of `OutputParser`.  ``takes_batches``
+    says that it reads several tokens like one by one, ``speaks_on`` that it gives what is said behind a call as the end
+    of its arguments, and ``mends`` that it finds more in a whole output than in its pieces.
     """
 
+    marks: frozenset[int] = frozenset()
     triggers: frozenset[str] | None = None
     takes_batches: bool = False
     speaks_on: bool = False
@@ -44,8 +45,8 @@ class Traits:
 class ParsedOutput:
     """The machine: one per generation.  ``parser`` is None where there is nothing but text.
 
-    ``marks`` are the tokens that stand for themselves.  ``syntax`` is how calls are written, where that is not the
-    parser's business.
+    ``syntax`` is how calls are written, where that is not the parser's business.  ``renew`` makes a parser for what
+    stands behind a call, where one parser does not read on.
     """
 
     def __init__(
@@ -53,16 +54,16 @@ class ParsedOutput:
         parser: Parser | None,
         request: Any,
         prompt: Sequence[int],
-        marks: Collection[int],
         traits: Traits,
         syntax: Syntax | None = None,
+        renew: Callable[[], Parser | None] | None = None,
     ) -> None:
         self._parser = parser
         self._request = request
         self._prompt = list(prompt)
-        self._marks = marks
         self._traits = traits
         self._syntax = syntax
+        self._renew = renew
         self.triggers = traits.triggers if parser else frozenset()
         self.is_at_rest = False
         self._batch: list[int] = []
@@ -76,15 +77,29 @@ class ParsedOutput:
         self._called: set[int] = set()
         self._arguments: _Arguments | None = None
 
+    @property
+    def has_called(self) -> bool:
+        """Whether the arguments of the latest call are whole."""
+        return self._arguments is not None and self._arguments.have_ended
+
     def feed(self, token: int, text: str) -> Sequence[Piece]:
         """Take one token and the text that it completes, give what became clear by it."""
         self._batch.append(token)
         self._batched += text
         if self._since_mark is not None and self._traits.takes_batches:
-            self._since_mark = 0 if token in self._marks else self._since_mark + 1
+            self._since_mark = 0 if token in self._traits.marks else self._since_mark + 1
             if len(self._batch) <= self._since_mark // _BATCH_GROWS_EVERY:
                 return ()
-        return self._read()
+        pieces = self._read()
+        is_behind = not pieces and token in self._traits.marks and self._since_mark is not None and self.has_called
+        if self._renew and is_behind:
+            self._begin_anew(self._renew())
+        return pieces
+
+    def _begin_anew(self, parser: Parser | None) -> None:
+        self._parser = parser
+        self._since_mark, self._silent = None, ""
+        self._written, self._told, self._called = [], [], set()
 
     def finish(self, *, cut: bool) -> Sequence[Piece]:
         """What was held back until the end; ``cut`` says that the model was not done."""
@@ -229,6 +244,10 @@ class _Arguments:
     def __init__(self, *, speaks_on: bool) -> None:
         self._speaks_on = speaks_on
         self._end = ValueEnd()
+
+    @property
+    def have_ended(self) -> bool:
+        return self._end.found
 
     def feed(self, text: str) -> Iterator[Piece]:
         behind = text

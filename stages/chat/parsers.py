@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeline.frames import ChatTurn, GenerationStarted
@@ -27,6 +28,9 @@ _ONLY_WHOLE_TOGETHER: frozenset[_Names] = frozenset({("granite", "granite")})
 
 _SPEAKS_ON = frozenset({"mistral"})
 """Parsers that give what is said behind a call as the end of its arguments."""
+
+_ENDS_WITH_CALLS = frozenset({"hermes", "qwen3_json", "longcat"})
+"""Parsers that read nothing but calls behind a call, of which each stands between marks of its own."""
 
 _TAKES_BATCHES = frozenset({"hermes", "qwen3_json", "longcat"})
 """Parsers that read several tokens like one by one, beside those that are declared as engines."""
@@ -84,7 +88,10 @@ class VllmParsers:
         parser = self._parser(names, chat.variables, request)
         if parser:
             request = parser.adjust_request(request)
-        return ParsedOutput(parser, request, turn.prompt, self._marks, self._known(names, parser), syntax)
+        renew = (
+            partial(self._parser, (None, names[1]), chat.variables, request) if names[1] in _ENDS_WITH_CALLS else None
+        )
+        return ParsedOutput(parser, request, turn.prompt, self._known(names, parser), syntax, renew)
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
         """How the model writes calls, one or several, as the ``format`` of a structural tag of xgrammar's.
@@ -131,7 +138,7 @@ class VllmParsers:
 
     def _known(self, names: _Names, parser: Parser | None) -> Traits:
         if names not in self._traits:
-            self._traits[names] = Traits() if parser is None else _traits(names, parser)
+            self._traits[names] = Traits(self._marks) if parser is None else _traits(names, parser, self._marks)
         return self._traits[names]
 
 
@@ -160,13 +167,14 @@ def _composed(names: _Names, tokenizer: Any) -> type[Parser] | None:
     return parser
 
 
-def _traits(names: _Names, parser: Parser) -> Traits:
+def _traits(names: _Names, parser: Parser, marks: frozenset[int]) -> Traits:
     parts = list(filter(None, (parser.reasoning_parser, parser.tool_parser)))
     calls = parser.tool_parser
     is_engine = calls is not None and calls.engine_based_streaming
     letters = [_first_letters(name, part) for name, part in zip(filter(None, names), parts, strict=True)]
     known = [some for some in letters if some is not None]
     return Traits(
+        marks=marks,
         triggers=frozenset().union(*known) if _is_composed(parser) and len(known) == len(letters) else None,
         takes_batches=is_engine or names[1] in _TAKES_BATCHES,
         speaks_on=names[1] in _SPEAKS_ON,

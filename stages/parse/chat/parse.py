@@ -100,6 +100,8 @@ class ChatParser:
         self._blank: tuple[Kind, str] = (Said, "")  # the same of an item that is not open yet
         self._follows_markup = False
         self._has_called = False
+        self._has_thought = False
+        """Whether the latest thought was ended."""
         self._has_logprobs = False
         self._unclaimed: list[tuple[int, TokenLogprob | None, str]] = []
         self._uncounted = 0
@@ -169,6 +171,7 @@ class ChatParser:
             self._follows_markup = True
         if token == self._thinking_ends and self._latest is Thought:
             self._read_upto = len(self._tokens)
+            self._has_thought = True
             self._count()
 
     def _count(self) -> None:
@@ -180,6 +183,7 @@ class ChatParser:
 
     def _take(self, piece: Piece) -> Iterable[ParsedFrame]:
         self._latest = Called if isinstance(piece, Argued) else type(piece)
+        self._has_thought = self._has_thought and not isinstance(piece, Thought)
         self._count()
         match piece:
             case Called(name):
@@ -297,7 +301,7 @@ class ChatParser:
         if self._item and self._item.kind is Said:
             yield from self._write(self._margin)
         self._check_end(finished)
-        yield from self._close(complete=not cut, upto=len(self._tokens))
+        yield from self._close(complete=not cut or self._is_whole, upto=0 if cut else len(self._tokens))
         yield TurnFinished(
             reason=finished.reason,
             cached_tokens=finished.cached_tokens,
@@ -305,7 +309,15 @@ class ChatParser:
             reasoning_tokens=self._reasoning_tokens,
             duration=finished.duration,
             raw_messages=None if self._started.raw_messages is None else self._raw_messages(),
+            prompt_tokens=finished.prompt_tokens,
         )
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether the open item was ended, and only waits for what comes next."""
+        if self._latest is Called:
+            return self._parser.has_called
+        return self._has_thought and self._item is not None and self._item.kind is Thought
 
     def _last_pieces(self, *, cut: bool) -> Iterable[Piece]:
         yield from self._parser.finish(cut=cut)

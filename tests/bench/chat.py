@@ -1,0 +1,168 @@
+"""What a token of a chat model costs from its id to the socket, beside what it costs vLLM's own Responses API.
+
+    python -m tests.bench.chat
+
+Both run vLLM's parsers.  Its server is given the text of each token for nothing; ours finds it itself.  CPU time, both
+in turns in the same run, medians of the whole output divided by its tokens: so what grows with the length shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+from msgspec.structs import replace
+
+from pipeline.frames import ChatTurn, GenerationFinished, GenerationStarted, TokenChunk, TokenFrame
+from pipeline.protocol.events import to_sse
+from pipeline.protocol.tools import FunctionTool, Toolset
+from pipeline.record import replay
+from stages.chat.model import ChatModel
+from stages.generate.scripted import ScriptedEngine
+from stages.persist.database import Nowhere
+from stages.persist.live import LiveResponses
+from stages.persist.store import Store
+from stages.responses import chat_responses
+from tests.chat_families import chat_model
+from tests.stages.persist.samples import response
+
+PROSE = "The weather in Paris is mild today, with a light wind from the west and some clouds by the evening. "
+PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}}}
+LENGTHS = {"text": (2_000, 8_000, 32_000), "a call": (2_000, 8_000)}
+ROUNDS = 3
+SLOW_CALL = 2_000
+"""Tokens of the longest call for which vLLM is asked more than once: it takes seconds for longer ones."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a model wrote: token by token, with the text of each."""
+
+    model: ChatModel
+    names: tuple[str, str]
+    token_ids: tuple[int, ...]
+
+    @property
+    def texts(self) -> list[str]:
+        return [self.model.vocabulary.token_bytes[token].decode() for token in self.token_ids]
+
+
+def written(family: str, names: tuple[str, str], what: str, length: int) -> Written:
+    model = chat_model(family)
+    encode = model.vocabulary.encode
+    words = encode(PROSE)
+    prose = (words * (length // len(words) + 1))[:length]
+    if what == "text":
+        around = encode("Hm.\n</think>\n\n"), []
+    elif names[1] == "hermes":
+        around = (
+            encode('Hm.\n</think>\n\n<tool_call>\n{"name": "note", "arguments": {"text": "'),
+            encode('"}}\n</tool_call>'),
+        )
+    else:
+        around = (
+            encode("Hm.\n</think>\n\n<tool_call>\n<function=note>\n<parameter=text>\n"),
+            encode("\n</parameter>\n</function>\n</tool_call>"),
+        )
+    return Written(model, names, (*around[0], *prose, *around[1], model.stop_token_ids[0]))
+
+
+async def ours(output: Written) -> float:
+    """Microseconds per token from ids to SSE bytes."""
+    started = GenerationStarted(
+        replace(response(), output=(), usage=None),
+        (),
+        3,
+        Toolset((FunctionTool("note", parameters=PARAMETERS),)),
+        chat=ChatTurn(),
+        prompt=tuple(output.model.vocabulary.encode("<think>\n")),
+    )
+    chunks: list[TokenFrame] = [TokenChunk((token,)) for token in output.token_ids]
+    frames = [started, *chunks, GenerationFinished("stop", 0, 1.0)]
+    responses = chat_responses(("m",), ScriptedEngine(), output.model, LiveResponses(Store(Nowhere())))
+    begun = time.process_time_ns()
+    async with responses.since("parse").open(replay(frames)) as events:
+        async for event in events:
+            to_sse(event)
+    return (time.process_time_ns() - begun) / 1e3 / len(output.token_ids)
+
+
+async def theirs(output: Written) -> float:
+    """The same of the code with which vLLM's server streams responses."""
+    from vllm.entrypoints.openai.responses.context import SimpleContext  # noqa: PLC0415 - takes seconds
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest  # noqa: PLC0415
+    from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses  # noqa: PLC0415
+    from vllm.parser import ParserManager  # noqa: PLC0415
+
+    tokenizer = output.model.vocabulary.tokenizer
+    parser = ParserManager.get_parser(*reversed(output.names), enable_auto_tools=True)
+    tool = {"type": "function", "name": "note", "parameters": PARAMETERS, "strict": None}
+    request = ResponsesRequest(model="m", input="", tools=[tool], tool_choice="auto", stream=True)
+    context = SimpleContext(parser_cls=parser, tokenizer=tokenizer, request=request, chat_template_kwargs={})
+    prompt = output.model.vocabulary.encode("<think>\n")
+    pairs = list(zip(output.token_ids, output.texts, strict=True))
+
+    async def generated() -> AsyncIterator[Any]:
+        for token, text in pairs:
+            is_last = token == output.token_ids[-1]
+            answer = SimpleNamespace(
+                text="" if is_last else text,
+                token_ids=[token],
+                finish_reason="stop" if is_last else None,
+                logprobs=None,
+            )
+            context.last_output = SimpleNamespace(outputs=[answer], prompt_token_ids=prompt)
+            yield context
+
+    numbers = count()
+
+    def numbered(event: Any) -> Any:
+        event.sequence_number = next(numbers)
+        return event
+
+    server = SimpleNamespace(_raise_if_error=lambda *_: None)
+    begun = time.process_time_ns()
+    events = OpenAIServingResponses._process_simple_streaming_events(
+        server, request, None, generated(), context, "m", tokenizer, None, 0, numbered
+    )
+    async for event in events:
+        _ = f"event: {event.type}\ndata: {event.model_dump_json(indent=None)}\n\n".encode()
+    return (time.process_time_ns() - begun) / 1e3 / len(output.token_ids)
+
+
+async def chat_figures() -> str:
+    """The table."""
+    lines = ["chat models, 1 token per chunk     tokens   us per token   vLLM's own   ratio   to the shortest"]
+    for family, names in (("qwen3", ("qwen3", "hermes")), ("qwen3_coder", ("qwen3", "qwen3_coder"))):
+        for what, lengths in LENGTHS.items():
+            shortest = 0.0
+            for length in lengths:
+                mine, other = await compared(written(family, names, what, length), what, length)
+                shortest = shortest or mine
+                label = f"{'+'.join(names)}, {what}"
+                lines.append(
+                    f"{label:32s}{length:9,d}{mine:15.2f}{other:13.1f}{mine / other:8.2f}{mine / shortest:18.2f}"
+                )
+    return "\n".join(lines)
+
+
+async def compared(output: Written, what: str, length: int) -> tuple[float, float]:
+    """The medians of both, measured in turns."""
+    rounds = 1 if what != "text" and length > SLOW_CALL else ROUNDS
+    figures = [(await ours(output), await theirs(output)) for _ in range(rounds)]
+    return statistics.median(mine for mine, _ in figures), statistics.median(other for _, other in figures)
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    logging.disable(logging.INFO)
+    sys.stdout.write(asyncio.run(chat_figures()) + "\n")

@@ -1,0 +1,74 @@
+"""The text of a tool that takes one, out of the JSON in which a chat model writes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.parse.chat.unwrap import Unwrapped
+
+
+def unwrapped(text: str, cuts: Collection[int] = ()) -> str:
+    machine = Unwrapped("input")
+    spans = pairwise([0, *sorted(cuts), len(text)])
+    return "".join(machine.feed(text[a:b]) for a, b in spans) + machine.flush()
+
+
+@st.composite
+def spelled(draw: st.DrawFn, text: str) -> str:
+    """Any spelling of a JSON string."""
+    spellings = []
+    for letter in text:
+        codes = letter.encode("utf-16-be")
+        escaped = "".join(f"\\u{codes[at]:02x}{codes[at + 1]:02x}" for at in range(0, len(codes), 2))
+        plain = json.dumps(letter, ensure_ascii=False)[1:-1]
+        spellings.append(draw(st.sampled_from([plain, plain, escaped, escaped.upper().replace("\\U", "\\u")])))
+    return "".join(spellings)
+
+
+@given(st.data())
+def test_every_spelling_in_any_pieces_is_the_same_text(data: st.DataObject) -> None:
+    """Escapes, surrogate pairs and white space, cut anywhere, leave the text that the object holds."""
+    text = data.draw(st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=20))
+    gap = st.sampled_from(["", " ", "\n  "])
+    spelling = data.draw(spelled(text))
+    document = (
+        f'{data.draw(gap)}{{{data.draw(gap)}"input"{data.draw(gap)}:{data.draw(gap)}"{spelling}"{data.draw(gap)}}}'
+    )
+    assert json.loads(document) == {"input": text}
+    assert unwrapped(document, data.draw(st.sets(st.integers(0, len(document))))) == text
+
+
+@given(st.text(alphabet=' \n{}[]":,\\uinputd83e0ax\U0001f9d1', max_size=30), st.data())
+def test_any_text_in_any_pieces_is_the_same_text(document: str, data: st.DataObject) -> None:
+    """What is no such object is cut anywhere, too, without making a difference."""
+    assert unwrapped(document, data.draw(st.sets(st.integers(0, len(document))))) == unwrapped(document)
+
+
+@pytest.mark.parametrize(
+    "raw", ["ls -l", '{"code": "x"}', '["input"]', '"input"', "{input: 1}", '{"input": 3}', "{}", '{"input"', " "]
+)
+def test_what_is_no_such_object_stays(raw: str) -> None:
+    """The model may have written the text as it is, or arguments of its own."""
+    assert unwrapped(raw) == raw
+
+
+def test_text_arrives_as_it_is_written() -> None:
+    """Nothing but an unfinished escape is held back."""
+    machine = Unwrapped("input")
+    assert [machine.feed(piece) for piece in ('{"in', 'put": "a', "b\\", "nc\\ud83e", "\\uddd1", '"}')] == [
+        *("", "a", "b", "\nc", "🧑", "")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("cut", "text"), [('{"input": "a', "a"), ('{"input": "a\\', "a�"), ('{"input": "\\ud83e', "�")]
+)
+def test_a_cut_object_leaves_what_came(cut: str, text: str) -> None:
+    """An unfinished escape stands for a character that nobody knows."""
+    assert unwrapped(f'{{"input": "{cut}') == text
