@@ -46,7 +46,7 @@ from stages.converse.tools import Host, Toolbox
 from stages.generate.engine import Engine
 from stages.generate.http import start_http
 from stages.generate.scripted import ScriptedEngine
-from stages.generate.vllm import NoVllm, UnknownModel, VllmPlan, plan_vllm
+from stages.generate.vllm import ANYTHING, NoVllm, UnknownModel, VllmPlan, plan_vllm
 from stages.guard import AllowedNetworks
 from stages.harmony import ClobberedInstall, load_encoding
 from stages.log import log_outputs
@@ -113,7 +113,7 @@ async def in_this_process(settings: Settings) -> AsyncGenerator[Started, None]:
     plan, chat = planned(settings)
     engine = plan.start()
     try:
-        await engine.warm_up(WARM_UP)
+        await engine.warm_up(ANYTHING if chat else WARM_UP)
         yield Started(engine, chat)
     finally:
         await engine.close()
