@@ -49,6 +49,7 @@ class _Details(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Usage(msgspec.Struct, frozen=True, gc=False):
+    prompt_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
 
@@ -105,20 +106,24 @@ class Answer(Generic[Logprobs]):
 
     def __init__(self, endpoint: Endpoint[Logprobs], top: int | None) -> None:
         self.finish_reason: str | None = None
+        self.prompt_tokens: int | None = None
+        """What the engine read; None as long as it does not say."""
         self.cached_tokens = 0
         self.is_complete = False
+        self.fault: Refused | EngineFailed | None = None
+        """What is wrong with the stream behind all that was read of it: an error in it, or what nobody can read."""
         self._decode, self._logprobs, self._top = endpoint.decoder.decode, endpoint.logprobs, top
         self._lines = Lines()
 
     def feed(self, data: bytes) -> TokenChunk | None:
-        """All tokens that ``data`` brings, as one chunk.
-
-        Raises `Refused` for an error in the stream, and `EngineFailed` for what nobody can read.
-        """
+        """All tokens that ``data`` brings, as one chunk."""
         chunk = None
-        for line in self._lines.feed(data):
-            if line.startswith(b"data:") and (more := self._read(line[5:].strip())):
-                chunk = more if chunk is None else _merged(chunk, more)
+        try:
+            for line in self._lines.feed(data):
+                if line.startswith(b"data:") and (more := self._read(line[5:].strip())):
+                    chunk = more if chunk is None else _merged(chunk, more)
+        except (Refused, EngineFailed) as error:
+            self.fault = error
         return chunk
 
     def _read(self, told: bytes) -> TokenChunk | None:
@@ -131,8 +136,10 @@ class Answer(Generic[Logprobs]):
             raise EngineFailed("The engine's answer cannot be read.") from error
         if line.error is not None:
             raise refusal(line.error)
-        if line.usage and (details := line.usage.prompt_tokens_details):
-            self.cached_tokens = details.cached_tokens or 0
+        if line.usage:
+            self.prompt_tokens = line.usage.prompt_tokens
+            details = line.usage.prompt_tokens_details
+            self.cached_tokens = (details and details.cached_tokens) or 0
         return self._tokens(line.choices[0]) if line.choices else None
 
     def _tokens(self, choice: _Choice[Logprobs]) -> TokenChunk | None:
@@ -173,7 +180,7 @@ def refusal(problem: _Problem | str, status: int = 500) -> Refused:
     if isinstance(problem, str):
         return Refused(status, problem)
     code = problem.code if isinstance(problem.code, int) else status
-    return Refused(code, problem.message, problem.param)
+    return Refused(code, problem.message.partition(" (parameter=")[0], problem.param)
 
 
 def read_refusal(status: int, body: bytes) -> Refused:

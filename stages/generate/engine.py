@@ -8,7 +8,7 @@ from typing import Protocol
 
 from pipeline.frames import EngineFrame, Prompt
 
-PARAMETERS = {"logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
+PARAMETERS = {"logprobs": "top_logprobs", "max_tokens": "max_output_tokens", "input_tokens": "input"}
 """Those of vLLM's parameters that the protocol calls otherwise."""
 
 

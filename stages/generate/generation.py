@@ -104,7 +104,9 @@ class Generation:
         reason: Any = "cancelled" if self.end == "cancelled" else self._answer.finish_reason
         if reason not in ("stop", "length", "cancelled"):
             raise EngineFailed(f"The engine gave up on this response ({reason}).")
-        yield GenerationFinished(reason, self._answer.cached_tokens, time.monotonic() - self.started)
+        prompt_tokens = self._answer.prompt_tokens if self.prompt.images else None
+        duration = time.monotonic() - self.started
+        yield GenerationFinished(reason, self._answer.cached_tokens, duration, prompt_tokens)
 
     async def _next(self) -> TokenChunk | None:
         """The tokens that are ready, or None at the end."""
@@ -117,13 +119,15 @@ class Generation:
                 self._give_up(error)
 
     async def _read(self) -> TokenChunk | None:
-        while self._response and not self._answer.is_complete:
+        while self._response and not self._answer.is_complete and not self._answer.fault:
             data = await self._response.content.readany()
             if not data:
                 break
             if chunk := self._answer.feed(data):
                 self._has_tokens = True
                 return chunk
+        if self._answer.fault:
+            raise self._answer.fault
         if self.end in (None, "lost") and not self._has_end():
             raise aiohttp.ServerDisconnectedError
         return None

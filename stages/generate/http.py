@@ -102,11 +102,13 @@ async def start_http(
     api_key: str | None = None,
     *,
     wait: float = 600.0,
+    interval: float = CHECKING,
     endpoints: tuple[Endpoint[Any], ...] = ENDPOINTS,
 ) -> HttpEngine:
     """The vLLM servers at ``urls``, as soon as one of them answers; those that come later join it.
 
-    ``model`` is one of the names that they serve, by default the first.  Raises `UnusableServer` where none answers for
+    ``model`` is one of the names that they serve, by default the first.  They are looked at every ``interval`` seconds.
+    Raises `UnusableServer` where none answers for
     ``wait`` seconds, and where they serve nothing that can be used, or not the same.
     """
     headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
@@ -122,7 +124,7 @@ async def start_http(
         raise
     root = next(backend.root for backend in backends.healthy)
     size = VOCABULARY_SIZE if served.speaks_harmony else _ANY_ID
-    checking = asyncio.create_task(_keep_checking(backends, model, served))
+    checking = asyncio.create_task(_keep_checking(backends, model, served, interval))
     return HttpEngine(
         served.models, served.context_length, size, root, served.speaks_harmony, backends, session, checking
     )
@@ -160,13 +162,13 @@ async def _served(backend: Backend, model: str | None) -> Served | None:
     except Refused as error:
         if error.status == 429 or error.status >= 500:
             return None
-        hint = ": set PENSTOCK_ENGINE_API_KEY" if error.status == 401 else ""
+        hint = ": set PENSTOCK_ENGINE_KEY" if error.status == 401 else ""
         raise UnusableServer(f"The engine at {backend.url} refuses this server ({error}){hint}.") from error
 
 
-async def _keep_checking(backends: Backends, model: str | None, served: Served) -> None:
+async def _keep_checking(backends: Backends, model: str | None, served: Served, interval: float) -> None:
     while True:
-        await asyncio.sleep(CHECKING)
+        await asyncio.sleep(interval)
         await asyncio.gather(*(_check(backend, model, served) for backend in backends.all))
 
 
