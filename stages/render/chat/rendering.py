@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from pipeline.errors import InvalidRequest
@@ -17,6 +19,8 @@ from stages.render.chat.messages import Layout, Surroundings, lay_out, split
 from stages.render.chat.plainer import plainer
 from stages.render.chat.variables import variables
 from stages.render.chat.verbatim import spelled
+
+logger = logging.getLogger(__name__)
 
 _MARKUP = 8
 """About the tokens that a template writes around a message."""
@@ -72,8 +76,18 @@ class Rendering:
 
     def _check_functions(self, text: str) -> None:
         """Many templates know nothing of functions, and pass over them in silence."""
-        if self.functions and not any(function["function"]["name"] in text for function in self.functions):
-            raise InvalidRequest("The chat template of this model does not show it any tools.", param="tools")
+        if not self.functions or any(function["function"]["name"] in text for function in self.functions):
+            return
+        if self._around.conversation.tools.choice == "required":
+            raise InvalidRequest(
+                "The chat template of this model shows it no tools: it cannot call any.", param="tools"
+            )
+        _warn_of_hidden_tools()
+
+
+@cache
+def _warn_of_hidden_tools() -> None:
+    logger.warning("The chat template shows the model no tools: it will not call those that requests bring")
 
 
 def _silenced(messages: Sequence[ChatMessage], text: str) -> bool:

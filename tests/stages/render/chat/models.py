@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import InvalidRequest
-from pipeline.frames import Conversation, Prompt
+from pipeline.frames import Conversation, GenerationStarted, Prompt
 from pipeline.protocol.items import Item
-from stages.chat.model import ChatMessage, ChatModel, Function, Rendered
+from stages.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
 from stages.chat.names import ToolNames
 from stages.chat.vocabulary import Vocabulary
 from stages.render.chat.chat import RenderChat
@@ -41,6 +41,8 @@ STRICT = """
 {%- for message in messages -%}
     {%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}
         {{- raise_exception('Roles must alternate user/assistant/user/assistant/...') -}}
+    {%- elif message.role == 'system' -%}
+        {{- raise_exception('Instructions come first.') -}}
     {%- endif -%}
     {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
 {%- endfor -%}
@@ -102,12 +104,24 @@ class Jinja:
         return Rendered(text)
 
 
+class Unread:
+    """Nobody knows how the model thinks and calls."""
+
+    thinking = None
+
+    def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
+        """There is nothing to read."""
+        raise AssertionError
+
+    def calls(self, functions: Sequence[Function], *, parallel: bool) -> None:
+        """There are no marks of calls."""
+
+
 def chat_model(template: str = OWN, **settings: Any) -> ChatModel:
     """A model with this template; nothing reads what it writes."""
     words = vocabulary()
     ends = (words.marks["<|im_end|>"], words.marks["<|endoftext|>"])
-    parsers: Any = None
-    return ChatModel(words, Jinja(template), parsers, ends, settings.pop("variables", {}), **settings)
+    return ChatModel(words, Jinja(template), Unread(), ends, settings.pop("variables", {}), **settings)
 
 
 async def prompt(
