@@ -28,9 +28,6 @@ from stages.render.chat.tags import Format, Tags, Undescribed, lead, of_calls, s
 from stages.render.constraint import Unenforceable, grammar_problem, json_body, regex_body, schema_problem
 from stages.render.grammar import MOST_CALLS, is_bound
 
-WARM_UP = 'start: %json {"type": "object"}\n'
-"""The smallest grammar there is: an engine's first one takes seconds, whatever it says."""
-
 _TAIL = 64
 """Tokens at the end of a prompt that tell whether a thought is open."""
 

@@ -69,7 +69,7 @@ class Tags:
 
     def _regex(self, pattern: str) -> list[Part]:
         """Text that matches; a mark that it is to end with is that mark."""
-        for text in self._rules.marks:
+        for text in filter(self._rules.is_mark, self._rules.marks):
             if pattern.endswith(spelled := escaped(text)):
                 return [*self._regex(pattern.removesuffix(spelled)), *self._rules.literal(text)]
         return [self._rules.body(regex_body(pattern))] if pattern else []

@@ -81,7 +81,9 @@ def accepted(chat: ChatModel, rules: str, turn: str) -> str:
     token_ids, count = chat.vocabulary.encode(turn), 0
     while count < len(token_ids) and started.consume_token(token_ids[count]):
         count += 1
-    return chat.vocabulary.decode(token_ids[:count]) + ("" if started.is_stopped() else "...")
+    return chat.vocabulary.decode(token_ids[:count]) + (
+        "" if started.is_stopped() and not started.is_error() else "..."
+    )
 
 
 @cache
