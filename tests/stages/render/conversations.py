@@ -18,6 +18,7 @@ from pipeline.protocol.items import (
     CustomToolCallOutput,
     FunctionCall,
     FunctionCallOutput,
+    InputPart,
     InputText,
     Item,
     ItemStatus,
@@ -108,7 +109,7 @@ def call(
     return FunctionCall(f"fc_{next(_numbers)}", call_id, name, arguments, status, namespace)
 
 
-def output(text: str | tuple[InputText, ...], call_id: str = "call_1") -> FunctionCallOutput:
+def output(text: str | tuple[InputPart, ...], call_id: str = "call_1") -> FunctionCallOutput:
     """What the function call returned."""
     return FunctionCallOutput(id=f"fco_{next(_numbers)}", call_id=call_id, output=text, status="completed")
 

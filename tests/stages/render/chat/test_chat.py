@@ -63,7 +63,7 @@ async def test_variables_come_from_the_operator_the_effort_and_the_request() -> 
 async def test_what_is_the_servers_to_say_cannot_be_a_variable(name: str) -> None:
     """It would change more than the template."""
     with pytest.raises(InvalidRequest) as refused:
-        await prompt(with_template(conversation(HELLO), **{name: []}))
+        await prompt(msgspec.structs.replace(conversation(HELLO), template=TemplateOptions(None, {name: []})))
     assert refused.value.param == "chat_template_kwargs"
     assert name in refused.value.message
 

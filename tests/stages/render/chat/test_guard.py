@@ -40,7 +40,8 @@ def only_text(token_ids: list[int]) -> bool:
 def test_no_text_becomes_a_mark(text: str) -> None:
     """A guarded text says the same in tokens that are no marks."""
     guard = Guard(vocabulary(), text)
-    token_ids = [*spelled(*guard.guarded(), (), guard.cut, vocabulary())]
+    (guarded,) = guard.guarded()
+    token_ids = [*spelled(guarded, (), guard.cut, vocabulary())]
     assert only_text(token_ids)
     assert vocabulary().decode(token_ids) == text
 

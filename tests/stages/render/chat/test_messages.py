@@ -24,7 +24,7 @@ from pipeline.protocol.items import (
     Reasoning,
     Refusal,
 )
-from pipeline.protocol.tools import CustomTool
+from pipeline.protocol.tools import CustomTool, Tool
 from tests.stages.render.chat.models import laid_out, told, written
 from tests.stages.render.conversations import (
     approval,
@@ -46,7 +46,7 @@ from tests.stages.render.conversations import (
 
 ASKED = message("user", "How warm is it?")
 USER = {"role": "user", "content": "How warm is it?"}
-TOOLS = [function("get_weather"), CustomTool("sql"), function("ask", namespace="docs")]
+TOOLS: list[Tool] = [function("get_weather"), CustomTool("sql"), function("ask", namespace="docs")]
 
 
 def turns(*items: Item, **more: Any) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ def tool(text: str, name: str = "get_weather", call_id: str = "call_1") -> dict[
 
 def test_v12_history_with_calls_and_reasoning_is_not_lost() -> None:
     """What came before is all there: thoughts, calls, results, texts."""
-    history = [
+    history: list[Item] = [
         ASKED,
         reasoning("I look it up."),
         call("get_weather", '{"city": "Oslo"}'),

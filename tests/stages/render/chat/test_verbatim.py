@@ -45,14 +45,14 @@ def within(token_ids: TokenIds, start: str) -> TokenIds:
 
 async def test_a_prompt_begins_with_the_one_before_and_what_came_of_it() -> None:
     """Through a loop of calls nothing is spelled anew, though the engine spelled in its own way."""
-    asked = [message("user", "How warm is it in Oslo?")]
+    asked: list[Item] = [message("user", "How warm is it in Oslo?")]
     thought, called = reasoning("I look."), call("get_weather", '{"city": "Oslo"}')
     first = "<think>\nI look.\n</think>\n\n"
     second = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call><|im_end|>'
     again, answer = reasoning("Warm."), message("assistant", "It is warm.")
     third, fourth = "<think>\nWarm.\n</think>\n\n", "It is warm.<|im_end|>"
     before = await prompt(conversation(*asked, tools=TOOLS))
-    loop = [*asked, thought, called, output("18")]
+    loop: list[Item] = [*asked, thought, called, output("18")]
     between = await prompt(known(conversation(*loop, tools=TOOLS), (thought, first), (called, second)))
     assert letters(first + second) != tuple(vocabulary().encode(first + second))
     assert between.token_ids[: len(before.token_ids)] == before.token_ids
