@@ -31,7 +31,7 @@ from pipeline.logs import FORMAT, name_response
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.tools import HOSTED
-from stages.chat.load import ChatModelsNeedVllm, WrongChatOptions, load_chat_model, read_config
+from stages.chat.load import ChatModelsNeedVllm, ChatOptions, WrongChatOptions, load_chat_model, read_config
 from stages.chat.model import ChatModel
 from stages.converse.browser.backends import backend_of
 from stages.converse.browser.host import BrowserHost
@@ -189,6 +189,8 @@ def assembled(
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """The pipeline, as the settings want it."""
     engine, chat = running.engine, running.chat
+    if chat is None and settings.chat != ChatOptions():
+        logger.warning("The model speaks Harmony: parsers and templates are for others")
     limits = Limits(call_seconds=settings.tool_timeout, turns=settings.max_turns)
     if chat is None:
         pipeline = harmony_responses(engine.models, engine, load_encoding(), live, tools, limits)

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import re
 import sqlite3
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing, nullcontext, suppress
 from pathlib import Path
@@ -15,16 +16,22 @@ from pydantic_settings import CliApp
 
 from api.settings import Settings
 from pipeline.logs import name_response
-from server import Started, assembled, database, log_to_stderr, serve, toolbox
+from server import Started, assembled, database, drawn, log_to_stderr, main, over_http, serve, toolbox
+from stages.chat.load import ChatOptions
 from stages.converse.mcp.host import McpHost
 from stages.converse.tools import Toolbox
 from stages.generate.scripted import ScriptedEngine
+from stages.guard import AllowedNetworks
 from stages.normalize.normalize import Normalize
+from stages.parse.chat.parse import ParseChat
 from stages.persist.database import Nowhere
 from stages.persist.live import LiveResponses
 from stages.persist.postgres import PostgresDatabase
 from stages.persist.sqlite import SqliteDatabase
 from stages.persist.store import Store
+from stages.render.chat.chat import RenderChat
+from tests.chat_models import TINY_QWEN, chat_model
+from tests.fake_vllm import FakeVllm, fakes
 from tests.processes import free_port
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
@@ -205,3 +212,85 @@ async def test_a_server_that_finds_its_port_taken_harms_nobody(tmp_path: Path) -
     early.cancel()
     with suppress(asyncio.CancelledError):
         await early
+
+
+# Models and engines
+
+
+def test_a_chat_model_gets_stages_of_its_own() -> None:
+    """Two stages differ, and images are fetched under the rule of the settings."""
+    live = LiveResponses(Store(Nowhere()))
+    settings, running = chosen(allow_address=["10.0.0.0/8"]), Started(ScriptedEngine(), chat_model())
+    turn = {step.name: step.stage for step in assembled(settings, running, live, Toolbox()).inner("converse").steps}
+    assert isinstance(render := turn["render"], RenderChat)
+    assert isinstance(turn["parse"], ParseChat)
+    assert render.images._allowed == AllowedNetworks.parse(["10.0.0.0/8"])
+
+
+def test_options_of_chat_models_are_spelled_as_vllm_spells_them() -> None:
+    """They are penstock's, and do not go on to the engine."""
+    arguments = ["tiny", "--reasoning-parser", "qwen3", "--tool-call-parser=none", "--chat-template", "a.jinja"]
+    arguments += ["--chat-template-content-format", "string", "--trust-request-chat-template"]
+    arguments += ["--default-chat-template-kwargs", '{"enable_thinking": false}']
+    settings = CliApp.run(Settings, cli_args=arguments)
+    assert settings.chat == ChatOptions("qwen3", "none", "a.jinja", "string", {"enable_thinking": False}, True)
+    assert settings.engine_arguments == []
+
+
+def test_engines_elsewhere_are_named_by_their_urls() -> None:
+    """As often as there are replicas; the model is then what they serve."""
+    settings = CliApp.run(Settings, cli_args=["--engine", "http://a:8001", "--engine", "https://b/vllm"])
+    assert (settings.engine, settings.model) == (["http://a:8001", "https://b/vllm"], None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--engine", "http://a:8001", "--max-model-len", "8192"], "--max-model-len is for an engine in this process"),
+        (["--engine", "a:8001"], "a:8001 does not begin with http"),
+        (["--engine", "http://key@a:8001"], "begin with http:// or https://, or names no host"),
+    ],
+)
+def test_engines_that_make_no_sense_are_refused(arguments: list[str], told: str) -> None:
+    """The command says what is wrong before it asks anybody."""
+    with pytest.raises(ValidationError, match=re.escape(told)):
+        CliApp.run(Settings, cli_args=arguments)
+
+
+@pytest.mark.parametrize("option", ["--engine-key", "--engine-key=secret"])
+def test_a_key_of_an_engine_in_the_command_line_is_refused(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process of the machine could read it."""
+    monkeypatch.setattr("sys.argv", ["penstock", "serve", option])
+    with pytest.raises(SystemExit, match="PENSTOCK_ENGINE_KEY"):
+        main()
+
+
+def test_a_machine_without_vllm_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is missing: the start ends with a message."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.setattr("sys.argv", ["penstock", "serve", "tiny"])
+    with pytest.raises(SystemExit, match="install vllm, or name an engine elsewhere with --engine"):
+        main()
+
+
+async def test_an_engine_elsewhere_says_what_its_model_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is Harmony, no vLLM is needed here."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    engine = FakeVllm()
+    async with fakes(engine):
+        told, _, flow = (await drawn(chosen(engine=[engine.url]))).partition("\n\n")
+    assert told == f"tiny speaks Harmony, and runs on vLLM at {engine.url}."
+    assert flow in README
+
+
+@pytest.mark.parametrize("model", [str(TINY_QWEN), None])
+async def test_a_chat_model_elsewhere_is_read_here(model: str | None) -> None:
+    """Its template and parsers come from the folder or the id that MODEL names, or that the engine has."""
+    chat_model()  # vLLM's imports warn
+    engine = FakeVllm(markers=[1, 2, 3], root="/nowhere" if model else str(TINY_QWEN))
+    async with fakes(engine):
+        settings = chosen(engine=[engine.url], model=model)
+        async with over_http(settings) as running:
+            assert running.chat is not None
+            assert running.chat.parsers.thinking == ("<think>", "</think>")
+        assert "has a chat template" in await drawn(settings)
