@@ -22,7 +22,7 @@ from pydantic_settings import CliApp
 
 from api.settings import Settings
 from pipeline.frames import Prompt
-from server import log_to_stderr, serve
+from server import Started, log_to_stderr, serve
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import load_encoding
 from tests.api.scripts import COUNT, HELLO
@@ -105,10 +105,11 @@ def main() -> None:
     """Serve a script."""
     settings = CliApp.run(Settings, cli_args=sys.argv[1:])
     log_to_stderr(settings.log_level)
-    text, latency = SCRIPTS[settings.model]
+    model = settings.model or ""
+    text, latency = SCRIPTS[model]
     script = Script(load_encoding().encode_markup(text), latency=latency)
-    engine = ScriptedEngine(script, models=(settings.model,), prompts=Unheard())
-    uvloop.run(serve(settings, lambda _: nullcontext(engine)))
+    engine = ScriptedEngine(script, models=(model,), prompts=Unheard())
+    uvloop.run(serve(settings, lambda _: nullcontext(Started(engine))))
 
 
 if __name__ == "__main__":
