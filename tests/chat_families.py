@@ -115,8 +115,9 @@ class Ending:
         source: str | None = None,
         continues: bool = False,
     ) -> Rendered:
-        """The latest text, and the end."""
-        return Rendered(f"{messages[-1]['content']}\n{self.text}")
+        """The latest text, the names of the functions, and the end."""
+        names = [function["function"]["name"] for function in functions]
+        return Rendered(f"{messages[-1]['content']}\n{', '.join(names)}\n{self.text}")
 
 
 @cache
