@@ -92,6 +92,11 @@ class OutputParser(Protocol):
         """Whether all that it was fed has come out."""
         ...
 
+    @property
+    def has_called(self) -> bool:
+        """Whether the arguments of the latest call are whole."""
+        ...
+
     def feed(self, token: int, text: str) -> Sequence[Piece]:
         """Take one token and the text that it completes, give what became clear by it."""
         ...
