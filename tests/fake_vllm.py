@@ -190,6 +190,8 @@ class FakeVllm:
                 await response.write(_line({"error": self.words}) + b"data: [DONE]\n\n")
             case "abort":
                 await response.write(spell(self, [], None, "abort") + b"data: [DONE]\n\n")
+            case "" | "ends":
+                pass
         return response
 
     def _usage(self, told: int) -> bytes:
@@ -264,7 +266,7 @@ def _completed(_: FakeVllm, tokens: list[int], top: int | None, reason: str | No
                 {f"token_id:{other}": value for other, value in _ranked(token, top)[: top + 1]} for token in tokens
             ],
         }
-    choice = {"index": 0, "text": "", "logprobs": told, "finish_reason": reason, "stop_reason": None}
+    choice: dict[str, Any] = {"index": 0, "text": "", "logprobs": told, "finish_reason": reason, "stop_reason": None}
     choice |= {"prompt_token_ids": [1] * 9, "token_ids": tokens}
     return _line({"id": "x", "object": "text_completion", "created": 1, "model": "tiny", "choices": [choice]})
 

@@ -9,6 +9,7 @@ import asyncio
 import json
 import sys
 
+from pipeline.protocol.events import TerminalEvent
 from pipeline.protocol.items import Message
 from pipeline.protocol.reading import read_request
 from pipeline.record import replay
@@ -31,7 +32,7 @@ async def main() -> None:
         request = await read_request(json.dumps({"model": "tiny", "input": "Hi"}).encode())
         async with pipeline.open(replay([request])) as events:
             *_, last = [event async for event in events]
-    assert last.type == "response.completed"
+    assert isinstance(last, TerminalEvent)
     message = last.response.output[-1]
     assert isinstance(message, Message)
     sys.stdout.write(json.dumps(message.text))

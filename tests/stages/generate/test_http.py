@@ -341,7 +341,7 @@ async def test_what_has_ended_cannot_be_cancelled() -> None:
 
 async def test_stopping_ends_what_runs() -> None:
     """Every generation that runs fails at once, what is being accepted is refused, and nothing new begins."""
-    running, waiting = FakeVllm(endless=True, latency=0.01), FakeVllm(is_silent=False)
+    running, waiting = FakeVllm(endless=True, latency=0.01), FakeVllm(endless=True, latency=0.01)
     async with engine_over(running, waiting) as engine:
         tasks = [asyncio.create_task(generate(engine, prompt(max_tokens=10**6, id="resp_1")))]
         await until(lambda: running.running + waiting.running)
@@ -350,7 +350,7 @@ async def test_stopping_ends_what_runs() -> None:
         await asyncio.sleep(0.1)
         await engine.stop()
         ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
-        assert sorted(type(end).__name__ for end in ends[1:]) == ["ServerStopping"] * 2
+        assert [type(end) for end in ends] == [EngineFailed, ServerStopping, ServerStopping]
         with pytest.raises(ServerStopping):
             await generate(engine, prompt())
         await until(lambda: running.running == 0)
