@@ -235,7 +235,7 @@ def _ranked(token: int, top: int) -> list[tuple[int, float]]:
 
 
 def _generated(_: FakeVllm, tokens: list[int], top: int | None, reason: str | None = None) -> bytes:
-    told = None
+    told: dict[str, Any] | None = None
     if top is not None:
         content = [
             {
@@ -250,13 +250,19 @@ def _generated(_: FakeVllm, tokens: list[int], top: int | None, reason: str | No
             for token in tokens
         ]
         told = {"content": content}
-    choice = {"index": 0, "finish_reason": reason, "stop_reason": None, "token_ids": tokens, "routed_experts": None}
+    choice: dict[str, Any] = {
+        "index": 0,
+        "finish_reason": reason,
+        "stop_reason": None,
+        "token_ids": tokens,
+        "routed_experts": None,
+    }
     choice |= {"sampling_mask": None, "weight_versions": None, "logprobs": told}
     return _line({"request_id": "x", "usage": None, "output_mode": "tokens", "choices": [choice]})
 
 
 def _completed(_: FakeVllm, tokens: list[int], top: int | None, reason: str | None = None) -> bytes:
-    told = None
+    told: dict[str, Any] | None = None
     if top is not None:
         told = {
             "text_offset": [0] * len(tokens),
