@@ -213,7 +213,7 @@ async def test_a_redirect_is_judged(seeing: Seeing) -> None:
 
 async def test_images_that_the_engine_cannot_take_are_the_clients_mistake(seeing: Seeing) -> None:
     """Too many, broken, or too long once they are read: each is a 400 that says so, and the engine goes on."""
-    with pytest.raises(InvalidPrompt, match=f"At most {MOST_IMAGES}") as many:
+    with pytest.raises(InvalidRequest, match=f"At most {MOST_IMAGES}") as many:
         await seeing.answer(text(), *[image()] * (MOST_IMAGES + 1))
     with pytest.raises(InvalidPrompt, match="Image 2 cannot be read") as broken:
         await seeing.answer(text(), image(), image(data_url(png(width=99, height=99)[:-30])))
