@@ -25,7 +25,7 @@ from stages.chat.names import ToolNames, text_argument
 from stages.render.answers import STRUCTURAL_TAG, Answer, answer, unenforceable
 from stages.render.chat.rules import SPACE, Free, Mark, Part, Rules, Words
 from stages.render.chat.tags import Format, Tags, Undescribed, lead, of_calls, structural_tag, without
-from stages.render.constraint import Unenforceable, grammar_problem, json_body, regex_body, schema_problem
+from stages.render.constraint import Unenforceable, grammar_problem, json_body, lark_body, regex_body, schema_problem
 from stages.render.grammar import MOST_CALLS, is_bound
 
 _TAIL = 64
@@ -44,8 +44,8 @@ def grammar(
 ) -> tuple[str | None, CallSyntax]:
     """The grammar of the next turn, None where there is nothing to enforce; and how the model writes calls by it.
 
-    ``functions`` are all that the prompt shows.  Raises `InvalidRequest` for what cannot be enforced: a custom tool's
-    Lark grammar, for one, since its text is an argument within JSON.
+    ``functions`` are all that the prompt shows.  A custom tool's Lark grammar is told to the model with the tool, and
+    not enforced: its text is an argument within JSON.  Raises `InvalidRequest` for what cannot be enforced.
     """
     tools, structured = conversation.tools, conversation.structured
     asked = answer(conversation.response.text.get("format") or {}, structured)
@@ -218,10 +218,12 @@ def _schema(tool: Tool) -> Mapping[str, Any] | None:
 
 
 def _pattern(tool: CustomTool) -> Mapping[str, str]:
+    """The regular expression that its text is held to; a Lark grammar is only looked at."""
     if tool.grammar is None:
         return {}
     if tool.grammar.syntax == "lark":
-        raise Unenforceable("this model writes its input within JSON, where only a regular expression can be enforced")
+        lark_body(tool.grammar.definition)
+        return {}
     regex_body(tool.grammar.definition)
     return {"pattern": f"^(?:{tool.grammar.definition})$"}
 

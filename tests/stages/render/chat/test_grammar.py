@@ -260,12 +260,12 @@ def test_row35_a_structural_tag_is_about_the_whole_turn(as_text: bool) -> None:
 
 # What is wrong
 
-LARK = CustomTool("patch", None, Grammar("lark", 'start: "a"'))
+LARK = CustomTool("patch", None, Grammar("lark", 'start: "a'))
 BAD_SCHEMA = {"type": "object", "properties": {"x": {"type": "strange"}}}
 WRONG = {
     "a schema": ({"text_format": FORMAT | {"schema": BAD_SCHEMA}}, "text.format.schema"),
     "a tool's schema": ({"tools": choice("auto", (FunctionTool("f", None, BAD_SCHEMA, strict=True),))}, "tools"),
-    "a tool's Lark grammar": ({"tools": choice("auto", (LARK,))}, "tools"),
+    "a tool's Lark grammar that is none": ({"tools": choice("auto", (LARK,))}, "tools"),
     "a regular expression": ({"structured": {"regex": "(?=a)"}}, "structured_outputs.regex"),
     "a long repetition": ({"structured": {"regex": "a{100000}"}}, "structured_outputs.regex"),
     "a grammar": ({"structured": {"grammar": 'start: "a" <[5]>'}}, "structured_outputs.grammar"),
