@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pipeline.frames import ChatTurn, GenerationStarted
 from stages.chat.model import Function, OutputParser
@@ -88,9 +88,8 @@ class VllmParsers:
         parser = self._parser(names, chat.variables, request)
         if parser:
             request = parser.adjust_request(request)
-        renew = (
-            partial(self._parser, (None, names[1]), chat.variables, request) if names[1] in _ENDS_WITH_CALLS else None
-        )
+        anew = partial(self._parser, (None, names[1]), chat.variables, request)
+        renew = anew if names[1] in _ENDS_WITH_CALLS else None
         return ParsedOutput(parser, request, turn.prompt, self._known(names, parser), syntax, renew)
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
@@ -125,16 +124,21 @@ class VllmParsers:
         tools = request.tools if request else []
         return parser(self._tokenizer, tools, chat_template_kwargs=dict(variables), model_config=self._model_config)
 
-    def _request(self, tool_call_parser: str | None, functions: Sequence[Function], choice: str = "auto") -> Any:
+    def _request(
+        self, tool_call_parser: str | None, functions: Sequence[Function], choice: Literal["auto", "required"] = "auto"
+    ) -> Any:
         """What parsers know of the request."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
-        named: dict[str, Any] = {"tools": functions, "tool_choice": choice} if functions else {}
+        request: ChatCompletionRequest | ResponsesRequest
         if tool_call_parser in _NESTED_TOOLS:
-            return ChatCompletionRequest(model="", messages=[], **named)
-        flat = [{"strict": None, **function["function"], "type": "function"} for function in functions]
-        return ResponsesRequest(model="", input="", **({**named, "tools": flat} if functions else {}))
+            request = ChatCompletionRequest(model="", messages=[], tools=functions or None)
+        else:
+            flat = [{"strict": None, **function["function"], "type": "function"} for function in functions]
+            request = ResponsesRequest(model="", input="", tools=flat)
+        request.tool_choice = choice  # without tools it would be none, and calls of them would be text
+        return request
 
     def _known(self, names: _Names, parser: Parser | None) -> Traits:
         if names not in self._traits:
