@@ -357,7 +357,8 @@ class ItemClosed(_Frame, frozen=True):
 
     ``repairs`` names what was wrong with the model's markup, for logs and metrics; the item is whole all the same.
     ``token_ids`` are all that the engine wrote for it, markup included; none where the item was repaired or cut, so
-    that whoever reads it again reads it in good order.
+    that whoever reads it again reads it in good order.  Of a chat model those of a turn's items, one after the other,
+    are all that it generated; which of two items has what stands between them is not settled.
     """
 
     complete: bool

@@ -32,6 +32,7 @@ from pipeline.record import read_frames, replay
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import TEXT_TOKENS, load_encoding
 from stages.responses import recorded_responses
+from tests.bench.chat import chat_figures
 from tests.bench.log import log_figures
 from tests.bench.serving import serving_figures
 from tests.bench.store import store_figures
@@ -222,6 +223,7 @@ def main() -> None:
     gc.freeze()  # as the server does once it is up
     uvloop.run(token_table())
     uvloop.run(variant_table())
+    print(f"\n{uvloop.run(chat_figures())}")
     print(f"\n{log_figures()}\n")
     print(uvloop.run(validation_figures()))
     print()
