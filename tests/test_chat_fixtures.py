@@ -208,13 +208,21 @@ async def test_a_turn_ends_wherever_it_is_cut(folder: Path) -> None:
         check_cut(items_of(frames), whole)
 
 
+HALF_A_MARK = re.compile(r"[<\[{][^>\]]*")
+"""What would have become a mark is text, where nothing follows."""
+
+
 def check_cut(items: list[Told], whole: list[Told]) -> None:
     """All items but the last are those of the whole turn, and the last is the beginning of the next one of them."""
-    assert items[:-1] == whole[: len(items) - 1]
-    if items:
-        last, meant = items[-1], whole[len(items) - 1]
-        assert (last.kind, last.name) == (meant.kind, meant.name)
-        assert meant.text.startswith(last.text.rstrip())  # what may come behind white space, nobody knows
+    if not items:
+        return
+    *ended, last = items
+    assert ended == whole[: len(ended)]
+    if last.kind == "message" and HALF_A_MARK.fullmatch(last.text):
+        return
+    meant = whole[len(ended)]
+    assert (last.kind, last.name) == (meant.kind, meant.name)
+    assert meant.text.startswith(last.text.rstrip())  # what may come behind white space, nobody knows
 
 
 # Recordings
