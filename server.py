@@ -46,7 +46,7 @@ from stages.converse.tools import Host, Toolbox
 from stages.generate.engine import Engine
 from stages.generate.http import start_http
 from stages.generate.scripted import ScriptedEngine
-from stages.generate.vllm import ANYTHING, NoVllm, UnknownModel, VllmPlan, plan_vllm
+from stages.generate.vllm import ANYTHING, NoVllm, UnknownModel, VllmPlan, plan_vllm, speaks_harmony
 from stages.guard import AllowedNetworks
 from stages.harmony import ClobberedInstall, load_encoding
 from stages.log import log_outputs
@@ -125,12 +125,15 @@ async def over_http(settings: Settings) -> AsyncGenerator[Started, None]:
     key = settings.engine_key.get_secret_value() if settings.engine_key else None
     engine = await start_http(settings.engine, api_key=key)
     try:
-        if engine.speaks_harmony:
-            yield Started(engine)
-        else:
-            yield Started(engine, load_chat_model(read_config(settings.model or engine.root), settings.chat))
+        yield Started(engine, None if engine.speaks_harmony else elsewhere(settings, engine.root))
     finally:
         await engine.close()
+
+
+def elsewhere(settings: Settings, root: str) -> ChatModel | None:
+    """How to talk to a model that engines elsewhere have as ``root``, and that may be a gpt-oss all the same."""
+    config = read_config(settings.model or root)
+    return None if speaks_harmony(config) else load_chat_model(config, settings.chat)
 
 
 async def serve(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import sqlite3
@@ -294,3 +295,13 @@ async def test_a_chat_model_elsewhere_is_read_here(model: str | None) -> None:
             assert running.chat is not None
             assert running.chat.parsers.thinking == ("<think>", "</think>")
         assert "has a chat template" in await drawn(settings)
+
+
+async def test_a_gpt_oss_elsewhere_without_a_tokenizer_speaks_harmony(tmp_path: Path) -> None:
+    """An engine that cannot be asked for its markers says by its model's config what it is."""
+    chat_model()  # vLLM's imports warn
+    config = {"architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "gpt_oss"}))
+    engine = FakeVllm(markers=None, root=str(tmp_path))
+    async with fakes(engine), over_http(chosen(engine=[engine.url])) as running:
+        assert running.chat is None

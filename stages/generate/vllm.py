@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.errors import ContextTooLong, EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
 from pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
 from pipeline.protocol.body import shortened
+from stages.generate.engine import PARAMETERS
 from stages.generate.workers import mark_workers
 
 if TYPE_CHECKING:
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import RequestOutputCollector
-
-
-_PARAMETERS = {"logprobs": "top_logprobs", "max_tokens": "max_output_tokens"}
-"""Those of vLLM's parameters that the protocol calls otherwise."""
 
 
 ANYTHING = r"start: /(.|\n)*/"
@@ -277,7 +274,7 @@ def _refusals(context_length: int) -> Iterator[None]:
     except VLLMValidationError as error:
         if error.parameter == "input_tokens":  # it counts images as what they are to the model
             raise ContextTooLong(error.value, context_length) from error
-        param = error.parameter and _PARAMETERS.get(error.parameter, error.parameter)
+        param = error.parameter and PARAMETERS.get(error.parameter, error.parameter)
         raise InvalidPrompt(error.args[0], param=param) from error
     except (VLLMClientError, ValueError) as error:
         raise InvalidPrompt(str(error)) from error
@@ -307,8 +304,8 @@ class VllmPlan:
 
     @property
     def speaks_harmony(self) -> bool:
-        """Whether the model is a gpt-oss; all others have a chat template."""
-        return bool(self.config.model_config.hf_config.model_type == "gpt_oss")
+        """Whether the model does."""
+        return speaks_harmony(self.config)
 
     def start(self) -> VllmEngine:
         """Load the model, which takes from ten seconds to minutes; call it in the event loop."""
@@ -325,6 +322,11 @@ class VllmPlan:
         }
         model = llm.model_config
         return VllmEngine(llm, (*names, *adapters), model.max_model_len, model.get_vocab_size(), adapters)
+
+
+def speaks_harmony(config: VllmConfig) -> bool:
+    """Whether the model of ``config`` is a gpt-oss; all others have a chat template."""
+    return bool(config.model_config.hf_config.model_type == "gpt_oss")
 
 
 def plan_vllm(model: str, arguments: Sequence[str]) -> VllmPlan:
