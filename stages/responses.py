@@ -53,7 +53,13 @@ def chat_responses(
 ) -> Pipeline[CreateResponse, ResponseEvent]:
     """Responses of a model with a chat template."""
     normalize = Normalize(
-        live.store, models, toolbox.kinds, toolbox.mcp.labels, sees_images=chat.sees_images, has_template=True
+        live.store,
+        models,
+        toolbox.kinds,
+        toolbox.mcp.labels,
+        sees_images=chat.sees_images,
+        has_template=True,
+        advised=chat.sampling,
     )
     turn = _turn(RenderChat(chat, engine.context_length), engine, ParseChat(chat))
     return _responses(normalize, Converse(turn, toolbox, limits), live)

@@ -6,7 +6,7 @@ The parts that stand behind these protocols are vLLM's: see `stages.chat.templat
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from pipeline.frames import GenerationStarted, TokenIds
@@ -136,6 +136,8 @@ class ChatModel:
     stop_token_ids: TokenIds
     variables: Mapping[str, Any]
     """Variables of the template that the operator set."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """What the makers of the model advise of sampling, in vLLM's terms."""
     sees_images: bool = False
     trusts_templates: bool = False
     """Whether a request may bring a template of its own."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
@@ -87,6 +87,8 @@ class Normalize:
     """Whether the model reads images."""
     has_template: bool = False
     """Whether the model has a chat template, and so does not speak Harmony."""
+    advised: Mapping[str, float] = field(default_factory=dict)
+    """What the makers of the model advise of sampling: ``temperature`` and the like, where a request says nothing."""
     salt_caches: bool = False
     """Whether ``prompt_cache_key`` keeps prefix caches apart where no ``cache_salt`` does."""
 
@@ -113,7 +115,7 @@ class Normalize:
             raise InvalidRequest("A request that continues nothing needs an input.", param="input")
         await reader.check_calls((*past.items, *before), items, pace)
         await check_images(past.items, items, pace)
-        tools, sampling = await offer.toolset(request, pace), _sampling(request)
+        tools, sampling = await offer.toolset(request, pace), _sampling(request, self.advised)
         return Conversation(
             response=_response(request, offer, sampling, f"resp_{suffix}", int(now), model),
             history=past.items,
@@ -228,18 +230,18 @@ def _refuse_contradictions(request: CreateResponse) -> None:
         raise InvalidRequest("text.format and structured_outputs exclude each other.", param="structured_outputs")
 
 
-def _sampling(request: CreateResponse) -> Sampling:
+def _sampling(request: CreateResponse, advised: Mapping[str, float]) -> Sampling:
     stop = request.stop or ()
     asks_logprobs = bool(request.top_logprobs) or LOGPROBS in (request.include or ())
     return Sampling(
-        temperature=_or(request.temperature, 1.0),
-        top_p=_or(request.top_p, 1.0),
+        temperature=_or(request.temperature, advised.get("temperature", 1.0)),
+        top_p=_or(request.top_p, advised.get("top_p", 1.0)),
         max_tokens=request.max_output_tokens,
-        top_k=max(0, _or(request.top_k, 0)),  # vLLM's older way to say 0 is -1
-        min_p=_or(request.min_p, 0.0),
-        presence_penalty=_or(request.presence_penalty, 0.0),
-        frequency_penalty=_or(request.frequency_penalty, 0.0),
-        repetition_penalty=_or(request.repetition_penalty, 1.0),
+        top_k=max(0, _or(request.top_k, int(advised.get("top_k", 0)))),  # vLLM's older way to say 0 is -1
+        min_p=_or(request.min_p, advised.get("min_p", 0.0)),
+        presence_penalty=_or(request.presence_penalty, advised.get("presence_penalty", 0.0)),
+        frequency_penalty=_or(request.frequency_penalty, advised.get("frequency_penalty", 0.0)),
+        repetition_penalty=_or(request.repetition_penalty, advised.get("repetition_penalty", 1.0)),
         seed=request.seed,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
         logprobs=_or(request.top_logprobs, 0) if asks_logprobs else None,

@@ -38,6 +38,15 @@ def test_a_model_is_loaded_without_its_weights(tmp_path: Path) -> None:
     assert not model.sees_images
 
 
+def test_a_model_says_how_it_is_best_sampled(tmp_path: Path) -> None:
+    """Its generation config is what a request gets that says nothing of it."""
+    assert chat_model().sampling == {}
+    folder = without_weights(tmp_path)
+    advice = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    (folder / "generation_config.json").write_text(json.dumps(advice))
+    assert chat_model(folder).sampling == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+
+
 def test_the_log_says_which_parsers_were_taken_and_why(caplog: pytest.LogCaptureFixture) -> None:
     """An operator who named none reads which they are."""
     with caplog.at_level(logging.INFO, LOG):

@@ -161,6 +161,16 @@ async def test_sampling_is_as_asked(store: Store, said: dict[str, Any], sampling
     assert (await normalized(store, input="Hi", **said)).sampling == Sampling(**expected)
 
 
+async def test_what_the_makers_advise_counts_where_a_request_says_nothing(store: Store) -> None:
+    """The response says what was taken."""
+    stage = Normalize(store, (MODEL,), advised={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.5})
+    request = await read_request(json.dumps({"input": "Hi", "top_k": 0}).encode())
+    async with aclosing(stage(replay([request]))) as conversations:
+        conversation = await anext(conversations)
+    assert conversation.sampling == Sampling(0.6, 1.0, top_k=0, repetition_penalty=1.5)
+    assert (conversation.response.temperature, conversation.response.top_p) == (0.6, 1.0)
+
+
 @pytest.mark.parametrize(
     ("salted", "said", "salt"),
     [
