@@ -227,9 +227,12 @@ class ReasoningOpened(_Frame, frozen=True):
 
 
 class MessageOpened(_Frame, frozen=True):
-    """The model begins to speak to the user."""
+    """The model begins to speak to the user.
 
-    phase: Phase
+    ``phase`` is None where nobody can know yet whether this is the answer.
+    """
+
+    phase: Phase | None = None
 
 
 class RefusalOpened(_Frame, frozen=True):

@@ -97,7 +97,7 @@ def reasoning(*texts: str, complete: bool = True) -> Frames:
     return item(ReasoningOpened(), *texts, complete=complete)
 
 
-def message(*pieces: Piece, phase: Phase = "final_answer", complete: bool = True) -> Frames:
+def message(*pieces: Piece, phase: Phase | None = "final_answer", complete: bool = True) -> Frames:
     """Some words to the user."""
     return item(MessageOpened(phase), *pieces, complete=complete)
 

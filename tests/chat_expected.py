@@ -86,10 +86,7 @@ EXPECTED: Mapping[str, tuple[Told, ...]] = {
     ),
     "broken_arguments": (THOUGHT, weather('{"city": Paris}')),
     "undeclared_tool": (THOUGHT, Told("call", '{"city": "Paris"}', "get_wether")),
-    "call_unasked": (
-        THOUGHT,
-        message('<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'),
-    ),
+    "call_unasked": (THOUGHT, PARIS),
     "python_tag": (PARIS,),
     "json_answer": (message('{"city": "Paris"}'),),
 }

@@ -82,7 +82,7 @@ def _forms(draw: st.DrawFn) -> Frames:
 def _messages(alternatives: int | None) -> st.SearchStrategy[Frames]:
     """Messages; ``alternatives`` is the number of them beside each token, None without logprobs."""
     deltas = _text if alternatives is None else _text.map(lambda text: spelled(text, alternatives))
-    phases: st.SearchStrategy[Phase] = st.sampled_from(["commentary", "final_answer"])
+    phases: st.SearchStrategy[Phase | None] = st.sampled_from(["commentary", "final_answer", None])
     pieces: st.SearchStrategy[list[Piece]] = st.lists(deltas | _notes, max_size=4)
     return st.builds(lambda phase, said: message(*said, phase=phase), phases, pieces)
 

@@ -139,7 +139,7 @@ class Transcript:
             case ReasoningOpened():
                 return Reasoning(f"rs_{key}", content=(ReasoningText(text),), status=status)
             case MessageOpened(phase):
-                return Message(f"msg_{key}", status, "assistant", (OutputText(text),), phase)
+                return Message(f"msg_{key}", status, "assistant", (OutputText(text),), phase or UNSET)
             case RefusalOpened():
                 return Message(f"msg_{key}", status, "assistant", (Refusal(text),), "final_answer")
             case McpCallOpened(label, name, approved):

@@ -177,7 +177,7 @@ class ResponseWriter:
     def _check_answer(self) -> None:
         """Raise `EngineFailed` for a whole answer that is not the JSON that it was to be: it was broken off."""
         answer = self._open.item("completed") if isinstance(self._open, OpenMessage) else None
-        if answer is None or answer.phase != "final_answer":
+        if answer is None or answer.phase == "commentary":
             return
         try:
             msgspec.json.decode(answer.text, type=msgspec.Raw)

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from msgspec import UNSET
+
 from pipeline.frames import CallFinished, CallStarted, ItemDelta
 from pipeline.protocol.events import (
     ContentPartAdded,
@@ -184,9 +186,9 @@ class OpenMessage(_OpenContent):
 
     prefix = "msg"
 
-    def __init__(self, place: Place, phase: Phase) -> None:
+    def __init__(self, place: Place, phase: Phase | None) -> None:
         super().__init__(place)
-        self._phase: Phase = phase
+        self._phase = phase or UNSET
         self._logprobs: list[Logprob] = []
         self._annotations: list[dict[str, Any]] = []
 

@@ -210,9 +210,9 @@ class ChatParser:
         yield from self._write(written)
 
     @property
-    def _phase(self) -> Phase:
+    def _phase(self) -> Phase | None:
         """Nobody can know whether a call will follow; where one must, or already came, this is no answer."""
-        return "commentary" if self._has_called or self._started.tools.choice == "required" else "final_answer"
+        return "commentary" if self._has_called or self._started.tools.choice == "required" else None
 
     def _call(self, name: str) -> Iterable[ParsedFrame]:
         tool = self._names.tool(name)
@@ -286,7 +286,7 @@ class ChatParser:
         if self._item is None:
             return
         item, self._item = self._item, None
-        if item.argument and (rest := item.argument.flush()):
+        if item.argument and (rest := item.argument.flush(cut=not complete)):
             item.text.write(rest)
         yield from item.text.close()
         is_as_written = complete and not item.repairs and not item.text.is_cut
@@ -296,7 +296,7 @@ class ChatParser:
         if self._plain is not None:
             self._plain, self._read_upto = None, len(self._tokens)
         cut = finished.reason in ("length", "cancelled")
-        for piece in self._last_pieces(cut=cut):
+        for piece in self._parser.finish(cut=cut):  # the beginning of a character, still held back, is no text
             yield from self._take(piece)
         if self._item and self._item.kind is Said:
             yield from self._write(self._margin)
@@ -318,11 +318,6 @@ class ChatParser:
         if self._latest is Called:
             return self._parser.has_called
         return self._has_thought and self._item is not None and self._item.kind is Thought
-
-    def _last_pieces(self, *, cut: bool) -> Iterable[Piece]:
-        yield from self._parser.finish(cut=cut)
-        if rest := self._decoder.flush():
-            yield Thought(rest) if self._latest is Thought else Argued(rest) if self._latest is Called else Said(rest)
 
     def _check_end(self, finished: GenerationFinished) -> None:
         """Raise `EngineFailed` where a turn ends without the call that its grammar asks for."""

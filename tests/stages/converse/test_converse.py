@@ -131,15 +131,17 @@ async def test_tokens_and_results_go_with_their_items() -> None:
 
 async def test_all_that_was_said_is_read_again() -> None:
     """What stands ahead of a call is part of the conversation, as it was said."""
-    said = [item(MessageOpened("commentary"), "Wait."), item(RefusalOpened(), "No."), code()]
+    waits, hopes = item(MessageOpened("commentary"), "Wait."), item(MessageOpened(), "Maybe.")
+    said = [waits, hopes, item(RefusalOpened(), "No."), code()]
     table = Table([turn(*said), turn(answer())], tool=Tool([Outcome(error="It died.")]))
     await table.talk()
     assert table.model.read[1].input[1:] == (
         Message("msg_10000", "completed", "assistant", (OutputText("Wait."),), "commentary"),
-        Message("msg_10001", "completed", "assistant", (Refusal("No."),), "final_answer"),
-        CodeInterpreterCall("ci_10002", "1 + 1", "", "failed"),
+        Message("msg_10001", "completed", "assistant", (OutputText("Maybe."),)),
+        Message("msg_10002", "completed", "assistant", (Refusal("No."),), "final_answer"),
+        CodeInterpreterCall("ci_10003", "1 + 1", "", "failed"),
     )
-    assert table.model.read[1].results == {"ci_10002": "Error: It died."}
+    assert table.model.read[1].results == {"ci_10003": "Error: It died."}
 
 
 async def test_the_browser_tells_what_it_does() -> None:

@@ -48,6 +48,7 @@ from pipeline.protocol.items import (
     McpCall,
     Message,
     OutputItem,
+    Phase,
     Reasoning,
 )
 from pipeline.protocol.response import ErrorDetails, IncompleteDetails, InputTokensDetails, OutputTokensDetails, Usage
@@ -253,10 +254,14 @@ JSON = ["json_schema", "json_object"]
 
 
 @pytest.mark.parametrize("text_format", JSON)
+@pytest.mark.parametrize("phase", ["final_answer", None])
 @pytest.mark.parametrize("said", ['{"a": "xx', "", "{}{}", "Sorry", "[" * 100_000 + "]" * 100_000])
-async def test_row22_an_answer_that_is_not_the_json_it_was_to_be_fails(text_format: str, said: str) -> None:
+async def test_row22_an_answer_that_is_not_the_json_it_was_to_be_fails(
+    text_format: str, phase: Phase | None, said: str
+) -> None:
     """A grammar that breaks down leaves half an answer, which nobody is told to be whole."""
-    events = await emitted((promised(text_format), *reasoning("So."), *message(*filter(None, [said])), finished()))
+    answer = message(*filter(None, [said]), phase=phase)
+    events = await emitted((promised(text_format), *reasoning("So."), *answer, finished()))
     response = final(events)
     assert types(events)[-1] == "failed"
     assert [item.status for item in response.output] == ["completed", "incomplete"]

@@ -129,6 +129,7 @@ CALL = {"call_id": "call_10000", "name": "clock"}
             MessageOpened("commentary"),
             {"id": "msg_10000", "type": "message", "role": "assistant", "content": [], "phase": "commentary"},
         ),
+        (MessageOpened(), {"id": "msg_10000", "type": "message", "role": "assistant", "content": []}),
         (
             RefusalOpened(),
             {"id": "msg_10000", "type": "message", "role": "assistant", "content": [], "phase": "final_answer"},

@@ -41,14 +41,14 @@ CALLS = {
 
 def test_b4_b5_a_thought_and_a_message_are_two_items() -> None:
     """Each has its own text, and the markup between them is in neither."""
-    assert told(parse("qwen3", THOUGHT + "Hello there!")) == [LET_ME_SEE, ("Message", "final_answer", "Hello there!")]
+    assert told(parse("qwen3", THOUGHT + "Hello there!")) == [LET_ME_SEE, ("Message", "", "Hello there!")]
 
 
 def test_b35_markup_never_reaches_the_text() -> None:
     """A call behind a message is an item of its own, as is what is said behind it."""
     assert told(parse("qwen3", f"{THOUGHT}Sure.\n\n{PARIS}\n{PARIS}\nDone.")) == [
         LET_ME_SEE,
-        ("Message", "final_answer", "Sure."),
+        ("Message", "", "Sure."),
         IN_PARIS,
         IN_PARIS,
         ("Message", "commentary", "Done."),
@@ -102,9 +102,9 @@ def test_white_space_of_markup_is_no_text() -> None:
     assert told(parse("qwen3", f"<think>\n\n</think>\n\n{PARIS}\n\n{PARIS}\n")) == [IN_PARIS, IN_PARIS]
     assert told(parse("qwen3", "\n\n  Hello\n")) == [("Reasoning", "", "  Hello")]
     off = ChatTurn({"enable_thinking": False})
-    assert told(parse("qwen3", "\n\n  Hello \n", turn=off)) == [("Message", "final_answer", "\n\n  Hello \n")]
+    assert told(parse("qwen3", "\n\n  Hello \n", turn=off)) == [("Message", "", "\n\n  Hello \n")]
     on = ChatTurn(continues=True)
-    assert told(parse("qwen3", " world", turn=on)) == [("Message", "final_answer", " world")]
+    assert told(parse("qwen3", " world", turn=on)) == [("Message", "", " world")]
     assert parse("qwen3", "\n", turn=off) == []
 
 
@@ -139,7 +139,7 @@ def test_b26_tokens_of_thoughts_are_counted(size: int) -> None:
 def test_row24_thoughts_that_the_prompt_began_are_thoughts() -> None:
     """A parser whose mark stood in the prompt is told so, and its tokens are counted."""
     parsed = frames("deepseek_r1", ended("deepseek_r1", "Hm.</think>Hello"))
-    assert told(items(parsed)) == [("Reasoning", "", "Hm."), ("Message", "final_answer", "Hello")]
+    assert told(items(parsed)) == [("Reasoning", "", "Hm."), ("Message", "", "Hello")]
     assert finished(parsed).reasoning_tokens == len(tokens("deepseek_r1", "Hm."))
 
 
