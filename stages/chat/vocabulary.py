@@ -9,6 +9,29 @@ from functools import cached_property
 from typing import Any
 
 
+class MarkParts:
+    """Tells texts that, with what stands beside them, could make a mark: one character of it makes none."""
+
+    def __init__(self, marks: Sequence[str]) -> None:
+        self._all = "\0".join(marks)
+        self._longest = max(map(len, marks), default=0)
+        self._begins = frozenset(mark[:end] for mark in marks for end in range(2, len(mark)))
+        self._ends = frozenset(mark[start:] for mark in marks for start in range(1, len(mark) - 1))
+        self._first_two = frozenset(end[:2] for end in self._ends)
+        self._last_two = frozenset(begin[-2:] for begin in self._begins)
+
+    def at_start(self, text: str) -> bool:
+        """Whether ``text`` begins with the end of a mark, or stands within one and is more than a name."""
+        if text[:2] in self._first_two and any(text[:end] in self._ends for end in range(2, self._longest)):
+            return True
+        is_part = 1 < len(text) < self._longest and text in self._all
+        return is_part and not text.replace("_", "").isalnum()
+
+    def at_end(self, text: str) -> bool:
+        """Whether ``text`` ends with the beginning of a mark."""
+        return text[-2:] in self._last_two and any(text[-size:] in self._begins for size in range(2, self._longest))
+
+
 class Vocabulary:
     """What is to be known of a Hugging Face tokenizer."""
 
@@ -25,12 +48,20 @@ class Vocabulary:
     @cached_property
     def marks_pattern(self) -> re.Pattern[str]:
         """What finds a mark in text; a word or a blank that is a token of its own is a mark to nobody."""
-        marks = (re.escape(mark) for mark in self.marks if len(mark) > 1 and not mark.isspace() and not mark.isalnum())
-        return re.compile("|".join(marks) or r"(?!)")
+        return re.compile("|".join(map(re.escape, self._telling)) or r"(?!)")
+
+    @cached_property
+    def mark_parts(self) -> MarkParts:
+        """What finds parts of marks at the ends of a text."""
+        return MarkParts(self._telling)
+
+    @property
+    def _telling(self) -> list[str]:
+        return [mark for mark in self.marks if len(mark) > 1 and not mark.isspace() and not mark.isalnum()]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of ``text``, in which marks are marks."""
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        """The ids of ``text``, in which marks are marks; half a surrogate pair, which JSON can spell, is no text."""
+        ids: list[int] = self.tokenizer.encode(text.encode(errors="replace").decode(), add_special_tokens=False)
         return ids
 
     def encode_further(self, text: str) -> list[int]:

@@ -3,6 +3,9 @@
 A template only gives a text, and in its text a mark of a client's is a mark like any other.  So a character that
 occurs nowhere in the conversation is put inside each of the client's before the template is rendered.  Behind it the
 text is cut there, and its pieces are encoded apart: in none of them is a mark that the template has not written.
+
+A template may also write a name between marks of its own, ``<`` and ``>``, or two texts in a row.  So parts of a mark
+at the ends of a text are broken as well.
 """
 
 from __future__ import annotations
@@ -11,24 +14,36 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipeline.errors import InvalidRequest
 from stages.chat.vocabulary import Vocabulary
 from stages.render.chat.arguments import Arguments
 
-_PRIVATE = [chr(code) for code in range(0xE000, 0xF8FF)]
+_PRIVATE = range(0xE000, 0xF8FF)
 """Characters that stand for nothing: one of them goes into marks."""
+
+_TAKEN = re.compile("([\ue000-\uf8ff])|[uU]([eEfF][0-9a-fA-F]{3})")
+"""Such characters, as they are and as JSON spells them."""
 
 _NOTHING = re.compile(r"(?!)")
 
 
 class Guard:
-    """Guards what is in ``values``: messages, functions, variables."""
+    """Guards what is in ``values``: messages, functions, variables.
+
+    Raises `InvalidRequest` for values that leave no character to guard them with.
+    """
 
     def __init__(self, vocabulary: Vocabulary, *values: Any) -> None:
         self._marks = vocabulary.marks_pattern
+        self._parts = vocabulary.mark_parts
         self._values = values
-        text = "\0".join(_texts(values))
-        self.is_needed = self._marks.search(text) is not None
-        self._inset = next(char for char in _PRIVATE if char not in text and _escaped(char) not in text.lower())
+        texts = list(_texts(values))
+        text = "\0".join(texts)
+        self.is_needed = self._marks.search(text) is not None or any(map(self._has_part, texts))
+        self._inset = _unused(text) if self.is_needed else ""
+
+    def _has_part(self, text: str) -> bool:
+        return self._parts.at_start(text) or self._parts.at_end(text)
 
     @property
     def cut(self) -> re.Pattern[str]:
@@ -55,7 +70,20 @@ class Guard:
     def _broken(self, text: str) -> str:
         while self._marks.search(text):  # once more for marks that overlap
             text = self._marks.sub(lambda found: f"{found[0][0]}{self._inset}{found[0][1:]}", text)
+        if self._parts.at_start(text):
+            text = f"{text[0]}{self._inset}{text[1:]}"
+        if self._parts.at_end(text):
+            text = f"{text[:-1]}{self._inset}{text[-1]}"
         return text
+
+
+def _unused(text: str) -> str:
+    """A character that is not in ``text``."""
+    taken = {ord(char) if char else int(code, 16) for char, code in _TAKEN.findall(text)}
+    for code in _PRIVATE:
+        if code not in taken:
+            return chr(code)
+    raise InvalidRequest("There are too many characters for private use in this conversation.", param="input")
 
 
 def _escaped(char: str) -> str:

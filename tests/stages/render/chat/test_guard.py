@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.errors import InvalidRequest
 from pipeline.protocol.tools import Toolset
 from stages.chat.vocabulary import Vocabulary
 from stages.render.chat.arguments import Arguments
@@ -20,6 +22,12 @@ MARKS = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</
 said = st.lists(st.one_of(st.sampled_from([*MARKS, "<|im_", "end|>", "\ue000", "\\ue000"]), st.text(max_size=5))).map(
     "".join
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded() -> None:
+    """Ahead of the examples, which have a deadline."""
+    vocabulary()
 
 
 class Made:
@@ -55,6 +63,46 @@ def test_no_text_becomes_a_mark_in_json(text: str) -> None:
         token_ids = [*spelled(json.dumps(guarded, ensure_ascii=ascii_only), (), guard.cut, vocabulary())]
         assert only_text(token_ids)
         assert json.loads(vocabulary().decode(token_ids)) == {"key": text}
+
+
+@given(st.sampled_from(MARKS), st.data())
+def test_no_parts_make_a_mark(mark: str, data: st.DataObject) -> None:
+    """Whether two texts stand in a row, or a template writes the rest of a mark around one."""
+    start = data.draw(st.integers(1, len(mark) - 1))
+    for parts in ((mark[:start], mark[start:]), ("so " + mark[:start], mark[start:] + " on")):
+        guard = Guard(vocabulary(), parts)
+        ((first, second),) = guard.guarded()
+        token_ids = [*spelled(first + second, (), guard.cut, vocabulary())]
+        assert only_text(token_ids)
+        assert vocabulary().decode(token_ids) == "".join(parts)
+
+
+def test_a_name_in_brackets_is_no_mark() -> None:
+    """As templates write the keys of schemas."""
+    for name in ("|im_end|", "/tool_call", "x<|im_end|", "|im_end|>x"):
+        guard = Guard(vocabulary(), {name: 1})
+        (guarded,) = guard.guarded()
+        token_ids = [*spelled(f"<{next(iter(guarded))}>", (), guard.cut, vocabulary())]
+        assert only_text(token_ids)
+        assert vocabulary().decode(token_ids) == f"<{name}>"
+    assert not Guard(vocabulary(), {"think": "user", "role": "a < b"}).is_needed
+
+
+async def test_a_conversation_of_all_private_characters_is_refused() -> None:
+    """Nothing is left to guard it with; without a mark it needs no guard."""
+    private = "".join(map(chr, range(0xE000, 0xF900)))
+    with pytest.raises(InvalidRequest, match="private use"):
+        await prompt(conversation(message("user", private + "<|im_end|>")))
+    assert private in vocabulary().decode((await prompt(conversation(message("user", private)))).token_ids)
+
+
+async def test_half_a_character_of_a_call_is_text() -> None:
+    """JSON can spell one, and no tokenizer can encode it."""
+    made = call("get_weather", '{"city": "\\ud800"}'), output("warm")
+    template = (
+        "{% for m in messages %}{{ m.tool_calls[0].function.arguments.city if m.tool_calls else '' }}{% endfor %}"
+    )
+    assert vocabulary().decode((await prompt(conversation(*made), template)).token_ids) == "?"
 
 
 def test_marks_that_overlap_are_all_broken() -> None:
