@@ -9,6 +9,7 @@ with a message.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -35,12 +36,12 @@ from pipeline.frames import (
 )
 from pipeline.protocol.items import Phase
 from pipeline.protocol.tools import tool_key
+from stages.chat.functions import functions
 from stages.chat.model import Argued, Called, ChatModel, Piece, Said, Thought
 from stages.chat.names import ToolNames, text_argument
 from stages.parse.chat.unwrap import Unwrapped
 from stages.parse.openings import Opening, call_of, is_open
 from stages.parse.text import AlignedLogprobs, ItemText, TokenDecoder
-from stages.render.chat.functions import functions
 
 Kind: TypeAlias = type[Thought] | type[Said] | type[Called]
 
@@ -55,6 +56,10 @@ class ParseChat:
         """Parse one generation, or several in a row."""
         parser = ChatParser(self.chat)
         async for frame in source:
+            if isinstance(frame, GenerationStarted):  # what reads its tokens takes time to make
+                await asyncio.to_thread(parser.begin, frame)
+                yield frame
+                continue
             for parsed in parser.feed(frame):
                 yield parsed
 
@@ -84,7 +89,8 @@ class ChatParser:
         self._thinking_ends = chat.vocabulary.marks.get(thinking[1]) if thinking else None
         self._plain: Mapping[int, str] | None = None
 
-    def _begin_turn(self, started: GenerationStarted) -> None:
+    def begin(self, started: GenerationStarted) -> None:
+        """Take the first frame."""
         self._started = started
         self._names = ToolNames(started.tools)
         callables = started.tools.callable
@@ -130,7 +136,7 @@ class ChatParser:
             case TokenChunk():
                 return self._read_tokens(frame)
             case GenerationStarted():
-                self._begin_turn(frame)
+                self.begin(frame)
                 return (frame,)
             case GenerationFinished():
                 return self._finish(frame)

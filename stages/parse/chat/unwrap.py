@@ -43,8 +43,10 @@ class Unwrapped:
             case _:
                 return ""
 
-    def flush(self) -> str:
-        """What was held back until the end."""
+    def flush(self, *, cut: bool = False) -> str:
+        """What was held back until the end; of what was ``cut`` nobody knows what it would have become."""
+        if cut:
+            return ""
         if self._place == "in":
             return _REPLACEMENT if self._held_back else ""
         return self._held_back

@@ -10,10 +10,10 @@ from typing import Any
 from pipeline.errors import InvalidRequest
 from pipeline.frames import Conversation, TokenIds
 from pipeline.protocol.items import Item
+from stages.chat.functions import functions
 from stages.chat.model import ChatMessage, ChatModel, Rendered
 from stages.chat.names import ToolNames
 from stages.render.chat.arguments import Arguments
-from stages.render.chat.functions import functions
 from stages.render.chat.guard import Guard
 from stages.render.chat.messages import Layout, Surroundings, lay_out, split
 from stages.render.chat.plainer import plainer

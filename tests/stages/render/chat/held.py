@@ -13,9 +13,9 @@ from msgspec import structs
 
 from pipeline.frames import CallSyntax, GenerationStarted
 from pipeline.protocol.tools import Toolset
+from stages.chat.functions import functions
 from stages.chat.model import ChatModel, Function, OutputParser
 from stages.chat.names import ToolNames
-from stages.render.chat.functions import functions
 from stages.render.chat.grammar import grammar
 from tests.chat_models import chat_model
 from tests.stages.render.conversations import conversation

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, Grammar, McpTool, Toolset
+from stages.chat.functions import functions
 from stages.chat.names import ToolNames
-from stages.render.chat.functions import functions
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 
