@@ -6,7 +6,7 @@ An image of the web is fetched again for every request, but not for every turn o
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from time import monotonic
 
@@ -24,6 +24,7 @@ LARGEST_SUM = 128 << 20
 
 _HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; penstock)", "Accept": "image/png,image/jpeg,image/webp,image/gif"}
 _AT_ONCE = 8
+"""Of one conversation: another one does not wait for servers that are slow to this one."""
 _KEPT_CHARACTERS = 64 << 20
 _KEPT_SECONDS = 300.0
 
@@ -40,7 +41,6 @@ class Images:
         self._allowed = allowed
         self._resolver = resolver
         self._clock = clock
-        self._fetching = asyncio.Semaphore(_AT_ONCE)
         self._kept: OrderedDict[str, tuple[float, str]] = OrderedDict()
         """Data URLs and when they were fetched, by URL; what was wanted last stands last."""
         self._size = 0
@@ -48,29 +48,37 @@ class Images:
 
     async def resolve_all(self, urls: Sequence[str]) -> tuple[str, ...]:
         """The images at these URLs, each fetched once, as `resolve` gives them."""
-        tasks = {url: asyncio.create_task(self.resolve(url)) for url in dict.fromkeys(urls)}
+        at_once = asyncio.Semaphore(_AT_ONCE)
+        size = 0
+
+        async def resolved(url: str, times: int) -> str:
+            nonlocal size
+            async with at_once:
+                image = await self.resolve(url)
+            size += len(image) * times
+            if size > LARGEST_SUM:  # told at once: the others may be as large
+                raise InvalidRequest("The images of this conversation are too large together.", param="input")
+            return image
+
+        tasks = {url: asyncio.create_task(resolved(url, times)) for url, times in Counter(urls).items()}
         try:
             await asyncio.gather(*tasks.values())
         finally:
             for task in tasks.values():
                 task.cancel()
-        resolved = tuple(tasks[url].result() for url in urls)
-        if sum(map(len, resolved)) > LARGEST_SUM:
-            raise InvalidRequest("The images of this conversation are too large together.", param="input")
-        return resolved
+        return tuple(tasks[url].result() for url in urls)
 
     async def resolve(self, url: str) -> str:
         """The image at a URL as a data URL, which a data URL is already; raises `InvalidRequest`."""
         if is_data_url(url):
             return url
-        async with self._fetching:
-            if (kept := self._found(url)) is not None:
-                return kept
-            try:
-                image = await self._fetch(url)
-            except (NotFetched, NoImage) as error:
-                message = f"The image at {shortened(url)} could not be fetched. {error}"
-                raise InvalidRequest(message, param="input") from error
+        if (kept := self._found(url)) is not None:
+            return kept
+        try:
+            image = await self._fetch(url)
+        except (NotFetched, NoImage) as error:
+            message = f"The image at {shortened(url)} could not be fetched. {error}"
+            raise InvalidRequest(message, param="input") from error
         self._keep(url, image)
         return image
 

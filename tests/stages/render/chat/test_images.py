@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -23,6 +24,7 @@ class Gallery:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
+        self.waiting = asyncio.Event()
 
     async def show(self, request: web.Request) -> web.StreamResponse:
         self.seen.append(request.path)
@@ -31,6 +33,10 @@ class Gallery:
                 raise web.HTTPFound(request.query["url"])
             case "/page":
                 return web.Response(text="<html>secret</html>", content_type="image/png")
+            case "/slow":
+                self.waiting.set()
+                await asyncio.Event().wait()
+                raise AssertionError
             case "/gone":
                 return web.Response(status=404, body=png())
             case "/blue":
@@ -146,3 +152,24 @@ async def test_one_image_that_fails_ends_the_others(url: str) -> None:
     """The first failure is told, and nothing goes on behind it."""
     with pytest.raises(InvalidRequest, match="status 404"):
         await Images(LOCAL).resolve_all([f"{url}/a", f"{url}/gone", f"{url}/b"])
+
+
+async def test_no_more_images_are_fetched_than_there_may_be(
+    url: str, gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is too large together is told before all of it is held."""
+    monkeypatch.setattr(fetching, "LARGEST_SUM", 3 * len(PICTURE))
+    monkeypatch.setattr(fetching, "_AT_ONCE", 1)
+    with pytest.raises(InvalidRequest, match="too large together"):
+        await Images(LOCAL).resolve_all([f"{url}/{number}" for number in range(50)])
+    assert len(gallery.seen) < 10
+
+
+async def test_one_conversation_does_not_wait_for_the_images_of_another(url: str, gallery: Gallery) -> None:
+    """Its servers may take their time."""
+    images = Images(LOCAL)
+    slow = asyncio.create_task(images.resolve_all([f"{url}/slow?{number}" for number in range(20)]))
+    await gallery.waiting.wait()
+    assert await images.resolve_all([f"{url}/a"]) == (PICTURE,)
+    slow.cancel()
+    await asyncio.wait([slow])
