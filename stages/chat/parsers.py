@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -13,6 +14,8 @@ from stages.chat.syntaxes import BareArguments, ListedCalls, Syntax
 
 if TYPE_CHECKING:
     from vllm.parser.abstract_parser import Parser
+
+logger = logging.getLogger(__name__)
 
 _Names: TypeAlias = tuple[str | None, str | None]
 """Of the parser of reasoning, and of that of calls."""
@@ -71,7 +74,17 @@ class VllmParsers:
         self.thinking = (start, end) if start and end else None
 
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
-        """The parser for one generation; ``functions`` are all that the model may call."""
+        """The parser for one generation; ``functions`` are all that the model may call.
+
+        Takes milliseconds, and more of them with many functions.
+        """
+        try:
+            return self._started(turn, functions)
+        except Exception:  # schemas and variables are the client's, and vLLM expects simple ones
+            logger.warning("No parser can be made: the output is passed on as text", exc_info=True)
+            return ParsedOutput(None, None, turn.prompt, Traits(self._marks))
+
+    def _started(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
         chat = turn.chat or ChatTurn()
         names = (None if chat.continues else self._names[0], self._names[1])
         syntax: Syntax | None = None
@@ -133,9 +146,10 @@ class VllmParsers:
 
         request: ChatCompletionRequest | ResponsesRequest
         if tool_call_parser in _NESTED_TOOLS:
-            request = ChatCompletionRequest(model="", messages=[], tools=functions or None)
+            nested = [{"type": "function", "function": _simple(function["function"])} for function in functions]
+            request = ChatCompletionRequest(model="", messages=[], tools=nested or None)
         else:
-            flat = [{"strict": None, **function["function"], "type": "function"} for function in functions]
+            flat = [{"strict": None, **_simple(function["function"]), "type": "function"} for function in functions]
             request = ResponsesRequest(model="", input="", tools=flat)
         request.tool_choice = choice  # without tools it would be none, and calls of them would be text
         return request
@@ -144,6 +158,17 @@ class VllmParsers:
         if names not in self._traits:
             self._traits[names] = Traits(self._marks) if parser is None else _traits(names, parser, self._marks)
         return self._traits[names]
+
+
+def _simple(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A function as parsers can read it: they expect each of its properties to be described by an object."""
+    parameters = function.get("parameters") or {}
+    properties = parameters.get("properties")
+    if properties is None or (isinstance(properties, dict) and all(isinstance(p, dict) for p in properties.values())):
+        return function
+    known = properties.items() if isinstance(properties, dict) else ()
+    described = {name: said if isinstance(said, dict) else {} for name, said in known}
+    return {**function, "parameters": {**parameters, "properties": described}}
 
 
 def _check_names(reasoning: str | None, tool_call: str | None) -> None:

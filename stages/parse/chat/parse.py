@@ -56,11 +56,8 @@ class ParseChat:
         """Parse one generation, or several in a row."""
         parser = ChatParser(self.chat)
         async for frame in source:
-            if isinstance(frame, GenerationStarted):  # what reads its tokens takes time to make
-                await asyncio.to_thread(parser.begin, frame)
-                yield frame
-                continue
-            for parsed in parser.feed(frame):
+            begins = isinstance(frame, GenerationStarted)  # what reads its tokens takes time to make
+            for parsed in await asyncio.to_thread(parser.feed, frame) if begins else parser.feed(frame):
                 yield parsed
 
 
@@ -89,8 +86,7 @@ class ChatParser:
         self._thinking_ends = chat.vocabulary.marks.get(thinking[1]) if thinking else None
         self._plain: Mapping[int, str] | None = None
 
-    def begin(self, started: GenerationStarted) -> None:
-        """Take the first frame."""
+    def _begin_turn(self, started: GenerationStarted) -> None:
         self._started = started
         self._names = ToolNames(started.tools)
         callables = started.tools.callable
@@ -136,7 +132,7 @@ class ChatParser:
             case TokenChunk():
                 return self._read_tokens(frame)
             case GenerationStarted():
-                self.begin(frame)
+                self._begin_turn(frame)
                 return (frame,)
             case GenerationFinished():
                 return self._finish(frame)
