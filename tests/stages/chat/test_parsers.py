@@ -11,7 +11,7 @@ from pipeline.frames import ChatTurn
 from pipeline.protocol.tools import FunctionTool, Toolset
 from stages.chat.model import Said
 from tests.chat_families import FAMILIES, chat_model
-from tests.stages.parse.chat.written import begun, parse, told, tokens
+from tests.stages.parse.chat.written import begun, parse, tokens, told
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports warn
 
@@ -22,7 +22,9 @@ ODD: dict[str, Any] = {
 }
 CALLS = {
     "glm45": "<tool_call>look\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n</tool_call>",
-    "qwen3_coder": "</think>\n<tool_call>\n<function=look>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>",
+    "qwen3_coder": (
+        "</think>\n<tool_call>\n<function=look>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"
+    ),
 }
 
 
