@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
-from pipeline.core import Pipeline
 from pipeline.errors import ContextTooLong
-from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.items import FunctionCall, Message, Reasoning
-from pipeline.protocol.request import CreateResponse
-from pipeline.protocol.response import Response
-from stages.chat.load import ChatOptions, load_chat_model
-from stages.chat.model import ChatModel
-from stages.generate.vllm import UnknownModel, VllmEngine, plan_vllm
-from stages.persist.database import Nowhere
-from stages.persist.live import LiveResponses
-from stages.persist.store import Store
-from stages.responses import chat_responses
-from tests.chat_models import TINY_QWEN
+from stages.generate.vllm import UnknownModel, VllmEngine
 from tests.databases import opened
-from tests.engine.asking import answer, stoppable
-from tests.engine.tiny import ARGUMENTS, LORA_ARGUMENTS, write_adapter
+from tests.engine.asking import answer, stoppable, until_idle
+from tests.engine.chatting import HELLO, WEATHER, Model
 from tests.serving import Served, serving
 from tests.streams import final, run
 
@@ -38,43 +25,6 @@ pytestmark = [
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
 ]
-
-WEATHER: Any = {
-    "type": "function",
-    "name": "get_weather",
-    "description": "Get the weather of a city.",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-}
-HELLO = "Hello! How can I help you today?"
-
-
-@dataclass(frozen=True)
-class Model:
-    """The engine, and what is to be known of its model."""
-
-    engine: VllmEngine
-    chat: ChatModel
-
-    def pipeline(self, store: Store) -> Pipeline[CreateResponse, ResponseEvent]:
-        return chat_responses(self.engine.models, self.engine, self.chat, LiveResponses(store))
-
-    async def respond(self, question: str, /, **body: Any) -> Response:
-        """The answer to one question, every event of it checked; greedy unless ``body`` says otherwise."""
-        body = {"input": question, "temperature": 0, "max_output_tokens": 400} | body
-        return final(await run(self.pipeline(Store(Nowhere())), body))
-
-
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def model(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Model, None]:
-    adapter = write_adapter(tmp_path_factory.mktemp("lora") / "adapter")
-    named = ("--served-model-name=tiny-qwen", f"--lora-modules=nonsense={adapter}")
-    plan = plan_vllm(str(TINY_QWEN), [*ARGUMENTS, *LORA_ARGUMENTS, *named])
-    assert not plan.speaks_harmony
-    chat = load_chat_model(plan.config, ChatOptions())
-    engine = plan.start()
-    await engine.warm_up()
-    yield Model(engine, chat)
-    await engine.close()
 
 
 async def test_it_thinks_and_then_speaks(model: Model) -> None:
@@ -163,8 +113,11 @@ async def test_row13_a_background_response_can_be_cancelled(model: Model, tmp_pa
     async with served(model, tmp_path) as server:
         _, queued = await server.post({"input": "Never stop talking.", "background": True})
         path = f"/v1/responses/{queued['id']}"
-        while not (await server.get(path))[1]["output"]:
-            await asyncio.sleep(0.05)
+        async with server.client.get(server.url + path, params={"stream": "true"}) as events:
+            async for line in events.content:
+                if b".delta" in line:
+                    break
         status, cancelled = await server.post({}, f"{path}/cancel")
+        await until_idle(model.engine)
         assert (status, cancelled["status"]) == (200, "cancelled")
         assert cancelled["usage"]["output_tokens"] > 0

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 from pipeline.protocol.items import FunctionCall, Reasoning
 from pipeline.protocol.response import Response
-from stages.chat.load import ChatOptions, load_chat_model
-from stages.chat.model import ChatModel
-from stages.generate.vllm import VllmEngine, plan_vllm
-from stages.persist.database import Nowhere
-from stages.persist.live import LiveResponses
-from stages.persist.store import Store
-from stages.responses import chat_responses
-from tests.chat_models import TINY_QWEN
 from tests.engine.asking import answer
-from tests.streams import final, run
+from tests.engine.chatting import Model
 
 pytestmark = [
     pytest.mark.engine,
@@ -29,13 +18,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
 ]
 
-ARGUMENTS = (
-    "--served-model-name=tiny-qwen",
-    "--dtype=bfloat16",
-    "--enforce-eager",
-    "--max-model-len=8192",
-    "--kv-cache-memory-bytes=67108864",
-)
 PERSON: Any = {
     "type": "object",
     "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 150}, "city": {"enum": ["Rome", "Oslo"]}},
@@ -54,30 +36,6 @@ LOOKUP = {**WEATHER, "name": "lookup"}
 QUESTION = "What is the weather in Paris?"
 
 
-@dataclass
-class Asked:
-    """A model, and the whole pipeline around it."""
-
-    engine: VllmEngine
-    chat: ChatModel
-
-    async def respond(self, question: str, /, *, thinking: bool = True, **body: Any) -> Response:
-        """The response, every event of it checked."""
-        pipeline = chat_responses(self.engine.models, self.engine, self.chat, LiveResponses(Store(Nowhere())))
-        asked = {"input": question, "temperature": 0, "max_output_tokens": 400}
-        return final(await run(pipeline, asked | {"chat_template_kwargs": {"enable_thinking": thinking}} | body))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def tiny() -> AsyncGenerator[Asked, None]:
-    plan = plan_vllm(str(TINY_QWEN), ARGUMENTS)
-    chat = load_chat_model(plan.config, ChatOptions())
-    engine = plan.start()
-    await engine.warm_up()
-    yield Asked(engine, chat)
-    await engine.close()
-
-
 def calls(response: Response) -> list[tuple[str, Any]]:
     assert response.status == "completed"
     return [(item.name, json.loads(item.arguments)) for item in response.output if isinstance(item, FunctionCall)]
@@ -88,9 +46,9 @@ def thinks(response: Response) -> bool:
 
 
 @pytest.mark.parametrize("thinking", [True, False])
-async def test_row22_row25_a_schema_holds_the_answer_alone(tiny: Asked, thinking: bool) -> None:
+async def test_row22_row25_a_schema_holds_the_answer_alone(model: Model, thinking: bool) -> None:
     """The model thinks as it likes, or not at all, and none of it is in the answer."""
-    response = await tiny.respond("Say hello.", thinking=thinking, text=FORMAT)
+    response = await model.respond("Say hello.", thinking=thinking, text=FORMAT)
     assert response.status == "completed"
     said = json.loads(answer(response))
     assert said.keys() == {"age", "city"}
@@ -110,20 +68,20 @@ async def test_row22_row25_a_schema_holds_the_answer_alone(tiny: Asked, thinking
     ids=["regex", "choice", "grammar", "json"],
 )
 async def test_row35_structured_outputs_hold_the_answer(
-    tiny: Asked, structured: Any, fits: Any, thinking: bool
+    model: Model, structured: Any, fits: Any, thinking: bool
 ) -> None:
     """All the ways of vLLM, thinking or not."""
-    response = await tiny.respond("Say hello.", thinking=thinking, structured_outputs=structured)
+    response = await model.respond("Say hello.", thinking=thinking, structured_outputs=structured)
     assert response.status == "completed"
     assert fits(answer(response))
     assert thinks(response) is thinking
 
 
-async def test_row23_a_tool_is_called_beside_a_format(tiny: Asked) -> None:
+async def test_row23_a_tool_is_called_beside_a_format(model: Model) -> None:
     """The model may call where it would, and its answer is in the format."""
-    response = await tiny.respond(QUESTION, text=FORMAT, tools=[WEATHER])
+    response = await model.respond(QUESTION, text=FORMAT, tools=[WEATHER])
     assert calls(response) == [("get_weather", {"city": "Paris"})]
-    response = await tiny.respond("Say hello.", text=FORMAT, tools=[WEATHER])
+    response = await model.respond("Say hello.", text=FORMAT, tools=[WEATHER])
     assert calls(response) or json.loads(answer(response)).keys() == {"age", "city"}
 
 
@@ -140,9 +98,9 @@ async def test_row23_a_tool_is_called_beside_a_format(tiny: Asked) -> None:
     ids=["required", "named", "allowed"],
 )
 @pytest.mark.parametrize("thinking", [True, False])
-async def test_tools_are_called_where_they_must_be(tiny: Asked, choice: Any, names: set[str], thinking: bool) -> None:
+async def test_tools_are_called_where_they_must_be(model: Model, choice: Any, names: set[str], thinking: bool) -> None:
     """Whatever the question, and with arguments that fit."""
-    response = await tiny.respond(
+    response = await model.respond(
         "Say hello.", thinking=thinking, tools=[WEATHER, LOOKUP], tool_choice=choice, parallel_tool_calls=False
     )
     ((name, arguments),) = calls(response)
@@ -150,7 +108,7 @@ async def test_tools_are_called_where_they_must_be(tiny: Asked, choice: Any, nam
     assert arguments["city"] in {"Paris", "Rome"}
 
 
-async def test_free_models_call_and_answer_as_they_like(tiny: Asked) -> None:
+async def test_free_models_call_and_answer_as_they_like(model: Model) -> None:
     """Strict functions beside an answer that is free."""
-    assert calls(await tiny.respond(QUESTION, tools=[WEATHER])) == [("get_weather", {"city": "Paris"})]
-    assert calls(await tiny.respond("Say hello.", tools=[WEATHER], tool_choice="none")) == []
+    assert calls(await model.respond(QUESTION, tools=[WEATHER])) == [("get_weather", {"city": "Paris"})]
+    assert calls(await model.respond("Say hello.", tools=[WEATHER], tool_choice="none")) == []
