@@ -109,7 +109,10 @@ class Backend:
     async def post(self, body: dict[str, Any], trace_headers: Mapping[str, str]) -> aiohttp.ClientResponse:
         """Ask for tokens; raises `Refused` for any answer but a stream of them."""
         response = await self.session.post(
-            self.url + self.endpoint.path, data=msgspec.json.encode(body), headers=trace_headers
+            self.url + self.endpoint.path,
+            data=msgspec.json.encode(body),
+            headers=trace_headers,
+            allow_redirects=False,  # what clients write is for this server alone
         )
         if response.status == 200:
             return response
@@ -135,7 +138,8 @@ class Backend:
     async def check(self) -> bool:
         """Whether it says that it is well; one that is silent for long loses what it was at."""
         with suppress(aiohttp.ClientError, TimeoutError):
-            async with self.session.get(f"{self.url}/health", timeout=aiohttp.ClientTimeout(CONNECTING)) as answer:
+            timeout = aiohttp.ClientTimeout(CONNECTING)
+            async with self.session.get(f"{self.url}/health", timeout=timeout, allow_redirects=False) as answer:
                 self._missed = 0
                 return answer.status == 200
         self._missed += 1
@@ -204,6 +208,7 @@ class Backend:
             self.url + path,
             data=None if question is None else msgspec.json.encode(question),
             timeout=aiohttp.ClientTimeout(ASKING, sock_connect=CONNECTING),
+            allow_redirects=False,
         ) as answer:
             body = await answer.read()
             if answer.status != 200:

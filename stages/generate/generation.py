@@ -189,4 +189,6 @@ def _refusal(error: Refused) -> InvalidPrompt | EngineFailed:
     if error.status in (401, 403):
         logger.error("The engine refuses this server: %s", error)
         return EngineFailed("The engine refuses this server.")
+    if error.status < 400:
+        return EngineFailed("The engine leads elsewhere, where nobody follows it.")
     return InvalidPrompt(str(error), param=error.param and PARAMETERS.get(error.param, error.param))

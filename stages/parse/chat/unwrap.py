@@ -9,6 +9,8 @@ from stages.chat.json_value import unquoted
 _HEAD = re.compile(r'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:\s*"')
 _BEGINNING = re.compile(r'\s*(?:\{\s*(?:"(?:[^"\\]|\\.)*(?:\\|"\s*(?::\s*)?)?)?)?')
 """What may yet become a head."""
+_LONGEST_HEAD = 1_024
+"""Characters, which are read again with each piece: names are shorter."""
 _STEP = re.compile(
     r'(?P<text>[^"\\]+)'
     r'|(?P<end>")'
@@ -56,7 +58,7 @@ class Unwrapped:
         if head and unquoted(head[1]) == self._name:
             self._place = "in"
             return self._read(text[head.end() :])
-        if head is None and _BEGINNING.fullmatch(text):
+        if head is None and len(text) <= _LONGEST_HEAD and _BEGINNING.fullmatch(text):
             self._held_back = text
             return ""
         self._place, self._held_back = "raw", ""

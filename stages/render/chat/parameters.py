@@ -21,6 +21,9 @@ _GAP = Free(r"\n?")
 _DEEPEST = 8
 """References and alternatives within one another."""
 
+_MOST_ALTERNATIVES = 10_000
+"""Of all parameters of one schema: a few references to lists of references would make millions."""
+
 _COMBINED = ("$ref", "anyOf", "oneOf", "allOf", "patternProperties")
 
 
@@ -67,6 +70,7 @@ class _Writer:
         self._rules = rules
         self._schema = schema
         self._style = style
+        self._alternatives = 0
 
     def parts(self) -> list[Part]:
         if combined := next((key for key in _COMBINED if key in self._schema), None):
@@ -102,6 +106,9 @@ class _Writer:
 
     def _values(self, prop: Any, depth: int) -> Iterator[tuple[str, list[Part]]]:
         """What may stand there, each with the word for its kind."""
+        self._alternatives += 1
+        if self._alternatives > _MOST_ALTERNATIVES:
+            raise Unenforceable("it has too many alternatives")
         if not isinstance(prop, Mapping) or depth == 0:
             yield self._style.of_text, [Free()]
             return

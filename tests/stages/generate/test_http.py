@@ -6,14 +6,17 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
 from pipeline.frames import Scheduling, TokenChunk
-from stages.generate.backends import SILENT, Backend, UnusableServer
+from stages.generate.backends import SILENT, Backend, Backends, UnusableServer
 from stages.generate.endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint
+from stages.generate.generation import Generation
 from stages.generate.http import start_http
 from stages.harmony import VOCABULARY_SIZE
 from tests.fake_vllm import FakeVllm, Fault, alternatives, fakes, own_logprob
+from tests.stages.converse.browser.web import serving
 from tests.stages.generate.over_http import engine_over, generate, last, logprobs, prompt, token_ids, until
 
 TOKENS = [11, 12, 13, 14, 15]
@@ -94,6 +97,27 @@ async def test_the_key_goes_along() -> None:
     """Every request to the engine has its key."""
     async with engine_over(FakeVllm(key="secret-key-of-the-engine"), api_key="secret-key-of-the-engine") as engine:
         assert token_ids(await generate(engine, prompt())) == TOKENS
+
+
+async def test_nobody_is_led_elsewhere() -> None:
+    """A redirect would take the prompt, and what the server is asked, to whoever it names."""
+    asked: list[str] = []
+
+    async def lead(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=307, headers={"Location": elsewhere.url + request.path})
+
+    async with fakes(elsewhere := FakeVllm()), serving(lead) as url:
+        with pytest.raises(UnusableServer, match="307"):
+            await start_http([url])
+        session = aiohttp.ClientSession()
+        backend = Backend(url, session, is_healthy=True)
+        with pytest.raises(EngineFailed, match="elsewhere"):
+            await Generation(Backends((backend,)), prompt(), 0.0).begin()
+        assert not await backend.check()
+        await session.close()
+    assert elsewhere.headers == []
+    assert len(asked) == 3
 
 
 # Generating

@@ -34,7 +34,7 @@ def spelled(draw: st.DrawFn, text: str) -> str:
 @given(st.data())
 def test_every_spelling_in_any_pieces_is_the_same_text(data: st.DataObject) -> None:
     """Escapes, surrogate pairs and white space, cut anywhere, leave the text that the object holds."""
-    text = data.draw(st.text(alphabet=st.characters(exclude_categories=("Cs",)), max_size=20))
+    text = data.draw(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20))
     gap = st.sampled_from(["", " ", "\n  "])
     spelling = data.draw(spelled(text))
     document = (
@@ -72,3 +72,11 @@ def test_text_arrives_as_it_is_written() -> None:
 def test_a_cut_object_leaves_what_came(cut: str, text: str) -> None:
     """An unfinished escape stands for a character that nobody knows."""
     assert unwrapped(f'{{"input": "{cut}') == text
+
+
+def test_a_name_without_end_is_passed_on() -> None:
+    """It is not read again with each of its pieces for ever."""
+    machine = Unwrapped("input")
+    pieces = [machine.feed(text) for text in ['{"', *["x" * 100] * 100]]
+    assert pieces[-1] == "x" * 100
+    assert "".join(pieces) + machine.flush() == '{"' + "x" * 10_000

@@ -254,3 +254,15 @@ def test_calls_begin_with_their_lead(family: str) -> None:
     assert begin
     assert text.startswith(begin)
     assert lets_through(without(form, begin), text.removeprefix(begin))
+
+
+def test_alternatives_of_alternatives_are_counted() -> None:
+    """A few hundred references that lead to one another would be millions of rules."""
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/a"}},
+        "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 300}},
+    }
+    form = {"type": "json_schema", "style": "qwen_xml", "json_schema": schema}
+    with pytest.raises(Unenforceable, match="too many"):
+        Tags(Rules(model("none").vocabulary)).parts(form)
