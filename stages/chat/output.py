@@ -7,13 +7,14 @@ arguments of a long call come in batches, as several parsers read all of a call 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stages.chat.json_value import ValueEnd
 from stages.chat.model import Argued, Called, Piece, Said, Thought
-from stages.chat.syntaxes import Syntax
+from stages.chat.syntaxes import ListedCalls, Syntax
 
 if TYPE_CHECKING:
     from vllm.entrypoints.generate.base.protocol import DeltaMessage
@@ -111,7 +112,7 @@ class ParsedOutput:
         if self._traits.mends and not cut and self._silent:
             pieces += self._interpreted(self._mended())
         if self._syntax:
-            pieces += self._guarded(self._syntax.finish())
+            pieces += self._guarded(self._syntax.finish(cut=cut))
         if self._arguments and not cut:
             pieces += self._arguments.finish()
         return pieces
@@ -212,11 +213,15 @@ class ParsedOutput:
 
 
 class WholeOutput:
-    """A generation whose parser reads it whole, and not before."""
+    """A generation whose parser reads it whole, and not before.
 
-    def __init__(self, parser: Parser, request: Any) -> None:
+    It makes nothing of a call that was cut: behind what ``begins`` calls, they are then read as a list.
+    """
+
+    def __init__(self, parser: Parser, request: Any, begins: str) -> None:
         self._parser = parser
         self._request = request
+        self._begins = re.compile(begins)
         self._text = ""
 
     def said(self, text: str) -> Iterator[Piece]:
@@ -224,13 +229,24 @@ class WholeOutput:
         self._text += text
         yield from ()
 
-    def finish(self) -> Iterator[Piece]:
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
         """All that the parser finds."""
+        begun = self._begins.search(self._text)
+        ahead = self._text[: begun.start()] if begun else self._text
+        yield from self._read(ahead if cut else self._text, ahead)
+        if begun and cut:
+            calls = ListedCalls()
+            yield from calls.said(self._text[begun.end() :])
+            yield from calls.finish(cut=True)
+
+    def _read(self, text: str, ahead: str) -> Iterator[Piece]:
         try:
-            reasoning, content, calls = self._parser.parse(self._text, self._request, enable_auto_tools=True)
+            reasoning, content, calls = self._parser.parse(text, self._request, enable_auto_tools=True)
         except Exception:
             logger.warning("A parser failed: the output is passed on as text", exc_info=True)
-            reasoning, content, calls = None, self._text, None
+            reasoning, content, calls = None, text, None
+        if calls and not (reasoning or content):
+            content = ahead  # which some leave out
         yield from [Thought(reasoning)] if reasoning else ()
         yield from [Said(content)] if content else ()
         for call in calls or ():

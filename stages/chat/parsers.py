@@ -23,10 +23,16 @@ _Names: TypeAlias = tuple[str | None, str | None]
 _NESTED_TOOLS = frozenset({"step3", "internlm", "hy_v4"})
 """Parsers that read tools in the form of the Chat Completions API only."""
 
-_ONLY_WHOLE = frozenset({"phi4_mini_json", "jamba", "xlam", "hunyuan_a13b", "internlm"})
-"""Parsers of calls that lose or garble them in pieces."""
+_ONLY_WHOLE: Mapping[str, str] = {
+    "phi4_mini_json": r"functools(?=\[)",
+    "jamba": "<tool_calls>",
+    "xlam": r'\A\s*(?=\[\s*\{\s*"name")',
+    "hunyuan_a13b": "<tool_calls>",
+    "internlm": r"<\|action_start\|>\s*<\|plugin\|>",
+}
+"""Parsers of calls that lose or garble them in pieces, and with what calls begin."""
 
-_ONLY_WHOLE_TOGETHER: frozenset[_Names] = frozenset({("granite", "granite")})
+_ONLY_WHOLE_TOGETHER: Mapping[_Names, str] = {("granite", "granite"): r"<\|tool_call\|>|<tool_call>"}
 """Parsers that do so beside the other one."""
 
 _SPEAKS_ON = frozenset({"mistral"})
@@ -94,9 +100,10 @@ class VllmParsers:
             called = functions[0]["function"]["name"] if functions else ""
             names, syntax = (names[0], None), BareArguments(called)
         elif names in _ONLY_WHOLE_TOGETHER:
-            names, syntax = (None, None), self._whole(names, chat.variables, functions)
+            names, syntax = (None, None), self._whole(names, _ONLY_WHOLE_TOGETHER[names], chat.variables, functions)
         elif names[1] in _ONLY_WHOLE:
-            names, syntax = (names[0], None), self._whole((None, names[1]), chat.variables, functions)
+            whole = self._whole((None, names[1]), _ONLY_WHOLE[names[1]], chat.variables, functions)
+            names, syntax = (names[0], None), whole
         request = self._request(names[1], functions)
         parser = self._parser(names, chat.variables, request)
         if parser:
@@ -122,11 +129,11 @@ class VllmParsers:
         described: dict[str, Any] = tag.format.model_dump()
         return described
 
-    def _whole(self, names: _Names, variables: Mapping[str, Any], functions: Sequence[Function]) -> Syntax:
+    def _whole(self, names: _Names, begins: str, variables: Mapping[str, Any], functions: Sequence[Function]) -> Syntax:
         request = self._request(names[1], functions)
         parser = self._parser(names, variables, request)
         assert parser is not None
-        return WholeOutput(parser, parser.adjust_request(request))
+        return WholeOutput(parser, parser.adjust_request(request), begins)
 
     def _parser(self, names: _Names, variables: Mapping[str, Any], request: Any) -> Parser | None:
         if names not in self._classes:

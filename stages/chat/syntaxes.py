@@ -20,8 +20,8 @@ class Syntax(Protocol):
         """Take more text."""
         ...
 
-    def finish(self) -> Iterator[Piece]:
-        """What was held back until the end."""
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+        """What was held back until the end; ``cut`` says that the model was not done."""
         ...
 
 
@@ -40,7 +40,7 @@ class BareArguments:
         if self._has_begun:
             yield Argued(text)
 
-    def finish(self) -> Iterator[Piece]:
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
         """Nothing is held back."""
         yield from ()
 
@@ -68,7 +68,8 @@ class ListedCalls:
                 yield Called(unquoted(found[1]))
                 text, self._head, self._value = self._head[found.end() :], "", ValueEnd()
 
-    def finish(self) -> Iterator[Piece]:
-        """What never became a call is text."""
-        if self._head.strip(_PUNCTUATION):
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+        """What never became a call is text, but for the beginning of one that was cut."""
+        begins_call = self._head.lstrip()[:1] in tuple("[]{},")
+        if self._head.strip(_PUNCTUATION) and not (cut and begins_call):
             yield Said(self._head)
