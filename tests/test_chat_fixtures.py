@@ -181,7 +181,7 @@ async def test_tokens_may_come_in_chunks(folder: Path, size: int) -> None:
     assert chunked[-1] == one_by_one[-1]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data())
 def test_tokens_may_come_in_any_chunks(data: st.DataObject) -> None:
     """Wherever the borders are, the items are the same."""
@@ -197,9 +197,12 @@ def test_tokens_may_come_in_any_chunks(data: st.DataObject) -> None:
 
 @every_case
 async def test_a_turn_ends_wherever_it_is_cut(folder: Path) -> None:
-    """After any token the limit may come: every item and the turn are ended once, and what was said stays said."""
+    """After any token the limit may come: every item and the turn are ended once, and what was said stays said.
+
+    Each case is cut behind every third of its tokens; those of one family, who write alike, begin in different places.
+    """
     whole = items_of(read_frames(folder / "parsed.jsonl", ParsedFrame))
-    for count in range(len(spoken(folder.name)[1])):
+    for count in range(CASES.index(folder) % 3, len(spoken(folder.name)[1]), 3):
         frames = await parsed_in(folder.name, [count], "length")
         assert [type(frame) for frame in frames].count(TurnFinished) == 1
         assert isinstance(frames[-1], TurnFinished)
@@ -208,7 +211,7 @@ async def test_a_turn_ends_wherever_it_is_cut(folder: Path) -> None:
         check_cut(items_of(frames), whole)
 
 
-HALF_A_MARK = re.compile(r"[<\[{][^>\]]*")
+HALF_A_MARK = re.compile(r"\s*<[\w｜]*\Z")
 """What would have become a mark is text, where nothing follows."""
 
 
@@ -218,11 +221,12 @@ def check_cut(items: list[Told], whole: list[Told]) -> None:
         return
     *ended, last = items
     assert ended == whole[: len(ended)]
-    if last.kind == "message" and HALF_A_MARK.fullmatch(last.text):
+    said = HALF_A_MARK.sub("", last.text) if last.kind == "message" else last.text.rstrip()
+    if last.kind == "message" and not said:
         return
     meant = whole[len(ended)]
     assert (last.kind, last.name) == (meant.kind, meant.name)
-    assert meant.text.startswith(last.text.rstrip())  # what may come behind white space, nobody knows
+    assert meant.text.startswith(said.rstrip())  # what may come behind white space, nobody knows
 
 
 # Recordings
