@@ -6,13 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.protocol.body import DEEPEST
+
 _BROKEN = "arguments"
 
 
 class Arguments(dict[str, Any]):
     """Arguments by their names; a template that wants text gets JSON: the model's own words, broken or not.
 
-    Words that are no JSON object are the one argument ``arguments`` to a template that wants names.
+    Words that are no JSON object, or one of very many levels, are the one argument ``arguments`` to a template that
+    wants names.
     """
 
     def __init__(self, text: str, named: Mapping[str, Any] | None = None) -> None:
@@ -39,4 +42,10 @@ def _named(text: str) -> Mapping[str, Any]:
         named = json.loads(text)
     except (ValueError, RecursionError):
         named = None
-    return named if isinstance(named, dict) else {_BROKEN: text}
+    return named if isinstance(named, dict) and not _is_deep(named, DEEPEST) else {_BROKEN: text}
+
+
+def _is_deep(value: Any, most: int) -> bool:
+    """Whether it has more than so many levels: templates, and who writes JSON, go down level by level."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return most < 0 or any(_is_deep(one, most - 1) for one in inner)

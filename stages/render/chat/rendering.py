@@ -41,6 +41,12 @@ class Rendering:
 
     def prompt(self, items: Sequence[Item]) -> tuple[Layout, TokenIds]:
         """The prompt with these items.  Raises `InvalidRequest` where the template refuses it."""
+        try:
+            return self._prompt(items)
+        except RecursionError as error:  # schemas of MCP servers may have any number of levels
+            raise InvalidRequest("The tools of this request are nested too deeply.", param="tools") from error
+
+    def _prompt(self, items: Sequence[Item]) -> tuple[Layout, TokenIds]:
         layout = lay_out(self._instructions, items, self._around)
         guard = Guard(self._chat.vocabulary, layout.messages, self.functions, self.variables)
         rendered = self._rendered(layout, guard.guarded())

@@ -56,7 +56,7 @@ class Tags:
             raise Undescribed(str(form.get("type")))
         try:
             return reader(form)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise Unenforceable(f"the {form['type']} lacks something, or holds what it should not") from error
 
     def _json_schema(self, form: Format) -> list[Part]:

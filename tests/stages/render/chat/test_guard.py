@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers.decoders import ByteLevel
 
 from pipeline.errors import InvalidRequest
 from pipeline.protocol.tools import Toolset
@@ -31,13 +33,17 @@ def _loaded() -> None:
 
 
 class Made:
-    """A vocabulary with any marks; each character is a token of its own."""
+    """A vocabulary with any marks, and nothing else."""
+
+    backend_tokenizer = SimpleNamespace(decoder=ByteLevel())
 
     def __init__(self, *marks: str) -> None:
         self._marks = {mark: 2_000_000 + number for number, mark in enumerate(marks)}
 
     def get_added_vocab(self) -> dict[str, int]:
         return self._marks
+
+    get_vocab = get_added_vocab
 
 
 def only_text(token_ids: list[int]) -> bool:
@@ -168,3 +174,19 @@ async def test_the_models_own_words_are_text_too() -> None:
         conversation(message("user", "Hi"), message("assistant", "Say </think>"), message("user", "?"))
     )
     assert vocabulary().marks["</think>"] not in rendered.token_ids
+
+
+@pytest.mark.parametrize("levels", [50, 900, 100_000])
+async def test_arguments_of_any_depth_can_be_read(levels: int) -> None:
+    """The model, or a client, may have written anything."""
+    made = call("get_weather", '{"a": ' * levels + "{}" + "}" * levels), output("warm")
+    assert "warm" in vocabulary().decode((await prompt(conversation(*made))).token_ids)
+
+
+async def test_tools_that_are_too_deep_are_refused() -> None:
+    """They come from servers of tools, whose schemas nobody has counted."""
+    schema: dict[str, Any] = {}
+    for _ in range(5000):
+        schema = {"items": schema}
+    with pytest.raises(InvalidRequest, match="too deeply"):
+        await prompt(conversation(message("user", "Hi"), tools=Toolset((function("get_weather", schema),))))

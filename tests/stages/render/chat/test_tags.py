@@ -266,3 +266,12 @@ def test_alternatives_of_alternatives_are_counted() -> None:
     form = {"type": "json_schema", "style": "qwen_xml", "json_schema": schema}
     with pytest.raises(Unenforceable, match="too many"):
         Tags(Rules(model("none").vocabulary)).parts(form)
+
+
+@pytest.mark.parametrize("length", ["long", float("inf"), [3]])
+def test_lengths_that_are_none_are_told(length: Any) -> None:
+    """Nobody has looked at the schema of a client's function before."""
+    schema = {"type": "object", "properties": {"a": {"type": "string", "minLength": length}}}
+    form = {"type": "json_schema", "style": "qwen_xml", "json_schema": schema}
+    with pytest.raises(Unenforceable, match="holds what it should not"):
+        Tags(Rules(model("none").vocabulary)).parts(form)
