@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -33,17 +33,20 @@ class MarkParts:
 
 
 class Vocabulary:
-    """What is to be known of a Hugging Face tokenizer."""
+    """What is to be known of a tokenizer: one of Hugging Face's, or one of Mistral's own as vLLM wraps it."""
 
     def __init__(self, tokenizer: Any) -> None:
+        read = _read_mistral if not hasattr(tokenizer, "backend_tokenizer") else _read_hugging_face
+        marks, token_bytes = read(tokenizer)
         self.tokenizer = tokenizer
-        self._plain_texts: dict[frozenset[str], Mapping[int, str]] = {}
-
-    @cached_property
-    def marks(self) -> Mapping[str, int]:
+        self.marks: Mapping[str, int] = {mark: marks[mark] for mark in sorted(marks, key=len, reverse=True)}
         """The tokens that stand for themselves, special or not: ``<|im_end|>``, ``<think>``; longest first."""
-        added = self.tokenizer.get_added_vocab()
-        return {mark: added[mark] for mark in sorted(added, key=len, reverse=True)}
+        self.token_bytes: Mapping[int, bytes] = _TokenBytes(token_bytes)
+        """The bytes of each token, by id; those that no token has stand for nothing."""
+        self._mark_texts = {token: mark for mark, token in self.marks.items()}
+        self.token_texts: Mapping[int, str] = dict(_texts(self.token_bytes, self._mark_texts))
+        """The text of each token that is a whole text by itself: no mark, and no part of a character."""
+        self._plain_texts: dict[frozenset[str], Mapping[int, str]] = {}
 
     @cached_property
     def marks_pattern(self) -> re.Pattern[str]:
@@ -91,24 +94,6 @@ class Vocabulary:
             return self._mark_texts[token]
         return None if token in self.token_bytes else f"<|reserved_{token}|>"
 
-    @cached_property
-    def _mark_texts(self) -> Mapping[int, str]:
-        return {token: mark for mark, token in self.marks.items()}
-
-    @cached_property
-    def token_bytes(self) -> Mapping[int, bytes]:
-        """The bytes of each token, by id; those that no token has stand for nothing."""
-        return _token_bytes(self.tokenizer)
-
-    @cached_property
-    def token_texts(self) -> Mapping[int, str]:
-        """The text of each token that is a whole text by itself: no mark, and no part of a character."""
-        texts = {}
-        for token in self.token_bytes.keys() - self._mark_texts.keys():
-            with suppress(UnicodeDecodeError):
-                texts[token] = self.token_bytes[token].decode()
-        return texts
-
     def plain_texts(self, triggers: frozenset[str]) -> Mapping[int, str]:
         """The texts of tokens in which none of ``triggers`` is, and which do not end in white space."""
         if triggers not in self._plain_texts:
@@ -125,13 +110,30 @@ class _TokenBytes(dict[int, bytes]):
         return b""
 
 
-def _token_bytes(tokenizer: Any) -> _TokenBytes:
-    """Tokens are spelled in letters that stand for bytes, or in text with ``\u2581`` for spaces."""
+def _texts(token_bytes: Mapping[int, bytes], others: Container[int]) -> Iterator[tuple[int, str]]:
+    for token, raw in token_bytes.items():
+        if token not in others:
+            with suppress(UnicodeDecodeError):
+                yield token, raw.decode()
+
+
+def _read_hugging_face(tokenizer: Any) -> tuple[dict[str, int], dict[int, bytes]]:
+    """The marks, and the bytes of all tokens: these are spelled in letters for bytes, or with ``\u2581`` for spaces."""
     added: dict[str, int] = tokenizer.get_added_vocab()
     spells_bytes = b"ByteLevel" in tokenizer.backend_tokenizer.decoder.__getstate__()
     spelled = _spelled_bytes if spells_bytes else _spelled_text
     pieces = tokenizer.get_vocab().items()
-    return _TokenBytes({token: piece.encode() if piece in added else spelled(piece) for piece, token in pieces})
+    return added, {token: piece.encode() if piece in added else spelled(piece) for piece, token in pieces}
+
+
+def _read_mistral(tokenizer: Any) -> tuple[dict[str, int], dict[int, bytes]]:
+    own = tokenizer.tokenizer
+    special = {own.id_to_piece(token): token for token in tokenizer.all_special_ids}
+    marks = {token: mark.encode() for mark, token in special.items()}
+    others = (token for token in range(tokenizer.vocab_size) if token not in marks)
+    if tokenizer.is_tekken:
+        return special, {token: own.id_to_byte_piece(token) for token in others} | marks
+    return special, {token: _spelled_text(own.id_to_piece(token)) for token in others} | marks
 
 
 def _spelled_bytes(piece: str) -> bytes:

@@ -61,6 +61,7 @@ def written(family: str, names: tuple[str, str], what: str, length: int) -> Writ
     encode = model.vocabulary.encode
     words = encode(PROSE)
     prose = (words * (length // len(words) + 1))[:length]
+    around: tuple[list[int], list[int]]
     if what == "text":
         around = encode("Hm.\n</think>\n\n"), []
     elif names[1] == "hermes":

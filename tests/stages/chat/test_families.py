@@ -60,6 +60,8 @@ CASES = {
 def test_a_template_tells_how_its_model_writes(case: str) -> None:
     """The marks of the template name the parsers; where families share them, the type of the model does."""
     template, model_type, reasoning, tool_calls = CASES[case]
+    assert template is not None
+    assert model_type is not None
     assert (
         guess(REASONING, template, model_type).parser,
         guess(TOOL_CALLS, template, model_type).parser,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stages.chat.model import Argued, Called, Piece, Said
 from stages.chat.syntaxes import BareArguments, ListedCalls, Syntax
 
-NAMES = st.text(alphabet=st.characters(exclude_categories=("Cs",)), min_size=1)
+NAMES = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1)
 ARGUMENTS = st.dictionaries(st.text(), st.none() | st.text() | st.lists(st.integers()), max_size=3)
 CALLS = st.lists(st.tuples(NAMES, ARGUMENTS), min_size=1, max_size=4)
 

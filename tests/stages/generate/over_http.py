@@ -26,7 +26,7 @@ def prompt(**fields: Any) -> Prompt:
 async def engine_over(*servers: FakeVllm, **options: Any) -> AsyncGenerator[HttpEngine, None]:
     """The engine over those servers, which listen as long as it is there."""
     async with fakes(*servers):
-        engine = await start_http([server.url for server in servers], **({"interval": 0.05} | options))
+        engine = await start_http([server.url for server in servers], **{"interval": 0.05, **options})
         try:
             yield engine
         finally:

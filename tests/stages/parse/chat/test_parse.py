@@ -164,7 +164,9 @@ def test_stop_texts_end_items() -> None:
 def test_raw_messages_are_all_that_was_generated() -> None:
     """In text and in tokens."""
     written = ended("qwen3", THOUGHT + "Hello")
-    (raw,) = finished(frames("qwen3", written, raw_messages=())).raw_messages or ()
+    told = finished(frames("qwen3", written, raw_messages=())).raw_messages
+    assert told is not None
+    (raw,) = told
     assert raw["tokens"] == written
     assert raw["message"] == chat_model("qwen3").vocabulary.decode(written)
 

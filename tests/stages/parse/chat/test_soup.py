@@ -22,6 +22,7 @@ SNIPPETS = (
     *('[{"name": "note", "parameters": ', "functions.get_weather:0", "json\n```", "<invoke name="),
 )
 REQUESTED = (TOOLS, Toolset(), Toolset(TOOLS.tools, "none"), Toolset(TOOLS.tools, allowed=((None, "note"),)))
+REASONS: tuple[FinishReason, ...] = ("stop", "length", "cancelled")
 SYNTAXES = ("native", "native", "native", "list", "arguments")
 
 
@@ -70,7 +71,7 @@ def test_any_tokens_become_items(family: str, data: st.DataObject) -> None:
     """No tokens make the parser raise or break the grammar of frames; chunks make no difference; ids add up."""
     token_ids = data.draw(soup(family))
     request = data.draw(requests())
-    reason = data.draw(st.sampled_from(["stop", "length", "cancelled"]))
+    reason = data.draw(st.sampled_from(REASONS))
     cuts = sorted(data.draw(st.sets(st.integers(0, len(token_ids)))))
     found = [TokenLogprob(-1.0)] * len(token_ids) if data.draw(st.booleans()) else []
     spans = pairwise([0, *cuts, len(token_ids)])
