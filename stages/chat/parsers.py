@@ -101,8 +101,8 @@ class VllmParsers:
             names, syntax = (names[0], None), BareArguments(called)
         elif names in _ONLY_WHOLE_TOGETHER:
             names, syntax = (None, None), self._whole(names, _ONLY_WHOLE_TOGETHER[names], chat.variables, functions)
-        elif names[1] in _ONLY_WHOLE:
-            whole = self._whole((None, names[1]), _ONLY_WHOLE[names[1]], chat.variables, functions)
+        elif begins := _ONLY_WHOLE.get(names[1] or ""):
+            whole = self._whole((None, names[1]), begins, chat.variables, functions)
             names, syntax = (names[0], None), whole
         request = self._request(names[1], functions)
         parser = self._parser(names, chat.variables, request)
