@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import aiohttp
 import msgspec
 
-from stages.generate.endpoints import ENDPOINTS, Endpoint, Refused, read_refusal
+from stages.generate.endpoints import ENDPOINTS, Endpoint, Refused, held_to, read_refusal
 from stages.harmony import CHANNEL, MESSAGE, START
 
 logger = logging.getLogger(__name__)
@@ -191,7 +191,7 @@ class Backend:
         """A few tokens, for no client; raises `Refused`."""
         sampling: dict[str, Any] = {"temperature": 0.0, "max_tokens": max_tokens}
         if grammar:
-            sampling["structured_outputs"] = {"grammar": grammar}
+            sampling |= held_to(grammar)
         answer = await self._ask(endpoint.path, _Answered, endpoint.question(name, token_ids, sampling))
         return answer.choices[0].token_ids or [] if answer.choices else []
 

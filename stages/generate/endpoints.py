@@ -20,6 +20,10 @@ from pipeline.frames import Prompt, TokenChunk, TokenLogprob
 MAX_LINE = 64 * 2**20
 """Bytes of a line that is still one: the first of a stream repeats the prompt."""
 
+_DIALECT = "%llguidance {}\n"
+"""What only guidance knows.  Without it a server that picks backends by itself may give our grammars to xgrammar, which
+reads much of them otherwise: the marks that end a turn could not come."""
+
 _FLOOR = -9999.0
 """How vLLM spells the logprob of what cannot come."""
 
@@ -216,7 +220,12 @@ def _sampling(prompt: Prompt, logprobs: int | None) -> dict[str, Any]:
         "logprobs": logprobs,
         "skip_special_tokens": False,
     }
-    return told if prompt.grammar is None else told | {"structured_outputs": {"grammar": prompt.grammar}}
+    return told if prompt.grammar is None else told | held_to(prompt.grammar)
+
+
+def held_to(grammar: str) -> dict[str, Any]:
+    """The sampling parameters by which an answer matches the grammar."""
+    return {"structured_outputs": {"grammar": _DIALECT + grammar}}
 
 
 def _request(prompt: Prompt) -> dict[str, Any]:

@@ -6,12 +6,14 @@ from typing import Any
 
 import aiohttp
 import pytest
+import xgrammar
 from aiohttp import web
+from llguidance import LLMatcher, grammar_from
 
 from pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
 from pipeline.frames import Scheduling, TokenChunk
 from stages.generate.backends import SILENT, Backend, Backends, UnusableServer
-from stages.generate.endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint
+from stages.generate.endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, held_to
 from stages.generate.generation import Generation
 from stages.generate.http import start_http
 from stages.harmony import VOCABULARY_SIZE
@@ -175,7 +177,7 @@ async def test_generate_gets_all_that_a_prompt_says() -> None:
         "logprobs": None,
         "skip_special_tokens": False,
         "detokenize": True,
-        "structured_outputs": {"grammar": "start: /x/"},
+        "structured_outputs": {"grammar": "%llguidance {}\nstart: /x/"},
     }
     del body["sampling_params"]
     assert body == {
@@ -201,8 +203,18 @@ async def test_completions_get_it_as_well() -> None:
     assert body["prompt"] == [1, 2, 3]
     assert (body["return_token_ids"], body["return_tokens_as_token_ids"], body["logprobs"]) == (True, True, 2)
     assert (body["cache_salt"], body["priority"], body["stop_token_ids"]) == ("salt", 3, [200002])
-    assert body["structured_outputs"] == {"grammar": "start: /x/"}
+    assert body["structured_outputs"] == {"grammar": "%llguidance {}\nstart: /x/"}
     assert body["skip_special_tokens"] is False
+
+
+def test_no_other_backend_reads_our_grammars() -> None:
+    """Xgrammar would take the Lark in them for its own."""
+    grammar = "start: /x/ <[5]>"
+    xgrammar.Grammar.from_lark(grammar)
+    told = held_to(grammar)["structured_outputs"]["grammar"]
+    with pytest.raises(RuntimeError, match="not supported"):
+        xgrammar.Grammar.from_lark(told)
+    assert not LLMatcher.validate_grammar(grammar_from("grammar", told))
 
 
 @either
