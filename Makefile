@@ -31,7 +31,7 @@ TINY_ENGINE := --dtype bfloat16 --enforce-eager --max-model-len 8192 --max-num-s
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install check ruff mypy pyright unit test engine clients clients-chat test-codex soak bench clean
+.PHONY: help serve install check ruff mypy pyright unit test engine clients clients-chat clients-http test-codex soak bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -122,25 +122,30 @@ pyright: $(DONE)/test
 unit: $(DONE)/test
 	@$(BIN)/pytest --quiet -m "not engine"
 
-test: check engine clients clients-chat ## Everything: check, then the tests with the real engine and with real clients
+test: check engine clients clients-chat clients-http ## Everything: check, then the tests with the real engine and with real clients
 
 engine: $(DONE)/test $(TINY).built
 	@HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(BIN)/pytest --quiet -m engine
 
 # The name by which clients ask for a tiny model, whichever it is.
+ASKED_FOR := --served-model-name tiny-gpt-oss $(TINY_ENGINE)
+
 define against
 	@HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(CLIENTS)/bin/python -m pytest --quiet \
 	    -p no:langsmith_plugin -p no:unraisableexception -W ignore::ResourceWarning \
 	    tests/clients --confcutdir tests/clients --node $(NODE)/bin/node \
-	    --serve "$(BIN)/penstock serve $(1) --served-model-name tiny-gpt-oss $(TINY_ENGINE)" $(ARGS)
+	    $(1) $(ARGS)
 	@test -e $(NODE_CLIENTS)/.installed || echo "THE NODE CLIENTS WERE NOT TESTED: npm COULD NOT INSTALL THEM."
 endef
 
 clients: $(TINY).built $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed ## Real clients against the real server; ARGS go to pytest
-	$(call against,$(TINY))
+	$(call against,--serve "$(BIN)/penstock serve $(TINY) $(ASKED_FOR)")
 
 clients-chat: $(INSTALLED) $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed ## The same with a tiny Qwen, which has a chat template
-	$(call against,fixtures/tiny_qwen)
+	$(call against,--serve "$(BIN)/penstock serve fixtures/tiny_qwen $(ASKED_FOR)")
+
+clients-http: $(INSTALLED) $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed ## The same with the tiny Qwen in a stock `vllm serve`
+	$(call against,--serve "$(BIN)/penstock serve" --behind "$(BIN)/vllm serve fixtures/tiny_qwen $(ASKED_FOR)")
 
 # Codex's prompts are longer than what the other tests leave room for.
 test-codex: $(TINY).built $(CODEX)/.installed ## Codex against the real server; ARGS go to pytest

@@ -1,5 +1,7 @@
 """One real server for all clients: what the command ``--serve`` starts, or the one that ``--server`` names.
 
+With ``--behind``, a command that starts a `vllm serve`, that one is its engine.
+
 These tests run in an environment of their own (`make clients`), as the users of a server do: nothing of penstock's is
 installed beside the clients.  To try them against a server that runs already, with ``--allow-address 127.0.0.1`` and
 without web search:
@@ -17,7 +19,7 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Generator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,7 @@ NEIGHBOURS = pytest.StashKey[str]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--server", help="base URL of a running server with the tiny model")
     parser.addoption("--serve", help="command that starts a server with the tiny model")
+    parser.addoption("--behind", help="command that starts a vLLM server for --serve to generate with")
     parser.addoption("--node", default="node", help="Node 22 or newer")
 
 
@@ -70,15 +73,24 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield running
         return
     folder = tmp_path_factory.mktemp("serve")
+    command = [*shlex.split(request.config.getoption("--serve")), f"--store={folder}/store.sqlite3"]
+    with ExitStack() as ending:
+        if behind := request.config.getoption("--behind"):
+            command.append(f"--engine={ending.enter_context(started(shlex.split(behind), folder / 'vllm.log'))}")
+        yield ending.enter_context(started(command, folder / "serve.log")) + "/v1"
+
+
+@contextmanager
+def started(command: list[str], log: Path) -> Generator[str, None, None]:
+    """Where the server of that command answers, for the length of the block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [*shlex.split(request.config.getoption("--serve")), f"--port={port}", f"--store={folder}/store.sqlite3"]
-    with (folder / "serve.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
+    with log.open("wb") as output:
+        server = subprocess.Popen([*command, "--host=127.0.0.1", f"--port={port}"], stdout=output, stderr=output)
     try:
-        wait_for(f"http://127.0.0.1:{port}/health", server, folder / "serve.log")
-        yield f"http://127.0.0.1:{port}/v1"
+        wait_for(f"http://127.0.0.1:{port}/health", server, log)
+        yield f"http://127.0.0.1:{port}"
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(60)
