@@ -34,6 +34,18 @@ async def test_a_prompt_is_what_the_template_makes_of_the_messages() -> None:
     assert (await prompt(asked)).tools == asked.tools
 
 
+async def test_v11_a_continuation_is_told_what_its_own_request_says() -> None:
+    """Its instructions, tools and effort stand ahead of what was said before, as in a first turn."""
+    said = (HELLO, message("assistant", "Hello!"), message("user", "And in Paris?"))
+    asked = conversation(*said, instructions="Be brief.", tools=TOOLS, effort="none")
+    rendered = await text(asked)
+    assert rendered.index("Be brief.") < rendered.index("Hello.") < rendered.index("Hello!")
+    assert '"name": "get_weather"' in rendered
+    chat = (await prompt(asked, "{{ reasoning_effort }}")).chat
+    assert chat is not None
+    assert chat.variables["reasoning_effort"] == "none"
+
+
 async def test_no_tools_are_shown_where_none_may_be_called() -> None:
     """All others are, callable or not: the prompt stays the same for the cache."""
     two = (function("one"), function("two"))
@@ -94,7 +106,7 @@ async def test_raw_messages_are_the_prompt_as_it_is() -> None:
     assert rendered.raw_messages == (raw,)
 
 
-async def test_images_go_with_the_prompt() -> None:
+async def test_v14_images_go_with_the_prompt() -> None:
     """They are the data URLs of the request."""
     image = "data:image/png;base64,AAAA"
     shown = Message("m", "completed", "user", (InputText("See."), InputImage(image)))
