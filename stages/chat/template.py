@@ -20,6 +20,9 @@ _DOT = (
 )
 """One pixel, in place of every image: a text only holds the places of images, whatever these show."""
 
+_OF_TEMPLATES = (ValueError, TypeError, LookupError, AssertionError, ArithmeticError, RecursionError)
+"""What goes wrong in templates, and in the reading of them, beside their own errors."""
+
 
 class VllmTemplate:
     """The template of the model that ``renderer`` is for, or ``source`` in its place.
@@ -72,7 +75,7 @@ class VllmTemplate:
 
         try:
             rendered: tuple[Any, Mapping[str, Any]] = self._renderer.render_messages(messages, params)
-        except (VLLMClientError, TemplateError, ValueError, TypeError, LookupError, AssertionError) as error:
+        except (VLLMClientError, TemplateError, *_OF_TEMPLATES) as error:
             reason = str(error.args[0]) if error.args else type(error).__name__
             raise InvalidRequest(
                 f"The model's chat template refuses this conversation: {reason}", param="input"

@@ -79,8 +79,9 @@ def test_what_the_template_refuses_is_told_in_its_own_words() -> None:
     assert refused.value.param == "input"
     with pytest.raises(InvalidRequest, match="no element 7"):
         template("{{ messages[7].content }}").render([HELLO], [], {})
-    with pytest.raises(InvalidRequest):
-        template("{% broken").render([HELLO], [], {})
+    for source in ("{% broken", "{{ 1 / 0 }}", f"{{{{ {'(' * 2000}1{')' * 2000} }}}}"):
+        with pytest.raises(InvalidRequest):
+            template(source).render([HELLO], [], {})
 
 
 def test_a_model_that_sees_nothing_refuses_images() -> None:
