@@ -7,7 +7,7 @@ from itertools import chain
 import pytest
 
 from pipeline.errors import EngineFailed
-from pipeline.frames import ChatTurn, ItemDelta
+from pipeline.frames import ChatTurn, FinishReason, ItemDelta
 from pipeline.protocol.tools import Toolset
 from tests.chat_families import chat_model
 from tests.stages.parse.chat.written import TOOLS, cut, ended, finished, frames, parse, tokens, told
@@ -122,6 +122,15 @@ def test_what_was_cut_is_incomplete() -> None:
         *whole, last = cut("qwen3", written)
         assert (last.complete, last.token_ids) == (False, ())
         assert all(item.complete for item in whole)
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_the_beginning_of_a_character_is_no_text(reason: FinishReason) -> None:
+    """In a call's arguments it would break them, and markup that is unfinished has no text to add it to."""
+    half = tokens("qwen3", "🧑")[:-1]
+    for written in (THOUGHT + "Hello", THOUGHT + PARIS, f"{THOUGHT}{PARIS[:50]}"):
+        whole = items(frames("qwen3", tokens("qwen3", written), reason))
+        assert told(items(frames("qwen3", [*tokens("qwen3", written), *half], reason))) == told(whole)
 
 
 def test_a_thought_that_never_ends_is_all_there_is() -> None:

@@ -71,7 +71,7 @@ def test_text_arrives_as_it_is_written() -> None:
 )
 def test_a_cut_object_leaves_what_came(cut: str, text: str) -> None:
     """An unfinished escape stands for a character that nobody knows."""
-    assert unwrapped(f'{{"input": "{cut}') == text
+    assert unwrapped(cut) == text
 
 
 def test_a_name_without_end_is_passed_on() -> None:
@@ -80,3 +80,10 @@ def test_a_name_without_end_is_passed_on() -> None:
     pieces = [machine.feed(text) for text in ['{"', *["x" * 100] * 100]]
     assert pieces[-1] == "x" * 100
     assert "".join(pieces) + machine.flush() == '{"' + "x" * 10_000
+
+
+def test_what_was_cut_ends_where_it_is_known() -> None:
+    """The beginning of the object is no text of the model's, nor is half an escape."""
+    for beginning in ('{"', '{"input": ', '{"input": "\\', '{"input": "\\ud83e'):
+        machine = Unwrapped("input")
+        assert machine.feed(beginning) + machine.flush(cut=True) == ""
