@@ -66,7 +66,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports warn
 
 @pytest.mark.parametrize("family", FAMILIES)
 @given(st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_any_tokens_become_items(family: str, data: st.DataObject) -> None:
     """No tokens make the parser raise or break the grammar of frames; chunks make no difference; ids add up."""
     token_ids = data.draw(soup(family))
