@@ -6,7 +6,7 @@ model's own markup as far as that is described.  Where it is not, calls are a JS
 one tool that must be called; and where the model is free to answer as it likes, its calls are free, too, but for which
 tools they may be of: ``strict`` is no promise then.
 
-    start: thought? (answer | calls) <end of turn>
+    start: (thought <white space>)? (answer | calls) <end of turn>
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def grammar(
 
 
 def _opening(rules: Rules, chat: ChatModel, prompt_ids: TokenIds) -> list[Part]:
-    """What the model may think ahead of everything else."""
+    """What the model may think ahead of everything else, and the white space behind that, which is no part of it."""
     if chat.parsers.thinking is None:
         return []
     begin, end = chat.parsers.thinking
     tail = chat.vocabulary.decode(prompt_ids[-_TAIL:]).rstrip()
     if tail.endswith(end.strip()):
         return []
-    rest: list[Part] = [Free(), *rules.literal(end)]
+    rest: list[Part] = [Free(), *rules.literal(end), rules.body(SPACE)]
     if begin and tail.endswith(begin.strip()):
         return rest
     return [rules.either([[*rules.literal(begin), *rest]], "?")]
@@ -103,7 +103,6 @@ class _Turn:
         self._tools = tools
         self._asked = asked
         self._tags = Tags(self.rules, MOST_CALLS)
-        self._space = self.rules.body(SPACE)
         names = ToolNames(tools)
         self._callable = [_Callable(names.of(tool), tool, _schema(tool)) for tool in tools.callable]
 
@@ -125,7 +124,7 @@ class _Turn:
         if is_bound(self._tools):
             raise InvalidRequest("What is promised of tools and a structural tag exclude each other.", param=param)
         try:
-            return [[self._space, *Tags(self.rules).parts(structural_tag(tag))]]
+            return [Tags(self.rules).parts(structural_tag(tag))]
         except Undescribed as error:
             raise unenforceable(param, f"the format {shortened(str(error))!r} is not supported") from error
         except Unenforceable as error:
@@ -157,7 +156,7 @@ class _Turn:
         return bool(self._callable) and self._tools.choice == "required"
 
     def _answer(self) -> list[Part]:
-        return [self._space, self.rules.body(self._asked.body)] if self._asked else [Free()]
+        return [self.rules.body(self._asked.body)] if self._asked else [Free()]
 
     # Calls
 
@@ -166,7 +165,7 @@ class _Turn:
         shown = {function["function"]["name"]: function["function"] for function in functions}
         calls = self._calls([called.function(shown) for called in self._callable])
         if self._must_call or self._asked:
-            return [*answers, [self._space, *self._tags.parts(calls)]]
+            return [*answers, self._tags.parts(calls)]
         begin = lead(self._calls([_function(name, None, strict=False) for name in ("a", "b")]))
         if not begin:
             raise Undescribed
@@ -184,10 +183,10 @@ class _Turn:
         if not self._must_call and not self._asked and self._tools.allowed is None:
             return [], "native"
         if self._must_call and len(self._callable) == 1:
-            return [[self._space, self.rules.body(self._callable[0].body)]], "arguments"
+            return [[self.rules.body(self._callable[0].body)]], "arguments"
         one = self.rules.either(self._listed(called) for called in self._callable)
         more = self.rules.either([[Words(", "), one]], f"{{0,{MOST_CALLS - 1}}}")
-        listed: list[Part] = [self._space, Words("["), one, *([more] if self._tools.parallel else []), Words("]")]
+        listed: list[Part] = [Words("["), one, *([more] if self._tools.parallel else []), Words("]")]
         return [*answers, listed], "list"
 
     def _listed(self, called: _Callable) -> list[Part]:

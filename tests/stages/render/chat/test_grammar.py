@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline.errors import InvalidRequest
 from pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, Grammar, McpTool, Toolset
 from stages.render.grammar import MOST_CALLS
-from tests.stages.render.chat.held import END, THINKING_OFF, THOUGHT_OPEN, held, undescribed
+from tests.stages.render.chat.held import ASK, END, THINKING_OFF, THOUGHT_OPEN, held, undescribed
 
 COUNT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 FORMAT = {"type": "json_schema", "name": "count", "schema": COUNT, "strict": True}
@@ -23,6 +23,8 @@ DATE = CustomTool("date", None, Grammar("regex", r'\d{4}-\d{2}(\n"z")?'))
 NOTE = CustomTool("note")
 FAR = McpTool("far", "fetch", None, COUNT)
 ALL = (STRICT, LOOSE, DATE, NOTE, FAR, *HOSTED["python"])
+
+CONST = {"type": "const_string", "value": "yes"}
 
 THOUGHT = "<think>\nHm. {}\n</think>\n\n"
 REST = THOUGHT.removeprefix("<think>\n")
@@ -79,6 +81,17 @@ def test_row22_row23_row25_every_combination_keeps_its_promises(prompt: str, cho
         assert model.accepted(JSON + END).endswith("...")
     if prompt == "must not think":
         assert "</think>" not in model.accepted(THOUGHT + JSON + END)
+
+
+@pytest.mark.parametrize("structured", [{"choice": ["yes"]}, {"structural_tag": {"format": CONST}}], ids=str)
+def test_row35_white_space_stands_behind_a_thought_alone(structured: dict[str, Any]) -> None:
+    """There it belongs to neither; where there is no thought it would be of the answer."""
+    for prompt, begin in ((ASK, THOUGHT), (THOUGHT_OPEN, REST)):
+        assert held(structured=structured, prompt=prompt).accepted(f"{begin}yes{END}") == f"{begin}yes{END}"
+    for prompt in (ASK, THINKING_OFF):
+        model = held(structured=structured, prompt=prompt)
+        assert model.accepted(f"yes{END}") == f"yes{END}"
+        assert model.accepted(f"\n\nyes{END}") == "..."
 
 
 def test_where_the_model_may_think_it_need_not() -> None:
