@@ -22,6 +22,7 @@ _OURS = frozenset(
         "return_assistant_tokens_mask",
         "return_dict",
         "return_tensors",
+        "self",
         "tokenize",
         "tokenizer",
         "tokenizer_kwargs",

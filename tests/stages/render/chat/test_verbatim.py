@@ -14,7 +14,17 @@ from pipeline.protocol.items import Item
 from stages.render.chat.guard import Guard
 from stages.render.chat.verbatim import spelled
 from tests.stages.render.chat.models import prompt, vocabulary
-from tests.stages.render.conversations import call, conversation, function, message, output, reasoning
+from tests.stages.render.conversations import (
+    approval,
+    call,
+    conversation,
+    decision,
+    function,
+    mcp_call,
+    message,
+    output,
+    reasoning,
+)
 
 TOOLS = [function("get_weather")]
 UNCUT = Guard(vocabulary()).cut
@@ -64,6 +74,16 @@ async def test_a_prompt_begins_with_the_one_before_and_what_came_of_it() -> None
     after = await prompt(whole)
     generated = (*between.token_ids, *letters(third + fourth))
     assert after.token_ids[: len(generated)] == generated
+
+
+async def test_a_call_that_was_approved_of_is_in_the_words_of_its_request() -> None:
+    """The model wrote the request; the call that was made of it is no other."""
+    asked = approval("read", '{"id": 1}')
+    made = msgspec.structs.replace(mcp_call("read", '{"id": 1}', "Text."), approval_request_id=asked.id)
+    written = '<tool_call>\n{"name": "docs__read", "arguments": {"id": 1}}\n</tool_call><|im_end|>'
+    items = (message("user", "Read it."), asked, decision(asked, approve=True), made)
+    rendered = await prompt(known(conversation(*items), (asked, written)))
+    assert within(rendered.token_ids, "<tool_call>") == letters(written)
 
 
 async def test_what_the_template_leaves_out_stays_out() -> None:
