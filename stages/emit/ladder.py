@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from pipeline.frames import CallFinished, CallStarted, ItemDelta
 from pipeline.protocol.events import (
@@ -188,7 +188,7 @@ class OpenMessage(_OpenContent):
 
     def __init__(self, place: Place, phase: Phase | None) -> None:
         super().__init__(place)
-        self._phase = phase or UNSET
+        self._phase: Phase | UnsetType = phase or UNSET
         self._logprobs: list[Logprob] = []
         self._annotations: list[dict[str, Any]] = []
 

@@ -16,7 +16,7 @@ from tests.stages.persist.samples import response
 def prompt(**fields: Any) -> Prompt:
     """A prompt for the model of the fakes; ``max_tokens`` and the like are of its sampling."""
     names = Sampling.__struct_fields__
-    sampling = {"max_tokens": 100} | {name: fields.pop(name) for name in names if name in fields}
+    sampling: dict[str, Any] = {"max_tokens": 100} | {name: fields.pop(name) for name in names if name in fields}
     asked = response(fields.pop("id", "resp_1"), model=fields.pop("model", "tiny"))
     known: dict[str, Any] = {"token_ids": (1, 2, 3), "stop_token_ids": (200002,)}
     return Prompt(response=asked, input=(), sampling=Sampling(0.0, 1.0, **sampling), **(known | fields))
