@@ -7,6 +7,7 @@ functions.  Written against vLLM 0.32.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
-
 ANYTHING = r"start: /(.|\n)*/"
 """A grammar that everything matches."""
+
+_TOO_LONG = re.compile(r"prompt \(length (\d+)\)")
+"""What vLLM calls a prompt that has no room: it says so in words alone."""
 
 
 class UnknownModel(ValueError):
@@ -272,8 +275,8 @@ def _refusals(context_length: int) -> Iterator[None]:
     except GracefulHTTPError as error:
         raise EngineOverloaded("The engine's queue is full. Try again in a moment.") from error
     except VLLMValidationError as error:
-        if error.parameter == "input_tokens":  # it counts images as what they are to the model
-            raise ContextTooLong(error.value, context_length) from error
+        if too_long := _TOO_LONG.search(error.args[0]):  # with its images, which were a token each before
+            raise ContextTooLong(int(too_long[1]), context_length) from error
         param = error.parameter and PARAMETERS.get(error.parameter, error.parameter)
         raise InvalidPrompt(error.args[0], param=param) from error
     except (VLLMClientError, ValueError) as error:
