@@ -228,9 +228,15 @@ async def drawn(settings: Settings) -> str:
 def _drawn(settings: Settings, running: Started) -> str:
     pipeline = assembled(settings, running, LiveResponses(Store(Nowhere())), Toolbox())
     model = settings.model or (running.engine.models[0] if settings.engine else DEFAULT_MODEL)
-    speaks = "speaks Harmony" if running.chat is None else "has a chat template"
     where = f"vLLM at {' and '.join(settings.engine)}" if settings.engine else "vLLM in this process"
-    return f"{model} {speaks}, and runs on {where}.\n\n{pipeline}"
+    return f"{model} {_spoken(running.chat)}, and runs on {where}.\n\n{pipeline}"
+
+
+def _spoken(chat: ChatModel | None) -> str:
+    if chat is None:
+        return "speaks Harmony"
+    parsers = f"the parsers {' and '.join(chat.parser_names)}" if chat.parser_names else "no parser"
+    return f"has a chat template, is read by {parsers}"
 
 
 async def toolbox(settings: Settings) -> Toolbox:

@@ -294,7 +294,7 @@ async def test_a_chat_model_elsewhere_is_read_here(model: str | None) -> None:
         async with over_http(settings) as running:
             assert running.chat is not None
             assert running.chat.parsers.thinking == ("<think>", "</think>")
-        assert "has a chat template" in await drawn(settings)
+        assert "has a chat template, is read by the parsers qwen3 and hermes, and runs on" in await drawn(settings)
 
 
 async def test_a_gpt_oss_elsewhere_without_a_tokenizer_speaks_harmony(tmp_path: Path) -> None:

@@ -138,6 +138,8 @@ class ChatModel:
     """Variables of the template that the operator set."""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """What the makers of the model advise of sampling, in vLLM's terms."""
+    parser_names: tuple[str, ...] = ()
+    """The parsers that read it, by their names in vLLM."""
     sees_images: bool = False
     trusts_templates: bool = False
     """Whether a request may bring a template of its own."""
