@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import logging
+import os
 import signal
 import socket
 import sys
@@ -274,7 +275,8 @@ def database(store: str) -> Database:
 
 
 def log_to_stderr(level: str) -> None:
-    """Write the log, each line of which names the response that it is about."""
+    """Write the log, vLLM's with it; each line of ours names the response that it is about."""
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     logging.basicConfig(level=level, format=FORMAT)
     for handler in logging.getLogger().handlers:
         handler.addFilter(name_response)
