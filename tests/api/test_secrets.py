@@ -45,7 +45,7 @@ def secretive(conversation: Conversation) -> Conversation:
 def known_secrets() -> int:
     """How many secrets of these tests this process knows."""
     gc.collect()
-    return sum(CANARY in str(each.reveal()) for each in gc.get_objects() if isinstance(each, Secret))
+    return sum(CANARY in str(each.reveal()) for each in gc.get_objects() if issubclass(type(each), Secret))
 
 
 class Watched:

@@ -28,8 +28,8 @@ SYNTAXES = ("native", "native", "native", "list", "arguments")
 
 @st.composite
 def soup(draw: st.DrawFn, family: str) -> list[int]:
-    """Marks, bits of markup, any text, parts of characters, and ids that no token has."""
-    vocabulary = chat_model(family).vocabulary
+    """Marks, bits of markup, any text, parts of characters, and ids that no token has; no engine goes on at a stop."""
+    vocabulary, stops = chat_model(family).vocabulary, chat_model(family).stop_token_ids
     bits = draw(
         st.lists(
             st.one_of(
@@ -41,7 +41,8 @@ def soup(draw: st.DrawFn, family: str) -> list[int]:
             max_size=24,
         )
     )
-    return list(chain.from_iterable(bits))
+    end = draw(st.sampled_from([[], [*stops][:1]]))
+    return [*(token for token in chain.from_iterable(bits) if token not in stops), *end]
 
 
 @st.composite
