@@ -69,7 +69,7 @@ class VllmParsers:
     ) -> None:
         self._tokenizer = tokenizer
         self._model_config = model_config
-        self._marks = frozenset(tokenizer.get_added_vocab().values())
+        self._marks = frozenset({*tokenizer.get_added_vocab().values(), *tokenizer.all_special_ids})
         self._names = (reasoning_parser or None, tool_call_parser or None)
         self._classes: dict[_Names, type[Parser] | None] = {}
         self._traits: dict[_Names, Traits] = {}
