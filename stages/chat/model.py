@@ -143,3 +143,11 @@ class ChatModel:
     sees_images: bool = False
     trusts_templates: bool = False
     """Whether a request may bring a template of its own."""
+
+    def raw_message(self, token_ids: Sequence[int]) -> dict[str, Any]:
+        """A prompt, or what was generated, as vLLM shows it, to debug it by."""
+        return {
+            "type": "raw_message_tokens",
+            "message": self.vocabulary.decode(token_ids),
+            "tokens": list(token_ids),
+        }

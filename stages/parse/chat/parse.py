@@ -26,7 +26,6 @@ from pipeline.frames import (
     ItemDelta,
     MessageOpened,
     ParsedFrame,
-    RawMessages,
     ReasoningOpened,
     Repair,
     TokenChunk,
@@ -191,7 +190,7 @@ class ChatParser:
             case Called(name):
                 yield from self._call(name)
             case Argued(text):
-                yield from self._argue(text)
+                self._argue(text)
             case Thought(text) | Said(text):
                 yield from self._speak(type(piece), text)
 
@@ -209,7 +208,7 @@ class ChatParser:
         written = text.rstrip()
         self._margin = text[len(written) :]
         self._follows_markup = True
-        yield from self._write(written)
+        self._write(written)
 
     @property
     def _phase(self) -> Phase | None:
@@ -236,10 +235,9 @@ class ChatParser:
             self._item.argument = Unwrapped(argument) if argument else None
             self._item.repairs = repairs
 
-    def _argue(self, text: str) -> Iterable[ParsedFrame]:
-        if self._item is None or self._item.kind is not Called:
-            return
-        yield from self._write(self._item.argument.feed(text) if self._item.argument else text)
+    def _argue(self, text: str) -> None:
+        if self._item and self._item.kind is Called:
+            self._write(self._item.argument.feed(text) if self._item.argument else text)
 
     # The open item
 
@@ -253,7 +251,7 @@ class ChatParser:
         self._blank = (kind, "")
         yield opening
 
-    def _write(self, text: str) -> Iterable[ParsedFrame]:
+    def _write(self, text: str) -> None:
         item = self._item
         if item is None or not text:
             return
@@ -263,7 +261,6 @@ class ChatParser:
         self._read_upto = len(self._tokens)
         item.length += len(text)
         item.text.write(text)
-        yield from ()
 
     def _claim(self, text: str, base: int, logprobs: AlignedLogprobs) -> None:
         """Line up the tokens whose text ``text`` is made of, which comes at ``base``."""
@@ -301,7 +298,7 @@ class ChatParser:
         for piece in self._parser.finish(cut=cut):  # the beginning of a character, still held back, is no text
             yield from self._take(piece)
         if self._item and self._item.kind is Said:
-            yield from self._write(self._margin)
+            self._write(self._margin)
         self._check_end(finished)
         yield from self._close(complete=not cut or self._is_whole, upto=0 if cut else len(self._tokens))
         yield TurnFinished(
@@ -310,7 +307,7 @@ class ChatParser:
             output_tokens=len(self._tokens),
             reasoning_tokens=self._reasoning_tokens,
             duration=finished.duration,
-            raw_messages=None if self._started.raw_messages is None else self._raw_messages(),
+            raw_messages=None if self._started.raw_messages is None else (self._chat.raw_message(self._tokens),),
             prompt_tokens=finished.prompt_tokens,
         )
 
@@ -326,10 +323,6 @@ class ChatParser:
         must_call = self._started.held_to_grammar and self._started.tools.choice == "required"
         if must_call and finished.reason == "stop" and not self._has_called and not self._started.stop:
             raise EngineFailed("The engine could not hold the model to the grammar of this request to its end.")
-
-    def _raw_messages(self) -> RawMessages:
-        text = self._chat.vocabulary.decode(self._tokens)
-        return ({"type": "raw_message_tokens", "message": text, "tokens": list(self._tokens)},)
 
 
 def _behind_breaks(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from pipeline.frames import ChatTurn, Conversation, Prompt, TokenIds
 from pipeline.protocol.items import images_of
@@ -53,16 +52,11 @@ class RenderChat:
             tools=conversation.tools,
             grammar=rules,
             scheduling=conversation.scheduling,
-            raw_messages=(self._raw(token_ids),) if conversation.raw_messages else None,
+            raw_messages=(self.chat.raw_message(token_ids),) if conversation.raw_messages else None,
             origin=conversation.origin,
             images=layout.images,
             chat=ChatTurn(variables=rendering.variables, calls=calls, continues=layout.continues),
         )
-
-    def _raw(self, token_ids: TokenIds) -> dict[str, Any]:
-        """The prompt as vLLM shows it, to debug it by."""
-        text = self.chat.vocabulary.decode(token_ids)
-        return {"type": "raw_message_tokens", "message": text, "tokens": list(token_ids)}
 
 
 def _truncated(rendering: Rendering, layout: Layout, token_ids: TokenIds, limit: int) -> tuple[Layout, TokenIds]:
