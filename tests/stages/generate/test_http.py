@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from itertools import cycle, islice
 from typing import Any
 
@@ -15,7 +17,7 @@ from pipeline.frames import Scheduling, TokenChunk
 from stages.generate.backends import SILENT, Backend, Backends, UnusableServer
 from stages.generate.endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, held_to
 from stages.generate.generation import Generation
-from stages.generate.http import start_http
+from stages.generate.http import HttpEngine, start_http
 from stages.harmony import VOCABULARY_SIZE
 from tests.fake_vllm import FakeVllm, Fault, alternatives, fakes, own_logprob
 from tests.stages.converse.browser.web import serving
@@ -513,18 +515,26 @@ async def test_another_model_at_the_same_address_is_left_out() -> None:
         assert (len(one.prompts), len(other.prompts)) == (0, 4)
 
 
-@pytest.mark.parametrize("after", [0, 2])
-async def test_silence_lasts_as_long_as_the_server_says_that_it_is_well(after: int) -> None:
-    """A stream may be silent; one whose server is gone has failed, or is another server's."""
-    hanging, well = FakeVllm(fault="hangs", after=after), FakeVllm()
-    async with engine_over(hanging, well) as engine, engine.open(prompt()) as stream:
+@asynccontextmanager
+async def hanging(
+    after: int,
+) -> AsyncGenerator[tuple[FakeVllm, HttpEngine, list[Any], asyncio.Task[list[Any]]], None]:
+    """A server that says no more behind so many tokens, beside one that is well: what came, and who waits for more."""
+    server = FakeVllm(fault="hangs", after=after)
+    async with engine_over(server, FakeVllm()) as engine, engine.open(prompt()) as stream:
         seen: list[Any] = []
         while len(token_ids(seen)) < after:
             seen.append(await anext(aiter(stream)))
-        rest = asyncio.create_task(_rest(stream))
+        yield server, engine, seen, asyncio.create_task(_rest(stream))
+
+
+@pytest.mark.parametrize("after", [0, 2])
+async def test_silence_lasts_as_long_as_the_server_says_that_it_is_well(after: int) -> None:
+    """A stream may be silent; one whose server is gone has failed, or is another server's."""
+    async with hanging(after) as (server, _, seen, rest):
         await asyncio.sleep(0.5)
         assert not rest.done()
-        await hanging.stop()
+        await server.stop()
         if after:
             with pytest.raises(EngineFailed):
                 await rest
@@ -555,12 +565,7 @@ async def test_a_server_that_says_nothing_for_long_loses_what_it_is_at() -> None
 @pytest.mark.parametrize("after", [0, 2])
 async def test_what_is_lost_ends_or_moves_on(after: int) -> None:
     """Without a token another server takes it over; with one it has failed, behind what came."""
-    hanging, well = FakeVllm(fault="hangs", after=after), FakeVllm()
-    async with engine_over(hanging, well) as engine, engine.open(prompt()) as stream:
-        seen: list[Any] = []
-        while len(token_ids(seen)) < after:
-            seen.append(await anext(aiter(stream)))
-        rest = asyncio.create_task(_rest(stream))
+    async with hanging(after) as (server, engine, _, rest):
         await asyncio.sleep(0.1)
         (generation,) = next(backend for backend in engine._backends.all if backend.running).running
         generation.lose()
@@ -569,7 +574,7 @@ async def test_what_is_lost_ends_or_moves_on(after: int) -> None:
                 await rest
         else:
             assert token_ids(await rest) == TOKENS
-        await until(lambda: hanging.running == 0)
+        await until(lambda: server.running == 0)
 
 
 def test_the_better_endpoint_goes_first() -> None:
