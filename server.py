@@ -1,4 +1,4 @@
-"""The composition root: settings -> engine, store -> pipeline -> HTTP server, and the ``penstock`` command."""
+"""The composition root: settings -> engine, store -> pipeline -> HTTP server, and ``penstock serve``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -308,17 +308,15 @@ def greeting(settings: Settings, model: str) -> str:
     return f"Serving {model} at {url}. Try:\n\n  {command}\n"
 
 
-def main() -> None:
-    """Run ``penstock serve [MODEL] [options]``."""
-    if sys.argv[1:2] != ["serve"]:
-        sys.exit("usage: penstock serve [MODEL] [options]\n\nTry: penstock serve --help")
-    for argument in sys.argv:
+def main(arguments: Sequence[str]) -> None:
+    """Run ``penstock serve`` with the ``arguments`` behind it."""
+    for argument in arguments:
         if place := KEY_PLACES.get(argument.split("=")[0]):
             sys.exit(f"penstock: a command line shows its keys to all processes: use {place}")
     # Until the server is up, SIGTERM unwinds the start.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        settings = CliApp.run(Settings, cli_args=sys.argv[2:])
+        settings = CliApp.run(Settings, cli_args=list(arguments))
         log_to_stderr(settings.log_level)
         if settings.print_pipeline:
             print(uvloop.run(drawn(settings)))
@@ -328,7 +326,3 @@ def main() -> None:
         sys.exit("\n".join(f"penstock: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()))
     except UNSTARTABLE as error:
         sys.exit(f"penstock: {error}")
-
-
-if __name__ == "__main__":  # vLLM spawns workers, which import this module again
-    main()

@@ -195,3 +195,13 @@ class RunInterrupted(StageError):
 
     def __init__(self) -> None:
         super().__init__("The server ended while it ran this response.")
+
+
+def error_named(name: str, message: str) -> StageError | None:
+    """The error of that class which says ``message``, as one that was written down is told again."""
+    kind = globals().get(name)
+    if not (isinstance(kind, type) and issubclass(kind, StageError)):
+        return None
+    error = kind.__new__(kind)
+    StageError.__init__(error, message)
+    return error

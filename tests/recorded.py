@@ -12,7 +12,7 @@ import msgspec
 from pipeline.core import Pipeline, Stage
 from pipeline.frames import ConversedFrame, EmittedFrame, ItemResult, ItemTokens
 from pipeline.protocol.response import Response
-from pipeline.record import read_frames, replay, write_frames
+from pipeline.record import FORMAT, Header, read_frames, replay, write_frames
 from stages.emit.emit import emit
 from stages.persist.live import LiveResponses
 from stages.persist.persist import Persist
@@ -21,15 +21,18 @@ from tests.streams import checked, final
 
 CREATED_AT = 1_790_000_000.0
 
+HARMONY = Header(FORMAT, "tiny-gpt-oss")
+
 Frame = TypeVar("Frame")
 
 
 class Case:
     """The files of one fixture; ``regen`` writes where it would compare."""
 
-    def __init__(self, folder: Path, *, regen: bool) -> None:
+    def __init__(self, folder: Path, *, regen: bool, header: Header = HARMONY) -> None:
         self.folder = folder
         self.regen = regen
+        self.header = header
 
     def path(self, junction: str) -> Path:
         return self.folder / junction
@@ -37,9 +40,12 @@ class Case:
     def read(self, junction: str, frames: Any) -> list[Any]:
         return list(read_frames(self.path(junction), frames))
 
+    def write(self, junction: str, frames: list[Any]) -> None:
+        write_frames(self.path(junction), frames, self.header)
+
     def expect(self, junction: str, frames: list[Any], types: Any) -> None:
         if self.regen:
-            write_frames(self.path(junction), frames)
+            self.write(junction, frames)
         assert frames == self.read(junction, types)
 
 

@@ -41,7 +41,7 @@ from pipeline.frames import (
 )
 from pipeline.protocol.reading import read_request
 from pipeline.protocol.response import Response
-from pipeline.record import read_frames, write_frames
+from pipeline.record import FORMAT, Header, read_frames
 from stages.chat.model import ChatModel
 from stages.generate.generate import Generate
 from stages.generate.replay import ReplayEngine
@@ -67,7 +67,8 @@ every_case = pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.
 @every_case
 async def test_fixture(folder: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """Each stage turns its recorded source into its recorded output."""
-    case = Case(folder, regen=bool(request.config.getoption("--regen")))
+    header = Header(FORMAT, family_of(folder.name), "chat", "fixtures/tiny_qwen" if folder in WHOLE else None)
+    case = Case(folder, regen=bool(request.config.getoption("--regen")), header=header)
     async with opened(str(tmp_path / "responses.sqlite3")) as store:
         await generated(case, chat_model(family_of(folder.name)), store)
         await told(case, store, "parsed.jsonl")
@@ -84,7 +85,7 @@ async def generated(case: Case, model: ChatModel, store: Store) -> None:
         case.expect("conversation.jsonl", conversations, Conversation)
         case.expect("prompt.jsonl", prompts, Prompt)
     if case.regen:
-        write_frames(case.path("tokens.jsonl"), written(case.path("completion.txt").read_text(), prompts[0], model))
+        case.write("tokens.jsonl", written(case.path("completion.txt").read_text(), prompts[0], model))
     tokens = Tap()
     turn = (
         Pipeline.start("generate", Generate(ReplayEngine(case.path("tokens.jsonl"))))
@@ -237,7 +238,7 @@ def test_a_recording_is_replayed_without_its_vocabulary(
     name: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """A replay goes on from what was parsed, and tells the recorded response."""
-    monkeypatch.setattr("sys.argv", ["pipeline", "replay", str(FIXTURES / name)])
+    monkeypatch.setattr("sys.argv", ["penstock", "replay", str(FIXTURES / name)])
     main()
     response = final(read_sse(capsysbinary.readouterr().out))
     assert response == msgspec.json.decode((FIXTURES / name / "response.json").read_bytes(), type=Response)
@@ -247,7 +248,7 @@ def test_tokens_are_not_replayed_without_their_vocabulary(
     monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     """Whoever asks for it is told what to ask for."""
-    monkeypatch.setattr("sys.argv", ["pipeline", "replay", str(FIXTURES / "qwen3_call"), "--since", "parse"])
+    monkeypatch.setattr("sys.argv", ["penstock", "replay", str(FIXTURES / "kimi_k2_cut_in_thought"), "--from", "parse"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2

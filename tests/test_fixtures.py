@@ -28,7 +28,7 @@ from pipeline.frames import (
 )
 from pipeline.protocol.events import OutputItemAdded, OutputItemDone
 from pipeline.protocol.reading import read_request
-from pipeline.record import read_frames, write_frames
+from pipeline.record import read_frames
 from stages.converse.converse import Converse
 from stages.generate.generate import Generate
 from stages.generate.replay import ReplayEngine
@@ -76,7 +76,7 @@ async def generated(case: Case, encoding: HarmonyEncoding, tools: PlayedTools | 
     render, parse = RenderHarmony(encoding), ParseHarmony(encoding)
     if case.regen and completions(case.folder):
         prompt = (await through(render, given))[0]
-        write_frames(case.path("tokens.jsonl"), hand_written(case.folder, prompt, encoding))
+        case.write("tokens.jsonl", hand_written(case.folder, prompt, encoding))
     prompts, tokens, parsed = Tap(), Tap(), Tap()
     turn = (
         Pipeline.start("render", render)

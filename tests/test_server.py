@@ -261,17 +261,15 @@ def test_engines_that_make_no_sense_are_refused(arguments: list[str], told: str)
 @pytest.mark.parametrize("option", ["--engine-key", "--engine-key=secret"])
 def test_a_key_of_an_engine_in_the_command_line_is_refused(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every process of the machine could read it."""
-    monkeypatch.setattr("sys.argv", ["penstock", "serve", option])
     with pytest.raises(SystemExit, match="PENSTOCK_ENGINE_KEY"):
-        main()
+        main([option])
 
 
 def test_a_machine_without_vllm_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine is missing: the start ends with a message."""
     monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.setattr("sys.argv", ["penstock", "serve", "tiny"])
     with pytest.raises(SystemExit, match="install vllm, or name an engine elsewhere with --engine"):
-        main()
+        main(["tiny"])
 
 
 async def test_an_engine_elsewhere_says_what_its_model_speaks(monkeypatch: pytest.MonkeyPatch) -> None:

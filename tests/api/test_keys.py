@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import AsyncGenerator
 from hashlib import sha256
 from pathlib import Path
@@ -156,6 +155,5 @@ def test_what_to_try_first_names_no_key(keys: str | None) -> None:
 )
 def test_a_key_on_the_command_line_is_refused(option: list[str], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every process of the machine could read it there."""
-    monkeypatch.setattr(sys, "argv", ["penstock", "serve", "tiny", *option])
     with pytest.raises(SystemExit, match=place):
-        main()
+        main(["tiny", *option])

@@ -49,6 +49,7 @@ from tests.engine.asking import (
     until_idle,
 )
 from tests.engine.tiny import CONTEXT_LENGTH, QUEUE
+from tests.recorded import HARMONY
 from tests.serving import serving
 from tests.streams import final, read_sse
 from tests.test_fixtures import CASES
@@ -74,7 +75,7 @@ async def test_the_engine_says_what_was_recorded(
     stage = Generate(engine)(replay(prompts))
     frames = [frame async for frame in stage]
     if request.config.getoption("--regen"):
-        write_frames(folder / "tokens.jsonl", frames)
+        write_frames(folder / "tokens.jsonl", frames, HARMONY)
     recorded = list(read_frames(folder / "tokens.jsonl", TokenFrame))
     assert token_ids(frames) == token_ids(recorded)
     assert frames[0] == recorded[0]

@@ -1,4 +1,4 @@
-"""``python -m pipeline``, as its users run it."""
+"""The ``penstock`` command, as its users run it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,7 @@ import msgspec
 import pytest
 
 from pipeline.__main__ import main
-from pipeline.core import Pipeline
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
-from stages.generate.replay import ReplayEngine
-from stages.harmony import load_encoding
-from stages.persist.database import Nowhere
-from stages.persist.live import LiveResponses
-from stages.persist.store import Store
-from stages.responses import harmony_responses
-from tests.played import PlayedTools
 from tests.streams import final, read_sse
 
 ROOT = Path(__file__).parents[2]
@@ -29,17 +19,10 @@ SERVED = ROOT / "fixtures/harmony/served_python"
 Run = Callable[..., bytes]
 
 
-def served() -> Pipeline[CreateResponse, ResponseEvent]:
-    """The flow with a model and with tools, which are those of a recording."""
-    engine, tools = ReplayEngine(SERVED / "tokens.jsonl"), PlayedTools(SERVED / "tools.json")
-    store = LiveResponses(Store(Nowhere()))
-    return harmony_responses(("recorded",), engine, load_encoding(), store, tools.toolbox)
-
-
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
     def run(*arguments: str) -> bytes:
-        monkeypatch.setattr("sys.argv", ["pipeline", *arguments])
+        monkeypatch.setattr("sys.argv", ["penstock", *arguments])
         main()
         return capsysbinary.readouterr().out
 
@@ -55,7 +38,7 @@ def test_a_replay_gives_the_recorded_events(run: Run) -> None:
     """Replaying the tokens of a fixture writes its stream of events; from a later stage it is the same."""
     replayed = run("replay", RECORDING)
     assert [event.__struct_config__.tag for event in read_sse(replayed)][-1] == "response.completed"
-    assert run("replay", RECORDING, "--since", "emit") == replayed
+    assert run("replay", RECORDING, "--from", "emit") == replayed
 
 
 def test_a_missing_recording_is_named(run: Run, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -63,21 +46,17 @@ def test_a_missing_recording_is_named(run: Run, capsysbinary: pytest.CaptureFixt
     with pytest.raises(SystemExit) as ended:
         run("replay", "fixtures/harmony/nothing")
     assert ended.value.code == 2
-    assert b"there is no recording fixtures/harmony/nothing" in capsysbinary.readouterr().err
+    told = capsysbinary.readouterr().err.decode()
+    assert told.startswith("penstock: fixtures/harmony/nothing/")
+    assert told.endswith(": there is no recording here: No such file or directory\n")
 
 
 def test_what_tools_did_is_replayed(run: Run) -> None:
     """Where tools ran between the turns, a replay goes on behind them, unless it is told to go on even later."""
     replayed = run("replay", str(SERVED))
     assert final(read_sse(replayed)) == msgspec.json.decode((SERVED / "response.json").read_bytes(), type=Response)
-    assert run("replay", str(SERVED), "--since", "emit") == replayed
-    assert run("replay", str(SERVED), "--since", "persist") == replayed
-
-
-def test_a_model_with_tools_is_asked_again(run: Run) -> None:
-    """Since converse the turns are made anew, by the model and the tools of a pipeline that has some."""
-    of = f"{__name__}:{served.__name__}"
-    assert run("--of", of, "replay", str(SERVED), "--since", "converse") == run("replay", str(SERVED))
+    assert run("replay", str(SERVED), "--from", "emit") == replayed
+    assert run("replay", str(SERVED), "--from", "persist") == replayed
 
 
 @pytest.mark.parametrize(
@@ -85,7 +64,6 @@ def test_a_model_with_tools_is_asked_again(run: Run) -> None:
     [
         (SERVED, "parse", b"tools ran between the turns"),
         (SERVED, "generate", b"tools ran between the turns"),
-        (SERVED, "converse", b"asks a model"),
         (RECORDING, "converse", b"asks a model"),
         (RECORDING, "render", b"asks a model"),
     ],
@@ -95,6 +73,6 @@ def test_what_cannot_be_replayed_is_refused(
 ) -> None:
     """A replay that would leave out what a model or a tool said is a usage error, with its reason."""
     with pytest.raises(SystemExit) as ended:
-        run("replay", str(recording), "--since", stage)
+        run("replay", str(recording), "--from", stage)
     assert ended.value.code == 2
     assert reason in capsysbinary.readouterr().err
