@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from pipeline.core import Pipeline
@@ -17,7 +18,10 @@ from pipeline.core import Pipeline
 
 @dataclass(frozen=True)
 class Caused:
-    """A frame, and the index of the one that caused it among the frames of the junction ahead; None at the source."""
+    """A frame, and the index of the one that caused it among the frames of the junction ahead.
+
+    Nothing causes the frames of the source, nor what a stage gives ahead of all that it takes.
+    """
 
     frame: Any
     cause: int | None
@@ -58,7 +62,7 @@ class _Tap:
 
     async def __call__(self, source: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
         async for frame in source:
-            cause = None if self.ahead is None else len(self.ahead.caused) - 1
+            cause = len(self.ahead.caused) - 1 if self.ahead and self.ahead.caused else None
             self.crossed.caused.append(Caused(frame, cause))
             yield frame
 
@@ -71,7 +75,7 @@ async def traced(pipeline: Pipeline[Any, Any], source: AsyncGenerator[Any, None]
     junctions = [Crossed(name), *(Crossed(step.name) for step in pipeline.steps)]
     first = junctions[0]
     tapped: Pipeline[Any, Any] = Pipeline.start(f"tap {name}", _Tap(None, first))
-    for ahead, crossed, step in zip(junctions, junctions[1:], pipeline.steps, strict=True):
+    for (ahead, crossed), step in zip(pairwise(junctions), pipeline.steps, strict=True):
         tapped = tapped.then(step.name, step.stage).then(f"tap {step.name}", _Tap(ahead, crossed))
     trace = Trace(junctions)
     async with aclosing(source):

@@ -1,0 +1,82 @@
+"""Traces: every frame, and the one that caused it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core import Pipeline
+from pipeline.errors import EngineFailed
+from pipeline.record import replay
+from pipeline.trace import Trace, traced
+
+Numbers = AsyncIterator[int]
+
+
+async def repeat(source: Numbers) -> AsyncGenerator[int, None]:
+    """Each number as often as it says."""
+    async for number in source:
+        for _ in range(number):
+            yield number
+
+
+async def pair(source: Numbers) -> AsyncGenerator[tuple[int, int], None]:
+    """The numbers, two at a time; an odd one at the end with a zero."""
+    held = None
+    async for number in source:
+        if held is None:
+            held = number
+        else:
+            yield held, number
+            held = None
+    if held is not None:
+        yield held, 0
+
+
+async def fail_at_three(source: Numbers) -> AsyncGenerator[int, None]:
+    async for number in source:
+        if number == 3:
+            raise EngineFailed("three")
+        yield number
+
+
+def check_causes(trace: Trace) -> None:
+    """Causes are frames that were there, and never go back."""
+    assert all(caused.cause is None for caused in trace.junctions[0].caused)
+    for ahead, crossed in pairwise(trace.junctions):
+        causes = [caused.cause for caused in crossed.caused]
+        assert all(cause is not None and 0 <= cause < len(ahead.caused) for cause in causes)
+        assert causes == sorted(causes, key=lambda cause: -1 if cause is None else cause)
+
+
+@given(st.lists(st.integers(0, 3)))
+async def test_a_frame_is_caused_by_the_last_one_that_its_stage_took(numbers: list[int]) -> None:
+    """What came of a frame is what the stage gave before it took the next one."""
+    pipeline = Pipeline.start("repeat", repeat).then("pair", pair)
+    trace = await traced(pipeline, replay(numbers), "numbers")
+    check_causes(trace)
+    assert trace.behind("numbers").frames == numbers
+    repeated = trace.behind("repeat")
+    assert [numbers[caused.cause] for caused in repeated.caused if caused.cause is not None] == repeated.frames
+    for caused in trace.behind("pair").caused:
+        first, second = caused.frame
+        assert repeated.frames[caused.cause or 0] == (second or first)
+
+
+async def test_an_error_ends_a_trace_and_is_part_of_it() -> None:
+    """What crossed the junctions until then is there."""
+    trace = await traced(Pipeline.start("fail", fail_at_three).then("repeat", repeat), replay([1, 2, 3, 4]))
+    assert isinstance(trace.error, EngineFailed)
+    assert trace.behind("source").frames == [1, 2, 3]
+    assert trace.behind("repeat").frames == [1, 2, 2]
+
+
+async def test_a_junction_is_found_by_its_stage() -> None:
+    """And what is not there is named."""
+    trace = await traced(Pipeline.start("repeat", repeat), replay([1]))
+    with pytest.raises(LookupError, match="'pair'"):
+        trace.behind("pair")
