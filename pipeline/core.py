@@ -9,14 +9,14 @@ never has to think about how its consumer left.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-import types
 import typing
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
+
+from pipeline.faults import name_stage, running
+from pipeline.junction import Junction, inner_junctions, junctions
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -32,27 +32,6 @@ the running generator.  It closes what it opened, and never its source.  A stage
 ``Any`` or ``object`` fits anywhere; one that takes and gives the same type variable passes frames through.
 A dataclass stage with a field ``inner`` that holds a `Pipeline` is composite: its inner stages are reached by name.
 """
-
-
-class JunctionError(TypeError):
-    """Two neighbouring stages do not agree on the frames that pass between them."""
-
-
-@dataclass(frozen=True)
-class Junction:
-    """One side of a stage: the frame classes that cross it, and how its annotation spells them."""
-
-    frames: frozenset[type]
-    label: str
-    is_open: bool
-    """True for a bare type variable: whatever arrives goes on."""
-
-    def refuses(self, arriving: Junction) -> list[str]:
-        """The names of the arriving frames that do not fit."""
-        if self.is_open or arriving.is_open or Any in self.frames | arriving.frames:
-            return []
-        accepted = tuple(self.frames)
-        return sorted(frame.__name__ for frame in arriving.frames if not issubclass(frame, accepted))
 
 
 @dataclass(frozen=True)
@@ -82,11 +61,24 @@ class Step:
 
     def accepts(self) -> Junction:
         """The frames this step takes in."""
-        return _junctions(self.stage)[0]
+        return junctions(self.name, self.stage)[0]
 
     def emits(self) -> Junction:
         """The frames this step gives out."""
-        return _junctions(self.stage)[1]
+        return junctions(self.name, self.stage)[1]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is a pass-through."""
+        return self.accepts().is_open and self.emits().is_open
+
+    def check_inner(self) -> None:
+        """Raise `JunctionError` unless the pipeline inside takes and gives what the field that holds it says."""
+        junctions_within = inner_junctions(type(self.stage)) if self.inner else None
+        if self.inner and junctions_within:
+            given, taken = junctions_within
+            self.inner.accepts().check(given, self.name, self.inner.steps[0].name)
+            taken.check(self.inner.emits(), self.inner.steps[-1].name, self.name)
 
 
 Edit: TypeAlias = Callable[[Step], tuple[Step, ...]]
@@ -166,22 +158,45 @@ class Pipeline(Generic[In, Out]):
         However the block ends (exhaustion, break, error, cancellation), every stage is closed, downstream first, and
         then the source.
         """
-        async with AsyncExitStack() as closing:
-            stream: AsyncGenerator[Any, None] = source
-            closing.push_async_callback(stream.aclose)
-            for step in self.steps:
-                stream = step.stage(stream)
+        around = running.get()
+        names: dict[Any, str] = {}
+        try:
+            async with AsyncExitStack() as closing:
+                stream: AsyncGenerator[Any, None] = source
                 closing.push_async_callback(stream.aclose)
-            yield stream
+                for step in self.steps:
+                    stream = step.stage(stream)
+                    closing.push_async_callback(stream.aclose)
+                    names[getattr(stream, "ag_frame", None)] = step.name
+                running.set((names, *around))
+                yield stream
+        except Exception as error:
+            name_stage(error)
+            raise
+        finally:
+            names.clear()  # whatever was begun meanwhile may keep the context, but not the frames
+            running.set(around)
 
     # Looking
 
+    def names(self) -> list[str]:
+        """The names of all stages, inner ones included."""
+        return [name for step in self.steps for name in step.names()]
+
+    def accepts(self) -> Junction:
+        """The frames that it takes in: those of its first stage that is no pass-through."""
+        return next((step.accepts() for step in self.steps if not step.is_open), self.steps[0].accepts())
+
+    def emits(self) -> Junction:
+        """The frames that it gives out: those of its last stage that is no pass-through."""
+        return next((step.emits() for step in reversed(self.steps) if not step.is_open), self.steps[-1].emits())
+
     def __str__(self) -> str:
         """The flow, drawn with the frames that cross each junction."""
-        return "\n".join([self.steps[0].accepts().label, *self._draw()])
+        return "\n".join([self.accepts().label, *self._draw()])
 
     def _draw(self) -> Iterator[str]:
-        flowing = self.steps[0].accepts().label
+        flowing = self.accepts().label
         for step in self.steps:
             yield f"  -> {step.name}"
             if step.inner:
@@ -194,20 +209,20 @@ class Pipeline(Generic[In, Out]):
     def __post_init__(self) -> None:
         if not self.steps:
             raise ValueError("a pipeline has at least one stage")
-        names = [name for step in self.steps for name in step.names()]
+        names = self.names()
         if repeated := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"stage names repeat: {', '.join(repeated)}")
         arriving, upstream = self.steps[0].accepts(), "the source"
         for step in self.steps:
-            if refused := step.accepts().refuses(arriving):
-                raise JunctionError(f"{upstream} -> {step.name}: {step.name} does not accept {', '.join(refused)}")
+            step.accepts().check(arriving, upstream, step.name)
+            step.check_inner()
             arriving = arriving if step.emits().is_open else step.emits()
             upstream = step.name
 
     def edited(self, anchor: str, edit: Edit) -> Pipeline[In, Out]:
         """Exchange the step ``anchor``, wherever it is nested, for those that ``edit`` returns."""
         if all(anchor not in step.names() for step in self.steps):
-            raise LookupError(f"no stage named {anchor!r}; there are {', '.join(self._names())}")
+            raise LookupError(f"no stage named {anchor!r}; there are {', '.join(self.names())}")
         return Pipeline(tuple(new for step in self.steps for new in _edited_step(step, anchor, edit)))
 
     def _holding(self, anchor: str) -> tuple[int, Step]:
@@ -215,10 +230,7 @@ class Pipeline(Generic[In, Out]):
         for position, step in enumerate(self.steps):
             if anchor in step.names():
                 return position, step
-        raise LookupError(f"no stage named {anchor!r}; there are {', '.join(self._names())}")
-
-    def _names(self) -> list[str]:
-        return [name for step in self.steps for name in step.names()]
+        raise LookupError(f"no stage named {anchor!r}; there are {', '.join(self.names())}")
 
 
 def _edited_step(step: Step, anchor: str, edit: Edit) -> tuple[Step, ...]:
@@ -227,42 +239,3 @@ def _edited_step(step: Step, anchor: str, edit: Edit) -> tuple[Step, ...]:
     if step.inner and anchor in step.names():
         return (step.with_inner(step.inner.edited(anchor, edit)),)
     return (step,)
-
-
-def _junctions(stage: Stage[Any, Any]) -> tuple[Junction, Junction]:
-    """Both sides of a stage, read from its annotations."""
-    function = _annotated(stage)
-    hints = typing.get_type_hints(function)
-    spelled = inspect.get_annotations(function)
-    source = next(iter(inspect.signature(stage).parameters), None)
-    if source not in hints or "return" not in hints:
-        raise JunctionError(f"stage {stage!r} is not annotated with the frames it takes and gives")
-    return _junction(hints[source], spelled[source]), _junction(hints["return"], spelled["return"])
-
-
-def _annotated(stage: Any) -> Any:
-    """What carries the annotations of a stage: a function or method, also inside a partial, or ``__call__``."""
-    while isinstance(stage, functools.partial):
-        stage = stage.func
-    return stage if inspect.isroutine(stage) else type(stage).__call__
-
-
-def _junction(hint: Any, spelled: Any) -> Junction:
-    arguments = typing.get_args(hint)
-    if not arguments:
-        raise JunctionError(f"{hint!r} does not name the frames that it carries")
-    frames = arguments[0]
-    members = typing.get_args(frames) if _is_union(frames) else (frames,)
-    classes = frozenset(typing.get_origin(member) or member for member in members)
-    return Junction(classes, _label(spelled, members), is_open=isinstance(frames, TypeVar))
-
-
-def _is_union(hint: Any) -> bool:
-    return isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
-
-
-def _label(spelled: Any, members: tuple[Any, ...]) -> str:
-    """The alias that the annotation uses, where it is spelled as text; the member names otherwise."""
-    if isinstance(spelled, str) and "[" in spelled:
-        return spelled.partition("[")[2].removesuffix("]").removesuffix(", None")
-    return " | ".join(getattr(member, "__name__", str(member)) for member in members)

@@ -1,0 +1,28 @@
+"""Which stage a fault comes from.
+
+It is told by the traceback, once there is one: naming stages costs nothing as long as nothing is wrong.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from traceback import walk_tb
+from typing import Any
+
+running: ContextVar[tuple[dict[Any, str], ...]] = ContextVar("running", default=())
+"""The names of the stages that run, by the frames of their generators: one dict for each pipeline that is open."""
+
+_IN = "in stage "
+
+
+def name_stage(error: BaseException) -> str:
+    """The stage in which an error was raised, or "?"; a note on the error names it from then on."""
+    noted: list[str] = [note.removeprefix(_IN) for note in getattr(error, "__notes__", ()) if note.startswith(_IN)]
+    if noted:
+        return noted[0]
+    names = {frame: name for pipeline in running.get() for frame, name in pipeline.items()}
+    raised_in = [names[frame] for frame, _ in walk_tb(error.__traceback__) if frame in names]
+    if not raised_in:
+        return "?"
+    error.add_note(f"{_IN}{raised_in[-1]}")
+    return raised_in[-1]

@@ -1,0 +1,99 @@
+"""Junctions: which frames pass between two stages, as their annotations say."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+
+class JunctionError(TypeError):
+    """Two neighbouring stages do not agree on the frames that pass between them."""
+
+
+@dataclass(frozen=True)
+class Junction:
+    """One side of a stage: the frame classes that cross it, and how its annotation spells them."""
+
+    frames: frozenset[type]
+    label: str
+    is_open: bool
+    """True for a bare type variable: whatever arrives goes on."""
+
+    def refuses(self, arriving: Junction) -> list[str]:
+        """The names of the arriving frames that do not fit."""
+        if self.is_open or arriving.is_open or Any in self.frames | arriving.frames:
+            return []
+        accepted = tuple(self.frames)
+        return sorted(frame.__name__ for frame in arriving.frames if not issubclass(frame, accepted))
+
+    def check(self, arriving: Junction, upstream: str, downstream: str) -> None:
+        """Raise `JunctionError` unless ``downstream``, whose side this is, takes all that ``upstream`` gives."""
+        if refused := self.refuses(arriving):
+            some = len(refused) < len(arriving.frames)
+            raise JunctionError(
+                f"{upstream} -> {downstream}: {upstream} gives {arriving.label}, and {downstream} takes {self.label}"
+                + (f": it does not accept {_shortened(refused)}" if some else "")
+            )
+
+
+def junctions(name: str, stage: Any) -> tuple[Junction, Junction]:
+    """Both sides of a stage, read from its annotations."""
+    function = _annotated(stage)
+    if inspect.iscoroutinefunction(function):
+        raise JunctionError(f"stage {name!r} is no generator: nowhere in it is a yield")
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError as error:
+        raise JunctionError(f"stage {name!r} is annotated with what its module does not have: {error}") from error
+    spelled = inspect.get_annotations(function)
+    source = next(iter(inspect.signature(stage).parameters), None)
+    if source not in hints or "return" not in hints:
+        raise JunctionError(f"stage {name!r}, {stage!r}, is not annotated with the frames it takes and gives")
+    return _junction(hints[source], spelled[source]), _junction(hints["return"], spelled["return"])
+
+
+def inner_junctions(composite: type) -> tuple[Junction, Junction] | None:
+    """What a composite stage gives the pipeline inside it and what it takes from there, as its field ``inner`` says."""
+    ends = typing.get_args(typing.get_type_hints(composite).get("inner"))
+    if len(ends) != 2:
+        return None
+    spelled = re.fullmatch(r"\w+\[(.+), (.+)\]", str(inspect.get_annotations(composite).get("inner")))
+    given, taken = spelled.groups() if spelled else (None, None)
+    return _junction_of(ends[0], given), _junction_of(ends[1], taken)
+
+
+def _annotated(stage: Any) -> Any:
+    """What carries the annotations of a stage: a function or method, also inside a partial, or ``__call__``."""
+    while isinstance(stage, functools.partial):
+        stage = stage.func
+    return stage if inspect.isroutine(stage) else type(stage).__call__
+
+
+def _junction(hint: Any, spelled: Any) -> Junction:
+    arguments = typing.get_args(hint)
+    if not arguments:
+        raise JunctionError(f"{hint!r} does not name the frames that it carries")
+    alias = re.fullmatch(r"\w+\[(.+?)(, None)?\]", spelled) if isinstance(spelled, str) else None
+    return _junction_of(arguments[0], alias and alias[1])
+
+
+def _junction_of(frames: Any, alias: str | None) -> Junction:
+    """The junction of a hint; what to call it, is its members' names where it is not spelled by an alias."""
+    members = typing.get_args(frames) if _is_union(frames) else (frames,)
+    classes = frozenset(typing.get_origin(member) or member for member in members)
+    label = alias or " | ".join(getattr(member, "__name__", str(member)) for member in members)
+    return Junction(classes, label, is_open=isinstance(frames, TypeVar))
+
+
+def _is_union(hint: Any) -> bool:
+    return isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
+
+
+def _shortened(names: list[str]) -> str:
+    """Names, of which nobody wants to read dozens."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
