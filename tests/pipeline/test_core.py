@@ -160,7 +160,7 @@ def test_inner_of_a_plain_stage_is_refused() -> None:
 def test_a_wrong_order_is_refused_when_built() -> None:
     """Neighbours that disagree are named, with the frames that do not fit."""
     with pytest.raises(
-        JunctionError, match="annotate gives Number | Note, and add takes Number: it does not accept Note"
+        JunctionError, match=r"annotate gives Number \| Note, and add takes Number: it does not accept Note"
     ):
         Pipeline.start("annotate", annotate).then("add", Add(1))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 
