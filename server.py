@@ -29,6 +29,7 @@ from api.settings import DEFAULT_MODEL, Settings
 from pipeline.core import Edit, Pipeline, Step
 from pipeline.errors import StageError
 from pipeline.logs import FORMAT, name_response
+from pipeline.plugins import Install, WrongPlugin, load
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.tools import HOSTED
@@ -80,6 +81,7 @@ UNSTARTABLE = (
     UnknownModel,
     UnusableKeys,
     WrongChatOptions,
+    WrongPlugin,
     WrongServers,
 )
 """What an operator can do something about: it ends the start with a message."""
@@ -142,6 +144,7 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT."""
     keys = load_keys(settings.api_key_file, settings.api_keys)
+    install = load(settings.with_)
     async with AsyncExitStack() as closing:
         listening = closing.enter_context(_bound(settings.host, settings.port))
         store = Store(database(settings.store), settings.stale)
@@ -152,7 +155,7 @@ async def serve(
         live = LiveResponses(store)
         tools = await toolbox(settings)
         closing.push_async_callback(tools.close)
-        pipeline = assembled(settings, running, live, tools)
+        pipeline = install(assembled(settings, running, live, tools))
         runs = Runs(
             pipeline,
             engine,
@@ -220,14 +223,15 @@ def _with(**changes: Any) -> Edit:
 
 async def drawn(settings: Settings) -> str:
     """What would serve the model; nothing is started for it."""
+    install = load(settings.with_)
     if not settings.engine:
-        return _drawn(settings, Started(ScriptedEngine(), planned(settings)[1]))
+        return _drawn(settings, Started(ScriptedEngine(), planned(settings)[1]), install)
     async with over_http(settings) as running:
-        return _drawn(settings, running)
+        return _drawn(settings, running, install)
 
 
-def _drawn(settings: Settings, running: Started) -> str:
-    pipeline = assembled(settings, running, LiveResponses(Store(Nowhere())), Toolbox())
+def _drawn(settings: Settings, running: Started, install: Install) -> str:
+    pipeline = install(assembled(settings, running, LiveResponses(Store(Nowhere())), Toolbox()))
     model = settings.model or (running.engine.models[0] if settings.engine else DEFAULT_MODEL)
     where = f"vLLM at {' and '.join(settings.engine)}" if settings.engine else "vLLM in this process"
     return f"{model} {_spoken(running.chat)}, and runs on {where}.\n\n{pipeline}"

@@ -63,6 +63,7 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="PENSTOCK_",
+        env_prefix_target="all",
         toml_file="penstock.toml",
         cli_prog_name="penstock serve",
         cli_kebab_case=True,
@@ -119,6 +120,9 @@ class Settings(BaseSettings):
     )
     tool_timeout: Duration = Field(120.0, gt=0, description="seconds that one call of a tool may take")
     max_turns: int = Field(100, gt=0, description="turns of the model in one response")
+    with_: list[str] = Field(
+        [], alias="with", description="stages of one's own: module:function, file.py:function or an entry point's name"
+    )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_outputs: bool = Field(False, description="log what the model says, reasoning included")
     salt_caches: bool = Field(False, description="share the engine's prefix cache only within one prompt_cache_key")

@@ -7,6 +7,7 @@ import inspect
 import re
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -54,7 +55,8 @@ def junctions(name: str, stage: Any) -> tuple[Junction, Junction]:
     source = next(iter(inspect.signature(stage).parameters), None)
     if source not in hints or "return" not in hints:
         raise JunctionError(f"stage {name!r}, {stage!r}, is not annotated with the frames it takes and gives")
-    return _junction(hints[source], spelled[source]), _junction(hints["return"], spelled["return"])
+    known = getattr(function, "__globals__", {})
+    return _junction(hints[source], spelled[source], known), _junction(hints["return"], spelled["return"], known)
 
 
 def inner_junctions(composite: type) -> tuple[Junction, Junction] | None:
@@ -74,12 +76,12 @@ def _annotated(stage: Any) -> Any:
     return stage if inspect.isroutine(stage) else type(stage).__call__
 
 
-def _junction(hint: Any, spelled: Any) -> Junction:
+def _junction(hint: Any, spelled: Any, known: Mapping[str, Any]) -> Junction:
     arguments = typing.get_args(hint)
     if not arguments:
         raise JunctionError(f"{hint!r} does not name the frames that it carries")
     alias = re.fullmatch(r"\w+\[(.+?)(, None)?\]", spelled) if isinstance(spelled, str) else None
-    return _junction_of(arguments[0], alias and alias[1])
+    return _junction_of(arguments[0], alias[1] if alias else _alias(arguments[0], known))
 
 
 def _junction_of(frames: Any, alias: str | None) -> Junction:
@@ -88,6 +90,11 @@ def _junction_of(frames: Any, alias: str | None) -> Junction:
     classes = frozenset(typing.get_origin(member) or member for member in members)
     label = alias or " | ".join(getattr(member, "__name__", str(member)) for member in members)
     return Junction(classes, label, is_open=isinstance(frames, TypeVar))
+
+
+def _alias(frames: Any, known: Mapping[str, Any]) -> str | None:
+    """What the module of a stage calls a union, where its annotations are no texts."""
+    return next((name for name, value in known.items() if _is_union(value) and value == frames), None)
 
 
 def _is_union(hint: Any) -> bool:

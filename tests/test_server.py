@@ -68,7 +68,7 @@ def test_caches_are_salted_only_when_asked() -> None:
 
 def test_the_readme_names_every_option() -> None:
     """The table of options is that of the command."""
-    options = {f"--{name.replace('_', '-')}" for name in Settings.model_fields} - {
+    options = {f"--{(field.alias or name).replace('_', '-')}" for name, field in Settings.model_fields.items()} - {
         "--model",
         "--engine-arguments",
         "--api-keys",
