@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from pipeline.core import Pipeline
+from pipeline.record import Abandoned
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class _Tap:
 async def traced(pipeline: Pipeline[Any, Any], source: AsyncGenerator[Any, None], name: str = "source") -> Trace:
     """Run all of ``source``, which is called ``name``, through the pipeline.
 
-    Composite stages count as one.  What a stage raises ends the trace, and is part of it.
+    Composite stages count as one.  What a stage raises ends the trace, and is part of it;
+    so is that whoever read the source left.
     """
     junctions = [Crossed(name), *(Crossed(step.name) for step in pipeline.steps)]
     first = junctions[0]
@@ -83,6 +85,6 @@ async def traced(pipeline: Pipeline[Any, Any], source: AsyncGenerator[Any, None]
             async with tapped.open(source) as frames:
                 async for _ in frames:
                     pass
-        except Exception as error:  # noqa: BLE001 - it is told in the trace
+        except (Exception, Abandoned) as error:  # noqa: BLE001 - it is told in the trace
             trace.error = error
     return trace

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pipeline.commands.model import RecordedModel, Spelling
 from pipeline.record import Header
 from stages.chat.load import ChatModelsNeedVllm, ChatOptions, load_chat_model, read_config
 from stages.chat.model import ChatModel
-from stages.generate.scripted import ScriptedEngine
+from stages.generate.replay import ReplayEngine
 from stages.harmony import TEXT_TOKENS, HarmonyEncoding, load_encoding
 from stages.persist.database import Nowhere
 from stages.persist.live import LiveResponses
@@ -14,19 +16,21 @@ from stages.persist.store import Store
 from stages.responses import chat_responses, harmony_responses
 
 
-def model_of(header: Header) -> RecordedModel:
+def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
     """The model of a recording; of one with a chat template, what vLLM can find of it here."""
-    live, engine = LiveResponses(Store(Nowhere())), ScriptedEngine()
+    live = LiveResponses(Store(Nowhere()))
+    engine = ReplayEngine(tokens or Path())
     harmony = harmony_responses((header.model,), engine, load_encoding(), live)
     if header.encoding == "harmony":
-        return RecordedModel(harmony, _harmony_spelling(load_encoding()))
+        return RecordedModel(harmony, _harmony_spelling(load_encoding()), _is_harmony_mark)
     if header.source is None:
         return RecordedModel(harmony, missing="the recording does not say where its model is")
     try:
         chat = load_chat_model(read_config(header.source), ChatOptions(**header.options))
     except (ChatModelsNeedVllm, OSError, ValueError) as error:
         return RecordedModel(harmony, missing=str(error))
-    return RecordedModel(chat_responses((header.model,), engine, chat, live), _chat_spelling(chat))
+    marks = frozenset(chat.vocabulary.marks.values())
+    return RecordedModel(chat_responses((header.model,), engine, chat, live), _chat_spelling(chat), marks.__contains__)
 
 
 def _harmony_spelling(encoding: HarmonyEncoding) -> Spelling:
@@ -34,6 +38,10 @@ def _harmony_spelling(encoding: HarmonyEncoding) -> Spelling:
         return encoding.token_bytes[token] if token < TEXT_TOKENS else (encoding.mark(token) or "").encode()
 
     return spell
+
+
+def _is_harmony_mark(token: int) -> bool:
+    return token >= TEXT_TOKENS
 
 
 def _chat_spelling(chat: ChatModel) -> Spelling:

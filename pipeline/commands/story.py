@@ -1,0 +1,149 @@
+"""A recording, laid out as a whole: the prompts, each token in its place, and all junctions with causes and times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.places import Token, placed
+from pipeline.commands.rerun import Install, Rerun, part, rerun, unedited
+from pipeline.core import Pipeline
+from pipeline.frames import Conversation, Prompt
+from pipeline.record import FILES, End, Header, read_recording
+from pipeline.record import replay as frames_of
+from pipeline.trace import Caused, Crossed, traced
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A frame; the index of the one that caused it, in the junction ahead; and the second at which it came, if known.
+
+    Where a replay gives as many frames as were recorded the times are the recorded ones, elsewhere those of the causes.
+    """
+
+    frame: Any
+    cause: int | None = None
+    at: float | None = None
+
+
+@dataclass(frozen=True)
+class Junction:
+    """What crossed the junction behind ``stage``, in order."""
+
+    stage: str
+    crossings: tuple[Crossing, ...]
+
+
+@dataclass(frozen=True)
+class Story:
+    """A recording, and what a replay made of it.
+
+    ``source`` is the stage whose recorded frames were replayed, and ``end`` how they ended; ``error`` is what the
+    replay ended with.  ``junctions`` are in the order of the pipeline, and begin where something is known; each frame's
+    cause is in the one before its own.  ``prompts`` are written out, and ``tokens`` are in their places, where somebody
+    knows how tokens are spelled; otherwise both are empty, and ``note`` says why.
+    """
+
+    path: Path
+    header: Header
+    source: str
+    end: End
+    conversation: Conversation | None
+    prompts: tuple[str, ...]
+    tokens: tuple[Token, ...]
+    junctions: tuple[Junction, ...]
+    error: BaseException | None = None
+    note: str = ""
+
+    def behind(self, stage: str) -> tuple[Crossing, ...]:
+        """What crossed the junction behind ``stage``; nothing if nothing is known of it."""
+        return next((junction.crossings for junction in self.junctions if junction.stage == stage), ())
+
+
+async def tell(path: Path, since: str | None = None, upto: str | None = None, install: Install = unedited) -> Story:
+    """Replay what is recorded at ``path``, and lay it out; raises what `rerun` does."""
+    replayed = await rerun(path, since, upto, install)
+    crossed = await _with_turns(replayed)
+    known = {each.stage: each.frames for each in crossed}
+    conversations, prompts = (known.get(stage) or _recorded(replayed, stage) for stage in ("normalize", "render"))
+    tokens: tuple[Token, ...] = ()
+    if replayed.model.spelling and "generate" in known:
+        tokens = await placed(known["generate"], _parser(replayed), replayed.model)
+    return Story(
+        path,
+        replayed.recording.header,
+        replayed.source,
+        replayed.recording.end,
+        conversations[0] if conversations else None,
+        tuple(_written(replayed, prompt) for prompt in prompts),
+        tokens,
+        tuple(_timed(crossed, _times(replayed))),
+        replayed.trace.error,
+        replayed.note,
+    )
+
+
+async def _with_turns(replayed: Rerun) -> list[Crossed]:
+    """The junctions of a replay, and ahead of those that it began with what is known of the turns."""
+    crossed = replayed.trace.junctions
+    at = next((at for at, each in enumerate(crossed) if each.stage in ("parse", "converse")), None)
+    if at is None or any(each.stage == "generate" for each in crossed):
+        return crossed
+    tokens = replayed.turns.get("generate") or _recorded(replayed, "generate")
+    if not tokens or not replayed.model.spelling:
+        return crossed
+    generated, parsed = (await traced(_parser(replayed), frames_of(tokens), "generate")).junctions
+    if crossed[at].stage == "parse":
+        return [*crossed[:at], generated, _linked(crossed[at], parsed, via_cause=True), *crossed[at + 1 :]]
+    return [*crossed[:at], generated, parsed, _linked(crossed[at], parsed), *crossed[at + 1 :]]
+
+
+def _linked(crossed: Crossed, parsed: Crossed, *, via_cause: bool = False) -> Crossed:
+    """The same frames, caused by those that the parser gave, or with ``via_cause`` by what caused these."""
+    places = aligned(parsed.frames, crossed.frames)
+    causes = [parsed.caused[place].cause if via_cause and place is not None else place for place in places]
+    return Crossed(crossed.stage, [Caused(frame, cause) for frame, cause in zip(crossed.frames, causes, strict=True)])
+
+
+def aligned(ahead: Sequence[Any], behind: Sequence[Any]) -> list[int | None]:
+    """For each frame ``behind`` the index of the same one ``ahead``, or of the last one that was met before it."""
+    places: list[int | None] = []
+    last = -1
+    for frame in behind:
+        if last + 1 < len(ahead) and ahead[last + 1] == frame:
+            last += 1
+        places.append(last if last >= 0 else None)
+    return places
+
+
+def _timed(crossed: Sequence[Crossed], recorded: Mapping[str, Sequence[float | None]]) -> Iterator[Junction]:
+    ahead: Sequence[float | None] = ()
+    for each in crossed:
+        times = recorded.get(each.stage, ())
+        if len(times) != len(each.caused):
+            times = [ahead[caused.cause] if ahead and caused.cause is not None else None for caused in each.caused]
+        crossings = zip(each.caused, times, strict=True)
+        yield Junction(each.stage, tuple(Crossing(caused.frame, caused.cause, at) for caused, at in crossings))
+        ahead = times
+
+
+def _times(replayed: Rerun) -> dict[str, tuple[float | None, ...]]:
+    """When the recorded frames of each junction came."""
+    read = {stage: read_recording(path, FILES[stage][1]) for stage, path in replayed.files.items()}
+    return {stage: tuple(timed.at for timed in recording.timed) for stage, recording in read.items()}
+
+
+def _recorded(replayed: Rerun, stage: str) -> tuple[Any, ...]:
+    path = replayed.files.get(stage)
+    return read_recording(path, FILES[stage][1]).frames if path else ()
+
+
+def _parser(replayed: Rerun) -> Pipeline[Any, Any]:
+    return part(replayed.pipeline, "parse", "parse")
+
+
+def _written(replayed: Rerun, prompt: Prompt) -> str:
+    spelling = replayed.model.spelling
+    return b"".join(map(spelling, prompt.token_ids)).decode(errors="replace") if spelling else ""
