@@ -1,0 +1,39 @@
+"""What measuring gives: figures of both servers, taken in turns, and what they say of a goal."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+
+import msgspec
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One thing measured in every round."""
+
+    rounds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """What it usually is."""
+        return statistics.median(self.rounds)
+
+    @property
+    def spread(self) -> float:
+        """How far the rounds lie apart, in parts of the median."""
+        return (max(self.rounds) - min(self.rounds)) / self.median
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Ours beside the peer's, of the same load in the same rounds; the peer may be left out where it takes too long."""
+
+    load: Mapping[str, float]
+    ours: Figure
+    peer: Figure | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours to the peer's, within a round: what a busy machine does to both goes out of it."""
+        if self.peer is None:
+            return None
+        return statistics.median(mine / other for mine, other in zip(self.ours.rounds, self.peer.rounds, strict=True))

@@ -1,0 +1,165 @@
+"""From an engine's outputs to the bytes of a stream, without a socket: our pipeline and vLLM's frontend in turns.
+
+Both get vLLM's `RequestOutput` objects, as `AsyncLLM` hands them to whoever asked, and are timed between the first and
+the last one of the measured text.  No store is behind either; ours keeps its event log all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+from pipeline.protocol.events import to_sse
+from pipeline.protocol.request import CreateResponse
+from pipeline.record import replay
+from stages.generate.vllm import VllmEngine
+from stages.harmony import VOCABULARY_SIZE, load_encoding
+from stages.persist.database import Nowhere
+from stages.persist.live import LiveResponses
+from stages.persist.store import Store
+from stages.responses import harmony_responses
+from tests.bench.core import FILL, recorded_text
+from tests.bench.figures import Comparison, Figure
+
+STEPS = (1, 8)
+DEPTHS = (0, 1_000, 4_000, 16_000)
+PROMPT = tuple(range(1_000, 1_100))
+
+Measure = Callable[["Outputs"], Coroutine[Any, Any, None]]
+
+
+@dataclass
+class Outputs:
+    """What an engine says of one request; it notes the CPU time around those that are measured."""
+
+    depth: int
+    step: int
+    tokens: int
+    marks: list[int] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[Any]:
+        text = recorded_text()
+        ahead = [*text.thoughts(self.depth), *text.answer(), *text.run(FILL)]
+        measured = list(_outputs(text.run(self.tokens), self.step))
+        yield from list(_outputs(ahead, FILL))
+        self.marks.append(time.process_time_ns())
+        yield from measured
+        self.marks.append(time.process_time_ns())
+        yield from _outputs(load_encoding().encode_markup("<|return|>"), FILL, "stop")
+
+    @property
+    def cost(self) -> float:
+        """Microseconds per token."""
+        started, ended = self.marks
+        return (ended - started) / 1e3 / self.tokens
+
+
+def _outputs(tokens: list[int], step: int, reason: str | None = None) -> Iterator[Any]:
+    from vllm.outputs import CompletionOutput, RequestOutput  # noqa: PLC0415 - takes seconds
+
+    for at in range(0, len(tokens), step):
+        completion = CompletionOutput(0, "", tokens[at : at + step], None, None, finish_reason=reason)
+        yield RequestOutput("r", None, list(PROMPT), None, [completion], finished=reason is not None)
+
+
+@dataclass
+class Ready:
+    """An `AsyncLLM`, and the collector of its one request, for which everything is ready."""
+
+    outputs: Iterator[Any]
+    errored: bool = False
+    request_id: str = "r"
+
+    async def add_request(self, *_: Any, **__: Any) -> Ready:
+        """Ours asks by this."""
+        return self
+
+    def get_nowait(self) -> Any:
+        """The next output."""
+        return next(self.outputs)
+
+    async def generate(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        """The peer asks by this."""
+        for output in self.outputs:
+            yield output
+
+
+async def ours(outputs: Outputs) -> None:
+    """The whole pipeline, from a request that is understood to bytes."""
+    ready: Any = Ready(iter(outputs))
+    engine = VllmEngine(ready, ("gpt-oss",), 131_072, VOCABULARY_SIZE)
+    pipeline = harmony_responses(engine.models, engine, load_encoding(), LiveResponses(Store(Nowhere())))
+    async with pipeline.open(replay([CreateResponse(input="Hi", stream=True)])) as events:
+        async for event in events:
+            to_sse(event)
+
+
+async def peer(outputs: Outputs) -> None:
+    """What vLLM's server does for a request once it is rendered; its sequence of calls is that of `create_responses`."""
+    from openai_harmony import Message, Role  # noqa: PLC0415
+    from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata  # noqa: PLC0415 - takes seconds
+    from vllm.entrypoints.openai.responses.api_router import _convert_stream_to_sse_events  # noqa: PLC0415
+    from vllm.entrypoints.openai.responses.context import HarmonyContext  # noqa: PLC0415
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest  # noqa: PLC0415
+    from vllm.parser.harmony import HarmonyParser  # noqa: PLC0415
+
+    serving = _serving(Ready(iter(outputs)))
+    request = ResponsesRequest(model="gpt-oss", input="Hi", stream=True, store=False)
+    said = [Message.from_role_and_content(Role.USER, "Hi")]
+    context = HarmonyContext(said, [], frozenset(), HarmonyParser(None, request.tools), request)
+    params = request.to_sampling_params(4_096, {})
+    metadata = RequestResponseMetadata(request_id=request.request_id)
+    generated = serving._generate_with_builtin_tools(
+        request.request_id, {"prompt_token_ids": list(PROMPT)}, params, context
+    )
+    events = serving.responses_stream_generator(request, params, generated, context, "gpt-oss", None, metadata)
+    async for event in _convert_stream_to_sse_events(events):
+        event.encode()
+
+
+def _serving(engine: Ready) -> Any:
+    """VLLM's serving class, with what it would have read from the config of a gpt-oss."""
+    from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses  # noqa: PLC0415 - takes seconds
+    from vllm.parser.harmony import HarmonyParser  # noqa: PLC0415
+
+    serving = OpenAIServingResponses.__new__(OpenAIServingResponses)
+    known = {
+        "engine_client": engine,
+        "model_config": SimpleNamespace(max_model_len=131_072),
+        "use_harmony": True,
+        "parser": HarmonyParser,
+        "response_store": {},
+        "response_store_lock": asyncio.Lock(),
+        "msg_store": {},
+        "event_store": {},
+        "background_tasks": {},
+    }
+    absent = ("tool_server", "request_logger", "enable_store", "enable_log_outputs", "enable_auto_tools")
+    details = ("enable_prompt_tokens_details", "enable_per_request_metrics", "enable_force_include_usage")
+    vars(serving).update(known | dict.fromkeys(chain(absent, details)))
+    return serving
+
+
+async def cost(frontend: Measure, depth: int, step: int, tokens: int) -> float:
+    """Microseconds of CPU per token."""
+    outputs = Outputs(depth, step, tokens)
+    gc.collect()
+    await frontend(outputs)
+    return outputs.cost
+
+
+async def in_process(rounds: int, tokens: int, depths: Iterable[int] = DEPTHS) -> list[Comparison]:
+    """Both, at every depth and size of step, in turns."""
+    comparisons = []
+    for step in STEPS:
+        for depth in depths:
+            figures = [(await cost(ours, depth, step, tokens), await cost(peer, depth, step, tokens)) for _ in range(rounds)]
+            mine, other = zip(*figures, strict=True)
+            comparisons.append(Comparison({"step": step, "reasoning": depth}, Figure(mine), Figure(other)))
+    return comparisons

@@ -1,0 +1,50 @@
+"""Many clients of one server in a process of their own, which costs next to nothing: it reads, and understands nothing.
+
+    python -m tests.bench.readers PORT STREAMS BODY
+
+Says ``open`` when all requests are out, and ends when all answers have.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+
+ACCEPTED = b"HTTP/1.1 200 OK\r\n"
+END = b"0\r\n\r\n"
+"""What ends a body in chunks that was not broken off."""
+
+
+def read_all(port: int, streams: int, body: bytes) -> int:
+    """Bytes of all answers together; raises where one does not end as it should."""
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+    polling, clients = select.epoll(), {}
+    tails: dict[int, bytes] = {}
+    for _ in range(streams):
+        client = socket.create_connection(("127.0.0.1", port))
+        client.sendall(request)
+        client.setblocking(False)
+        clients[client.fileno()] = client
+        polling.register(client, select.EPOLLIN)
+    print("open", flush=True)
+    buffer, total = bytearray(2**20), 0
+    while clients:
+        for descriptor, _ in polling.poll():
+            size = clients[descriptor].recv_into(buffer)
+            total += size
+            if descriptor not in tails and not buffer.startswith(ACCEPTED):
+                raise SystemExit(f"Refused: {bytes(buffer[:300])!r}")
+            if size:
+                tails[descriptor] = bytes(buffer[max(0, size - len(END)) : size])
+                continue
+            polling.unregister(descriptor)
+            clients.pop(descriptor).close()
+            if tails[descriptor] != END:
+                raise SystemExit(f"A stream broke off behind {tails[descriptor]!r}")
+    return total
+
+
+if __name__ == "__main__":
+    print(read_all(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode()))

@@ -1,0 +1,86 @@
+"""A server that is measured, in a process of its own: penstock or vLLM's, as users start them, over a stepped core.
+
+    python -m tests.bench.server ours|peer PORT [options of vLLM's engine]
+
+Cases come as lines of JSON on standard input; outcomes go out the same way, behind `MARK`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+from contextlib import suppress
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import uvloop
+
+from tests.bench.core import Case, SteppedCore, install
+
+READY = b"ready for clients"
+MARK = b"measured: "
+MODEL = ".cache/tiny_gpt_oss"
+"""Its vocabulary, tokenizer and configuration are those of gpt-oss; its weights are not loaded."""
+
+NAME = "gpt-oss"
+OPTIONS = (
+    "--served-model-name", NAME, "--dtype", "bfloat16", "--max-model-len", "131072", "--max-num-seqs", "4096",
+    "--max-num-batched-tokens", "8192",
+    "--disable-log-stats",
+)  # fmt: skip
+
+
+async def measuring(cores: list[SteppedCore]) -> None:
+    """Run the cases that are asked for."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    while line := await reader.readline():
+        gc.collect()
+        gc.freeze()
+        running = asyncio.create_task(cores[0].run(msgspec.json.decode(line, type=Case)))
+        await asyncio.sleep(0)
+        os.write(sys.stdout.fileno(), READY + b"\n")
+        outcome = await running
+        os.write(sys.stdout.fileno(), MARK + msgspec.json.encode(outcome) + b"\n")
+
+
+async def ours(port: int, options: list[str], folder: str) -> None:
+    """Penstock, with its store and its event log."""
+    from api.settings import Settings  # noqa: PLC0415 - the other server needs none of it
+    from server import serve  # noqa: PLC0415
+
+    settings: dict[str, Any] = {"model": MODEL, "port": port, "store": f"{folder}/store.sqlite3", "sandbox": False}
+    await serve(Settings(engine_arguments=[*OPTIONS, *options], **settings))
+
+
+async def peer(port: int, options: list[str]) -> None:
+    """VLLM's own server; it is spared the line that it logs for each request."""
+    from vllm.entrypoints.launchers.api_server.entry import run_server  # noqa: PLC0415 - takes seconds
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args  # noqa: PLC0415
+    from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    own = ["--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log", "--uvicorn-log-level", "error"]
+    arguments = parser.parse_args(["--model", MODEL, *OPTIONS, *own, *options])
+    validate_parsed_serve_args(arguments)
+    await run_server(arguments)
+
+
+async def main(which: str, port: int, options: list[str]) -> None:
+    """Serve until standard input ends."""
+    cores = install()
+    with TemporaryDirectory() as folder:
+        serving = asyncio.create_task(ours(port, options, folder) if which == "ours" else peer(port, options))
+        await asyncio.wait((serving, asyncio.create_task(measuring(cores))), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            await serving
+        serving.cancel()
+        with suppress(asyncio.CancelledError):
+            await serving
+
+
+if __name__ == "__main__":
+    uvloop.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3:]))
