@@ -7,10 +7,10 @@ terminal event.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
-from operator import attrgetter
-from typing import Any, TypeAlias, get_args
+from itertools import islice
+from typing import Any, TypeAlias
 
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -196,16 +196,12 @@ class Follower:
 
     def growth(self, events: Sequence[ResponseEvent], at: int) -> list[str]:
         """Take those of ``events``, from position ``at`` on, that `deltas` makes of their texts, which it returns."""
-        texts = list[str]()
         if self._growth is None:
-            return texts
-        kind, place = self._growth
-        expected, told = (*place, ()) if kind is OutputTextDelta else place, _PLACES[kind]
-        for number, position in enumerate(range(at, len(events)), self._next):
-            event: Any = events[position]
-            if type(event) is not kind or event.sequence_number != number or told(event) != expected:
-                break
-            texts.append(event.delta)
+            return []
+        texts = list(_texts(self._growth[0], islice(events, at, None)))
+        made = self.deltas(texts)
+        if made != events[at : at + len(texts)]:  # then those of another place have come, or numbers are missing
+            del texts[next(n for n, event in enumerate(made) if event != events[at + n]) :]
         self.take(texts)
         return texts
 
@@ -309,6 +305,14 @@ class Follower:
                 return ReasoningSummaryTextDone(*place, text)
 
 
+def _texts(kind: Any, events: Iterable[Any]) -> Iterator[str]:
+    """The texts of the deltas of that kind with which ``events`` begin, up to the first with logprobs."""
+    for event in events:
+        if type(event) is not kind or (kind is OutputTextDelta and event.logprobs):
+            return
+        yield event.delta
+
+
 _FIRST_PARTS: dict[type[OutputItem], tuple[_Part, ...]] = {
     Message: (OutputText(""), Refusal("")),
     Reasoning: (ReasoningText(""), SummaryText("")),
@@ -318,10 +322,6 @@ _PART_DELTAS: dict[type[_Part], type[TextDelta]] = {
     Refusal: RefusalDelta,
     ReasoningText: ReasoningTextDelta,
     SummaryText: ReasoningSummaryTextDelta,
-}
-_PLACES: dict[type[TextDelta], Callable[[ResponseEvent], tuple[object, ...]]] = {
-    kind: attrgetter(*(name for name in kind.__struct_fields__ if name not in ("sequence_number", "delta")))
-    for kind in get_args(TextDelta)
 }
 _CALL_DELTAS: dict[type[OutputItem], type[TextDelta]] = {
     FunctionCall: FunctionCallArgumentsDelta,

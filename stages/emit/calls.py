@@ -50,9 +50,9 @@ class _OpenCall(OpenItem):
         self._name = opening.name
         self._namespace = UNSET if opening.namespace is None else opening.namespace
 
-    def delta(self, frame: ItemDelta) -> tuple[ResponseEvent, ...]:
+    def delta(self, frame: ItemDelta) -> ResponseEvent | None:
         self._text.append(frame.text)
-        return (self.delta_type(next(self._numbers), self._id, self._index, frame.text),)
+        return self.delta_type(next(self._numbers), self._id, self._index, frame.text)
 
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
         yield self.done_type(next(self._numbers), self._id, self._index, "".join(self._text))
@@ -91,9 +91,9 @@ class _OpenForm(OpenItem):
     def added(self) -> Iterator[ResponseEvent]:
         return iter(())
 
-    def delta(self, frame: ItemDelta) -> tuple[ResponseEvent, ...]:
+    def delta(self, frame: ItemDelta) -> ResponseEvent | None:
         self._text.append(frame.text)
-        return ()
+        return None
 
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
         yield OutputItemAdded(next(self._numbers), self._index, self.item("in_progress"))

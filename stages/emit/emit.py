@@ -58,6 +58,11 @@ async def emit(source: AsyncIterator[ConversedFrame]) -> AsyncGenerator[EmittedF
     writer = ResponseWriter()
     try:
         async for frame in source:
+            if type(frame) is ItemDelta:  # nearly every frame: a loop over what it causes would be felt
+                delta = writer.grow(frame)
+                if delta is not None:
+                    yield delta
+                continue
             for event in writer.feed(frame):
                 yield event
         for event in writer.finish():
@@ -88,12 +93,13 @@ class ResponseWriter:
 
     def feed(self, frame: ConversedFrame) -> Iterable[EmittedFrame]:
         """Take one frame, give the events that it causes."""
-        if self._open and isinstance(frame, ItemDelta):  # nearly every frame: ahead of the match, which takes longer
-            return self._open.delta(frame)
         match frame:
+            case ItemDelta():
+                delta = self.grow(frame)
+                return () if delta is None else (delta,)
             case ItemClosed():
                 return self._close(frame)
-            case ItemDelta() | AnnotationAdded() | CallStarted() | CallFinished():
+            case AnnotationAdded() | CallStarted() | CallFinished():
                 return self._go_on(frame)
             case ResponseStarted():
                 return self._start(frame)
@@ -104,6 +110,12 @@ class ResponseWriter:
                 return ()
             case _:
                 return self._begin(frame)
+
+    def grow(self, frame: ItemDelta) -> ResponseEvent | None:
+        """Take more text of the open item, give the event that tells it, if there is one."""
+        if self._open is None:
+            raise RuntimeError("text came while no item was open")
+        return self._open.delta(frame)
 
     def finish(self) -> Iterable[ResponseEvent]:
         """End the response as its last turn ended; raises `EngineFailed` if no turn did."""
@@ -154,12 +166,10 @@ class ResponseWriter:
         self._open = open_item(opening, self._place(), summarised=self.response.reasoning.summary is not None)
         return self._open.added()
 
-    def _go_on(self, frame: ItemDelta | AnnotationAdded | CallStarted | CallFinished) -> Iterable[ResponseEvent]:
+    def _go_on(self, frame: AnnotationAdded | CallStarted | CallFinished) -> Iterable[ResponseEvent]:
         if self._open is None:
-            raise RuntimeError("text came while no item was open")
+            raise RuntimeError("what goes on with an item came while none was open")
         match frame:
-            case ItemDelta():
-                return self._open.delta(frame)
             case AnnotationAdded(annotation):
                 return (self._open.annotated(annotation),)
             case CallStarted():

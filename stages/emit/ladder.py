@@ -74,7 +74,7 @@ class OpenItem(ABC):
         yield OutputItemAdded(next(self._numbers), self._index, self.item("in_progress"))
 
     @abstractmethod
-    def delta(self, frame: ItemDelta) -> tuple[ResponseEvent, ...]:
+    def delta(self, frame: ItemDelta) -> ResponseEvent | None:
         """One more piece of the item's text."""
 
     def annotated(self, annotation: dict[str, Any]) -> ResponseEvent:
@@ -113,9 +113,9 @@ class _OpenText(OpenItem):
         yield from super().added()
         yield self._part_added()
 
-    def delta(self, frame: ItemDelta) -> tuple[ResponseEvent, ...]:
+    def delta(self, frame: ItemDelta) -> ResponseEvent | None:
         self._text.append(frame.text)
-        return (self.delta_type(next(self._numbers), self._id, self._index, 0, frame.text),)
+        return self.delta_type(next(self._numbers), self._id, self._index, 0, frame.text)
 
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
         yield self._text_done()
@@ -192,12 +192,12 @@ class OpenMessage(_OpenContent):
         self._logprobs: list[Logprob] = []
         self._annotations: list[dict[str, Any]] = []
 
-    def delta(self, frame: ItemDelta) -> tuple[ResponseEvent, ...]:
+    def delta(self, frame: ItemDelta) -> ResponseEvent | None:
         """One more piece of the text, with its logprobs."""
         self._text.append(frame.text)
         if frame.logprobs:
             self._logprobs += frame.logprobs
-        return (OutputTextDelta(next(self._numbers), self._id, self._index, 0, frame.text, frame.logprobs),)
+        return OutputTextDelta(next(self._numbers), self._id, self._index, 0, frame.text, frame.logprobs)
 
     def annotated(self, annotation: dict[str, Any]) -> ResponseEvent:
         """One more note on the text."""

@@ -106,7 +106,7 @@ class OpenMcpListTools(OpenServed):
         self._label = opening.server_label
         self._tools: tuple[ListedTool, ...] = ()
 
-    def delta(self, frame: ItemDelta) -> tuple[ResponseEvent, ...]:
+    def delta(self, frame: ItemDelta) -> ResponseEvent | None:
         """Nobody writes it."""
         raise RuntimeError("text came in what has none")
 
@@ -151,10 +151,10 @@ class OpenMcpCall(OpenServed):
         yield from super().added()
         yield self._progress(McpCallInProgress)
 
-    def delta(self, frame: ItemDelta) -> tuple[ResponseEvent, ...]:
+    def delta(self, frame: ItemDelta) -> McpCallArgumentsDelta:
         """More of the arguments."""
         self._text.append(frame.text)
-        return (McpCallArgumentsDelta(next(self._numbers), self._id, self._index, frame.text),)
+        return McpCallArgumentsDelta(next(self._numbers), self._id, self._index, frame.text)
 
     def started(self, frame: CallStarted) -> Iterator[ResponseEvent]:
         """Its arguments are whole."""
@@ -204,10 +204,10 @@ class OpenMcpApproval(OpenItem):
         """Nothing is said yet."""
         return iter(())
 
-    def delta(self, frame: ItemDelta) -> tuple[ResponseEvent, ...]:
+    def delta(self, frame: ItemDelta) -> ResponseEvent | None:
         """More of the arguments, of which nothing is said yet."""
         self._text.append(frame.text)
-        return ()
+        return None
 
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
         """The request; nobody can approve of half a call, so one that was cut is not asked for."""
@@ -217,7 +217,7 @@ class OpenMcpApproval(OpenItem):
             return
         yield from self._cut.added()
         for text in self._text:
-            yield from self._cut.delta(ItemDelta(text))
+            yield self._cut.delta(ItemDelta(text))
         yield from self._cut.done(status)
 
     def item(self, status: ItemStatus) -> McpApprovalRequest | McpCall:
@@ -241,10 +241,10 @@ class OpenCodeCall(OpenServed):
         yield from super().added()
         yield self._progress(CodeInterpreterCallInProgress)
 
-    def delta(self, frame: ItemDelta) -> tuple[ResponseEvent, ...]:
+    def delta(self, frame: ItemDelta) -> ResponseEvent | None:
         """More of the code."""
         self._text.append(frame.text)
-        return (CodeInterpreterCallCodeDelta(next(self._numbers), self._id, self._index, frame.text),)
+        return CodeInterpreterCallCodeDelta(next(self._numbers), self._id, self._index, frame.text)
 
     def started(self, frame: CallStarted) -> Iterator[ResponseEvent]:
         """It is whole, and runs."""
@@ -288,9 +288,9 @@ class OpenWebCall(OpenServed):
         """Nothing is said yet."""
         return iter(())
 
-    def delta(self, frame: ItemDelta) -> tuple[ResponseEvent, ...]:
+    def delta(self, frame: ItemDelta) -> ResponseEvent | None:
         """More of the arguments, which the item does not have."""
-        return ()
+        return None
 
     def started(self, frame: CallStarted) -> Iterator[ResponseEvent]:
         """The browser is on its way."""

@@ -41,7 +41,7 @@ class OpenShellOutput(OpenServed):
             raise RuntimeError("a shell put something out that nobody called")
         self._call_id = calls[-1]
 
-    def delta(self, frame: ItemDelta) -> tuple[ResponseEvent, ...]:
+    def delta(self, frame: ItemDelta) -> ResponseEvent | None:
         """Nobody writes it."""
         raise RuntimeError("text came in what has none")
 

@@ -72,6 +72,10 @@ class ParseHarmony:
         """Parse one generation, or several in a row."""
         parser = HarmonyParser(self.encoding)
         async for frame in source:
+            delta = parser.plain(frame)
+            if delta is not None:
+                yield delta
+                continue
             for parsed in parser.feed(frame):
                 yield parsed
 
@@ -107,20 +111,24 @@ class HarmonyParser:
         self._began_at = 0  # the position of the latest message, behind its <|start|>
         self._reasoning_tokens = 0
 
-    def feed(self, frame: TokenFrame) -> Iterable[ParsedFrame]:
-        """Take one frame, give what became clear by it."""
-        if not (self._is_plain and isinstance(frame, TokenChunk)):
-            return self._read(frame)
-        text = ""  # the short way, which nearly every chunk takes: kept in one function, where a call would be felt
+    def plain(self, frame: TokenFrame) -> ItemDelta | None:
+        """The short way, for a chunk that is only more text, as nearly every one is; None leaves the frame to `feed`.
+
+        It is all in one function, as every call is felt at every token, and so would be a loop over what it gives.
+        """
+        if not self._is_plain or type(frame) is not TokenChunk:
+            return None
+        text = ""
         try:
             for token in frame.token_ids:
                 text += self._token_texts[token]
         except KeyError:  # a marker, or part of a character
-            return self._read_tokens(frame)
+            return None
         self._tokens += frame.token_ids
-        return (ItemDelta(text),)
+        return ItemDelta(text)
 
-    def _read(self, frame: TokenFrame) -> Iterable[ParsedFrame]:
+    def feed(self, frame: TokenFrame) -> Iterable[ParsedFrame]:
+        """Take one frame, give what became clear by it."""
         match frame:
             case TokenChunk():
                 return self._read_tokens(frame)

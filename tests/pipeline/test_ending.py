@@ -267,6 +267,19 @@ def test_deltas_are_taken_many_at_once(turn: Frames) -> None:
         at += 1
 
 
+@pytest.mark.parametrize("changed", [{"sequence_number": 99}, {"item_id": "rs_other"}, {"output_index": 7}])
+def test_deltas_of_another_place_are_not_taken(changed: dict[str, Any]) -> None:
+    """What only looks like the next delta of the open text ends the row of those that are taken."""
+    events = written((started(), *message("one", " two", " three"), finished()))
+    first = next(at for at, event in enumerate(events) if isinstance(event, TextDelta))
+    events[first + 1] = replace(events[first + 1], **changed)
+    stream = Follower()
+    for event in events[:first]:
+        stream.feed(event)
+    assert stream.growth(events, first) == ["one"]
+    assert stream.growth(events, first + 1) == []
+
+
 @settings(max_examples=50, deadline=None)
 @given(frames=turns())
 def test_the_end_is_seen(frames: Frames) -> None:

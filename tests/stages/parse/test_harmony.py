@@ -27,7 +27,7 @@ from stages.harmony import CALL, CHANNEL, END, MESSAGE, RETURN, START, HarmonyEn
 from stages.parse.harmony import HarmonyParser
 from stages.parse.text import TokenDecoder
 from tests.stages.parse.soup import EVERY_TOOL, cut, requests, soup
-from tests.stages.parse.told import items, parse, parse_text, run, started, summary
+from tests.stages.parse.told import items, parse, parse_text, run, run_long, started, summary
 from tests.stages.parse.wellformed import completions, package
 
 FIXTURES = Path(__file__).parents[3] / "fixtures" / "harmony"
@@ -156,6 +156,17 @@ def test_row26_any_tokens_give_items(
     )
     assert summary(items(drawn)) == summary(items(single))
     assert drawn[-1] == single[-1]
+
+
+@given(soup(), requests(), st.data())
+@settings(max_examples=200, deadline=None)
+def test_the_short_way_says_what_the_long_way_says(
+    tokens: list[int], begun: GenerationStarted, data: st.DataObject
+) -> None:
+    """A chunk that is only more text gives the same frame, whichever way it takes."""
+    cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=20))
+    frames: list[TokenFrame] = [begun, *cut(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]
+    assert run(load_encoding(), frames) == run_long(load_encoding(), frames)
 
 
 @given(soup(), st.booleans())

@@ -81,8 +81,20 @@ def started(**fields: Any) -> GenerationStarted:
 
 
 def run(encoding: HarmonyEncoding, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
+    """What the stage gives."""
+    parser = HarmonyParser(encoding)
+    return [parsed for frame in frames for parsed in _short_or_long(parser, frame)]
+
+
+def run_long(encoding: HarmonyEncoding, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
+    """What the machine gives where no frame takes the short way."""
     parser = HarmonyParser(encoding)
     return [parsed for frame in frames for parsed in list(parser.feed(frame))]
+
+
+def _short_or_long(parser: HarmonyParser, frame: TokenFrame) -> list[ParsedFrame]:
+    delta = parser.plain(frame)
+    return list(parser.feed(frame)) if delta is None else [delta]
 
 
 def parse(
