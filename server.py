@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import uvloop
@@ -23,6 +24,7 @@ from pydantic_settings import CliApp, SettingsError
 from api.app import Api
 from api.keys import UnusableKeys, load_keys
 from api.peers import Membership
+from api.recording import recorder
 from api.retention import keep_sweeping
 from api.runs import Runs
 from api.settings import DEFAULT_MODEL, Settings
@@ -33,6 +35,7 @@ from pipeline.plugins import Install, WrongPlugin, load
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.tools import HOSTED
+from pipeline.recorder import make_folder
 from stages.chat.load import ChatModelsNeedVllm, ChatOptions, WrongChatOptions, load_chat_model, read_config
 from stages.chat.model import ChatModel
 from stages.converse.browser.backends import backend_of
@@ -59,6 +62,8 @@ from stages.persist.sqlite import SqliteDatabase
 from stages.persist.store import Store
 from stages.render.chat.images import Images
 from stages.render.grammar import WARM_UP
+from stages.replay.converse import answered_from
+from stages.replay.recordings import Recordings, read_recordings
 from stages.responses import chat_responses, harmony_responses
 
 logger = logging.getLogger("penstock")
@@ -89,10 +94,14 @@ UNSTARTABLE = (
 
 @dataclass(frozen=True)
 class Started:
-    """An engine that runs; ``chat`` is how to talk to its model, None for one that speaks Harmony."""
+    """An engine that runs; ``chat`` is how to talk to its model, None for one that speaks Harmony.
+
+    With ``recordings`` it is these that answer.
+    """
 
     engine: Engine
     chat: ChatModel | None = None
+    recordings: Recordings | None = None
 
 
 Starting: TypeAlias = Callable[[Settings], AbstractAsyncContextManager[Started]]
@@ -107,6 +116,8 @@ def planned(settings: Settings) -> tuple[VllmPlan, ChatModel | None]:
 
 def start(settings: Settings) -> AbstractAsyncContextManager[Started]:
     """The engine that the settings name, for the length of a block."""
+    if settings.recordings:
+        return from_recordings(settings, settings.recordings)
     return over_http(settings) if settings.engine else in_this_process(settings)
 
 
@@ -133,6 +144,14 @@ async def over_http(settings: Settings) -> AsyncGenerator[Started, None]:
         await engine.close()
 
 
+@asynccontextmanager
+async def from_recordings(settings: Settings, folder: Path) -> AsyncGenerator[Started, None]:
+    """Recordings, with nothing behind them; MODEL is one more name under which they answer."""
+    recordings = read_recordings(folder)
+    models = tuple(dict.fromkeys(filter(None, (settings.model, *recordings.models))))
+    yield Started(ScriptedEngine(context_length=sys.maxsize, models=models), recordings=recordings)
+
+
 def elsewhere(settings: Settings, root: str) -> ChatModel | None:
     """How to talk to a model that engines elsewhere have as ``root``, and that may be a gpt-oss all the same."""
     config = read_config(settings.model or root)
@@ -147,6 +166,8 @@ async def serve(
     install = load(settings.with_)
     async with AsyncExitStack() as closing:
         listening = closing.enter_context(_bound(settings.host, settings.port))
+        if settings.record:
+            make_folder(settings.record)
         store = Store(database(settings.store), settings.stale)
         closing.push_async_callback(store.close)
         await store.open()
@@ -155,7 +176,7 @@ async def serve(
         live = LiveResponses(store)
         tools = await toolbox(settings)
         closing.push_async_callback(tools.close)
-        pipeline = install(assembled(settings, running, live, tools))
+        pipeline = recorded(settings, running, install(assembled(settings, running, live, tools)), closing)
         runs = Runs(
             pipeline,
             engine,
@@ -165,7 +186,7 @@ async def serve(
             detaches=settings.detach,
             restarts=settings.resume_interrupted,
         )
-        api = Api(runs, engine.models, settings.keep_alive, keys)
+        api = Api(runs, engine.models, settings.keep_alive, keys, recorded_if=settings.recorded_if)
         url = settings.reached_at(listening.getsockname()[1])
         membership = Membership(
             store.servers, url, runs.settling.settle, runs.let_go, settings.heartbeat, settings.stale
@@ -191,6 +212,21 @@ async def serve(
         await runs.drain(settings.drain_timeout)
 
 
+def recorded(
+    settings: Settings,
+    running: Started,
+    pipeline: Pipeline[CreateResponse, ResponseEvent],
+    closing: AsyncExitStack,
+) -> Pipeline[CreateResponse, ResponseEvent]:
+    """The pipeline with the taps of a recorder, where the settings want one; what other stages do comes behind these."""
+    if settings.record is None:
+        return pipeline
+    source = settings.model or getattr(running.engine, "root", DEFAULT_MODEL)
+    recording = recorder(settings, settings.record, source, "chat" if running.chat else "harmony")
+    closing.push_async_callback(recording.close)
+    return recording.tapped(pipeline)
+
+
 def assembled(
     settings: Settings, running: Started, live: LiveResponses, tools: Toolbox
 ) -> Pipeline[CreateResponse, ResponseEvent]:
@@ -206,6 +242,8 @@ def assembled(
         pipeline = chat_responses(engine.models, engine, chat, live, tools, limits).edited(
             "render", _with(images=images)
         )
+    if running.recordings:
+        pipeline = answered_from(running.recordings, settings.replay_speed, pipeline)
     if settings.salt_caches:
         pipeline = pipeline.edited("normalize", _with(salt_caches=True))
     return pipeline.after("emit", "log", log_outputs) if settings.log_outputs else pipeline
@@ -226,13 +264,15 @@ async def drawn(settings: Settings) -> str:
     install = load(settings.with_)
     if not settings.engine:
         return _drawn(settings, Started(ScriptedEngine(), planned(settings)[1]), install)
-    async with over_http(settings) as running:
+    async with start(settings) as running:
         return _drawn(settings, running, install)
 
 
 def _drawn(settings: Settings, running: Started, install: Install) -> str:
     pipeline = install(assembled(settings, running, LiveResponses(Store(Nowhere())), Toolbox()))
     model = settings.model or (running.engine.models[0] if settings.engine else DEFAULT_MODEL)
+    if running.recordings:
+        return f"{model} is answered from {len(running.recordings.all)} recordings.\n\n{pipeline}"
     where = f"vLLM at {' and '.join(settings.engine)}" if settings.engine else "vLLM in this process"
     return f"{model} {_spoken(running.chat)}, and runs on {where}.\n\n{pipeline}"
 
@@ -246,6 +286,8 @@ def _spoken(chat: ChatModel | None) -> str:
 
 async def toolbox(settings: Settings) -> Toolbox:
     """What the server runs for the model; a server of the operator's goes ahead of what is built in."""
+    if settings.recordings:
+        return Toolbox()
     allowed = AllowedNetworks.parse(settings.allow_address)
     configured = read_servers(settings.mcp_config) if settings.mcp_config else {}
     servers = McpServers(configured, allowed)

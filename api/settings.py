@@ -20,6 +20,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from pipeline.record import FILES
+from pipeline.sampled import ALWAYS, Condition
 from stages.chat.load import ChatOptions
 from stages.guard import AllowedNetworks
 
@@ -28,6 +30,9 @@ DEFAULT_MODEL = "openai/gpt-oss-20b"
 ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 """The hosts that stand for all addresses of a machine, and how it reaches itself."""
 
+REPLAY = "replay:"
+"""What stands before a folder of recordings that answer in place of an engine."""
+
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -35,6 +40,11 @@ def seconds(said: Any) -> Any:
     """The seconds of a duration such as ``30d``, ``12h``, ``5m``, ``90s`` or ``90``; else what was said, as it is."""
     spelled = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", said) if isinstance(said, str) else None
     return float(spelled[1]) * _SECONDS[spelled[2]] if spelled else said
+
+
+def speed(said: Any) -> Any:
+    """How many times as fast: ``2x``, or None for ``max``; else what was said, as it is."""
+    return None if said == "max" else said.removesuffix("x") if isinstance(said, str) else said
 
 
 Duration = Annotated[float, BeforeValidator(seconds), Field(ge=0, allow_inf_nan=False)]
@@ -76,7 +86,13 @@ class Settings(BaseSettings):
     model: CliPositionalArg[str | None] = Field(
         None, description=f"a Hugging Face id or a folder; {DEFAULT_MODEL}, or with --engine what that one serves"
     )
-    engine: list[str] = Field([], description="URL of a vLLM server that generates; as often as there are replicas")
+    engine: list[str] = Field(
+        [],
+        description="URL of a vLLM server that generates; as often as there are replicas. Or replay:DIR, recordings",
+    )
+    replay_speed: Annotated[float | None, BeforeValidator(speed)] = Field(
+        None, gt=0, allow_inf_nan=False, description="how fast recordings are told: 1x is as they were made, or max"
+    )
     engine_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
     reasoning_parser: str | None = Field(None, description="vLLM's parser of thoughts, or none; else by the template")
     tool_call_parser: str | None = Field(None, description="vLLM's parser of calls, or none; else by the template")
@@ -125,6 +141,14 @@ class Settings(BaseSettings):
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_outputs: bool = Field(False, description="log what the model says, reasoning included")
+    record: Path | None = Field(None, description="a folder that gets one folder for each response, to be replayed")
+    record_after: Annotated[tuple[str, ...], NoDecode] = Field(
+        tuple(FILES), description=f"the stages behind which is recorded: {','.join(FILES)}"
+    )
+    record_if: str | None = Field(
+        None, description="record a part of all responses, as 0.01, or those whose request has a header, as x-record"
+    )
+    record_texts: bool = Field(True, description="whether texts are recorded, or only their shape")
     salt_caches: bool = Field(False, description="share the engine's prefix cache only within one prompt_cache_key")
     print_pipeline: bool = Field(False, description="draw what would serve the model, and end")
     engine_arguments: CliUnknownArgs
@@ -151,9 +175,28 @@ class Settings(BaseSettings):
         AllowedNetworks.parse(entries)
         return entries
 
+    @field_validator("record_after", mode="before")
+    @classmethod
+    def _stages(cls, said: Any) -> Any:
+        stages = said.split(",") if isinstance(said, str) else said
+        if unknown := [stage for stage in stages if stage not in FILES]:
+            raise ValueError(f"{unknown[0]!r} is none of {', '.join(FILES)}")
+        return tuple(stages)
+
+    @field_validator("record_if")
+    @classmethod
+    def _condition(cls, said: str | None) -> str | None:
+        if said is not None:
+            Condition.parse(said)
+        return said
+
     @field_validator("engine")
     @classmethod
     def _engines(cls, urls: list[str]) -> list[str]:
+        if any(url.startswith(REPLAY) for url in urls):
+            if len(urls) > 1:
+                raise ValueError(f"{REPLAY}DIR stands alone")
+            return urls
         for url in urls:
             if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
                 raise ValueError(f"{url} does not begin with http:// or https://, or names no host")
@@ -172,6 +215,17 @@ class Settings(BaseSettings):
         if needs_key and self.web_search_key is None:
             raise ValueError(f"--web-search {self.web_search} needs a key: set PENSTOCK_WEB_SEARCH_KEY")
         return self
+
+    @property
+    def recordings(self) -> Path | None:
+        """The folder of recordings that answer, if they do."""
+        told = [Path(engine.removeprefix(REPLAY)) for engine in self.engine if engine.startswith(REPLAY)]
+        return told[0] if told else None
+
+    @property
+    def recorded_if(self) -> Condition:
+        """Which responses are recorded."""
+        return ALWAYS if self.record_if is None else Condition.parse(self.record_if)
 
     @property
     def chat(self) -> ChatOptions:

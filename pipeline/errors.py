@@ -57,6 +57,15 @@ class ContextTooLong(InvalidRequest):
         )
 
 
+class NotRecorded(InvalidRequest):
+    """The server answers from recordings, and has none of this request."""
+
+    code = "not_recorded"
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem, param="input")
+
+
 class PreviousResponseNotFound(InvalidRequest):
     """``previous_response_id`` names nothing that was stored."""
 
