@@ -1,0 +1,59 @@
+"""How many tokens the model writes on which channel, as metrics of Prometheus.
+
+    METRICS_PORT=9464 penstock serve --with count_tokens.py:install
+    curl http://127.0.0.1:9464/metrics
+
+An item that was cut or repaired does not say which tokens are its own: those are counted as ``unknown``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import prometheus_client
+
+from pipeline.core import Pipeline
+from pipeline.frames import (
+    AnnotationAdded,
+    GenerationStarted,
+    ItemClosed,
+    ItemDelta,
+    MessageOpened,
+    ParsedFrame,
+    ReasoningOpened,
+    TurnFinished,
+)
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.request import CreateResponse
+
+TOKENS = prometheus_client.Counter("penstock_output_tokens", "Tokens that the model wrote.", ["channel"])
+
+
+async def count(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+    """Everything goes on as it came; what a turn was made of is counted when it is over."""
+    channel, written = "", Counter[str]()
+    async for frame in source:
+        match frame:
+            case ReasoningOpened():
+                channel = "analysis"
+            case MessageOpened(phase):
+                channel = "commentary" if phase == "commentary" else "final"
+            case ItemClosed(token_ids=token_ids):
+                written[channel] += len(token_ids)
+            case TurnFinished(output_tokens=total):
+                written["unknown"] = max(0, total - written.total())
+                for name, number in written.items():
+                    TOKENS.labels(name).inc(number)
+                channel, written = "", Counter()
+            case GenerationStarted() | ItemDelta() | AnnotationAdded():
+                pass
+            case _:  # whatever is called
+                channel = "commentary"
+        yield frame
+
+
+def install(pipeline: Pipeline[CreateResponse, ResponseEvent]) -> Pipeline[CreateResponse, ResponseEvent]:
+    prometheus_client.start_http_server(int(os.environ.get("METRICS_PORT", "9464")), "127.0.0.1")
+    return pipeline.after("parse", "count_tokens", count)

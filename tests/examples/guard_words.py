@@ -1,0 +1,74 @@
+"""A response ends where the model writes a word that it must not: as ``incomplete``, because of ``content_filter``.
+
+    GUARD_WORDS="swordfish,open sesame" penstock serve --with guard_words.py:install
+
+What was sent stays sent, as a prefix of the word may have been; nothing of the model is read any more, which ends the
+generation.  The guard stands around ``parse``, as what has been generated so far is counted in tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from pipeline.core import Pipeline, Stage, Step
+from pipeline.frames import (
+    ItemClosed,
+    ItemDelta,
+    ParsedFrame,
+    ReasoningOpened,
+    TokenChunk,
+    TokenFrame,
+    TurnFinished,
+)
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.request import CreateResponse
+
+
+@dataclass
+class Counted:
+    """The tokens of a generation, counted as they pass."""
+
+    tokens: int = 0
+
+    async def count(self, source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:
+        async for frame in source:
+            if isinstance(frame, TokenChunk):
+                self.tokens += len(frame.token_ids)
+            yield frame
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Reads the model as ``parse`` does, until there is one of the ``words`` in an item."""
+
+    parse: Stage[TokenFrame, ParsedFrame]
+    words: tuple[str, ...]
+
+    async def __call__(self, source: AsyncIterator[TokenFrame]) -> AsyncGenerator[ParsedFrame, None]:
+        pattern = re.compile("|".join(map(re.escape, self.words)), re.IGNORECASE)
+        longest = max(map(len, self.words))
+        read, thought, opened_at, is_thought, tail = Counted(), 0, 0, False, ""
+        async with aclosing(self.parse(read.count(source))) as frames:
+            async for frame in frames:
+                if isinstance(frame, ItemDelta):
+                    tail = tail[-longest:] + frame.text
+                    if pattern.search(tail):
+                        thought += (read.tokens - opened_at) * is_thought
+                        yield ItemClosed(complete=False)
+                        yield TurnFinished("content_filter", 0, read.tokens, thought, duration=0.0)
+                        return
+                else:  # an item ends or begins
+                    thought += (read.tokens - opened_at) * is_thought
+                    opened_at, is_thought, tail = read.tokens, isinstance(frame, ReasoningOpened), ""
+                yield frame
+
+
+def install(pipeline: Pipeline[CreateResponse, ResponseEvent]) -> Pipeline[CreateResponse, ResponseEvent]:
+    words = tuple(filter(None, os.environ.get("GUARD_WORDS", "").lower().split(",")))
+    if not words:
+        raise ValueError("GUARD_WORDS names no words")
+    return pipeline.edited("parse", lambda step: (Step("parse", Guard(step.stage, words)),))

@@ -1,0 +1,26 @@
+"""E-mail addresses are taken out of what the model says and thinks, wherever the stream happens to be cut.
+
+    penstock serve --with redact_emails.py:install
+
+Arguments of calls are left alone: a tool that sends mail has to know where to.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pipeline.core import Pipeline
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.request import CreateResponse
+from stages.rewrite import Rewrite
+
+ADDRESS = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+", re.ASCII)
+MAYBE_ONE = re.compile(r"[\w.+@-]{1,320}", re.ASCII)  # no address is longer
+
+
+def redacted(text: str) -> str:
+    return ADDRESS.sub("[e-mail]", text)
+
+
+def install(pipeline: Pipeline[CreateResponse, ResponseEvent]) -> Pipeline[CreateResponse, ResponseEvent]:
+    return pipeline.after("parse", "redact", Rewrite(redacted, held=MAYBE_ONE))
