@@ -3,7 +3,7 @@
     METRICS_PORT=9464 penstock serve --with count_tokens.py:install
     curl http://127.0.0.1:9464/metrics
 
-An item that was cut or repaired does not say which tokens are its own: those are counted as ``unknown``.
+Tokens of no whole item, as the markup that ends a turn or an item that was cut, are counted as ``other``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def count(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFram
             case ItemClosed(token_ids=token_ids):
                 written[channel] += len(token_ids)
             case TurnFinished(output_tokens=total):
-                written["unknown"] = max(0, total - written.total())
+                written["other"] = max(0, total - written.total())
                 for name, number in written.items():
                     TOKENS.labels(name).inc(number)
                 channel, written = "", Counter()
