@@ -11,6 +11,8 @@ COMMANDS = {
     "serve": ("server", "serve a model over HTTP"),
     "show": ("pipeline.commands.show", "draw the flow of a pipeline"),
     "replay": ("pipeline.commands.replay", "run recorded frames through the stages, without a GPU"),
+    "shrink": ("pipeline.commands.shrink", "cut a failing recording to the smallest one that fails"),
+    "inspect": ("pipeline.commands.inspect", "show a recording as a page: who caused whom"),
 }
 """The module of each command, which is imported when it is asked for, and what it does."""
 

@@ -1,0 +1,48 @@
+"""The page: one file of HTML that asks nothing of any network.
+
+Whatever was recorded is data in it, which its script only ever writes as text.  Its policy, which browsers enforce,
+lets nothing run or load but the style and the script that stand in it.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Mapping
+from hashlib import sha256
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+
+POLICY = (
+    "default-src 'none'; img-src data:; style-src 'sha256-{style}'; script-src 'sha256-{script}'; base-uri 'none'; "
+    "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+
+
+def page_of(story: Mapping[str, Any]) -> str:
+    """The page that tells a story."""
+    style, script = _part("page.css"), _part("page.js")
+    places = {
+        "{{policy}}": escape(POLICY.format(style=_hash(style), script=_hash(script))),
+        "{{title}}": escape(str(story["name"])),
+        "{{style}}": style,
+        "{{story}}": msgspec.json.encode(story).decode().replace("<", "\\u003c"),
+        "{{script}}": script,
+    }
+    page = ""
+    rest = _part("page.html")
+    for place, content in places.items():  # in their order, so that none is looked for in what was written
+        before, _, rest = rest.partition(place)
+        page += before + content
+    return page + rest
+
+
+def _part(name: str) -> str:
+    return files("pipeline.page").joinpath(name).read_text("utf-8")
+
+
+def _hash(text: str) -> str:
+    """How a policy names what may run."""
+    return b64encode(sha256(text.encode()).digest()).decode()
