@@ -30,10 +30,14 @@ class Caused:
 
 @dataclass
 class Crossed:
-    """What crossed the junction behind ``stage``, in order; the first of a trace is that of its source."""
+    """What crossed the junction behind ``stage``, in order; the first of a trace is that of its source.
+
+    ``raised`` is what came in place of more frames, from this stage or from one ahead of it.
+    """
 
     stage: str
     caused: list[Caused] = field(default_factory=list)
+    raised: Exception | None = None
 
     @property
     def frames(self) -> list[Any]:
@@ -47,6 +51,13 @@ class Trace:
 
     junctions: list[Crossed]
     error: BaseException | None = None
+
+    @property
+    def fault(self) -> tuple[str, Exception] | None:
+        """The stage that raised, and what it raised, also where one behind it made an event of it."""
+        if self.junctions[0].raised:
+            return None
+        return next(((crossed.stage, crossed.raised) for crossed in self.junctions if crossed.raised), None)
 
     def behind(self, stage: str) -> Crossed:
         """The junction behind a stage; raises `LookupError`."""
@@ -62,10 +73,14 @@ class _Tap:
     crossed: Crossed
 
     async def __call__(self, source: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
-        async for frame in source:
-            cause = len(self.ahead.caused) - 1 if self.ahead and self.ahead.caused else None
-            self.crossed.caused.append(Caused(frame, cause))
-            yield frame
+        try:
+            async for frame in source:
+                cause = len(self.ahead.caused) - 1 if self.ahead and self.ahead.caused else None
+                self.crossed.caused.append(Caused(frame, cause))
+                yield frame
+        except Exception as error:
+            self.crossed.raised = error
+            raise
 
 
 async def traced(pipeline: Pipeline[Any, Any], source: AsyncGenerator[Any, None], name: str = "source") -> Trace:

@@ -30,6 +30,7 @@ Channel: TypeAlias = Literal["markup", "analysis", "commentary", "final", "call"
 """Where a token is: in no item, or in one of that kind."""
 
 OPENINGS = get_args(ItemOpened)
+BORDERS = (*OPENINGS, ItemClosed)
 
 AT_THE_START: frozenset[Repair] = frozenset({"missing start"})
 AT_THE_END: frozenset[Repair] = frozenset({"missing end"})
@@ -42,7 +43,8 @@ class Token:
     """One token.
 
     ``written`` are its bytes, ``frame`` is the index of the frame that it came in, and ``item`` that of its item among
-    all that the parser opened.  ``repairs`` were made at this token.
+    all that the parser opened.  ``repairs`` were made at this token.  ``borders`` is how many items
+    opened or closed when it came.
     """
 
     id: int
@@ -52,6 +54,7 @@ class Token:
     channel: Channel = "markup"
     item: int | None = None
     repairs: tuple[Repair, ...] = ()
+    borders: int = 0
 
 
 def channel_of(opened: ItemOpened) -> Channel:
@@ -118,7 +121,7 @@ class _Places:
         (self.strays if is_mark else self.waiting).append(len(self.tokens))
         self.tokens.append(Token(token, self.spelling(token), is_mark, frame))
 
-    def feed(self, frames: Iterable[Any]) -> None:
+    def feed(self, frames: Sequence[Any]) -> None:
         """Take what became clear by the latest token."""
         has_opened = False
         for frame in frames:
@@ -132,6 +135,8 @@ class _Places:
                 self._close(frame.repairs)
         if has_opened:
             self.waiting = []
+        if borders := sum(isinstance(frame, BORDERS) for frame in frames):
+            self._change(len(self.tokens) - 1, borders=borders)
 
     def _open(self, opened: ItemOpened) -> None:
         self.open, self.opened_at = opened, len(self.tokens) - 1
@@ -141,13 +146,13 @@ class _Places:
     def _fill(self, opened: ItemOpened, indexes: Iterable[int]) -> None:
         """These tokens are text of the open item."""
         for index in indexes:
-            self.tokens[index] = replace(self.tokens[index], channel=channel_of(opened), item=self.items - 1)
+            self._change(index, channel=channel_of(opened), item=self.items - 1)
         self.waiting = []
 
     def _spelling_of(self, text: str) -> list[int]:
         """Those of the waiting tokens that spell ``text``, which may have been stripped; none if they do not."""
         written = b"".join(self.tokens[index].written for index in self.waiting)
-        sought = text.encode() if text.encode() in written else text.strip().encode()
+        sought = (text.strip() or text).encode()
         start = written.find(sought)
         if start < 0:
             return []
@@ -172,5 +177,9 @@ class _Places:
 
     def _mark(self, indexes: Iterable[int], repair: Repair) -> None:
         for index in indexes:
-            if 0 <= index < len(self.tokens):
-                self.tokens[index] = replace(self.tokens[index], repairs=(*self.tokens[index].repairs, repair))
+            if index < len(self.tokens):
+                self._change(index, repairs=(*self.tokens[index].repairs, repair))
+
+    def _change(self, index: int, **changes: Any) -> None:
+        if index >= 0:
+            self.tokens[index] = replace(self.tokens[index], **changes)

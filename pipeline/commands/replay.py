@@ -4,75 +4,121 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
+import os
 import sys
-from collections.abc import Sequence
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from pipeline.commands.model import RecordedModel, model_of
-from pipeline.core import Pipeline
-from pipeline.protocol.events import DONE, to_sse
-from pipeline.record import FILES, SOURCES, Recording, read_header, read_recording, replay_recording
+from pipeline.commands.rerun import NoReplay
+from pipeline.commands.story import Story, tell
+from pipeline.plugins import Install, WrongPlugin, load
+from pipeline.protocol.events import DONE, Event, to_sse
+from pipeline.record import SOURCES, Abandoned, End, Failure, line
 
-ASKING = frozenset({"converse", "render", "generate"})
-"""The stages from which on a model is asked."""
-WITHOUT_TOOLS = frozenset({"render", "generate", "parse"})
-"""The stages from which on one turn is made, and no tool is run."""
+Shown = TypeVar("Shown")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write the events of a recording as a client would see them."""
-    parser = argparse.ArgumentParser(prog="penstock replay", description=__doc__)
-    parser.add_argument("recording", type=Path, help="a folder with one file per junction")
-    parser.add_argument(
-        "--from",
-        dest="since",
-        choices=SOURCES,
-        help="the first stage to run: parse, or where that is not possible, emit",
-    )
+    """Replay recordings, and show what comes of them; ends with status 1 if a stage raised."""
+    parser = _parser()
     chosen = parser.parse_args(arguments)
-    folder: Path = chosen.recording
-    model = model_of(read_header(first_file(folder)))
-    stage = chosen.since or ("emit" if ran_tools(folder) or not model.spelling else "parse")
-    if problem := why_not(folder, stage, model):
-        parser.error(problem)
-    recording = read_recording(*source_of(folder, stage))
-    asyncio.run(print_replay(model.pipeline.since(stage), recording))
+    logging.getLogger("stages").addHandler(logging.NullHandler())  # what they log is in what is shown
+    try:
+        install = load(chosen.plugins)
+        faults = [_replay(path, chosen, install) for path in chosen.paths]
+    except (NoReplay, WrongPlugin) as error:
+        print(f"penstock: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    if any(faults):
+        sys.exit(1)
 
 
-def first_file(folder: Path) -> Path:
-    """A file of the recording in ``folder``, for its header."""
-    files = [folder / name for name, _ in FILES.values()]
-    return next(filter(Path.is_file, files), files[-1])
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock replay", description=__doc__)
+    parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a recording's folder, or one of its files")
+    parser.add_argument("--from", dest="since", metavar="STAGE", help=f"the first stage to run: {', '.join(SOURCES)}")
+    parser.add_argument("--to", dest="upto", metavar="STAGE", help="the last stage to run")
+    parser.add_argument(
+        "--with", dest="plugins", metavar="PLUGIN", action="append", default=[], help="stages of one's own"
+    )
+    parser.add_argument(
+        "--speed", type=_speed, help="1x waits as long as the recording did; max, the default, not at all"
+    )
+    parser.add_argument("--full", action="store_true", help="show all of the prompt, and of what tools returned")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="write the last junction as a recording has it: JSON lines")
+    shown.add_argument("--sse", action="store_true", help="write the events as a client sees them")
+    return parser
 
 
-def ran_tools(folder: Path) -> bool:
-    """Whether tools ran between the turns of the response that is recorded in ``folder``."""
-    return (folder / FILES["converse"][0]).is_file()
+def _speed(text: str) -> float | None:
+    """How many times as fast as it was; None is at once."""
+    if text == "max":
+        return None
+    try:
+        speed = float(text.removesuffix("x"))
+    except ValueError:
+        speed = 0.0
+    if not 0 < speed < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither max nor a number of times, as 1x or 0.5x")
+    return speed
 
 
-def source_of(folder: Path, stage: str) -> tuple[Path, Any]:
-    """The file that ``stage`` reads, and the union of its frames."""
-    found = [(folder / name, junction) for name, junction in (FILES[behind] for behind in SOURCES[stage])]
-    return next((each for each in found if each[0].is_file()), found[-1])
+def _replay(path: Path, chosen: argparse.Namespace, install: Install) -> bool:
+    """Show one recording; tells whether a stage raised."""
+    story = asyncio.run(tell(path, chosen.since, chosen.upto, install))
+    if story.note:
+        print(f"penstock: {story.path}: {story.note}", file=sys.stderr)
+    if chosen.json or chosen.sse:
+        for written in paced(json_lines(story) if chosen.json else sse(story), chosen.speed):
+            sys.stdout.buffer.write(written)
+            sys.stdout.buffer.flush()
+    else:
+        from pipeline.commands.timeline import show  # noqa: PLC0415 - rich is not imported where nobody looks at it
+
+        show(paced, story, chosen.speed, full=chosen.full)
+    if story.fault:
+        stage, error = story.fault
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        told = f"stage {stage} raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+        print(f"penstock: {story.path}: {told}", file=sys.stderr)
+    return story.fault is not None
 
 
-def why_not(folder: Path, stage: str, model: RecordedModel) -> str | None:
-    """Why the recording in ``folder`` cannot be replayed since ``stage``, if it cannot."""
-    if not source_of(folder, stage)[0].is_file():
-        return f"there is no recording {source_of(folder, stage)[0]}"
-    if stage in WITHOUT_TOOLS and ran_tools(folder):
-        return f"tools ran between the turns of {folder}: replay it --from emit, as what they did is known there"
-    if stage == "parse" and not model.spelling:
-        return f"only a model of its kind can read the tokens of {folder}, and {model.missing}: replay it --from emit"
-    if stage in ASKING:
-        return f"--from {stage} asks a model"
-    return None
+def paced(timed: Iterable[tuple[float | None, Shown]], speed: float | None) -> Iterator[Shown]:
+    """Each in its time, counted from the first one, ``speed`` times as fast; None is at once."""
+    began: tuple[float, float] | None = None
+    for at, shown in timed:
+        if speed is not None and at is not None:
+            began = began or (time.monotonic(), at)
+            time.sleep(max(0.0, began[0] + (at - began[1]) / speed - time.monotonic()))
+        yield shown
 
 
-async def print_replay(pipeline: Pipeline[Any, Any], recording: Recording) -> None:
-    """Write the events of a recording as a client would see them."""
-    async with pipeline.open(replay_recording(recording)) as events:
-        async for event in events:
-            sys.stdout.buffer.write(to_sse(event))
-    sys.stdout.buffer.write(DONE)
+def json_lines(story: Story) -> Iterator[tuple[float | None, bytes]]:
+    """The last junction, as a recording of it."""
+    crossings = story.junctions[-1].crossings
+    yield None, line(story.header)
+    for crossing in crossings:
+        yield crossing.at, line(crossing.frame, crossing.at)
+    failure = Failure.of(story.error) if isinstance(story.error, Exception) else None
+    yield None, line(End(len(crossings), failure, isinstance(story.error, Abandoned)))
+
+
+def sse(story: Story) -> Iterator[tuple[float | None, bytes]]:
+    """The events, and unless it broke off the end of the stream."""
+    crossings = story.junctions[-1].crossings
+    if not any(isinstance(crossing.frame, Event) for crossing in crossings):
+        raise NoReplay(f"what {story.junctions[-1].stage} gives are no events: see them with --json")
+    yield from ((each.at, to_sse(each.frame)) for each in crossings if isinstance(each.frame, Event))
+    if story.error is None:
+        yield None, DONE

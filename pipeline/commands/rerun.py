@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from pipeline.commands.model import RecordedModel, model_of
 from pipeline.core import Pipeline
+from pipeline.plugins import Install
 from pipeline.record import (
     FILES,
     SOURCES,
@@ -20,8 +21,6 @@ from pipeline.record import (
     replay_recording,
 )
 from pipeline.trace import Trace, traced
-
-Install: TypeAlias = Callable[[Pipeline[Any, Any]], Pipeline[Any, Any]]
 
 ASKING = ("converse", "render", "generate")
 """The stages from which on a model is asked: it says again what it said."""
@@ -66,7 +65,8 @@ async def rerun(path: Path, since: str | None = None, upto: str | None = None, i
     header = read_header(next(iter(files.values())))
     model = model_of(header, files.get("generate"))
     pipeline = install(model.pipeline)
-    since, note = (_checked(path, files, model, since), "") if since else _best(files, model)
+    unreadable = since == "parse" and not model.spelling
+    since, note = (_checked(path, files, since), "") if since and not unreadable else _best(files, model)
     source = next(behind for behind in SOURCES[since] if behind in files)
     recording = read_recording(files[source], FILES[source][1])
     turns: dict[str, list[Any]] = {}
@@ -123,7 +123,7 @@ def _why_not_parsed(model: RecordedModel) -> str:
     return f"only a model of its kind can read its tokens, and {model.missing}"
 
 
-def _checked(path: Path, files: dict[str, Path], model: RecordedModel, since: str) -> str:
+def _checked(path: Path, files: dict[str, Path], since: str) -> str:
     """The stage, if a replay can begin with it."""
     if since not in SOURCES:
         raise NoReplay(f"a replay begins with one of {', '.join(SOURCES)}, and not with {since}")
@@ -134,8 +134,6 @@ def _checked(path: Path, files: dict[str, Path], model: RecordedModel, since: st
         raise NoReplay(f"tools ran between the turns of {path}: replay it --from emit, as what they did is known there")
     if since in ASKING and "generate" not in files:
         raise NoReplay(f"--from {since} asks a model, and what it said is not in {path}: there is no tokens.jsonl")
-    if since in (*ONE_TURN, "converse") and not model.spelling:
-        raise NoReplay(f"{_why_not_parsed(model)}: replay {path} --from emit")
     return since
 
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.model import RecordedModel
 from pipeline.commands.places import Token, placed
-from pipeline.commands.rerun import Install, Rerun, part, rerun, unedited
+from pipeline.commands.rerun import Rerun, part, rerun, unedited
 from pipeline.core import Pipeline
 from pipeline.frames import Conversation, Prompt
+from pipeline.plugins import Install
 from pipeline.record import FILES, End, Header, read_recording
 from pipeline.record import replay as frames_of
 from pipeline.trace import Caused, Crossed, traced
@@ -40,10 +42,11 @@ class Junction:
 class Story:
     """A recording, and what a replay made of it.
 
-    ``source`` is the stage whose recorded frames were replayed, and ``end`` how they ended; ``error`` is what the
-    replay ended with.  ``junctions`` are in the order of the pipeline, and begin where something is known; each frame's
-    cause is in the one before its own.  ``prompts`` are written out, and ``tokens`` are in their places, where somebody
-    knows how tokens are spelled; otherwise both are empty, and ``note`` says why.
+    ``source`` is the stage whose recorded frames were replayed, and ``end`` how they ended.  ``error`` is what the
+    replay ended with, and ``fault`` the stage that raised, with what it raised.  ``junctions`` are in the order of the
+    pipeline, and begin where something is known; each frame's cause is in the one before its own.  ``prompts`` are
+    written out, and ``tokens`` are in their places, where somebody knows how tokens are spelled; otherwise both are
+    empty, and ``note`` says why.
     """
 
     path: Path
@@ -55,7 +58,9 @@ class Story:
     tokens: tuple[Token, ...]
     junctions: tuple[Junction, ...]
     error: BaseException | None = None
+    fault: tuple[str, Exception] | None = None
     note: str = ""
+    model: RecordedModel | None = None
 
     def behind(self, stage: str) -> tuple[Crossing, ...]:
         """What crossed the junction behind ``stage``; nothing if nothing is known of it."""
@@ -81,7 +86,9 @@ async def tell(path: Path, since: str | None = None, upto: str | None = None, in
         tokens,
         tuple(_timed(crossed, _times(replayed))),
         replayed.trace.error,
+        replayed.trace.fault,
         replayed.note,
+        replayed.model,
     )
 
 
