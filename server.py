@@ -218,10 +218,10 @@ def recorded(
     pipeline: Pipeline[CreateResponse, ResponseEvent],
     closing: AsyncExitStack,
 ) -> Pipeline[CreateResponse, ResponseEvent]:
-    """The pipeline with the taps of a recorder, where the settings want one; what other stages do comes behind these."""
+    """The pipeline with the taps of a recorder, where the settings want one: each right behind its stage."""
     if settings.record is None:
         return pipeline
-    source = settings.model or getattr(running.engine, "root", DEFAULT_MODEL)
+    source = settings.model or str(getattr(running.engine, "root", DEFAULT_MODEL))
     recording = recorder(settings, settings.record, source, "chat" if running.chat else "harmony")
     closing.push_async_callback(recording.close)
     return recording.tapped(pipeline)

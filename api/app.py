@@ -23,6 +23,7 @@ from pipeline.core import Pipeline
 from pipeline.errors import ModelNotFound
 from pipeline.protocol.body import shortened
 from pipeline.protocol.events import ResponseEvent
+from pipeline.sampled import ALWAYS, Condition
 from stages.openresponses import open_responses
 
 DIALECTS: dict[str, Pipeline[ResponseEvent, Any] | None] = {
@@ -42,6 +43,7 @@ class Api:
     """Seconds of silence before a stream says that it lives."""
     keys: Keys = field(default_factory=Keys)
     peers: Peers = field(default_factory=Peers)
+    recorded_if: Condition = ALWAYS
 
     def app(self, max_body_bytes: int) -> web.Application:
         """The aiohttp application."""
@@ -56,7 +58,7 @@ class Api:
         """Every method of every path."""
         routes = [web.get("/health", self.health), web.get("/openapi.json", self.describe)]
         for base, outgoing in DIALECTS.items():
-            routes += Responses(self.runs, self.peers, outgoing, self.keep_alive).routes(base)
+            routes += Responses(self.runs, self.peers, outgoing, self.keep_alive, self.recorded_if).routes(base)
             routes += Conversations(self.runs.store).routes(base)
             routes += [web.get(f"{base}/models", self.list_models)]
             routes += [web.get(f"{base}/models/{{model:.+}}", self.retrieve_model)]

@@ -51,6 +51,7 @@ from pipeline.protocol.reading import read_request
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
 from pipeline.record import replay
+from pipeline.sampled import ALWAYS, Condition
 from stages.persist.live import LiveResponse, replayed
 from stages.persist.store import Server, Store, StoredResponse
 
@@ -76,6 +77,7 @@ class Responses:
     peers: Peers
     outgoing: Pipeline[ResponseEvent, Any] | None
     keep_alive: float
+    recorded_if: Condition = ALWAYS
 
     def __post_init__(self) -> None:
         self._rendering: Pipeline[CreateResponse, Prompt] = self.runs.pipeline.upto("render")
@@ -103,6 +105,7 @@ class Responses:
         body = await request.read()
         with self.runs.admission.one():
             wanted = (await read_request(body)).traced(request.headers).owned_by(request[OWNER])
+            wanted = wanted.recorded(asks=self.recorded_if.is_met_by(request.headers))
             conversation = await self.runs.prepare(wanted)
             if wanted.background and not wanted.stream:
                 request[ANSWERED] = queued = (await self.runs.queue(conversation)).response

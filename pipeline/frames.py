@@ -60,15 +60,16 @@ class Scheduling(msgspec.Struct, frozen=True):
     trace_headers: Mapping[str, str] = {}
 
 
-class Origin(msgspec.Struct, frozen=True):
+class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a request comes from, for the store to keep beside its response.
 
     ``owner`` tells whose it is: nobody else finds what is stored of it.  ``position`` is how many items the
-    conversation of the response had when they were read.
+    conversation of the response had when they were read.  ``recorded`` says that the request asks to be recorded.
     """
 
     owner: str = ""
     position: int = 0
+    recorded: bool = False
 
 
 TokenIds: TypeAlias = tuple[int, ...]

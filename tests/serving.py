@@ -19,6 +19,7 @@ from api.runs import Runs
 from pipeline.core import Pipeline
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
+from pipeline.sampled import ALWAYS, Condition
 from stages.chat.model import ChatModel
 from stages.converse.exchange import Limits
 from stages.converse.tools import Toolbox
@@ -110,6 +111,7 @@ async def serving(
     edit: Any = lambda pipeline: pipeline,
     toolbox: Toolbox = NO_TOOLS,
     limits: Limits = DEFAULT_LIMITS,
+    recorded_if: Condition = ALWAYS,
     **options: Any,
 ) -> AsyncGenerator[Served[AnyEngine], None]:
     """Serve for the length of the block, over SQLite in a folder, over the store of a ``--store``, or any database.
@@ -129,7 +131,7 @@ async def serving(
         responses = harmony_responses(models, engine, model, live, toolbox, limits)
     pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(responses)
     runs = Runs(pipeline, engine, live, store, **options)
-    api = Api(runs, models, keep_alive, keys or Keys(), peers or Peers())
+    api = Api(runs, models, keep_alive, keys or Keys(), peers or Peers(), recorded_if)
     runner = web.AppRunner(api.app(max_body_bytes), handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)

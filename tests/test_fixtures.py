@@ -40,7 +40,7 @@ from stages.render.harmony import RenderHarmony
 from tests.completions import completions, hand_written
 from tests.databases import opened
 from tests.played import PlayedTools
-from tests.recorded import CREATED_AT, Case, Tap, flowing, suffix_of, through, told
+from tests.recorded import Case, Tap, flowing, through, told
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "harmony"
 CASES = sorted(FIXTURES.glob("*/"), key=lambda case: case.name)
@@ -63,9 +63,9 @@ async def test_fixture(case: Case, encoding: HarmonyEncoding, tmp_path: Path) ->
 
 async def understood(case: Case, store: Store, tools: PlayedTools | None) -> None:
     """Up to the conversation."""
-    suffix = suffix_of(case.folder)
+    suffix, created_at, model = case.born
     hosted = tools.toolbox.kinds if tools else frozenset[str]()
-    normalize = Normalize(store, ("tiny-gpt-oss",), hosted, draw=lambda: suffix, clock=lambda: CREATED_AT)
+    normalize = Normalize(store, (model,), hosted, draw=lambda: suffix, clock=lambda: created_at)
     request = await read_request(case.path("request.json").read_bytes())
     case.expect("conversation.jsonl", await through(normalize, [request]), Conversation)
 

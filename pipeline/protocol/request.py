@@ -147,6 +147,7 @@ class CreateResponse(Body):
 
     _trace_headers: Mapping[str, str] = PrivateAttr(default_factory=dict)
     _owner: str = PrivateAttr(default="")
+    _is_recorded: bool = PrivateAttr(default=False)
 
     def traced(self, headers: Mapping[str, str]) -> Self:
         """The same request, which came with these headers: those that tell of a trace are kept."""
@@ -160,6 +161,17 @@ class CreateResponse(Body):
         copy = self.model_copy()
         copy._owner = owner  # noqa: SLF001 - its own
         return copy
+
+    def recorded(self, *, asks: bool) -> Self:
+        """The same request, whose headers ask to be recorded, or do not."""
+        copy = self.model_copy()
+        copy._is_recorded = asks  # noqa: SLF001 - its own
+        return copy
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it asks to be recorded; never read from the body."""
+        return self._is_recorded
 
     @property
     def owner(self) -> str:

@@ -125,7 +125,7 @@ class Normalize:
             tools=tools,
             scheduling=self._scheduling(request),
             raw_messages=request.enable_response_messages is True,
-            origin=Origin(request.owner, position),
+            origin=Origin(request.owner, position, request.is_recorded),
             tokens=past.tokens,
             results={**past.results, **await self._results(items, request)},
             include=tuple(request.include or ()),

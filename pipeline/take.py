@@ -1,0 +1,206 @@
+"""A take: one response as it is written down, a track for each junction.
+
+All of this runs in the thread that writes.  A take is a folder once its response has begun, and its files grow by whole
+lines, so that what a killed server leaves can be read up to there.  No file stays open.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Container
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pipeline.frames import GenerationStarted, Prompt, ResponseStarted, ToolFrame
+from pipeline.protocol.events import TerminalEvent
+from pipeline.protocol.request import CreateResponse
+from pipeline.record import FILES, End, Failure, Header, line
+from pipeline.redact import Redaction, without_secrets
+
+logger = logging.getLogger(__name__)
+
+REQUEST, RESPONSE = "request.json", "response.json"
+
+MUCH = 262_144
+"""Bytes of one file that are written before a batch is over."""
+
+
+@dataclass(eq=False)
+class Track:
+    """One junction of a take.  Taps write ``failure``, ``abandoned`` and ``is_cut``; the rest is the thread's."""
+
+    take: Take
+    stage: str
+    is_kept: bool
+    failure: Failure | None = None
+    abandoned: bool = False
+    is_cut: bool = False
+    prompt: Prompt | None = None
+    """The latest one that passed."""
+    frames: int = 0
+    tells_of_tools: bool = False
+    _held: list[tuple[float, Any]] = field(default_factory=list)
+    _turns: int = 0
+    _lines: list[bytes] = field(default_factory=list)
+    _size: int = 0
+    _is_told: bool = False  # to the last event: whoever leaves behind it misses nothing
+    _is_there: bool = False
+
+    @property
+    def path(self) -> Path:
+        """Its file."""
+        return self.take.folder / FILES[self.stage][0]
+
+    def repeats(self, frame: Any) -> bool:
+        """Whether ``frame`` is the last prompt again, for which the engine had no room the first time."""
+        if not isinstance(frame, Prompt):
+            return False
+        before, self.prompt = self.prompt, frame
+        return frame == before
+
+    def take_in(self, at: float, frame: Any) -> None:
+        """Write a frame, once the response has begun."""
+        if not self.take.has_begun:
+            self._held.append((at, frame))
+            return
+        self._look_at(frame)
+        for written in self.take.redaction.frames(self.stage, frame):
+            self._write(written, at)
+        if self._size > MUCH:
+            self.save()
+
+    def begin(self) -> None:
+        """Write what waited for the response to begin."""
+        held, self._held = self._held, []
+        for at, frame in held:
+            self.take_in(at, frame)
+
+    def end(self) -> None:
+        """Say how the stream ended, unless something of it is missing."""
+        if not self.is_cut:
+            failure = None if self.failure is None else self.take.redaction.failure(self.failure)
+            self._lines.append(line(End(self.frames, failure, self.abandoned and not self._is_told)))
+        self.save()
+        if self.stage == "converse" and not self.tells_of_tools and "parse" in self.take.kept:
+            self.path.unlink(missing_ok=True)  # it says what the file of the parsed frames says
+
+    def save(self) -> None:
+        """Append what is new to the file, which only the first time need not be there."""
+        if self._lines:
+            lines, self._lines, self._size = self._lines, [], 0
+            if self._is_there:
+                append(self.path, b"".join(lines), os.O_APPEND)
+            else:
+                append(self.path, b"".join([line(self.take.header), *lines]), os.O_CREAT | os.O_TRUNC)
+            self._is_there = True
+
+    def _write(self, frame: Any, at: float) -> None:
+        said = without_secrets(frame) if hasattr(frame, "response") else frame
+        data = line(said, max(0.0, at - self.take.started))
+        self._lines.append(data)
+        self._size += len(data)
+        self.frames += 1
+
+    def _look_at(self, frame: Any) -> None:
+        self._turns += isinstance(frame, GenerationStarted)
+        self.tells_of_tools |= self._turns > 1 or isinstance(frame, ResponseStarted | ToolFrame)
+        if isinstance(frame, TerminalEvent):
+            self.take.response, self._is_told = frame.response, True
+
+
+@dataclass(eq=False)
+class Take:
+    """One response.  Taps count in ``running`` how many of them its frames pass; the rest is the thread's."""
+
+    folder: Path
+    header: Header
+    started: float
+    redaction: Redaction
+    request: CreateResponse | None = None
+    running: int = 0
+    tracks: dict[str, Track] = field(default_factory=dict)
+    has_begun: bool = False
+    is_lost: bool = False
+    response: Any = None
+    """The one that the stream ended with."""
+
+    @property
+    def name(self) -> str:
+        """The response's id."""
+        return self.folder.name
+
+    @property
+    def kept(self) -> frozenset[str]:
+        """The stages of which there is a file."""
+        return frozenset(stage for stage, track in self.tracks.items() if track.is_kept)
+
+    def track(self, stage: str, after: Container[str]) -> Track:
+        """The junction behind ``stage``; it gets a file if it is one of those ``after`` which is recorded."""
+        track = self.tracks.get(stage)
+        if track is None:
+            is_kept = stage in after and self.redaction.keeps(stage)
+            track = self.tracks[stage] = Track(self, stage, is_kept)
+        return track
+
+    def begin(self) -> None:
+        """Make the folder; what a server that died left of the same response goes."""
+        self.has_begun = True
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        for name in (REQUEST, RESPONSE, *(file for file, _ in FILES.values())):
+            (self.folder / name).unlink(missing_ok=True)
+        if self.request is not None and self.redaction.keeps_request:
+            asked = self.request.model_dump(mode="json", by_alias=True, exclude_unset=True)
+            write_json(self.folder / REQUEST, without_secrets(asked))
+        self.request = None
+        for track in self._written():
+            track.begin()
+
+    def save(self) -> None:
+        """Write what is new."""
+        for track in self._written():
+            track.save()
+
+    def end(self) -> None:
+        """Write how all of it ended; nothing is left of a response that never began."""
+        if not self.has_begun:
+            return
+        for track in self._written():
+            track.end()
+        if self.response is not None:
+            write_json(self.folder / RESPONSE, without_secrets(self.redaction.response(self.response)))
+
+    def attempt(self, write: Callable[..., None], *about: Any) -> None:
+        """Call ``write``; if it fails, this response is no longer recorded, and what is there has no end."""
+        if self.is_lost:
+            return
+        try:
+            write(*about)
+        except Exception as error:
+            self.is_lost = True
+            for track in tuple(self.tracks.values()):
+                track.is_cut = True
+            bug = None if isinstance(error, OSError) else error
+            logger.warning("The recording of %s is cut: %s", self.name, error, exc_info=bug)
+
+    def _written(self) -> list[Track]:
+        return [track for track in tuple(self.tracks.values()) if track.is_kept]
+
+
+def write_json(path: Path, said: Any) -> None:
+    """A file for people to read."""
+    append(path, msgspec.json.format(msgspec.json.encode(said)) + b"\n", os.O_CREAT | os.O_TRUNC)
+
+
+def append(path: Path, data: bytes, how: int) -> None:
+    """Write to the end of a file that only its owner may read."""
+    file = os.open(path, os.O_WRONLY | how, 0o600)
+    try:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(file, rest) :]
+    finally:
+        os.close(file)
