@@ -172,7 +172,7 @@ async def test_only_what_was_asked_for_is_recorded(encoding: HarmonyEncoding, tm
 async def test_a_header_of_the_request_decides(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """With a condition only requests that carry the header are recorded, and the recording does not tell of it."""
     condition = Condition.parse("x-record=yes")
-    taken = {"recorder": {"condition": condition}, "recorded_if": condition}
+    taken: dict[str, Any] = {"recorder": {"condition": condition}, "recorded_if": condition}
     async with recording(ScriptedEngine(script(encoding)), encoding, tmp_path, **taken) as served:
         for headers in ({}, {"x-record": "no"}, {"X-Record": "yes"}):
             async with served.client.post(f"{served.url}/v1/responses", json=ASKED, headers=headers) as answer:
