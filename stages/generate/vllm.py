@@ -21,6 +21,7 @@ from pipeline.errors import ContextTooLong, EngineDead, EngineFailed, EngineOver
 from pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
 from pipeline.protocol.body import shortened
 from stages.generate.engine import PARAMETERS
+from stages.generate.pace import keep_pace
 from stages.generate.workers import mark_workers
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ class VllmEngine:
     vocabulary_size: int
     _adapters: Mapping[str, LoRARequest] = field(default_factory=dict)
     """The LoRA adapters, by the names under which they are served."""
+
+    _pacing: asyncio.Task[None] | None = None
+    """Sets how many tokens come at once, unless the operator does."""
 
     _running: set[_Reading] = field(default_factory=set)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
@@ -104,6 +108,8 @@ class VllmEngine:
 
     async def close(self) -> None:
         """End the worker processes."""
+        if self._pacing:
+            self._pacing.cancel()
         self._llm.shutdown()
 
     async def warm_up(self, grammar: str = ANYTHING) -> None:
@@ -304,6 +310,8 @@ class VllmPlan:
     _arguments: AsyncEngineArgs
     _modules: Sequence[Any]
     """The LoRA adapters."""
+    _is_paced: bool = False
+    """Whether the operator leaves it to us how many tokens come at once."""
 
     @property
     def speaks_harmony(self) -> bool:
@@ -324,7 +332,8 @@ class VllmPlan:
             for number, module in enumerate(self._modules, start=1)
         }
         model = llm.model_config
-        return VllmEngine(llm, (*names, *adapters), model.max_model_len, model.get_vocab_size(), adapters)
+        pacing = asyncio.create_task(keep_pace(llm.output_processor.request_states)) if self._is_paced else None
+        return VllmEngine(llm, (*names, *adapters), model.max_model_len, model.get_vocab_size(), adapters, pacing)
 
 
 def speaks_harmony(config: VllmConfig) -> bool:
@@ -342,17 +351,24 @@ def plan_vllm(model: str, arguments: Sequence[str]) -> VllmPlan:
     from vllm.usage.usage_lib import UsageContext
 
     engine_args, modules = _read_arguments(["--model", model, *arguments])
-    return VllmPlan(engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT), engine_args, modules)
+    is_paced = engine_args.stream_interval is None
+    if is_paced:
+        engine_args.stream_interval = 1
+    return VllmPlan(engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT), engine_args, modules, is_paced)
 
 
 def _read_arguments(arguments: Sequence[str]) -> tuple[AsyncEngineArgs, list[Any]]:
-    """What the command line says of the engine, and the LoRA modules, which are for whoever serves it."""
+    """What the command line says of the engine, and the LoRA modules, which are for whoever serves it.
+
+    The stream interval is None where it says nothing of that.
+    """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import LoRAParserAction
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="penstock serve"))
     parser.add_argument("--lora-modules", nargs="+", action=LoRAParserAction, default=[], metavar="NAME=PATH")
+    parser.set_defaults(stream_interval=None)
     namespace: Namespace = parser.parse_args(arguments)
     if namespace.lora_modules and not namespace.enable_lora:
         raise SystemExit("penstock: --lora-modules needs --enable-lora")

@@ -1,0 +1,112 @@
+"""How many tokens come at once: by how the loop does, and without losing one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.generate.pace import BUSY, FREE, LATE, MOST, PERIOD, PUNCTUAL, Pace, keep_pace, set_pace
+
+LOOKS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.1)), max_size=50)
+
+
+@given(LOOKS)
+def test_the_pace_changes_step_by_step_within_its_bounds(looks: list[tuple[float, float]]) -> None:
+    """It is never over the most, and never more than twice, or less than half, of what it was."""
+    pace, was = Pace(), 1
+    for busy, late in looks:
+        interval = pace.feed(busy, late)
+        assert 1 <= interval <= MOST
+        assert interval in {was // 2, was, was * 2}
+        was = interval
+
+
+@given(LOOKS)
+def test_a_loop_that_is_free_again_gets_each_token_as_it_comes(looks: list[tuple[float, float]]) -> None:
+    """Whatever was before, a few looks at a free loop bring the interval back to one."""
+    pace = Pace()
+    for busy, late in looks:
+        pace.feed(busy, late)
+    for _ in range(MOST.bit_length() - 1):
+        pace.feed(FREE / 2, PUNCTUAL / 2)
+    assert pace.interval == 1
+
+
+@pytest.mark.parametrize(("busy", "late"), [(BUSY + 0.1, 0.0), (0.0, LATE * 2)])
+def test_either_sign_of_too_much_to_do_is_enough(busy: float, late: float) -> None:
+    """A loop that works all the time, and one that shares its processor with others, get more tokens at once."""
+    pace = Pace()
+    assert [pace.feed(busy, late) for _ in range(5)] == [2, 4, 8, 8, 8]
+
+
+@given(st.floats(0, 1))
+def test_a_steady_load_finds_a_steady_pace(work: float) -> None:
+    """Where work goes down with the interval, but never by more than half, the interval does not swing."""
+    pace = Pace()
+    intervals = [pace.feed(work * (0.1 + 0.9 / pace.interval), 0.0) for _ in range(20)]
+    assert len(set(intervals[4:])) == 1
+
+
+class Request:
+    """What vLLM's output processor does with the tokens of a request."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.sent: list[list[int]] = []
+        self.detokenizer = SimpleNamespace(num_output_tokens=lambda: len(self.tokens))
+        self.stream_interval = 1
+        self.sent_tokens_offset = 0
+
+    def generate(self, count: int, *, finished: bool = False) -> None:
+        """The rule of vLLM's `RequestState.make_request_output`."""
+        new = list(range(len(self.tokens), len(self.tokens) + count))
+        self.tokens += new
+        if self.stream_interval > 1:
+            waiting = len(self.tokens) - self.sent_tokens_offset
+            if not (finished or self.sent_tokens_offset == 0 or waiting >= self.stream_interval):
+                return
+            new = self.tokens[self.sent_tokens_offset :]
+            self.sent_tokens_offset = len(self.tokens)
+        self.sent.append(new)
+
+
+STEPS = st.lists(
+    st.one_of(st.sampled_from([1, 2, 4, 8]).map(lambda n: ("pace", n)), st.integers(1, 3).map(lambda n: ("tokens", n)))
+)
+
+
+@given(STEPS)
+def test_no_token_is_lost_or_told_twice_while_the_pace_changes(steps: list[tuple[str, int]]) -> None:
+    """Whenever the interval changes, all tokens come in their order, the first at once, and none waits for long."""
+    request: Any = Request()
+    for kind, number in steps:
+        if kind == "pace":
+            set_pace(request, number)
+        else:
+            request.generate(number)
+            assert request.sent
+            assert len(request.tokens) - sum(map(len, request.sent)) < max(2, request.stream_interval)
+    request.generate(1, finished=True)
+    assert [token for tokens in request.sent for token in tokens] == request.tokens
+
+
+async def test_the_pace_follows_the_loop() -> None:
+    """Streams of a loop that is blocked again and again get more at once, and each token by itself when it is not."""
+    request: Any = Request()
+    pacing = asyncio.create_task(keep_pace({"request": request}))
+    request.generate(1)
+    while request.stream_interval < MOST:
+        time.sleep(PERIOD)  # noqa: ASYNC251 - this is what blocks it
+        await asyncio.sleep(0)
+    while request.stream_interval > 1:
+        request.generate(1)
+        await asyncio.sleep(PERIOD)
+    pacing.cancel()
+    request.generate(1, finished=True)
+    assert [token for tokens in request.sent for token in tokens] == request.tokens
