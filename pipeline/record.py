@@ -133,6 +133,9 @@ class _Stamp(msgspec.Struct):
     at: float | None = None
 
 
+_NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for what is no JSON."""
+
 _encode = msgspec.json.Encoder(enc_hook=unwritten).encode
 _decode_header = msgspec.json.Decoder(Header).decode
 _decode_end = msgspec.json.Decoder(End).decode
@@ -165,7 +168,7 @@ def read_header(path: Path) -> Header:
         raise UnreadableRecording(path, None, f"there is no recording here: {error.strerror}") from error
     try:
         header = _decode_header(first)
-    except msgspec.MsgspecError as error:
+    except _NO_JSON as error:
         raise UnreadableRecording(path, 1, "this is no recording: it does not begin with a header") from error
     if header.format != FORMAT:
         raise UnreadableRecording(path, 1, f"a recording of format {header.format}, where {FORMAT} is understood")
@@ -187,7 +190,7 @@ def read_recording(path: Path, junction: Any) -> Recording:
 def _read_end(path: Path, lines: list[bytes]) -> End:
     try:
         end = _decode_end(lines[-1])
-    except msgspec.MsgspecError as error:
+    except _NO_JSON as error:
         raise UnreadableRecording(path, len(lines), "the recording was cut behind this line: it has no end") from error
     if end.frames != len(lines) - 2:
         raise UnreadableRecording(path, len(lines), f"{end.frames} frames were recorded, and {len(lines) - 2} are here")
@@ -199,7 +202,7 @@ def _read_frame(path: Path, number: int, data: bytes, decode: Any) -> Timed:
         return Timed(decode(data), number, _decode_stamp(data).at)
     except msgspec.ValidationError as error:
         raise UnreadableRecording(path, number, f"no frame of this place, or of this version: {error}") from error
-    except msgspec.DecodeError as error:
+    except _NO_JSON as error:
         raise UnreadableRecording(path, number, f"this is no JSON: {error}") from error
 
 

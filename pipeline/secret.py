@@ -41,6 +41,8 @@ def unwritten(value: Any) -> Any:
 
 def unread(kind: type, value: Any) -> Any:
     """What msgspec reads for a `Secret` (its ``dec_hook``)."""
-    if kind is Secret and value is None:
-        return Secret()
+    if kind is Secret:
+        if value is None:
+            return Secret()
+        raise ValueError("a secret stands where none is written")
     raise NotImplementedError(f"objects of type {kind.__name__} are not read")
