@@ -11,6 +11,7 @@ COMMANDS = {
     "serve": ("server", "serve a model over HTTP"),
     "show": ("pipeline.commands.show", "draw the flow of a pipeline"),
     "replay": ("pipeline.commands.replay", "run recorded frames through the stages, without a GPU"),
+    "diff": ("pipeline.commands.diff", "say where two recordings part, or a recording and its replay"),
     "shrink": ("pipeline.commands.shrink", "cut a failing recording to the smallest one that fails"),
     "inspect": ("pipeline.commands.inspect", "show a recording as a page: who caused whom"),
 }

@@ -87,7 +87,7 @@ class _Tap:
 
 def _tapped(pipeline: Pipeline[Any, Any], turns: dict[str, list[Any]]) -> Pipeline[Any, Any]:
     """The pipeline, telling ``turns`` what passes behind the stages within ``converse``."""
-    for stage in ("render", "generate"):
+    for stage in ("render", "generate", "parse"):
         pipeline = pipeline.after(stage, f"tap {stage}", _Tap(turns.setdefault(stage, [])))
     return pipeline
 

@@ -16,6 +16,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from pipeline.commands.difference import common
 from pipeline.commands.places import Channel, Token
 from pipeline.commands.rows import Row, folded, long_gap, rows_of
 from pipeline.commands.story import Story
@@ -129,7 +130,7 @@ class Timeline:
         """The last of ``prompts``, as far as it is not in the one before it."""
         if not prompts:
             return
-        known = _common(*prompts[-2:]) if len(prompts) > 1 else 0
+        known = common(*prompts[-2:]) if len(prompts) > 1 else 0
         new = prompts[-1][known:]
         text = Text("… " if known else "")
         text.append(visible(new) if self._full else _at_a_glance(new))
@@ -228,12 +229,6 @@ def _at_a_glance(prompt: str) -> str:
         left_out = len(prompt) - HEAD - TAIL
         prompt = f"{prompt[:HEAD]} … {left_out} characters more: --full … {prompt[-TAIL:]}"
     return visible(prompt).replace("\n", " ")
-
-
-def _common(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (first, second) in pairs if first != second), min(len(one), len(other)))
 
 
 def visible(text: str) -> str:
