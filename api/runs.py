@@ -30,12 +30,14 @@ from pipeline.errors import (
     ServerUnreachable,
     StageError,
 )
+from pipeline.faults import first, name_stage
 from pipeline.frames import Conversation, Prompt
 from pipeline.protocol.body import shortened
 from pipeline.protocol.events import ResponseEvent, TerminalEvent
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
 from pipeline.record import replay
+from pipeline.rules import rule
 from stages.generate.engine import Engine
 from stages.persist.live import LiveResponse, LiveResponses, RunMoved
 from stages.persist.store import Server, Store, StoredResponse
@@ -113,7 +115,7 @@ class Runs:
         if request.store is not False:
             self.store.check()
         async with self._reading.open(replay([request])) as conversations:
-            conversation = await anext(conversations)
+            conversation = await first(conversations)
         response, origin = conversation.response, conversation.origin
         if response.conversation is not UNSET:
             with self._unlocking(response):  # a client that leaves meanwhile leaves no lock
@@ -159,7 +161,7 @@ class Runs:
     async def _check_prompt(self, conversation: Conversation) -> None:
         """Render once, to refuse at once what could never begin."""
         async with self._rendering.open(replay([conversation])) as prompts:
-            length = len((await anext(prompts)).token_ids)
+            length = len((await first(prompts)).token_ids)
         if length >= self.engine.context_length:
             raise ContextTooLong(length, self.engine.context_length)
 
@@ -180,13 +182,14 @@ class Runs:
         response_id = conversation.response.id
         async with self._making.open(replay([conversation])) as events:
             with self._unlocking(conversation.response):
-                event = await anext(events)
+                event = await first(events)
             run, reader = self._run_of(conversation), _Reader(asyncio.current_task(), events)
             self._interrupts[response_id] = reader.interrupt
             try:
                 yield event
                 async for event in events:
                     yield event
+                _check_ended(run)
             except asyncio.CancelledError:
                 if not reader.has_been_interrupted():
                     raise
@@ -226,13 +229,21 @@ class Runs:
     async def _make(self, conversation: Conversation, begun: Callable[[], None] = lambda: None) -> None:
         """Make a response that its readers follow; raises only what keeps it from beginning."""
         async with self._making.open(replay([conversation])) as events:
-            await anext(events)
+            try:
+                await first(events)
+            except Exception as error:
+                run = self.live.get(conversation.response.id, conversation.origin.owner)
+                if run and run.response.status == "in_progress":
+                    _fail(run, error)
+                raise
             begun()
+            run = self._run_of(conversation)
             try:
                 async for _ in events:
                     pass
+                _check_ended(run)
             except Exception as error:  # noqa: BLE001 - it is logged, and told in the stream
-                _fail(self._run_of(conversation), error)
+                _fail(run, error)
 
     def _run_of(self, conversation: Conversation) -> LiveResponse:
         run = self.live.get(conversation.response.id, conversation.origin.owner)
@@ -317,7 +328,11 @@ class Runs:
             interrupt()
 
 
+def _check_ended(run: LiveResponse) -> None:
+    rule(run.ended, "a stream ends with a terminal event: a stage behind persist has lost it")
+
+
 def _fail(run: LiveResponse, error: Exception) -> None:
     """End a response because of a bug behind `emit`, which ends those of the stages ahead of it."""
-    logger.error("Response %s met a bug behind emit", run.response.id, exc_info=error)
+    logger.error("Response %s met a bug behind emit, in %s", run.response.id, name_stage(error), exc_info=error)
     run.break_off(error)

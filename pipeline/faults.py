@@ -5,9 +5,14 @@ It is told by the traceback, once there is one: naming stages costs nothing as l
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from traceback import walk_tb
-from typing import Any
+from typing import Any, TypeVar
+
+from pipeline.rules import InvariantBroken
+
+Frame = TypeVar("Frame")
 
 running: ContextVar[tuple[dict[Any, str], ...]] = ContextVar("running", default=())
 """The names of the stages that run, by the frames of their generators: one dict for each pipeline that is open."""
@@ -16,13 +21,21 @@ _IN = "in stage "
 
 
 def name_stage(error: BaseException) -> str:
-    """The stage in which an error was raised, or "?"; a note on the error names it from then on."""
+    """The stage in which an error was raised, as far as it is known; a note on the error names it from then on."""
     noted: list[str] = [note.removeprefix(_IN) for note in getattr(error, "__notes__", ()) if note.startswith(_IN)]
     if noted:
         return noted[0]
     names = {frame: name for pipeline in running.get() for frame, name in pipeline.items()}
     raised_in = [names[frame] for frame, _ in walk_tb(error.__traceback__) if frame in names]
     if not raised_in:
-        return "?"
+        return "an unknown stage"
     error.add_note(f"{_IN}{raised_in[-1]}")
     return raised_in[-1]
+
+
+async def first(frames: AsyncIterator[Frame]) -> Frame:
+    """The first of some frames; raises `InvariantBroken` where a stage has lost it."""
+    try:
+        return await anext(frames)
+    except StopAsyncIteration:
+        raise InvariantBroken("a stream has a first frame: a stage has lost it") from None

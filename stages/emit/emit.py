@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from pipeline.ending import failed_response
 from pipeline.errors import EngineFailed, StageError
+from pipeline.faults import name_stage
 from pipeline.frames import (
     AnnotationAdded,
     CallFinished,
@@ -46,6 +47,7 @@ from pipeline.protocol.response import (
     Response,
     item_key,
 )
+from pipeline.rules import rule
 from stages.emit.ladder import OpenItem, OpenMessage, Place
 from stages.emit.opening import open_item
 from stages.emit.turns import Turns
@@ -70,10 +72,11 @@ async def emit(source: AsyncIterator[ConversedFrame]) -> AsyncGenerator[EmittedF
     except Exception as error:
         if not writer.started:
             raise
+        stage = name_stage(error)
         if isinstance(error, StageError):
-            logger.warning("Response %s failed: %s", writer.response.id, error, exc_info=error.__cause__)
+            logger.warning("Response %s failed in %s: %s", writer.response.id, stage, error, exc_info=error.__cause__)
         else:
-            logger.exception("Response %s met a bug", writer.response.id)
+            logger.exception("Response %s met a bug in %s", writer.response.id, stage)
         for event in writer.fail(error):
             yield event
 
@@ -118,9 +121,8 @@ class ResponseWriter:
         return self._open.delta(frame)
 
     def finish(self) -> Iterable[ResponseEvent]:
-        """End the response as its last turn ended; raises `EngineFailed` if no turn did."""
-        if not self._turns.are_over:
-            raise EngineFailed("The engine's stream ended early.")
+        """End the response as its last turn ended; raises `InvariantBroken` if a stage has lost how."""
+        rule(self._turns.are_over, "every turn ends with TurnFinished")
         self._check_closed()
         response = replace(self._with_messages(), output=tuple(self._output), usage=self._turns.usage())
         match self._turns.finished[-1].reason:

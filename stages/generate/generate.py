@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from pipeline.errors import ContextTooLong, InvalidPrompt
-from pipeline.frames import GenerationStarted, Prompt, TokenFrame
+from pipeline.errors import ContextTooLong, EngineFailed, InvalidPrompt
+from pipeline.frames import EngineFrame, GenerationFinished, GenerationStarted, Prompt, TokenFrame
 from stages.generate.engine import Engine
 
 
@@ -34,8 +34,11 @@ class Generate:
                     chat=prompt.chat,
                     prompt=() if prompt.chat is None else prompt.token_ids,
                 )
+                frame: EngineFrame | None = None
                 async for frame in frames:
                     yield frame
+                if not isinstance(frame, GenerationFinished):
+                    raise EngineFailed("The engine's stream ended early.")
 
     def _checked(self, prompt: Prompt) -> Prompt:
         """The prompt with its token limit drawn; one id outside the vocabulary would kill vLLM for everybody."""

@@ -18,6 +18,7 @@ from pipeline.errors import RunInterrupted, ServerStopping
 from pipeline.frames import ItemResult, ItemTokens, ResponseStarted, TokenIds
 from pipeline.protocol.events import ResponseEvent, TerminalEvent
 from pipeline.protocol.response import Response
+from pipeline.rules import rule
 from stages.persist.log import Block, EventLog, LogReader, read_blocks
 from stages.persist.store import Store, StoredResponse
 
@@ -65,7 +66,8 @@ class LiveResponse:
 
     def append(self, event: ResponseEvent) -> None:
         """Take the next event; one that the log has, or that comes behind the end, is ignored."""
-        if event.sequence_number < self._next:
+        if event.sequence_number != self._next:
+            self._skip(event)
             return
         self._next = event.sequence_number + 1
         fresh = self._log.fresh
@@ -77,6 +79,12 @@ class LiveResponse:
         if not self._news.is_set():
             self._news.set()
 
+    def _skip(self, event: ResponseEvent) -> None:
+        """Ignore an event that the log has, or that comes behind the end; raise where one between is missing."""
+        rule(
+            event.sequence_number < self._next, "sequence numbers count from 0 without gaps: a stage has lost an event"
+        )
+
     def keep(self, frame: ItemTokens | ItemResult) -> None:
         """Take what nobody is told of an item."""
         if isinstance(frame, ItemTokens):
@@ -86,7 +94,8 @@ class LiveResponse:
 
     async def end(self, event: TerminalEvent) -> None:
         """Take the last event, and give its commit a moment: whoever sees the end may ask for the response at once."""
-        if event.sequence_number < self._next:
+        if event.sequence_number != self._next:
+            self._skip(event)
             return
         self._log.append(event)
         try:

@@ -10,8 +10,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.faults import first
 from pipeline.frames import EmittedFrame, ItemResult, ItemTokens, ResponseStarted
 from pipeline.protocol.events import DELTAS, ResponseCompleted, ResponseEvent, ResponseFailed, ResponseIncomplete
+from pipeline.rules import InvariantBroken
 from stages.persist.live import LiveResponses
 
 
@@ -51,13 +53,13 @@ class Persist:
             run.break_off(None)
             raise
         if not run.ended:
-            lost = RuntimeError("a stage lost the end of the response")
+            lost = InvariantBroken("a stream ends with a terminal event: a stage has lost it")
             run.break_off(lost)
             raise lost
 
 
 async def _first(source: AsyncIterator[EmittedFrame]) -> ResponseStarted:
-    frame = await anext(source)
+    frame = await first(source)
     if not isinstance(frame, ResponseStarted):
         raise TypeError("what a response begins with has been lost")
     return frame

@@ -52,6 +52,7 @@ from pipeline.protocol.items import (
     Reasoning,
 )
 from pipeline.protocol.response import ErrorDetails, IncompleteDetails, InputTokensDetails, OutputTokensDetails, Usage
+from pipeline.rules import InvariantBroken
 from stages.emit.emit import emit
 from tests.building import (
     Frames,
@@ -324,9 +325,9 @@ async def test_an_error_before_the_first_frame_is_not_ours(error: Exception) -> 
     assert caught.value is error
 
 
-async def test_a_source_without_a_frame_is_a_failed_engine() -> None:
-    """An engine that ends before it started is an error like any other before the first frame."""
-    with pytest.raises(EngineFailed, match="ended early"):
+async def test_a_source_without_a_frame_is_a_bug() -> None:
+    """A stage that loses everything is an error like any other before the first frame."""
+    with pytest.raises(InvariantBroken, match="ends with TurnFinished"):
         await emitted(())
 
 
@@ -335,7 +336,9 @@ async def test_a_stream_that_just_ends_has_failed(rest: Frames) -> None:
     """Without TurnFinished nobody knows that the model was done, however whole its words look."""
     events = await emitted((started(), *rest))
     assert types(events)[-1] == "failed"
-    assert final(events).error == ErrorDetails("server_error", "The engine's stream ended early.")
+    error = final(events).error
+    assert error is not None
+    assert error.message.startswith("Internal error.")
 
 
 async def test_an_error_behind_the_last_turn_fails_too() -> None:

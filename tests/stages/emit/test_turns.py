@@ -8,6 +8,7 @@ from pipeline.errors import EngineFailed
 from pipeline.frames import RawMessages, TurnFinished
 from pipeline.protocol.events import ResponseFailed
 from pipeline.protocol.response import InputTokensDetails, OutputTokensDetails, Response, Usage
+from pipeline.rules import InvariantBroken
 from stages.emit.emit import ResponseWriter
 from tests.building import Frames, finished, mcp_call, mcp_list, message, only_events, served_turns, started, written
 from tests.streams import checked, final
@@ -108,7 +109,7 @@ def test_a_turn_that_just_ends_is_a_failed_engine(frames: Frames) -> None:
     writer = ResponseWriter()
     for frame in (started(), finished(), *frames) if frames[:1] == CALLED[:1] else (served_turns()[0], *frames):
         list(writer.feed(frame))
-    with pytest.raises(EngineFailed, match="ended early"):
+    with pytest.raises(InvariantBroken, match="ends with TurnFinished"):
         writer.finish()
 
 

@@ -21,6 +21,7 @@ from pipeline.frames import (
     ReasoningOpened,
 )
 from pipeline.protocol.events import Event, ResponseEvent, TerminalEvent
+from pipeline.rules import InvariantBroken
 from stages.emit.emit import emit
 from stages.persist.live import PATIENCE, LiveResponses
 from stages.persist.log import read_blocks
@@ -186,7 +187,7 @@ async def test_a_stage_that_loses_the_end_leaves_a_failed_response(live: LiveRes
                 yield frame
 
     async with stream(live, source(TURN), losing) as events:
-        with pytest.raises(RuntimeError, match="lost the end"):
+        with pytest.raises(InvariantBroken, match="ends with a terminal event"):
             [event async for event in events]
     await settled(live, "failed")
 
