@@ -43,7 +43,8 @@ def test_vllm_tells_every_token_once_while_the_pace_changes(seed: int) -> None:
             set_pace(processor.request_states["one"], draw.choice([1, 2, 4, MOST]))
         reason = FinishReason.STOP if token == count - 1 else None
         processor.process_outputs([EngineCoreOutput("one", [token], finish_reason=reason)], 0.0, None)
-        if (output := collector.get_nowait()) is not None:
+        output: Any = collector.get_nowait()
+        if output is not None:
             told += output.outputs[0].token_ids
         assert told
         assert token + 1 - len(told) < MOST
