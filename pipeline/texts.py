@@ -28,17 +28,17 @@ _EMPTIED: dict[str, Any] = {
     "input_schema": {},
     "stop": (),
     "grammar": None,
-    "held_to_grammar": False,
     "structured": {},
     "variables": {},
 }
 """Fields that hold texts in a form of their own.
 
-What is crossed out is no longer what a grammar or a stop text made of it, so that nobody may hold it to them.
+What is crossed out is no longer what a stop text made of it.
 """
 
 _SHOWN_KEYS = frozenset(
     {"type", "name", "role", "status", "server_label", "id", "call_id", "namespace", "channel", "verbosity"}
+    | {"syntax", "mode", "require_approval", "search_context_size", "reasoning_effort"}
 )
 """Likewise of objects that are no structs."""
 
@@ -65,7 +65,9 @@ def without_texts(struct: Any) -> Any:
     kind: Any = type(struct)
     changes: dict[str, Any] = {}
     for name in kind.__struct_fields__:
-        if name in _EMPTIED:
+        if name == "held_to_grammar":
+            changes[name] = False  # what is crossed out matches none
+        elif name in _EMPTIED and not isinstance(getattr(struct, name), int | None):
             changes[name] = _EMPTIED[name]
         elif name not in _shown(kind):
             changes[name] = _crossed_out(getattr(struct, name))

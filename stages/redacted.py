@@ -25,8 +25,11 @@ from stages.harmony import MESSAGE, TEXT_TOKENS, HarmonyEncoding, load_encoding
 
 CHANNELS = ("analysis", "commentary", "final")
 
-SPOKEN = ("system", "developer", "user", "assistant", "tool", *CHANNELS, "to", "json", "code", "functions")
-"""The words of headers."""
+CUT = tuple(channel[:length] for channel in CHANNELS for length in range(3, len(channel)))
+
+SPOKEN = ("system", "developer", "user", "assistant", "tool", "all", "to", "json", "code", "functions", *CHANNELS, *CUT)
+"""The words of headers, which are now and then glued together or cut."""
+
 
 LONGEST_HEADER = 200
 """Characters; what is longer is a text."""
@@ -38,7 +41,7 @@ class HarmonyWords:
     def __init__(self, encoding: HarmonyEncoding, names: Iterable[str] = ()) -> None:
         self._encoding = encoding
         words = "|".join(map(re.escape, sorted({*SPOKEN, *names}, key=len, reverse=True)))
-        self._kept = re.compile(rf"\A\s*(?:{'|'.join(CHANNELS)})|(?<![\w-])(?:{words})(?![\w-])")
+        self._kept = re.compile(rf"\A\s*(?:{'|'.join(CHANNELS)})|(?<![\w-])(?:{words})++(?![\w-])")
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._header: list[str] = []
         self._is_text = False

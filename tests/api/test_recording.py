@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +14,27 @@ import pytest
 
 from api.keys import Keys
 from pipeline.errors import EngineFailed, EngineOverloaded
-from pipeline.frames import GenerationFinished, GenerationStarted, Prompt, ResponseStarted
-from pipeline.protocol.events import DONE, to_sse
+from pipeline.frames import (
+    GenerationFinished,
+    GenerationStarted,
+    Prompt,
+    ResponseStarted,
+    TokenChunk,
+    TokenLogprob,
+)
+from pipeline.protocol.events import DONE, Delta, to_sse
 from pipeline.record import replay_recording
 from pipeline.sampled import Condition
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.persist.live import LiveResponses
+from stages.redacted import WithoutTexts, harmony_words
 from stages.responses import harmony_responses
 from tests.api.scripts import CALL, COUNT, ENDLESS, HELLO, WEATHER, script
 from tests.databases import opened
 from tests.recorded import Case, told
 from tests.recording import DESCRIBED, files, folders, read, recording, the_one
+from tests.streams import read_sse
 from tests.test_fixtures import generated, understood
 
 PLAIN = {"request.json", "conversation.jsonl", "prompt.jsonl", "tokens.jsonl", "parsed.jsonl", "events.jsonl"}
@@ -275,3 +285,55 @@ async def test_a_thousand_responses_leave_nothing_open(encoding: HarmonyEncoding
         assert psutil.Process().num_fds() < before + 10
     assert len(folders(tmp_path)) == 1001
     assert all(read(folder, "emit").end for folder in folders(tmp_path))
+
+
+CANARY = "quokka"
+
+TALKATIVE = HELLO.replace("greeting", CANARY).replace("Hello", CANARY)
+
+
+async def test_no_text_is_recorded_where_none_is_wanted(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Wherever a word of the user or of the model stands, no file has it."""
+    body = {
+        "model": "tiny",
+        "instructions": f"{CANARY} one",
+        "input": [
+            {"role": "user", "content": f"{CANARY} two"},
+            {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": CANARY}]},
+            {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": f'{{"{CANARY}": 1}}'},
+            {"type": "function_call_output", "call_id": "c", "output": CANARY},
+        ],
+        "tools": [
+            {
+                **WEATHER,
+                "description": CANARY,
+                "parameters": {"type": "object", "properties": {CANARY: {"enum": [CANARY]}}},
+            },
+            {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "regex", "definition": CANARY}},
+        ],
+        "metadata": {CANARY: CANARY},
+        "user": CANARY,
+        "safety_identifier": CANARY,
+        "prompt_cache_key": CANARY,
+        "stop": [CANARY + "s"],
+        "text": {"format": {"type": "text"}},
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 20,
+        "enable_response_messages": True,
+    }
+    logprob = TokenLogprob(-0.5, tuple((token, -1.0) for token in encoding.encode(f" {CANARY}")))
+    engine = ScriptedEngine(Script(encoding.encode_markup(TALKATIVE), logprobs=[logprob]))
+    without = {"redact": partial(WithoutTexts, harmony_words)}
+    async with recording(engine, encoding, tmp_path / "r", recorder=without) as served:
+        seen = await served.stream(body)
+    assert CANARY.encode() in seen
+    folder = the_one(tmp_path / "r")
+    assert files(folder) == WHOLE - {"request.json"}
+    assert [path.name for path in folder.iterdir() if CANARY in path.read_text()] == []
+    spelled = [frame.token_ids for frame in read(folder, "generate").frames if isinstance(frame, TokenChunk)]
+    assert "xxxxxx!" in encoding.decode([token for ids in spelled for token in ids])
+    assert CANARY not in encoding.decode(read(folder, "render").frames[0].token_ids)
+    again = await replayed(folder, "parse", "generate", encoding)
+    assert [type(event) for event in read_sse(again) if not isinstance(event, Delta)] == [
+        type(event) for event in read_sse(seen) if not isinstance(event, Delta)
+    ]
