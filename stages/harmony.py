@@ -8,11 +8,12 @@ long runs of one character (openai/harmony#110).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import packages_distributions
+from functools import cache, cached_property
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import TypeVar
 
 import tiktoken
 from openai_harmony import HarmonyEncodingName, load_harmony_encoding
@@ -28,6 +29,8 @@ from pipeline.protocol.items import (
 )
 from pipeline.protocol.tools import HOSTED, HostedTool, Tool
 from stages.calls import AnyCall, browser_function
+
+Spelled = TypeVar("Spelled")
 
 START = 200006
 END = 200007
@@ -60,6 +63,11 @@ _SPECIAL_TOKENS = {
     "<|call|>": CALL,
 }
 
+_MARKS = {token: mark for mark, token in _SPECIAL_TOKENS.items()}
+
+_OWNERS = ("openai-harmony", "oss-harmony")
+"""The distributions that bring the module ``openai_harmony``."""
+
 _LETTER_RUN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -81,11 +89,18 @@ class ClobberedInstall(RuntimeError):
 class HarmonyEncoding:
     """Text to ids and back."""
 
-    _tiktoken: tiktoken.Encoding
-    token_bytes: tuple[bytes, ...]
+    token_bytes: Sequence[bytes] | Mapping[int, bytes]
     """The bytes of each text token, by id."""
     token_texts: Mapping[int, str]
     """The text of each token that is a whole text by itself: no special token, and no part of a character."""
+
+    @cached_property
+    def _tiktoken(self) -> tiktoken.Encoding:
+        """What encodes: half a second, which nobody waits for who only reads tokens."""
+        ranks = {self.token_bytes[token]: token for token in range(TEXT_TOKENS)}
+        return tiktoken.Encoding(
+            "o200k_harmony", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=_SPECIAL_TOKENS
+        )
 
     def encode(self, text: str) -> list[int]:
         """The ids of ``text``, in which nothing is special: ``<|end|>`` in it stays seven characters."""
@@ -104,35 +119,75 @@ class HarmonyEncoding:
 
     def mark(self, token: int) -> str | None:
         """How a special token is written; None for text tokens."""
-        if token < TEXT_TOKENS:
-            return None
-        try:
-            return self.decode((token,))
-        except KeyError:
-            return f"<|reserved_{token}|>"
+        return None if token < TEXT_TOKENS else _MARKS.get(token, f"<|reserved_{token}|>")
 
 
 @cache
 def load_encoding() -> HarmonyEncoding:
-    """Build the encoding, once per process; about a second.
+    """Build the encoding, once per process, so that no request waits for a part of it; about a second.
 
     Raises `ClobberedInstall` when openai-harmony is installed beside oss-harmony.
     """
-    owners = packages_distributions().get("openai_harmony", [])
-    if len(set(owners)) > 1:
-        names = " and ".join(sorted(set(owners)))
-        raise ClobberedInstall(f"{names} both own the module openai_harmony: uninstall both, then install oss-harmony")
+    token_bytes = tuple(map(_read_vocabulary(), range(TEXT_TOKENS)))
+    encoding = HarmonyEncoding(token_bytes, _texts(token_bytes))
+    encoding.encode("")
+    return encoding
+
+
+@cache
+def encoding_on_demand() -> HarmonyEncoding:
+    """The same encoding, of which is built what is asked for, when it is: for who reads one recording, and leaves.
+
+    It raises what `load_encoding` does, likewise when it is asked for something.
+    """
+
+    @cache
+    def spell(token: int) -> bytes:
+        return _read_vocabulary()(token)
+
+    def text_of(token: int) -> str:
+        try:
+            return spell(token).decode()
+        except UnicodeDecodeError:
+            raise KeyError(token) from None
+
+    return HarmonyEncoding(_OnDemand(spell), _OnDemand(text_of))
+
+
+@dataclass(frozen=True, eq=False)
+class _OnDemand(Mapping[int, Spelled]):
+    """What all text tokens are in one way or another; ``read`` raises `KeyError` for those that are not."""
+
+    read: Callable[[int], Spelled]
+
+    def __getitem__(self, token: int) -> Spelled:
+        if not 0 <= token < TEXT_TOKENS:
+            raise KeyError(token)
+        return self.read(token)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(TEXT_TOKENS))
+
+    def __len__(self) -> int:
+        return TEXT_TOKENS
+
+
+@cache
+def _read_vocabulary() -> Callable[[int], bytes]:
+    """What spells the embedded tokens."""
+    if all(_is_installed(name) for name in _OWNERS):
+        raise ClobberedInstall(
+            f"{' and '.join(_OWNERS)} both own the module openai_harmony: uninstall both, then install oss-harmony"
+        )
     os.environ.pop("TIKTOKEN_ENCODINGS_BASE", None)  # would replace the embedded vocabulary
     harmony = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
-    token_bytes = tuple(
-        harmony.decode([token], errors="surrogateescape").encode("utf-8", "surrogateescape")
-        for token in range(TEXT_TOKENS)
-    )
-    ranks = {token: rank for rank, token in enumerate(token_bytes)}
-    fast = tiktoken.Encoding(
-        "o200k_harmony", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=_SPECIAL_TOKENS
-    )
-    return HarmonyEncoding(fast, token_bytes, _texts(token_bytes))
+    return lambda token: harmony.decode([token], errors="surrogateescape").encode("utf-8", "surrogateescape")
+
+
+def _is_installed(name: str) -> bool:
+    with suppress(PackageNotFoundError):
+        return bool(distribution(name))
+    return False
 
 
 def recipient_of(tool: Tool | AnyCall) -> str:

@@ -9,7 +9,7 @@ from pipeline.record import Header
 from stages.chat.load import ChatModelsNeedVllm, ChatOptions, load_chat_model, read_config
 from stages.chat.model import ChatModel
 from stages.generate.replay import ReplayEngine
-from stages.harmony import TEXT_TOKENS, HarmonyEncoding, load_encoding
+from stages.harmony import TEXT_TOKENS, HarmonyEncoding, encoding_on_demand
 from stages.persist.database import Nowhere
 from stages.persist.live import LiveResponses
 from stages.persist.store import Store
@@ -20,9 +20,9 @@ def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
     """The model of a recording; of one with a chat template, what vLLM can find of it here."""
     live = LiveResponses(Store(Nowhere()))
     engine = ReplayEngine(tokens or Path())
-    harmony = harmony_responses((header.model,), engine, load_encoding(), live)
+    harmony = harmony_responses((header.model,), engine, encoding_on_demand(), live)
     if header.encoding == "harmony":
-        return RecordedModel(harmony, _harmony_spelling(load_encoding()), _is_harmony_mark)
+        return RecordedModel(harmony, _harmony_spelling(encoding_on_demand()), _is_harmony_mark)
     if header.source is None:
         return RecordedModel(harmony, missing="the recording does not say where its model is")
     try:
@@ -35,7 +35,7 @@ def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
 
 def _harmony_spelling(encoding: HarmonyEncoding) -> Spelling:
     def spell(token: int) -> bytes:
-        return encoding.token_bytes[token] if token < TEXT_TOKENS else (encoding.mark(token) or "").encode()
+        return encoding.token_bytes[token] if 0 <= token < TEXT_TOKENS else (encoding.mark(token) or "").encode()
 
     return spell
 

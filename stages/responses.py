@@ -14,7 +14,7 @@ from stages.emit.emit import emit
 from stages.generate.engine import Engine
 from stages.generate.generate import Generate
 from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding, load_encoding
+from stages.harmony import HarmonyEncoding, encoding_on_demand
 from stages.normalize.normalize import Normalize
 from stages.parse.chat.parse import ParseChat
 from stages.parse.harmony import ParseHarmony
@@ -84,4 +84,4 @@ def _responses(
 
 def recorded_responses() -> Pipeline[CreateResponse, ResponseEvent]:
     """The same flow with no model and no store behind it: to look at, and to replay recordings through."""
-    return harmony_responses(("recorded",), ScriptedEngine(), load_encoding(), LiveResponses(Store(Nowhere())))
+    return harmony_responses(("recorded",), ScriptedEngine(), encoding_on_demand(), LiveResponses(Store(Nowhere())))
