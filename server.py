@@ -38,6 +38,7 @@ from pipeline.protocol.tools import HOSTED
 from pipeline.recorder import make_folder
 from stages.chat.load import ChatModelsNeedVllm, ChatOptions, WrongChatOptions, load_chat_model, read_config
 from stages.chat.model import ChatModel
+from stages.chat.parsers import UnknownParser
 from stages.converse.browser.backends import backend_of
 from stages.converse.browser.host import BrowserHost
 from stages.converse.exchange import Limits
@@ -84,6 +85,7 @@ UNSTARTABLE = (
     ClobberedInstall,
     NoVllm,
     UnknownModel,
+    UnknownParser,
     UnusableKeys,
     WrongChatOptions,
     WrongPlugin,

@@ -49,8 +49,8 @@ from pipeline.trace import Trace, traced
 Fails: TypeAlias = Callable[[Path], bool]
 """Whether the recording in a folder fails."""
 
-CANNOT_SAY = 125
-"""What a command exits with that cannot judge a recording, as with ``git bisect run``."""
+CANNOT_SAY = (125, 126, 127)
+"""What a command exits with that cannot judge a recording, as with ``git bisect run``, or that cannot even be run."""
 
 INTERRUPTED = 130
 
@@ -128,7 +128,7 @@ class Command:
                 return False
             finally:
                 _end(process)
-        return process.returncode not in (0, CANNOT_SAY) and self.saying.encode() in said
+        return process.returncode not in (0, *CANNOT_SAY) and self.saying.encode() in said
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -6,14 +6,14 @@ Its template, its tokenizer and what reads its output are vLLM's, which is impor
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from stages.chat.families import REASONING, TOOL_CALLS, Guess, guess
 from stages.chat.model import ChatModel
-from stages.chat.parsers import VllmParsers
+from stages.chat.parsers import UnknownParser, VllmParsers, composed
 from stages.chat.template import VllmTemplate
 from stages.chat.vocabulary import Vocabulary
 
@@ -56,7 +56,8 @@ class ChatOptions:
 def load_chat_model(config: VllmConfig, options: ChatOptions, renderer: BaseRenderer[Any] | None = None) -> ChatModel:
     """The model of ``config``, with the renderer that an engine of this process has, if there is one.
 
-    Raises `WrongChatOptions` for options that do not fit it.
+    Raises `WrongChatOptions` for options that do not fit it, and `UnknownParser` for parsers that do not fit each
+    other.
     """
     from vllm.exceptions import VLLMValidationError
     from vllm.renderers.chat_utils import load_chat_template, validate_chat_template
@@ -99,13 +100,10 @@ def _parsers(
     model: ModelConfig, tokenizer: Any, source: str | None, options: ChatOptions
 ) -> tuple[str | None, str | None]:
     """The names of the parsers of reasoning and of calls: what the operator says, or else what the model shows."""
-    from vllm.reasoning import ReasoningParserManager
-    from vllm.tool_parsers import ToolParserManager
-
     template = source or _own_template(model, tokenizer)
     kind = model.hf_config.model_type
-    reasoning = _Parser("reasoning", ReasoningParserManager.list_registered())
-    tool_calls = _Parser("tool-call", ToolParserManager.list_registered())
+    reasoning = _Parser("reasoning")
+    tool_calls = _Parser("tool-call")
     return (
         reasoning.chosen(options.reasoning_parser, guess(REASONING, template, kind), tokenizer),
         tool_calls.chosen(options.tool_call_parser, guess(TOOL_CALLS, template, kind), tokenizer),
@@ -124,18 +122,15 @@ def _own_template(model: ModelConfig, tokenizer: Any) -> str:
 
 @dataclass(frozen=True)
 class _Parser:
-    """One of the two parsers, and the names that it may have."""
+    """One of the two parsers."""
 
     what: Literal["reasoning", "tool-call"]
-    names: Sequence[str]
 
     def chosen(self, said: str | None, guessed: Guess, tokenizer: Any) -> str | None:
         """What the operator said, which has to fit, or what was guessed, if it fits."""
         if said == NO_PARSER:
             return None
         if said is not None:
-            if said not in self.names:
-                raise WrongChatOptions(f"--{self.what}-parser {said}: there are {', '.join(sorted(self.names))}, none")
             if problem := self._problem(said, tokenizer):
                 raise WrongChatOptions(f"--{self.what}-parser {said}: {problem}")
             return said
@@ -150,13 +145,10 @@ class _Parser:
 
     def _problem(self, name: str, tokenizer: Any) -> str | None:
         """What vLLM has against this parser with this tokenizer."""
-        from vllm.parser import ParserManager
-
-        named = {"reasoning_parser_name" if self.what == "reasoning" else "tool_parser_name": name}
         try:
-            ParserManager.get_parser(**named, enable_auto_tools=True, tokenizer=tokenizer)
-        except (TypeError, ImportError, ValueError) as error:
-            return str(error.__cause__ or error)
+            composed((name, None) if self.what == "reasoning" else (None, name), tokenizer)
+        except UnknownParser as error:
+            return str(error)
         return None
 
 

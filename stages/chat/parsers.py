@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_Names: TypeAlias = tuple[str | None, str | None]
+Names: TypeAlias = tuple[str | None, str | None]
 """Of the parser of reasoning, and of that of calls."""
 
 _NESTED_TOOLS = frozenset({"step3", "internlm", "hy_v4"})
@@ -32,7 +32,7 @@ _ONLY_WHOLE: Mapping[str, str] = {
 }
 """Parsers of calls that lose or garble them in pieces, and with what calls begin."""
 
-_ONLY_WHOLE_TOGETHER: Mapping[_Names, str] = {("granite", "granite"): r"<\|tool_call\|>|<tool_call>"}
+_ONLY_WHOLE_TOGETHER: Mapping[Names, str] = {("granite", "granite"): r"<\|tool_call\|>|<tool_call>"}
 """Parsers that do so beside the other one."""
 
 _SPEAKS_ON = frozenset({"mistral"})
@@ -71,9 +71,8 @@ class VllmParsers:
         self._model_config = model_config
         self._marks = frozenset({*tokenizer.get_added_vocab().values(), *tokenizer.all_special_ids})
         self._names = (reasoning_parser or None, tool_call_parser or None)
-        self._classes: dict[_Names, type[Parser] | None] = {}
-        self._traits: dict[_Names, Traits] = {}
-        _check_names(*self._names)
+        self._classes: dict[Names, type[Parser] | None] = {}
+        self._traits: dict[Names, Traits] = {}
         parser = self._parser(self._names, {}, None)
         marks = parser and parser.reasoning_parser
         start, end = (marks.reasoning_start_str, marks.reasoning_end_str) if marks else (None, None)
@@ -129,15 +128,15 @@ class VllmParsers:
         described: dict[str, Any] = tag.format.model_dump()
         return described
 
-    def _whole(self, names: _Names, begins: str, variables: Mapping[str, Any], functions: Sequence[Function]) -> Syntax:
+    def _whole(self, names: Names, begins: str, variables: Mapping[str, Any], functions: Sequence[Function]) -> Syntax:
         request = self._request(names[1], functions)
         parser = self._parser(names, variables, request)
         assert parser is not None
         return WholeOutput(parser, parser.adjust_request(request), begins)
 
-    def _parser(self, names: _Names, variables: Mapping[str, Any], request: Any) -> Parser | None:
+    def _parser(self, names: Names, variables: Mapping[str, Any], request: Any) -> Parser | None:
         if names not in self._classes:
-            self._classes[names] = _composed(names, self._tokenizer)
+            self._classes[names] = composed(names, self._tokenizer)
         parser = self._classes[names]
         if parser is None:
             return None
@@ -161,7 +160,7 @@ class VllmParsers:
         request.tool_choice = choice  # without tools it would be none, and calls of them would be text
         return request
 
-    def _known(self, names: _Names, parser: Parser | None) -> Traits:
+    def _known(self, names: Names, parser: Parser | None) -> Traits:
         if names not in self._traits:
             self._traits[names] = Traits(self._marks) if parser is None else _traits(names, parser, self._marks)
         return self._traits[names]
@@ -190,9 +189,11 @@ def _check_names(reasoning: str | None, tool_call: str | None) -> None:
             raise UnknownParser(f"There is no {kind} parser {name!r}: there are {', '.join(sorted(registered))}")
 
 
-def _composed(names: _Names, tokenizer: Any) -> type[Parser] | None:
+def composed(names: Names, tokenizer: Any) -> type[Parser] | None:
+    """What vLLM makes of parsers for a tokenizer; raises `UnknownParser`."""
     from vllm.parser import ParserManager
 
+    _check_names(*names)
     try:
         parser: type[Parser] | None = ParserManager.get_parser(
             reasoning_parser_name=names[0], tool_parser_name=names[1], enable_auto_tools=True, tokenizer=tokenizer
@@ -203,7 +204,7 @@ def _composed(names: _Names, tokenizer: Any) -> type[Parser] | None:
     return parser
 
 
-def _traits(names: _Names, parser: Parser, marks: frozenset[int]) -> Traits:
+def _traits(names: Names, parser: Parser, marks: frozenset[int]) -> Traits:
     parts = list(filter(None, (parser.reasoning_parser, parser.tool_parser)))
     calls = parser.tool_parser
     is_engine = calls is not None and calls.engine_based_streaming

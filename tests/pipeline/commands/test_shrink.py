@@ -149,6 +149,7 @@ def test_what_takes_too_long_does_not_fail(tmp_path: Path, monkeypatch: pytest.M
     ("arguments", "told"),
     [
         (["--fails", "true"], "the command does not fail on the recording as it is"),
+        (["--fails", "no-such-command"], "the command does not fail on the recording as it is"),
         ([], "the stages do not fail on the recording as it is"),
         (["--saying", "no"], "--saying is about what --fails COMMAND writes"),
         (["--fails", "false", "--with", "json:loads"], "--with is for the stages of this command"),
