@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -160,16 +160,16 @@ class Pipeline(Generic[In, Out]):
         """
         around = running.get()
         names: dict[Any, str] = {}
+        streams: list[AsyncGenerator[Any, None]] = [source]
         try:
-            async with AsyncExitStack() as closing:
-                stream: AsyncGenerator[Any, None] = source
-                closing.push_async_callback(stream.aclose)
+            try:
                 for step in self.steps:
-                    stream = step.stage(stream)
-                    closing.push_async_callback(stream.aclose)
-                    names[getattr(stream, "ag_frame", None)] = step.name
+                    streams.append(step.stage(streams[-1]))
+                    names[getattr(streams[-1], "ag_frame", None)] = step.name
                 running.set((names, *around))
-                yield stream
+                yield streams[-1]
+            finally:
+                await _close(streams)
         except Exception as error:
             name_stage(error)
             raise
@@ -231,6 +231,16 @@ class Pipeline(Generic[In, Out]):
             if anchor in step.names():
                 return position, step
         raise LookupError(f"no stage named {anchor!r}; there are {', '.join(self.names())}")
+
+
+async def _close(streams: list[AsyncGenerator[Any, None]]) -> None:
+    """Close them all, the last one first, whatever closing one of them raises."""
+    try:
+        while streams:
+            await streams.pop().aclose()
+    finally:
+        if streams:
+            await _close(streams)
 
 
 def _edited_step(step: Step, anchor: str, edit: Edit) -> tuple[Step, ...]:

@@ -57,7 +57,7 @@ class LiveResponse:
         self._log = log
         self._next = log.next_number
         self._moved = False
-        self._news = asyncio.Event()
+        self._news: asyncio.Event | None = None  # of those who wait for the next event: few runs have any
         self._closed = asyncio.Event()  # it has ended, and there was time to save that
         self._timer: asyncio.TimerHandle | None = None
         self._saved: asyncio.Future[None] | None = None
@@ -76,8 +76,8 @@ class LiveResponse:
             self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
         elif len(fresh) == FLUSH_EVENTS:
             self._flush()
-        if not self._news.is_set():
-            self._news.set()
+        if self._news is not None:
+            self._tell()
 
     def _skip(self, event: ResponseEvent) -> None:
         """Ignore an event that the log has, or that comes behind the end; raise where one between is missing."""
@@ -158,7 +158,7 @@ class LiveResponse:
             elif self.ended:
                 break
             else:
-                self._news.clear()
+                self._news = self._news or asyncio.Event()
                 await self._news.wait()
         if _is_ahead(after, self._log.last_number, self.response):
             yield last_event(after + 1, self.response)
@@ -186,7 +186,13 @@ class LiveResponse:
         """Take no more events, and tell those who wait for any."""
         self.ended, self._next = True, sys.maxsize
         self._stop_timer()
-        self._news.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wake those who wait for the next event."""
+        news, self._news = self._news, None
+        if news is not None:
+            news.set()
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
