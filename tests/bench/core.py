@@ -10,12 +10,12 @@ import asyncio
 import gc
 import resource
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -28,11 +28,11 @@ RECORDING = Path(__file__).parents[2] / "fixtures/harmony/long_reasoning/tokens.
 FILL = 64
 """Tokens per step of what comes ahead of the measured text."""
 
-SETTLING = 0.6
+SETTLING = 0.3
 """Seconds behind a window whose work counts: a log that is written every quarter of a second is written by then."""
 
 
-class Window(msgspec.Struct, frozen=True):
+class Window(msgspec.Struct, frozen=True, tag=True):
     """So many tokens for each stream, in steps of ``step``; ``rate`` is steps per second, 0 as fast as they are read."""
 
     tokens: int
@@ -40,7 +40,7 @@ class Window(msgspec.Struct, frozen=True):
     rate: float = 0.0
 
 
-class Case(msgspec.Struct, frozen=True):
+class Case(msgspec.Struct, frozen=True, tag=True):
     """So many streams, which think for ``reasoning`` tokens, and whose answers are then measured.
 
     Without ``detokenizes`` no request asks vLLM for text, whatever its frontend wants.
@@ -48,23 +48,27 @@ class Case(msgspec.Struct, frozen=True):
 
     streams: int
     reasoning: int
-    windows: tuple[Window, ...]
     detokenizes: bool = True
 
 
+class End(msgspec.Struct, frozen=True, tag=True):
+    """All streams of the case end."""
+
+
+Command: TypeAlias = Case | Window | End
+"""``(Case . Window* . End)*``, each answered by what it took when it is done"""
+
+
 class Measured(msgspec.Struct, frozen=True):
-    """What a window took: seconds of CPU and of the clock, and for each step from its time to its last reader."""
+    """What a command took: seconds of CPU and of the clock, and for each step from its time to its last reader.
+
+    ``memory`` is that of the process in bytes: before it, and once it is done.
+    """
 
     cpu: float
     wall: float
-    delays: tuple[float, ...]
-
-
-class Outcome(msgspec.Struct, frozen=True):
-    """The windows of a case; ``memory`` is that of the process in bytes: idle, with all streams open, and at the end."""
-
-    windows: tuple[Measured, ...]
-    memory: tuple[int, int, int]
+    memory: tuple[int, int]
+    delays: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,31 +149,30 @@ class SteppedCore:
         """The outputs of the next step."""
         return await self._outputs.get()
 
-    async def run(self, case: Case) -> Outcome:
-        """Wait for the streams of a case, and measure it."""
-        self.case, self._open = case, []
-        idle = resident()
-        async with self._arrived:
-            await self._arrived.wait_for(lambda: len(self._open) == case.streams)
-        await asyncio.sleep(SETTLING)
-        opened = resident()
-        for part in (self._text.thoughts(case.reasoning), [*self._text.answer(), *self._text.run(FILL)]):
-            await self._steps(Window(len(part), FILL), part)
-        await asyncio.sleep(SETTLING)
-        measured = [await self._measured(window) for window in case.windows]
-        outcome = Outcome(tuple(measured), (idle, opened, resident()))
-        self._put(self._open, load_encoding().encode_markup("<|return|>"), is_last=True)
-        self.case = None
-        return outcome
-
-    async def _measured(self, window: Window) -> Measured:
-        gc.collect()
-        text = self._text.run(window.tokens)
-        wall, cpu = time.perf_counter(), time.process_time()
-        delays = await self._steps(window, text)
+    async def run(self, command: Command, ready: Callable[[], None]) -> Measured:
+        """Do what is asked; ``ready`` says that clients may come."""
+        before = resident()
+        wall, cpu, delays = time.perf_counter(), time.process_time(), list[float]()
+        match command:
+            case Case():
+                self.case, self._open = command, []
+                ready()
+                await self._begin(command)
+            case Window():
+                delays = await self._steps(command, self._text.run(command.tokens))
+            case End():
+                self._put(self._open, load_encoding().encode_markup("<|return|>"), is_last=True)
+                self.case = None
         wall = time.perf_counter() - wall
         await asyncio.sleep(SETTLING)
-        return Measured(time.process_time() - cpu, wall, tuple(delays))
+        return Measured(time.process_time() - cpu, wall, (before, resident()), tuple(delays))
+
+    async def _begin(self, case: Case) -> None:
+        """Wait for the streams of a case, and let them think."""
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: len(self._open) == case.streams)
+        for part in (self._text.thoughts(case.reasoning), [*self._text.answer(), *self._text.run(FILL)]):
+            await self._steps(Window(len(part), FILL), part)
 
     async def _steps(self, window: Window, tokens: list[int]) -> list[float]:
         """Give every stream its tokens, and tell for each step when the last stream had read them."""

@@ -19,11 +19,11 @@ from typing import Any
 
 import msgspec
 
-from tests.bench.core import Case, Outcome, Window
+from tests.bench.core import Case, Command, End, Measured, Window
 from tests.bench.figures import Comparison, Figure
 from tests.bench.server import MARK, NAME, READY
 
-STARTING = 180.0
+STARTING = 600.0
 """Seconds in which a server is up, on a machine that is busy."""
 
 STREAMS = (100, 500)
@@ -39,17 +39,30 @@ class Server:
     port: int
     log: Path
 
-    async def measured(self, case: Case, **body: Any) -> Outcome:
-        """The outcome of a case, for which clients ask in a process of their own."""
-        assert self.process.stdin
-        self.process.stdin.write(msgspec.json.encode(case) + b"\n")
+    @asynccontextmanager
+    async def running(self, case: Case, **body: Any) -> AsyncGenerator[Measured, None]:
+        """A case for the length of a block, for which clients ask in a process of their own; what it took to begin."""
+        self._say(case)
         await self._said(READY)
         asked = json.dumps({"model": NAME, "input": "Hi", "stream": True, **body})
         command = (sys.executable, "-m", "tests.bench.readers", str(self.port), str(case.streams), asked)
         readers = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
-        outcome = msgspec.json.decode(await self._said(MARK), type=Outcome)
+        yield await self._measured()
+        self._say(End())
+        await self._measured()
         assert await readers.wait() == 0
-        return outcome
+
+    async def measured(self, window: Window) -> Measured:
+        """What a window of the case took."""
+        self._say(window)
+        return await self._measured()
+
+    def _say(self, command: Command) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(msgspec.json.encode(command) + b"\n")
+
+    async def _measured(self) -> Measured:
+        return msgspec.json.decode(await self._said(MARK), type=Measured)
 
     async def _said(self, mark: bytes) -> bytes:
         """What comes behind ``mark`` in the next line that begins with it."""
@@ -112,28 +125,28 @@ async def pair(folder: Path) -> AsyncGenerator[Pair, None]:
         yield Pair(*[await closing.enter_async_context(server) for server in starting])
 
 
-def case(streams: int, reasoning: int, tokens: int) -> Case:
-    """A window for each size of step, of about so many ``tokens`` of all streams together."""
-    steps = max(tokens // streams // STEPS[-1], 1) * STEPS[-1]
-    windows = (Window(steps * (1 if step == 1 else 2), step) for step in STEPS)
-    return Case(streams, reasoning, tuple(windows))
+def window(streams: int, step: int, tokens: int) -> Window:
+    """About so many ``tokens`` of all streams together."""
+    return Window(max(tokens // streams // step, 1) * step, step)
 
 
-async def compared(both: Pair, asked: Case, rounds: int) -> list[Comparison]:
-    """Microseconds of CPU per token in each window; a first round, of few tokens, warms up."""
-    outcomes = [(await both.ours.measured(asked), await both.peer.measured(asked)) for _ in range(rounds)]
-    comparisons = []
-    for number, window in enumerate(asked.windows):
-        tokens = asked.streams * window.tokens
-        mine = tuple(ours.windows[number].cpu * 1e6 / tokens for ours, _ in outcomes)
-        other = tuple(peer.windows[number].cpu * 1e6 / tokens for _, peer in outcomes)
-        load = {"streams": asked.streams, "step": window.step, "reasoning": asked.reasoning}
-        comparisons.append(Comparison(load, Figure(mine), Figure(other)))
-    return comparisons
+async def compared(both: Pair, asked: Case, rounds: int, tokens: int) -> list[Comparison]:
+    """Microseconds of CPU per token, in short windows in turns; the first ones warm up."""
+    found = []
+    async with both.ours.running(asked), both.peer.running(asked):
+        for step in STEPS:
+            part = window(asked.streams, step, tokens)
+            costs = [(await _cost(both.ours, asked, part), await _cost(both.peer, asked, part)) for _ in range(1 + rounds)]
+            mine, other = zip(*costs[1:], strict=True)
+            load = {"streams": asked.streams, "step": step, "reasoning": asked.reasoning}
+            found.append(Comparison(load, Figure(mine), Figure(other)))
+    return found
+
+
+async def _cost(server: Server, asked: Case, part: Window) -> float:
+    return (await server.measured(part)).cpu * 1e6 / (asked.streams * part.tokens)
 
 
 async def loopback(both: Pair, loads: Iterable[tuple[int, int]], rounds: int, tokens: int) -> list[Comparison]:
     """Every load, of so many streams behind so many tokens of reasoning."""
-    for server in (both.ours, both.peer):
-        await server.measured(Case(8, 0, (Window(64, 1),)))
-    return [found for load in loads for found in await compared(both, case(*load, tokens), rounds)]
+    return [found for load in loads for found in await compared(both, Case(*load), rounds, tokens)]

@@ -2,23 +2,23 @@
 
     python -m tests.bench.server ours|peer PORT [options of vLLM's engine]
 
-Cases come as lines of JSON on standard input; outcomes go out the same way, behind `MARK`.
+Commands come as lines of JSON on standard input; what they took goes out the same way, behind `MARK`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 import uvloop
 
-from tests.bench.core import Case, SteppedCore, install
+from tests.bench.core import Command, SteppedCore, install
 
 READY = b"ready for clients"
 MARK = b"measured: "
@@ -38,13 +38,9 @@ async def measuring(cores: list[SteppedCore]) -> None:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     while line := await reader.readline():
-        gc.collect()
-        gc.freeze()
-        running = asyncio.create_task(cores[0].run(msgspec.json.decode(line, type=Case)))
-        await asyncio.sleep(0)
-        os.write(sys.stdout.fileno(), READY + b"\n")
-        outcome = await running
-        os.write(sys.stdout.fileno(), MARK + msgspec.json.encode(outcome) + b"\n")
+        command = msgspec.json.decode(line, type=Command)
+        measured = await cores[0].run(command, partial(os.write, sys.stdout.fileno(), READY + b"\n"))
+        os.write(sys.stdout.fileno(), MARK + msgspec.json.encode(measured) + b"\n")
 
 
 async def ours(port: int, options: list[str], folder: str) -> None:
