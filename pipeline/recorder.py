@@ -32,7 +32,7 @@ from pipeline.protocol.response import Response
 from pipeline.record import FILES, FORMAT, Failure, Header, replay
 from pipeline.redact import Redact, Redaction
 from pipeline.sampled import ALWAYS, Condition
-from pipeline.take import Take, Track
+from pipeline.take import BEGUN, OVER, Take, Track
 
 logger = logging.getLogger(__name__)
 
@@ -82,8 +82,8 @@ class Recorder:
     clock: Callable[[], float] = time.monotonic
     takes: dict[str, Take] = field(default_factory=dict)
     """The responses that pass some tap now, by their ids."""
-    waiting: deque[tuple[Track | Take, float, Any]] = field(default_factory=deque)
-    """What was noted: frames with their tracks, and of takes, whether they have begun or are over."""
+    waiting: deque[tuple[Track, float, Any]] = field(default_factory=deque)
+    """What was noted: on which track, when, and what passed."""
 
     def __post_init__(self) -> None:
         make_folder(self.folder)
@@ -118,21 +118,18 @@ class Recorder:
         track = take.track(stage, self.after)
         track.failure, track.abandoned = None, False
         if stage == "emit":
-            self.waiting.append((take, 0.0, True))
-        if not track.repeats(frame):
-            self.note(track, frame)
+            self.waiting.append((track, 0.0, BEGUN))
+        if len(self.waiting) >= self.most_waiting:
+            self.cut(track)
+        elif track.is_kept and not track.is_cut and not track.repeats(frame):
+            self.waiting.append((track, self.clock(), frame))
         return track
 
-    def note(self, track: Track, frame: Any) -> None:
-        """``frame`` passes."""
-        if len(self.waiting) < self.most_waiting:
-            if track.is_kept and not track.is_cut:
-                self.waiting.append((track, self.clock(), frame))
-        elif track.is_kept and not track.is_cut:
+    def cut(self, track: Track) -> None:
+        """A frame passes that there is no room for, or that comes behind such a one."""
+        if not track.is_cut:
             track.is_cut = True
-            logger.warning(
-                "%s is too slow: the recording of %s is cut behind %s", self.folder, track.take.name, track.stage
-            )
+            logger.warning("%s is too slow: %s is cut behind %s", self.folder, track.take.name, track.stage)
 
     def leave(self, track: Track) -> None:
         """A stream has passed a tap, or was left."""
@@ -140,7 +137,7 @@ class Recorder:
         take.running -= 1
         if not take.running:
             del self.takes[take.name]
-            self.waiting.append((take, 0.0, False))
+            self.waiting.append((track, 0.0, OVER))
 
     def broke_off(self, stage: str, track: Track | None, error: BaseException) -> None:
         """A stream was left, or ended in an ``error``: it may be a later turn of a response, without any frame."""
@@ -174,21 +171,17 @@ class Recorder:
             for count in range(len(self.waiting)):
                 if count % AT_ONCE == 0:
                     time.sleep(0)  # whoever waits for the interpreter gets it now
-                about, at, said = self.waiting.popleft()
-                take = about.take if isinstance(about, Track) else about
-                changed[take] = None
-                take.attempt(_take_in, about, at, said)
+                track, at, said = self.waiting.popleft()
+                changed[track.take] = None
+                try:
+                    track.take_in(at, said)
+                except Exception as error:  # noqa: BLE001 - it is logged, and shown by the file
+                    track.take.lose(error)
             for take in changed:
-                take.attempt(take.save)
-
-
-def _take_in(about: Track | Take, at: float, said: Any) -> None:
-    if isinstance(about, Track):
-        about.take_in(at, said)
-    elif said:
-        about.begin()
-    else:
-        about.end()
+                try:
+                    take.save()
+                except OSError as error:
+                    take.lose(error)
 
 
 @dataclass(frozen=True)
@@ -207,8 +200,13 @@ class Tap:
                 yield frame
                 break
             if track is not None and track.is_kept:
+                waiting, now, most = recorder.waiting, recorder.clock, recorder.most_waiting
+                note = waiting.append
                 async for frame in source:
-                    recorder.note(track, frame)
+                    if len(waiting) < most and not track.is_cut:
+                        note((track, now(), frame))
+                    else:
+                        recorder.cut(track)
                     yield frame
             else:
                 async for frame in source:

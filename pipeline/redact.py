@@ -42,6 +42,8 @@ class Redaction:
     """What is written of one response: here, all of it that is no secret."""
 
     keeps_request = True
+    changes_frames = False
+    """Whether even frames that tell of no request are written otherwise."""
 
     def keeps(self, stage: str) -> bool:
         """Whether there is a file at all of what is behind ``stage``."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Container
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
-from pipeline.frames import GenerationStarted, Prompt, ResponseStarted, ToolFrame
-from pipeline.protocol.events import TerminalEvent
+from pipeline.frames import GenerationStarted, ItemDelta, Prompt, ResponseStarted, TokenChunk, ToolFrame
+from pipeline.protocol.events import DELTAS, TerminalEvent
 from pipeline.protocol.request import CreateResponse
 from pipeline.record import FILES, End, Failure, Header, line
 from pipeline.redact import Redaction, without_secrets
@@ -25,8 +25,14 @@ logger = logging.getLogger(__name__)
 
 REQUEST, RESPONSE = "request.json", "response.json"
 
-MUCH = 262_144
-"""Bytes of one file that are written before a batch is over."""
+BEGUN, OVER = object(), object()
+"""In place of a frame: the response of a track has begun, or has passed all taps."""
+
+_TELLING = frozenset({GenerationStarted, ResponseStarted, *get_args(ToolFrame), *get_args(TerminalEvent)})
+"""The frames that say what is to become of the files."""
+
+_PLAIN = frozenset({TokenChunk, ItemDelta, *DELTAS})
+"""Frames that hold no secrets."""
 
 
 @dataclass(eq=False)
@@ -46,7 +52,6 @@ class Track:
     _held: list[tuple[float, Any]] = field(default_factory=list)
     _turns: int = 0
     _lines: list[bytes] = field(default_factory=list)
-    _size: int = 0
     _is_told: bool = False  # to the last event: whoever leaves behind it misses nothing
     _is_there: bool = False
 
@@ -62,25 +67,36 @@ class Track:
         before, self.prompt = self.prompt, frame
         return frame == before
 
-    def take_in(self, at: float, frame: Any) -> None:
-        """Write a frame, once the response has begun."""
-        if not self.take.has_begun:
-            self._held.append((at, frame))
-            return
-        self._look_at(frame)
-        for written in self.take.redaction.frames(self.stage, frame):
-            self._write(written, at)
-        if self._size > MUCH:
-            self.save()
+    def take_in(self, at: float, said: Any) -> None:
+        """Write a frame, once the response has begun; or begin or end the take."""
+        take = self.take
+        if type(said) in _PLAIN and take.is_plain:  # nearly every frame
+            self._lines.append(line(said, at - take.started))
+        elif said is BEGUN:
+            take.begin()
+        elif said is OVER:
+            take.end()
+        elif not take.has_begun:
+            self._held.append((at, said))
+        else:
+            self._write(at, said)
+
+    def _write(self, at: float, frame: Any) -> None:
+        if type(frame) in _TELLING:
+            self._look_at(frame)
+        for told in self.take.redaction.frames(self.stage, frame):
+            written = without_secrets(told) if hasattr(told, "response") else told
+            self._lines.append(line(written, at - self.take.started))
 
     def begin(self) -> None:
         """Write what waited for the response to begin."""
         held, self._held = self._held, []
         for at, frame in held:
-            self.take_in(at, frame)
+            self._write(at, frame)
 
     def end(self) -> None:
         """Say how the stream ended, unless something of it is missing."""
+        self.save()
         if not self.is_cut:
             failure = None if self.failure is None else self.take.redaction.failure(self.failure)
             self._lines.append(line(End(self.frames, failure, self.abandoned and not self._is_told)))
@@ -91,25 +107,21 @@ class Track:
     def save(self) -> None:
         """Append what is new to the file, which only the first time need not be there."""
         if self._lines:
-            lines, self._lines, self._size = self._lines, [], 0
+            lines, self._lines = self._lines, []
+            self.frames += len(lines)
             if self._is_there:
                 append(self.path, b"".join(lines), os.O_APPEND)
             else:
                 append(self.path, b"".join([line(self.take.header), *lines]), os.O_CREAT | os.O_TRUNC)
             self._is_there = True
 
-    def _write(self, frame: Any, at: float) -> None:
-        said = without_secrets(frame) if hasattr(frame, "response") else frame
-        data = line(said, max(0.0, at - self.take.started))
-        self._lines.append(data)
-        self._size += len(data)
-        self.frames += 1
-
     def _look_at(self, frame: Any) -> None:
-        self._turns += isinstance(frame, GenerationStarted)
-        self.tells_of_tools |= self._turns > 1 or isinstance(frame, ResponseStarted | ToolFrame)
         if isinstance(frame, TerminalEvent):
             self.take.response, self._is_told = frame.response, True
+            return
+        is_turn = isinstance(frame, GenerationStarted)
+        self._turns += is_turn
+        self.tells_of_tools |= self._turns > 1 or not is_turn
 
 
 @dataclass(eq=False)
@@ -124,6 +136,8 @@ class Take:
     running: int = 0
     tracks: dict[str, Track] = field(default_factory=dict)
     has_begun: bool = False
+    is_plain: bool = False
+    """Whether it has begun, and frames that tell of no request are written as they are."""
     is_lost: bool = False
     response: Any = None
     """The one that the stream ended with."""
@@ -148,7 +162,7 @@ class Take:
 
     def begin(self) -> None:
         """Make the folder; what a server that died left of the same response goes."""
-        self.has_begun = True
+        self.has_begun, self.is_plain = True, not self.redaction.changes_frames
         self.folder.mkdir(mode=0o700, exist_ok=True)
         for name in (REQUEST, RESPONSE, *(file for file, _ in FILES.values())):
             (self.folder / name).unlink(missing_ok=True)
@@ -166,25 +180,22 @@ class Take:
 
     def end(self) -> None:
         """Write how all of it ended; nothing is left of a response that never began."""
-        if not self.has_begun:
+        if not self.has_begun or self.is_lost:
             return
         for track in self._written():
             track.end()
         if self.response is not None:
             write_json(self.folder / RESPONSE, without_secrets(self.redaction.response(self.response)))
 
-    def attempt(self, write: Callable[..., None], *about: Any) -> None:
-        """Call ``write``; if it fails, this response is no longer recorded, and what is there has no end."""
+    def lose(self, error: Exception) -> None:
+        """Something could not be written: this response is no longer recorded, and what is there has no end."""
         if self.is_lost:
             return
-        try:
-            write(*about)
-        except Exception as error:
-            self.is_lost = True
-            for track in tuple(self.tracks.values()):
-                track.is_cut = True
-            bug = None if isinstance(error, OSError) else error
-            logger.warning("The recording of %s is cut: %s", self.name, error, exc_info=bug)
+        self.is_lost = True
+        for track in tuple(self.tracks.values()):
+            track.is_cut = True
+        bug = None if isinstance(error, OSError) else error
+        logger.warning("The recording of %s is cut: %s", self.name, error, exc_info=bug)
 
     def _written(self) -> list[Track]:
         return [track for track in tuple(self.tracks.values()) if track.is_kept]

@@ -99,6 +99,7 @@ class WithoutTexts(Redaction):
     _speaking: HarmonyWords | None = field(default=None)
 
     keeps_request = False
+    changes_frames = True
 
     def keeps(self, stage: str) -> bool:
         """Tokens only where they can be told apart."""
