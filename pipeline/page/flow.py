@@ -21,7 +21,7 @@ from pipeline.record import FILES, Abandoned, Failure, Header, Recording, read_r
 
 @dataclass
 class Flow:
-    """Three rows of frames: those of the engine, those of the items, caused by the first, and the events, by the second.
+    """Three rows of frames: the engine's, those of the items, which these caused, and the events, caused by those.
 
     ``files`` are the recordings, by the stages that gave their frames.  ``placed`` are the tokens in their places:
     none where the model is not at hand.  ``notes`` are what a reader has to know of how this came about.
@@ -61,7 +61,8 @@ def _replayed(story: Story, files: Mapping[str, Recording]) -> Flow:
     if emit:
         flow.items = _since(story.junctions, emit - 1, generate if "generate" in junctions else emit - 1)
     events = _since(story.junctions, len(junctions) - 1, max(0, emit - 1))
-    flow.events = [each for each in events if isinstance(each.frame, Event)]
+    known = bool(flow.items)
+    flow.events = [Crossing(e.frame, e.cause if known else None, e.at) for e in events if isinstance(e.frame, Event)]
     if story.note:
         flow.notes.append(f"It was not parsed again: {story.note}.")
     flow.notes.extend(_differences(flow, files))

@@ -4,6 +4,7 @@
 const story = JSON.parse(document.getElementById("story").textContent);
 const CHANNELS = ["markup", "analysis", "commentary", "final", "call", "unread"];
 const FOLDED_FROM = 2;
+const LONGEST_LINE = 1000;
 
 const $ = (id) => document.getElementById(id);
 
@@ -121,11 +122,22 @@ function drawToken(number) {
 
 function drawTokens(row) {
   const list = h("div", { className: "tokens", role: "listbox", "aria-label": `Tokens: ${row.title ?? "of the turn"}`, "aria-orientation": "horizontal" });
+  const add = inLines(list);
   for (const number of row.tokens) {
-    for (const repair of tokens.repairs[number] ?? []) list.append(h("span", { className: "repair", role: "presentation", textContent: repair, title: "The parser repaired this" }));
-    list.append(drawToken(number));
+    for (const repair of tokens.repairs[number] ?? []) add(h("span", { className: "repair", role: "presentation", textContent: repair, title: "The parser repaired this" }), "");
+    add(drawToken(number), shown(textOf(number)));
   }
   return list;
+}
+
+/** What appends to a list line by line, so that a browser lays out only the lines that are seen. */
+function inLines(list) {
+  let line = null;
+  return (element, text) => {
+    line ??= list.appendChild(h("div", { className: "line", role: "presentation" }));
+    line.append(element);
+    if (text.endsWith("\n") || line.childElementCount > LONGEST_LINE) line = null;
+  };
 }
 
 // Drawing: the prompt
@@ -147,7 +159,9 @@ function drawPrompt(prompt) {
 
 function drawMessage(message, known) {
   const texts = message.map((number) => story.texts[number]);
-  const role = texts.filter((text) => !text[3]).map(shown).join("").match(/[\p{L}_]+/u)?.[0] ?? "prompt";
+  const begun = texts.findIndex((text) => !text[3]), stop = texts.findIndex((text, index) => text[3] && index > begun);
+  const header = begun < 0 ? "" : texts.slice(begun, stop < 0 ? undefined : stop).map(shown).join("");
+  const role = header.match(/[\p{L}\d_.]+/u)?.[0] ?? "prompt";
   const body = h("p", { className: "tokens" });
   for (const text of texts) body.append(h("span", { className: text[3] ? "token markup mark" : "token", title: tooltip(text), textContent: spelled(text) }));
   const marked = texts.some((text) => text[3]);
@@ -178,11 +192,12 @@ function drawItem(row, index) {
 
 function drawDeltas(row) {
   const list = h("div", { className: "text", role: "listbox", "aria-label": `Text: ${row.title}`, "aria-orientation": "horizontal" });
+  const add = inLines(list);
   for (const [frame, text] of row.deltas) {
     const delta = h("span", { className: "delta", role: "option", tabIndex: -1, "aria-selected": "false", textContent: text });
     delta.dataset.frame = frame;
     elements.frame[frame] = delta;
-    list.append(delta);
+    add(delta, text);
   }
   return list;
 }
@@ -221,7 +236,8 @@ function runs(numbers) {
 }
 
 const shortened = (type) => type.replace(/^response\./, "");
-const typeOf = ({ common }) => h("span", { className: "type", textContent: shortened(common.type), title: common.type });
+const wordsOf = (type) => shortened(type).split(/(?<=[._])/).flatMap((word) => [document.createElement("wbr"), word]);
+const typeOf = ({ common }) => h("span", { className: "type", title: common.type }, ...wordsOf(common.type));
 
 function drawEvent(number) {
   const event = events[number];
@@ -237,7 +253,7 @@ function drawFold(run) {
   const first = events[run[0]], last = events[run.at(-1)];
   const button = h("button", { className: "event fold", type: "button", tabIndex: -1, "aria-expanded": "false" },
     h("span", { className: "number", textContent: `${first.number}–${last.number}` }), h("b", { textContent: `${run.length.toLocaleString("en")} ×` }), typeOf(first));
-  if (first.at !== null) button.append(h("time", { textContent: `${seconds(first.at)} – ${seconds(last.at)}` }));
+  if (first.at !== null) button.append(h("time", { textContent: seconds(first.at) }));
   const item = h("li", {}, button);
   button.dataset.fold = run[0];
   button.toggle = (open) => {
@@ -254,7 +270,7 @@ function drawFold(run) {
 
 function drawRow(row, index) {
   const cells = [h("div", { className: "cell" }), h("div", { className: "cell" }), h("div", { className: "cell" })];
-  const element = h("section", { className: `row ${row.kind} ${row.channel}` });
+  const element = h("div", { className: `row ${row.kind} ${row.channel}`, role: "group", "aria-label": row.kind });
   if (row.kind === "turn") drawTurn(row, cells[0], element);
   if (row.kind === "item") {
     element.setAttribute("aria-label", row.title);
@@ -336,7 +352,7 @@ function drawTimeline() {
   const axis = h("div", { className: "axis", "aria-hidden": "true" });
   for (const part of [0, 0.25, 0.5, 0.75, 1]) axis.append(h("span", { textContent: at.byTime ? seconds(part * at.end) : part === 0 ? "first" : part === 1 ? "last" : "" }));
   $("timeline").append(names, h("div", {}, picture, axis));
-  $("axis-is").textContent = at.byTime ? "seconds since the request" : "No times were recorded: the axis is the order.";
+  $("axis-is").textContent = at.byTime ? "Seconds since the request" : "No times were recorded: the axis is the order.";
   picture.addEventListener("click", (click) => {
     const box = picture.getBoundingClientRect();
     const kind = Object.keys(LANES)[Math.min(2, Math.floor((click.clientY - box.top) / (box.height / 3)))];

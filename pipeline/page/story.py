@@ -159,36 +159,43 @@ ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"
 
 
 def _share_tokens(rows: Sequence[Row], tokens: _Tokens, flow: Flow) -> None:
-    """Markup goes to the item that it opens, and a mark behind an item's text to that one."""
-    opened = _parsed_items(rows, flow)
-    waiting: list[int] = []
-    last: Row | None = None
-    turn = 0
+    """Give each token to the item that it is a part of, markup included; in a turn without items, to the turn."""
+    written = _written(rows, flow)
+    at, turn = 0, 0
     for index, token in enumerate(flow.placed):
         if tokens.turns[index] != turn:
-            _give(waiting, last or _turn_row(rows, turn))
-            waiting, last, turn = [], None, tokens.turns[index]
-        row = opened[token.item] if token.item is not None and token.item < len(opened) else None
-        if row is not None:
-            _give(waiting, row)
-            waiting, last = [], row
-            row.tokens.append(index)
-        elif last and not waiting and token.is_mark and CLOSING.search(token.written):
-            last.tokens.append(index)
+            turn = tokens.turns[index]
+            at = next((at for at, row in enumerate(written) if row.turn == turn), len(written))
+        if token.item is not None and token.item < len(written):
+            at = token.item
         else:
-            waiting.append(index)
-    _give(waiting, last or _turn_row(rows, turn))
+            while _has_next(written, at) and _is_behind(token, written[at], flow):
+                at += 1
+        row = written[at] if at < len(written) and written[at].turn == turn else _turn_row(rows, turn)
+        row.tokens.append(index)
 
 
-def _parsed_items(rows: Sequence[Row], flow: Flow) -> list[Row]:
+def _has_next(rows: Sequence[Row], at: int) -> bool:
+    return at + 1 < len(rows) and rows[at].turn == rows[at + 1].turn
+
+
+def _is_behind(token: Token, row: Row, flow: Flow) -> bool:
+    """Whether a token of markup comes behind the item, which another one has closed, or it itself by beginning anew."""
+    closed_by = flow.items[row.frames[-1]].cause
+    if closed_by is None or token.frame < closed_by:
+        return False
+    if token.frame > closed_by:
+        return True
+    last = flow.placed[row.tokens[-1]] if row.tokens else None
+    if last and last.frame == closed_by and last.is_mark and CLOSING.search(last.written):
+        return True
+    return token.is_mark and not CLOSING.search(token.written) and "missing end" in row.told_of.get("repairs", ())
+
+
+def _written(rows: Sequence[Row], flow: Flow) -> list[Row]:
     """The rows of the items that the model wrote, in the order in which it did."""
     items = [row for row in rows if row.kind == "item" and not isinstance(flow.items[row.frames[0]].frame, SERVED)]
-    turned = next((at for at, each in enumerate(flow.items) if isinstance(each.frame, GenerationStarted)), 0)
-    return [row for row in items if row.frames[0] > turned]
-
-
-def _give(waiting: Iterable[int], row: Row) -> None:
-    row.tokens.extend(waiting)
+    return [row for row in items if row.turn]
 
 
 def _turn_row(rows: Sequence[Row], turn: int) -> Row:

@@ -1,0 +1,98 @@
+"""A real browser, and pages of recordings in it (`make test-page`).
+
+Every page that is opened here is watched: whatever it complains of, and whatever it asks of a network, fails its test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from pipeline.core import Pipeline
+from pipeline.page.flow import Flow, flow_of
+from pipeline.page.page import page_of
+from pipeline.page.story import story_of
+from stages.harmony import HarmonyEncoding, load_encoding
+
+UNPACKED = Path(__file__).parent / "node" / "node_modules" / ".browser"
+"""The browser that npm brought, with the libraries and fonts of its own."""
+
+Result = TypeVar("Result")
+Show: TypeAlias = Callable[..., Page]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--browser", help="a Chromium; the one that npm brought if none is named")
+    parser.addoption("--screenshot", type=Path, help="where to write the picture of the README")
+
+
+@pytest.fixture(scope="session")
+def browser(request: pytest.FixtureRequest) -> Generator[Browser, None, None]:
+    named = request.config.getoption("--browser")
+    environment = dict(os.environ)
+    if not named:
+        environment["LD_LIBRARY_PATH"] = str(UNPACKED / "lib")
+        if not Path("/etc/fonts").is_dir():
+            environment["FONTCONFIG_PATH"] = str(UNPACKED)
+    with sync_playwright() as playwright:
+        program = named or str(UNPACKED / "chromium")
+        browser = playwright.chromium.launch(executable_path=program, env=dict(environment))
+        yield browser
+        browser.close()
+
+
+def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    return pipeline
+
+
+def outcome(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """What a coroutine returns; in a thread of its own, as Playwright's loop runs in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
+
+
+def flow_at(folder: Path) -> Flow:
+    return outcome(flow_of(folder, unedited))
+
+
+@pytest.fixture
+def complaints() -> list[str]:
+    """What the pages complained of."""
+    return []
+
+
+@pytest.fixture
+def show(browser: Browser, complaints: list[str], tmp_path: Path) -> Generator[Show, None, None]:
+    """Opens the page of the recording in a folder; options are those of the browser's context."""
+    asked: list[str] = []
+    with ExitStack() as closing:
+
+        def opened(folder: Path, name: str = "", **options: Any) -> Page:
+            path = tmp_path / "page.html"
+            path.write_text(page_of(story_of(flow_at(folder), name or folder.name)), "utf-8")
+            context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
+            closing.callback(context.close)
+            page = context.new_page()
+            page.on("console", lambda message: complaints.append(message.text))
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.on("request", lambda request: asked.append(request.url))
+            page.goto(path.as_uri())
+            assert asked.pop() == path.as_uri()
+            return page
+
+        yield opened
+    assert not complaints
+    assert not asked
+
+
+@pytest.fixture(scope="session")
+def encoding() -> HarmonyEncoding:
+    return load_encoding()

@@ -1,0 +1,183 @@
+"""The page of a recording, as text: what a browser need not tell."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.__main__ import main
+from pipeline.core import Pipeline
+from pipeline.frames import ItemClosed, Prompt, TokenChunk, TokenFrame
+from pipeline.page.flow import Flow, flow_of
+from pipeline.page.page import page_of
+from pipeline.page.story import story_of
+from pipeline.record import UnreadableRecording, read_recording
+
+HARMONY = Path("fixtures/harmony")
+CASES = sorted(path.parent for path in HARMONY.glob("*/tokens.jsonl"))
+
+
+def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    return pipeline
+
+
+def data_of(page: str) -> Any:
+    found = re.search(r'<script id="story" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return msgspec.json.decode(found[1])
+
+
+def penstock(arguments: Sequence[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["penstock", *map(str, arguments)])
+    main()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_all_there(case: Path) -> None:
+    """Whatever was recorded is on the page once, tokens with the item that they were made of."""
+    flow = await flow_of(case, unedited)
+    story = story_of(flow, case.name)
+    for kind, expected in (
+        ("tokens", len(story["tokens"]["texts"])),
+        ("events", len(flow.events)),
+        ("frames", len(flow.items)),
+    ):
+        numbers = [number for row in story["rows"] for number in row.get(kind, ())]
+        assert sorted(numbers) == list(range(expected))
+    recorded = [
+        token
+        for frame in read_recording(case / "tokens.jsonl", TokenFrame).frames
+        if isinstance(frame, TokenChunk)
+        for token in frame.token_ids
+    ]
+    ids = [story["texts"][number][0] for number in story["tokens"]["texts"]]
+    assert ids == recorded
+    assert not flow.notes
+    for row in story["rows"]:
+        closed = flow.items[row["frames"][-1]].frame if row.get("frames") else None
+        if isinstance(closed, ItemClosed) and closed.token_ids:
+            assert told(closed.token_ids) in told(ids[number] for number in row["tokens"])
+
+
+def told(token_ids: Iterable[int]) -> str:
+    return f" {' '.join(map(str, token_ids))} "
+
+
+@given(st.text())
+def test_escaped(text: str) -> None:
+    """Whatever a story says stands in the page as data, and comes out of it as it was."""
+    page = page_of({"name": text, "facts": [text]})
+    assert data_of(page) == {"name": text, "facts": [text]}
+    assert page.count("<script") == 2
+    title = re.search(r"<title>(.*?) · penstock</title>", page, re.DOTALL)
+    assert title is not None
+    assert unescape(title[1]) == text
+
+
+def test_self_contained() -> None:
+    """The policy lets nothing run or load but what stands in the page, and that is named by its hash."""
+    page = page_of({"name": "x"})
+    policy = re.search(r'Content-Security-Policy" content="(.*?)"', page)
+    assert policy is not None
+    for content in re.findall(r"<(?:style|script)>(.*?)</", page, re.DOTALL):
+        assert b64encode(sha256(content.encode()).digest()).decode() in unescape(policy[1])
+    assert "default-src &#x27;none&#x27;" in policy[1]
+    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", page)
+
+
+async def copied(case: str, folder: Path, *names: str) -> Flow:
+    for name in names:
+        shutil.copy(HARMONY / case / name, folder)
+    return await flow_of(folder, unedited)
+
+
+async def test_events_alone(tmp_path: Path) -> None:
+    """Of a recording that has only events the page shows these."""
+    flow = await copied("function_call", tmp_path, "events.jsonl")
+    assert flow.events
+    assert not flow.items
+    assert sum(len(row.get("events", ())) for row in story_of(flow, "x")["rows"]) == len(flow.events)
+
+
+async def test_prompt_alone(tmp_path: Path) -> None:
+    """Of a recording that has only a prompt the page shows that, and says why there is no more."""
+    flow = await copied("function_call", tmp_path, "prompt.jsonl")
+    prompt = read_recording(tmp_path / "prompt.jsonl", Prompt).frames[0]
+    assert story_of(flow, "x")["prompts"][0]["count"] == len(prompt.token_ids)
+    assert flow.notes
+
+
+async def test_without_its_model(tmp_path: Path) -> None:
+    """Where the model is not at hand, tokens are numbers, and the items are those that were recorded."""
+    for name in ("tokens.jsonl", "parsed.jsonl"):
+        lines = (HARMONY / "function_call" / name).read_bytes().splitlines(keepends=True)
+        header = b'{"type":"Recording","format":1,"model":"m","encoding":"chat"}\n'
+        (tmp_path / name).write_bytes(b"".join([header, *lines[1:]]))
+    flow = await flow_of(tmp_path, unedited)
+    story = story_of(flow, "x")
+    assert [row["title"] for row in story["rows"] if row["kind"] == "item"] == [
+        "reasoning",
+        "function call · get_weather",
+    ]
+    assert {story["texts"][number][1] for number in story["tokens"]["texts"]} == {None}
+    assert "does not say where its model is" in " ".join(flow.notes)
+
+
+async def test_tokens_without_items(tmp_path: Path) -> None:
+    """Nor is anything else needed for that."""
+    lines = (HARMONY / "function_call" / "tokens.jsonl").read_bytes().splitlines(keepends=True)
+    header = b'{"type":"Recording","format":1,"model":"m","encoding":"chat"}\n'
+    (tmp_path / "tokens.jsonl").write_bytes(b"".join([header, *lines[1:]]))
+    story = story_of(await flow_of(tmp_path, unedited), "x")
+    assert sum(len(row.get("tokens", ())) for row in story["rows"]) == 32
+
+
+async def test_differing_events(tmp_path: Path) -> None:
+    """Where the stages say something else than they did, the page says from where on."""
+    events = (HARMONY / "function_call" / "events.jsonl").read_bytes()
+    shutil.copy(HARMONY / "function_call" / "tokens.jsonl", tmp_path)
+    (tmp_path / "events.jsonl").write_bytes(events.replace(b'"delta":" call"', b'"delta":" CALL"'))
+    assert "from number" in " ".join((await flow_of(tmp_path, unedited)).notes)
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command writes a page and says where."""
+    page = tmp_path / "there.html"
+    penstock(["inspect", HARMONY / "greeting", page], monkeypatch)
+    assert capsys.readouterr().out == f"{page}\n"
+    assert data_of(page.read_text("utf-8"))["name"] == "greeting"
+
+
+def test_bad_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is no recording, or a broken one, is named with its line, and the exit code is 2."""
+    lines = (HARMONY / "greeting" / "tokens.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "tokens.jsonl").write_bytes(b"".join([*lines[:3], b"nonsense\n", *lines[4:]]))
+    with pytest.raises(SystemExit) as ended:
+        penstock(["inspect", tmp_path], monkeypatch)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"penstock: {tmp_path}/tokens.jsonl:4: ")
+
+
+async def test_nothing_recorded(tmp_path: Path) -> None:
+    """A folder without a recording is none."""
+    with pytest.raises(UnreadableRecording):
+        await flow_of(tmp_path, unedited)
+
+
+def test_packaged() -> None:
+    """What pages are made of is part of the distribution."""
+    project = Path("pyproject.toml").read_text("utf-8")
+    suffixes = {path.suffix for path in Path("pipeline/page").iterdir() if path.is_file()} - {".py"}
+    assert all(f'"*{suffix}"' in project for suffix in suffixes)
