@@ -242,6 +242,44 @@ async def test_recordings_of_chat_models_need_no_vllm(tmp_path: Path) -> None:
             assert said(response) == said(recorded)
 
 
+COUNTING = """
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from pipeline.frames import TokenFrame
+
+async def count(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:
+    async for frame in source:
+        print("counted", type(frame).__name__, file=sys.stderr)
+        yield frame
+
+def install(pipeline):
+    return pipeline.after("generate", "count", count)
+"""
+
+
+async def test_stages_of_ones_own_see_what_was_recorded(tmp_path: Path) -> None:
+    """Those behind ``generate`` see its tokens."""
+    stage = tmp_path / "counting.py"
+    stage.write_text(COUNTING)
+    async with replayed(HARMONY / "greeting", tmp_path, "--with", f"{stage}:install") as server:
+        await server.post(request_of("greeting"))
+    frames = read_frames(HARMONY / "greeting" / "tokens.jsonl", TokenFrame)
+    counted = [said for said in (tmp_path / "log").read_text().splitlines() if said.startswith("counted")]
+    assert counted == [f"counted {type(frame).__name__}" for frame in frames]
+
+
+async def test_what_was_recorded_of_recordings_answers_again(tmp_path: Path) -> None:
+    """A server records itself, tools and failures included, and its recordings are as good as the first ones."""
+    names = ("greeting", "function_call_result", "logprobs", "served_python", "served_mcp", "cut_in_final")
+    async with replayed(HARMONY, tmp_path, "--record", str(tmp_path / "recorded")) as server:
+        for name in names:
+            await server.post(request_of(name) | {"model": name})
+    async with replayed(tmp_path / "recorded", tmp_path) as server:
+        for name in names:
+            _, response = await server.post(request_of(name) | {"model": name})
+            assert said(response) == said(response_of(name))
+
+
 # The start
 
 
