@@ -27,7 +27,7 @@ from pipeline.protocol.items import (
     ShellCall,
     WebSearchCall,
 )
-from pipeline.protocol.tools import HOSTED, HostedTool, Tool
+from pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, HostedTool, Tool
 from stages.calls import AnyCall, browser_function
 
 Spelled = TypeVar("Spelled")
@@ -193,6 +193,8 @@ def _is_installed(name: str) -> bool:
 def recipient_of(tool: Tool | AnyCall) -> str:
     """To whom a message goes that calls ``tool``: its full name, ``functions.get_weather``, or just ``python``."""
     match tool:
+        case FunctionTool() | CustomTool():  # of which there may be thousands
+            return f"{tool.namespace or FUNCTIONS}.{tool.name}"
         case CodeInterpreterCall() | HostedTool(namespace="python"):
             return "python"
         case WebSearchCall(action=action):

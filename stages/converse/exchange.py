@@ -22,7 +22,7 @@ from pipeline.frames import (
     ServerCallOpened,
     TurnFinished,
 )
-from pipeline.protocol.items import McpApprovalRequest, McpApprovalResponse, McpCall
+from pipeline.protocol.items import McpApprovalRequest, McpApprovalResponse, McpCall, of_type
 from pipeline.protocol.tools import McpTool
 from stages.converse.offer import Listing, known, offered
 from stages.converse.running import Running, RunningCall
@@ -217,8 +217,8 @@ class Exchange:
 def _approved(conversation: Conversation) -> list[McpApprovalRequest]:
     """The calls that the client has approved of, and that nobody has made yet."""
     items = (*conversation.history, *conversation.input)
-    requests = {item.id: item for item in items if isinstance(item, McpApprovalRequest)}
-    made = {item.approval_request_id for item in items if isinstance(item, McpCall)}
-    granted = (item for item in conversation.input if isinstance(item, McpApprovalResponse) and item.approve)
+    requests = {item.id: item for item in of_type(items, McpApprovalRequest)}
+    made = {item.approval_request_id for item in of_type(items, McpCall)}
+    granted = (item for item in of_type(conversation.input, McpApprovalResponse) if item.approve)
     names = dict.fromkeys(item.approval_request_id for item in granted)
     return [requests[name] for name in names if name in requests and name not in made]

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pipeline.frames import CallFinished
-from pipeline.protocol.items import Item, ListedTool, McpListTools
+from pipeline.protocol.items import Item, ListedTool, McpListTools, of_type
 from pipeline.protocol.tools import McpServer, McpTool, ToolFilter, Toolset
 from stages.converse.tools import McpHosts, ServerUnavailable
 
@@ -48,7 +48,7 @@ class Listing:
 
 def known(items: Iterable[Item]) -> dict[str, tuple[ListedTool, ...]]:
     """What servers offered earlier in the conversation, by their labels: it is not asked again."""
-    return {item.server_label: item.tools for item in items if isinstance(item, McpListTools) and not item.error}
+    return {item.server_label: item.tools for item in of_type(items, McpListTools) if not item.error}
 
 
 def offered(tools: Toolset, listed: Mapping[str, Sequence[ListedTool]]) -> Toolset:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.frames import CallFinished, Conversation
-from pipeline.protocol.items import WebSearchCall
+from pipeline.protocol.items import WebSearchCall, of_type
 from stages.converse.tools import Citable, Outcome, Session, Source, Toolbox
 from stages.converse.turn import Called
 
@@ -30,9 +30,7 @@ class Sessions:
         self._seconds = seconds
         self._longest = longest
         self._servers = {server.label: server for server in conversation.tools.servers}
-        self._has_browsed = any(
-            isinstance(item, WebSearchCall) for item in (*conversation.history, *conversation.input)
-        )
+        self._has_browsed = any(of_type((*conversation.history, *conversation.input), WebSearchCall))
         self._open: dict[str, Session] = {}
 
     @property

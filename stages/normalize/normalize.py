@@ -61,6 +61,9 @@ INCLUDABLE = frozenset(
 CONTINUING = ("previous_response_id", "conversation", "previous_input_messages")
 """The parameters that say what a request goes on from: one of them at most."""
 
+_RAN = frozenset({CodeInterpreterCall, WebSearchCall, ShellCallOutput})
+"""Calls that this server may have run."""
+
 CONTINUABLE = frozenset({"completed", "incomplete"})
 """The statuses of responses that can be gone on from: the others have not ended, or not well."""
 
@@ -184,7 +187,7 @@ class Normalize:
 
         A request that is not to be stored does not fail with the store: its items tell something of it, too.
         """
-        ran = [item.id for item in items if isinstance(item, CodeInterpreterCall | WebSearchCall | ShellCallOutput)]
+        ran = [item.id for item in items if type(item) in _RAN]
         try:
             return await self.store.results(ran, request.owner) if ran else {}
         except StoreFailed:

@@ -35,8 +35,11 @@ class Recipients:
         for tool in tools.tools:
             if tool.namespace is None or namesakes[tool.name] == 1:
                 self._tools.setdefault(tool.name, tool)
-        cases = Counter(map(str.lower, self._tools))
-        self._lowered = {name.lower(): tool for name, tool in self._tools.items() if cases[name.lower()] == 1}
+        lowered = [name.lower() for name in self._tools]
+        cases = Counter(lowered)
+        self._lowered = {
+            name: tool for name, tool in zip(lowered, self._tools.values(), strict=True) if cases[name] == 1
+        }
 
     def knows(self, word: str) -> bool:
         """Whether ``word`` names a tool to the letter; what the browser does is also what people say."""
