@@ -1,235 +1,68 @@
-"""What a token costs between the engine and the socket, and how long one request can hold up the others.
+"""What penstock costs, beside vLLM's own frontend, and whether that is what was promised.
 
-    python -m tests.bench
+    python -m tests.bench [--quick] [--write] [PART...]
 
-CPU time, variants interleaved, medians.  These figures are the machine's; the ratios are the result: to the package's
-own Harmony parser, which does a third of the work, in the same run, and to the cost at the start of the stream.
+`tests/bench/METHOD.md` says how it is measured.
 """
 
 from __future__ import annotations
 
-import asyncio
+import argparse
 import gc
-import json
-import platform
-import statistics
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from itertools import cycle, islice
+import os
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
 
 import uvloop
-from msgspec.structs import replace as with_fields
-from openai_harmony import HarmonyEncoding, HarmonyEncodingName, Role, StreamableParser, load_harmony_encoding
 
-from pipeline.frames import GenerationStarted, TokenChunk, TokenFrame, TokenLogprob
-from pipeline.protocol.events import Delta, ResponseEvent, to_sse
-from pipeline.record import read_frames, replay
-from stages.generate.scripted import Script, ScriptedEngine
-from stages.harmony import TEXT_TOKENS, load_encoding
-from stages.responses import recorded_responses
-from tests.bench.chat import chat_figures
-from tests.bench.log import log_figures
-from tests.bench.serving import serving_figures
-from tests.bench.store import store_figures
-from tests.bench.validation import validation_figures
-from tests.serving import serving
+from stages.harmony import load_encoding
+from tests.bench.loopback import QUIET
+from tests.bench.measuring import PARTS, Found, measured
+from tests.bench.report import document, goals_table, write
 
-RECORDING = Path(__file__).parents[2] / "fixtures/harmony/long_reasoning/tokens.jsonl"
-DEPTHS = (0, 1_000, 4_000, 16_000)
-CHUNK_SIZES = (1, 8)
-MEASURED = 4_096
-ROUNDS = 15
-
-Measurement = Callable[[], Coroutine[Any, Any, float]]
+FOLDER = Path("build/bench")
+README = Path(__file__).with_name("README.md")
+DETAILS = ("tokens", "chat", "log", "validation")
 
 
-@dataclass(frozen=True)
-class Stream:
-    """A recorded response whose text tokens come over and over, in an item that ``header`` opens."""
+def details(names: list[str], found: Found) -> None:
+    """Tables of ours alone, which answer no goal."""
+    from tests.bench.chat import chat_figures  # noqa: PLC0415 - each brings much with it
+    from tests.bench.log import log_figures  # noqa: PLC0415
+    from tests.bench.tokens import package_encoding, token_table, variant_table  # noqa: PLC0415
+    from tests.bench.validation import validation_figures  # noqa: PLC0415
 
-    started: GenerationStarted
-    tokens: tuple[int, ...]
-    header: str = "<|channel|>analysis<|message|>"
-    top_logprobs: int | None = None
-
-    def opening(self) -> list[int]:
-        return load_encoding().encode_markup(self.header)
-
-    def text(self, length: int) -> list[int]:
-        return list(islice(cycle(self.tokens), length))
-
-    def frames(self, depth: int, chunk_size: int) -> list[TokenFrame]:
-        tokens = self.text(depth + MEASURED)
-        chunks = [self.chunk(tokens[at : at + chunk_size]) for at in range(0, len(tokens), chunk_size)]
-        return [self.started, self.chunk([*self.opening(), *tokens[:1]]), *chunks]
-
-    def chunk(self, token_ids: list[int]) -> TokenChunk:
-        if self.top_logprobs is None:
-            return TokenChunk(tuple(token_ids))
-        top = tuple((other, -1.0 - other / 8) for other in range(self.top_logprobs))
-        return TokenChunk(tuple(token_ids), (TokenLogprob(-0.5, top),) * len(token_ids))
-
-
-def recorded() -> Stream:
-    frames = list(read_frames(RECORDING, TokenFrame))
-    tokens = [token for frame in frames if isinstance(frame, TokenChunk) for token in frame.token_ids]
-    return Stream(frames[0], tuple(token for token in tokens[3:] if token < TEXT_TOKENS))
-
-
-def variants(stream: Stream) -> dict[str, Stream]:
-    """The same text in items of every kind, and with what else a request may ask of each token."""
-    response = stream.started.response
-    summarised = with_fields(response, reasoning=with_fields(response.reasoning, summary="auto"))
-    message = replace(stream, header="<|channel|>final<|message|>")
-    call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
-    return {
-        "a message": message,
-        "reasoning": stream,
-        "reasoning, as a summary": replace(stream, started=with_fields(stream.started, response=summarised)),
-        "a function's arguments": replace(stream, header=call),
-        "a message with a stop text": replace(message, started=with_fields(stream.started, stop=("\nObservation:",))),
-        "a message with logprobs": replace(message, top_logprobs=0),
-        "a message with 5 top_logprobs": replace(message, top_logprobs=5),
-    }
-
-
-async def ours(frames: list[TokenFrame], depth: int, chunk_size: int) -> float:
-    """Microseconds per token from ids to SSE bytes, behind ``depth`` tokens."""
-    pipeline = recorded_responses().since("parse")
-    async with pipeline.open(replay(frames)) as events:
-        while not isinstance(await anext(events), Delta):
-            pass
-        await consume(events, depth // chunk_size)
-        started = time.process_time_ns()
-        await consume(events, MEASURED // chunk_size)
-        return (time.process_time_ns() - started) / 1e3 / MEASURED
-
-
-async def consume(events: AsyncIterator[ResponseEvent], count: int) -> None:
-    for _ in range(count):
-        to_sse(await anext(events))
-
-
-@cache
-def package_encoding() -> HarmonyEncoding:
-    return load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
-
-
-async def package(stream: Stream) -> float:
-    """Microseconds per token of openai_harmony's parser, with the delta and the channel read once per token."""
-    parser = StreamableParser(package_encoding(), Role.ASSISTANT)
-    for token in stream.opening():
-        parser.process(token)
-    tokens = stream.text(MEASURED)
-    started = time.process_time_ns()
-    for token in tokens:
-        parser.process(token)
-        _ = parser.last_content_delta, parser.current_channel
-    return (time.process_time_ns() - started) / 1e3 / MEASURED
-
-
-async def measure(variants: dict[str, Measurement]) -> dict[str, float]:
-    """The median of each variant over interleaved rounds."""
-    figures: dict[str, list[float]] = {name: [] for name in variants}
-    for _ in range(ROUNDS):
-        for name, variant in variants.items():
-            figures[name].append(await variant())
-    return {name: statistics.median(values) for name, values in figures.items()}
-
-
-async def token_table() -> None:
-    stream = recorded()
-    names = {(size, depth): f"{size}/{depth}" for size in CHUNK_SIZES for depth in DEPTHS}
-    measurements: dict[str, Measurement] = {
-        name: partial(ours, stream.frames(depth, size), depth, size) for (size, depth), name in names.items()
-    }
-    medians = await measure({"package": partial(package, stream), **measurements})
-    print(f"openai_harmony's parser alone: {medians['package']:.2f} us per token\n")
-    print("tokens per chunk   behind tokens   us per token   to the parser alone   to the start")
-    for (size, depth), name in names.items():
-        figure, start = medians[name], medians[names[size, 0]]
-        print(f"{size:16d}{depth:16,d}{figure:15.2f}{figure / medians['package']:22.2f}{figure / start:15.2f}")
-
-
-async def variant_table() -> None:
-    measurements: dict[str, Measurement] = {
-        name: partial(ours, stream.frames(0, 1), 0, 1) for name, stream in variants(recorded()).items()
-    }
-    medians = await measure(measurements)
-    print("\n1 token per chunk               us per token   to a message")
-    for name, figure in medians.items():
-        print(f"{name:30s}{figure:14.2f}{figure / medians['a message']:15.2f}")
-
-
-def large_bodies() -> dict[str, dict[str, Any]]:
-    """Requests that take long to read, by what is large in them; the last one is refused."""
-    schema = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(30_000)}}
-    tools = [{"type": "function", "name": f"f{number}", "parameters": {"type": "object"}} for number in range(5_000)]
-    return {
-        "nothing (idle loop)": {"input": "x"},
-        "1 MB of one letter": {"input": "a" * 10**6},
-        "1 MB of words": {"input": "lorem ipsum " * 83_000},
-        "10,000 short messages": {"input": [{"role": "user", "content": "Hi"}] * 10_000},
-        "a tool schema of 1 MB": {"input": "x", "tools": [{"type": "function", "name": "f", "parameters": schema}]},
-        "5,000 small tools": {"input": "x", "tools": tools},
-        "100,000 bad items": {"input": [{}] * 100_000},
-    }
-
-
-async def longest_gap(body: dict[str, Any], folder: Path) -> float:
-    """Milliseconds for which one request kept the loop from running anything else."""
-    encoding = load_encoding()
-    engine = ScriptedEngine(Script(encoding.encode_markup("<|channel|>final<|message|>Hi<|return|>")), 10_000_000)
-    gaps: list[float] = []
-
-    async def tick() -> None:
-        last = time.perf_counter()
-        while True:
-            await asyncio.sleep(0.001)
-            now = time.perf_counter()
-            gaps.append((now - last) * 1e3 - 1)
-            last = now
-
-    async with serving(engine, encoding, folder, max_body_bytes=2**24) as served:
-        await served.stream({"input": "warm up"})
-        data = json.dumps({**body, "stream": True}).encode()
-        ticking = asyncio.create_task(tick())
-        async with served.client.post(f"{served.url}/v1/responses", data=data) as answer:
-            await answer.read()
-        ticking.cancel()
-    return max(gaps)
-
-
-async def stall_table() -> None:
-    print("\none request with          longest stall of the loop, ms (least of 5: the machine's own pauses left out)")
-    for name, body in large_bodies().items():
-        gaps = []
-        for _ in range(5):
-            with TemporaryDirectory() as folder:
-                gaps.append(await longest_gap(body, Path(folder)))
-        print(f"{name:24s}{min(gaps):8.1f}")
+    if "tokens" in names:
+        package_encoding()
+        found.tables["our stages behind the engine"] = uvloop.run(token_table())
+        found.tables["items of every kind"] = uvloop.run(variant_table())
+    if "chat" in names:
+        found.tables["chat models"] = uvloop.run(chat_figures())
+    if "log" in names:
+        found.tables["the event log"] = log_figures()
+    if "validation" in names:
+        found.tables["validation"] = uvloop.run(validation_figures())
 
 
 def main() -> None:
-    print(f"Python {platform.python_version()}, {platform.machine()}, {time.strftime('%Y-%m-%d')}")
+    """Measure what is asked for, and tell."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, *DETAILS, []], help="what to measure; all of it if none")
+    parser.add_argument("--quick", action="store_true", help="less of each, and no tables of details")
+    parser.add_argument("--write", action="store_true", help=f"keep the tables in {README.name} beside this file")
+    asked = parser.parse_args()
+    os.environ.update(QUIET)
+    FOLDER.mkdir(parents=True, exist_ok=True)
     load_encoding()
-    package_encoding()
     gc.collect()
-    gc.freeze()  # as the server does once it is up
-    uvloop.run(token_table())
-    uvloop.run(variant_table())
-    print(f"\n{uvloop.run(chat_figures())}")
-    print(f"\n{log_figures()}\n")
-    print(uvloop.run(validation_figures()))
-    print()
-    print(uvloop.run(store_figures()))
-    print(f"\n{uvloop.run(serving_figures())}")
-    uvloop.run(stall_table())
+    gc.freeze()  # as a server does once it is up
+    parts = asked.parts or [*PARTS, *(() if asked.quick else DETAILS)]
+    found = uvloop.run(measured([part for part in PARTS if part in parts], FOLDER, is_quick=asked.quick))
+    details(parts, found)
+    write(found, FOLDER)
+    print(document(found))
+    if asked.write:
+        README.write_text(document(found))
+    print(goals_table(found))
 
 
 if __name__ == "__main__":

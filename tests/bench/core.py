@@ -33,7 +33,7 @@ SETTLING = 0.3
 
 
 class Window(msgspec.Struct, frozen=True, tag=True):
-    """So many tokens for each stream, in steps of ``step``; ``rate`` is steps per second, 0 as fast as they are read."""
+    """Tokens for each stream, in steps of ``step``; ``rate`` is steps per second, 0 as fast as they are read."""
 
     tokens: int
     step: int

@@ -101,7 +101,7 @@ async def ours(outputs: Outputs) -> None:
 
 
 async def peer(outputs: Outputs) -> None:
-    """What vLLM's server does for a request once it is rendered; its sequence of calls is that of `create_responses`."""
+    """What vLLM's server does for a request once it is rendered, in the order of its `create_responses`."""
     from openai_harmony import Message, Role  # noqa: PLC0415
     from vllm.entrypoints.generate.base.protocol import RequestResponseMetadata  # noqa: PLC0415 - takes seconds
     from vllm.entrypoints.openai.responses.api_router import _convert_stream_to_sse_events  # noqa: PLC0415
@@ -159,7 +159,9 @@ async def in_process(rounds: int, tokens: int, depths: Iterable[int] = DEPTHS) -
     comparisons = []
     for step in STEPS:
         for depth in depths:
-            figures = [(await cost(ours, depth, step, tokens), await cost(peer, depth, step, tokens)) for _ in range(rounds)]
+            figures = [
+                (await cost(ours, depth, step, tokens), await cost(peer, depth, step, tokens)) for _ in range(rounds)
+            ]
             mine, other = zip(*figures, strict=True)
             comparisons.append(Comparison({"step": step, "reasoning": depth}, Figure(mine), Figure(other)))
     return comparisons

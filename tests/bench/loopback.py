@@ -119,7 +119,6 @@ class Pair:
 @asynccontextmanager
 async def pair(folder: Path) -> AsyncGenerator[Pair, None]:
     """Both, for the length of a block."""
-    folder.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as closing:
         starting = [serving(name, folder / f"{name}.log") for name in ("ours", "peer")]
         yield Pair(*[await closing.enter_async_context(server) for server in starting])
@@ -136,7 +135,9 @@ async def compared(both: Pair, asked: Case, rounds: int, tokens: int) -> list[Co
     async with both.ours.running(asked), both.peer.running(asked):
         for step in STEPS:
             part = window(asked.streams, step, tokens)
-            costs = [(await _cost(both.ours, asked, part), await _cost(both.peer, asked, part)) for _ in range(1 + rounds)]
+            costs = [
+                (await _cost(both.ours, asked, part), await _cost(both.peer, asked, part)) for _ in range(1 + rounds)
+            ]
             mine, other = zip(*costs[1:], strict=True)
             load = {"streams": asked.streams, "step": step, "reasoning": asked.reasoning}
             found.append(Comparison(load, Figure(mine), Figure(other)))

@@ -45,16 +45,27 @@ class Figure:
         return f"{self.rate:11,.0f}{self.p99:9.1f}"
 
 
-async def store_figures() -> str:
-    """A table."""
+Rows: TypeAlias = dict[tuple[str, int], Figure]
+"""By what is done, and by how many writers."""
+
+BARE = ("pwrite + fdatasync of 4 KB", 1)
+
+
+async def store_figures() -> Rows:
+    """Both databases, and the disk by itself."""
     with TemporaryDirectory() as folder:
-        bare = bare_figure(Path(folder))
-        lines = [f"{'pwrite + fdatasync of 4 KB':30s}{1:8d}{bare}{1:9.2f}"]
+        rows: Rows = {BARE: bare_figure(Path(folder))}
         async with opened(str(Path(folder) / "store.sqlite3")) as store:
-            lines += [line async for line in _lines("SQLite", store, bare)]
+            rows |= await _rows("SQLite", store)
     async with _postgres() as store:
-        lines += [line async for line in _lines("PostgreSQL", store, bare)]
+        return rows | await _rows("PostgreSQL", store)
+
+
+def store_table(rows: Rows) -> str:
+    """The figures, for people to read."""
     head = f"{'durable, each writer waits':30s}{'writers':>8s}{'per second':>11s}{'p99, ms':>9s}{'to bare':>9s}"
+    bare = rows[BARE].rate
+    lines = [f"{what:30s}{writers:8d}{row}{row.rate / bare:9.2f}" for (what, writers), row in rows.items()]
     return "\n".join([head, *lines])
 
 
@@ -66,13 +77,14 @@ async def _postgres() -> AsyncIterator[Store]:
             yield store
 
 
-async def _lines(name: str, store: Store, bare: Figure) -> AsyncIterator[str]:
+async def _rows(name: str, store: Store) -> Rows:
+    rows: Rows = {}
     for writers in WRITERS:
         for what, work in (("appends", partial(_append, store)), ("upserts", partial(_upsert, store))):
             for writer in range(writers):
                 store.begin(begun(stored(_run(writer))))
-            figure = await _measure(work, writers)
-            yield f"{f'{name}, {what}':30s}{writers:8d}{figure}{figure.rate / bare.rate:9.2f}"
+            rows[f"{name}, {what}", writers] = await _measure(work, writers)
+    return rows
 
 
 async def _measure(work: Work, writers: int) -> Figure:
