@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from pipeline.core import Pipeline
+from pipeline.faults import first, name_stage, running
+from pipeline.record import replay
+from pipeline.rules import InvariantBroken
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Lets everything through, up to what it breaks at."""
+
+    at: int | None = None
+
+    async def __call__(self, source: AsyncIterator[int]) -> AsyncGenerator[int, None]:
+        async for number in source:
+            if number == self.at:
+                raise ZeroDivisionError
+            yield number
+
+
+@dataclass(frozen=True)
+class Once:
+    """A composite stage."""
+
+    inner: Pipeline[int, int]
+
+    async def __call__(self, source: AsyncIterator[int]) -> AsyncGenerator[int, None]:
+        async with self.inner.open(replay([number async for number in source])) as numbers:
+            async for number in numbers:
+                yield number
+
+
+def three(broken: str, at: int = 1) -> Pipeline[int, int]:
+    """Three stages of the same code, the second inside a composite one."""
+    stages = {name: Pass(at if name == broken else None) for name in ("one", "two", "three")}
+    once = Once(Pipeline.start("two", stages["two"]))
+    return Pipeline.start("one", stages["one"]).then("once", once).then("three", stages["three"])
+
+
+@pytest.mark.parametrize("broken", ["one", "two", "three"])
+@pytest.mark.parametrize("at", [0, 1])
+async def test_an_error_is_noted_with_the_stage_that_raised_it(broken: str, at: int) -> None:
+    """Inside a composite one as well, and where others run the same code."""
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with three(broken, at).open(replay([0, 1])) as numbers:
+            [number async for number in numbers]
+    assert caught.value.__notes__ == [f"in stage {broken}"]
+    assert name_stage(caught.value) == broken
+
+
+@pytest.mark.parametrize("broken", ["one", "two"])
+async def test_whoever_catches_an_error_can_name_the_stage(broken: str) -> None:
+    """As ``emit`` does, of which nobody behind hears an error."""
+    named: list[str] = []
+
+    async def catch(source: AsyncIterator[int]) -> AsyncGenerator[int, None]:
+        try:
+            async for number in source:
+                yield number
+        except ZeroDivisionError as error:
+            named.append(name_stage(error))
+
+    async with three(broken).then("catch", catch).open(replay([0, 1])) as numbers:
+        assert 1 not in [number async for number in numbers]
+    assert named == [broken]
+
+
+async def test_an_error_of_the_reader_is_no_stage_s() -> None:
+    """What is raised in the block comes from nobody inside."""
+    with pytest.raises(ZeroDivisionError) as caught:
+        async with three("").open(replay([0])) as numbers:
+            await anext(numbers)
+            raise ZeroDivisionError
+    assert not hasattr(caught.value, "__notes__")
+    assert name_stage(caught.value) == "an unknown stage"
+
+
+class Big:
+    """Something that should not be kept."""
+
+
+async def test_nothing_of_a_run_is_kept() -> None:
+    """Whatever was begun within it may live on with its context."""
+    refs: list[weakref.ref[Big]] = []
+
+    async def hold(source: AsyncIterator[int]) -> AsyncGenerator[int, None]:
+        big = Big()
+        refs.append(weakref.ref(big))
+        async for number in source:
+            yield number
+
+    async with Pipeline.start("hold", hold).open(replay([0, 1])) as numbers:
+        within = running.get()
+        await anext(numbers)
+    assert running.get() == ()
+    assert [*map(len, within)] == [0]
+    gc.collect()
+    assert refs[0]() is None
+
+
+async def test_a_stream_without_a_frame_is_told() -> None:
+    """Whoever needs one says which rule was broken."""
+    assert await first(replay([1])) == 1
+    with pytest.raises(InvariantBroken, match="a stream has a first frame"):
+        await first(replay([]))
