@@ -42,11 +42,11 @@ class Command:
 
 
 @contextmanager
-def running(store: Path, port: int | None = None) -> Generator[Command, None, None]:
+def running(store: Path, *options: str, port: int | None = None) -> Generator[Command, None, None]:
     """The command until SIGTERM, upon which it must end cleanly; a ``port`` that nobody names is any free one."""
     port = port or free_port()
     command = [Path(sys.executable).with_name("penstock"), "serve", CHECKPOINT, "--port", port, "--store", store]
-    command += ["--drain-timeout", "1"]
+    command += ["--drain-timeout", "1", *options]
     with (store.parent / "serve.log").open("ab") as log:
         process = subprocess.Popen(
             [*map(str, command), *ARGUMENTS], stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"}

@@ -42,7 +42,7 @@ class Killed:
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Generator[Killed, None, None]:
     store, port = tmp_path_factory.mktemp("killed") / "responses.sqlite3", free_port()
-    with running(store, port) as server:
+    with running(store, port=port) as server:
         times, seen = [], []
         for event in server.client.responses.create(stream=True, **ENDLESS):
             times.append(time.monotonic())
@@ -51,7 +51,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Generator[Killed, None, 
                 break
         server.kill()
     stored = [event for at, event in zip(times, seen, strict=True) if at < times[-1] - STORED_WITHIN]
-    with running(store, port) as server:
+    with running(store, port=port) as server:
         yield Killed(store, seen, stored, server)
 
 

@@ -1,0 +1,59 @@
+"""Which responses are recorded: told by a header, or by the id alone."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from multidict import CIMultiDict
+
+from pipeline.frames import Origin
+from pipeline.sampled import ALWAYS, Condition
+
+IDS = [f"resp_{sha256(bytes([number % 256, number // 256])).hexdigest()[:32]}" for number in range(1000)]
+
+
+@pytest.mark.parametrize(
+    ("said", "condition"),
+    [
+        ("x-record", Condition("x-record")),
+        ("x-record=yes", Condition("x-record", "yes")),
+        ("x-record=", Condition("x-record", "")),
+        ("0.01", Condition(rate=0.01)),
+        ("1", ALWAYS),
+    ],
+)
+def test_what_an_operator_says(said: str, condition: Condition) -> None:
+    """A number is a rate, all else a header."""
+    assert Condition.parse(said) == condition
+
+
+@pytest.mark.parametrize("said", ["0", "-1", "1.5", "nan", "inf", "", "=yes", "x record", "x:y"])
+def test_what_means_nothing_is_refused(said: str) -> None:
+    """Neither a rate that is none, nor what no header is called."""
+    with pytest.raises(ValueError, match="rate between 0 and 1"):
+        Condition.parse(said)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.floats(0.01, 1))
+def test_so_many_are_chosen(rate: float) -> None:
+    """About as many as were asked for; whoever is chosen at a rate is so at a higher one."""
+    chosen = [name for name in IDS if Condition(rate=rate).chooses(name, Origin())]
+    assert abs(len(chosen) / len(IDS) - rate) < 0.06
+    assert all(Condition(rate=min(1, rate * 2)).chooses(name, Origin()) for name in chosen)
+
+
+def test_a_header_decides_alone() -> None:
+    """Its name in any case, its value as it is; the id has no say."""
+    any_value, yes = Condition("x-record"), Condition("x-record", "yes")
+    for headers, met in (
+        ({}, (False, False)),
+        ({"X-Record": "no"}, (True, False)),
+        ({"X-RECORD": "yes"}, (True, True)),
+    ):
+        assert (any_value.is_met_by(CIMultiDict(headers)), yes.is_met_by(CIMultiDict(headers))) == met
+    assert [yes.chooses(IDS[0], Origin(recorded=recorded)) for recorded in (True, False)] == [True, False]
+    assert not ALWAYS.is_met_by({"": ""})
