@@ -122,11 +122,16 @@ class _OpenText(OpenItem):
         yield self._part_done()
         yield from super().done(status)
 
+    def _whole(self) -> str:
+        """The text, joined once: what ends an item tells it several times, and some of that is kept."""
+        self._text = ["".join(self._text)]
+        return self._text[0]
+
     @abstractmethod
     def _part_added(self) -> ResponseEvent: ...
 
     def _text_done(self) -> ResponseEvent:
-        return self.done_type(next(self._numbers), self._id, self._index, 0, "".join(self._text))
+        return self.done_type(next(self._numbers), self._id, self._index, 0, self._whole())
 
     @abstractmethod
     def _part_done(self) -> ResponseEvent: ...
@@ -157,7 +162,7 @@ class OpenReasoning(_OpenContent):
         return Reasoning(self._id, content=() if status == "in_progress" else (self._part(),), status=status)
 
     def _part(self) -> ReasoningText:
-        return ReasoningText("".join(self._text))
+        return ReasoningText(self._whole())
 
 
 class OpenSummary(_OpenText):
@@ -178,7 +183,7 @@ class OpenSummary(_OpenText):
         return ReasoningSummaryPartDone(next(self._numbers), self._id, self._index, 0, self._part())
 
     def _part(self) -> SummaryText:
-        return SummaryText("".join(self._text))
+        return SummaryText(self._whole())
 
 
 class OpenMessage(_OpenContent):
@@ -215,7 +220,7 @@ class OpenMessage(_OpenContent):
         return OutputTextDone(next(self._numbers), self._id, self._index, 0, part.text, part.logprobs)
 
     def _part(self) -> OutputText:
-        return OutputText("".join(self._text), tuple(self._annotations), tuple(self._logprobs))
+        return OutputText(self._whole(), tuple(self._annotations), tuple(self._logprobs))
 
 
 class OpenRefusal(_OpenContent):
@@ -231,4 +236,4 @@ class OpenRefusal(_OpenContent):
         return Message(self._id, status, "assistant", content, "final_answer")
 
     def _part(self) -> Refusal:
-        return Refusal("".join(self._text))
+        return Refusal(self._whole())
