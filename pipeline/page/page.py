@@ -20,10 +20,13 @@ POLICY = (
     "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 
+SCRIPTS = ("story.js", "rows.js", "timeline.js", "chosen.js", "keys.js", "page.js")
+"""The parts of the one script, in order: what is known, how it is drawn, and what can be done with it."""
+
 
 def page_of(story: Mapping[str, Any]) -> str:
     """The page that tells a story."""
-    style, script = _part("page.css"), _part("page.js")
+    style, script = _part("page.css"), "\n".join(map(_part, SCRIPTS))
     places = {
         "{{policy}}": escape(POLICY.format(style=_hash(style), script=_hash(script))),
         "{{title}}": escape(str(story["name"])),

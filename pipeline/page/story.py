@@ -6,16 +6,14 @@ as how a token is written or what the deltas of an item have in common, is told 
 
 from __future__ import annotations
 
-import codecs
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
 import msgspec
 
 from pipeline.commands.places import Token, channel_of
-from pipeline.commands.story import Crossing
 from pipeline.frames import (
     AnnotationAdded,
     CallFinished,
@@ -26,11 +24,11 @@ from pipeline.frames import (
     McpListToolsOpened,
     Opened,
     ShellOutputOpened,
-    TokenChunk,
     TurnFinished,
 )
 from pipeline.page.facts import facts_of, request_of
 from pipeline.page.flow import Flow
+from pipeline.page.tokens import Texts, Tokens, prompts_of, tokens_of
 from pipeline.secret import unwritten
 
 Json = dict[str, Any]
@@ -40,18 +38,15 @@ SERVED = (McpListToolsOpened, ShellOutputOpened)
 """What the model does not write."""
 VOLATILE = frozenset({"sequence_number", "delta", "logprobs", "obfuscation"})
 """What distinguishes the deltas of one item."""
-PART_OF_A_CHARACTER = ""
-"""How a token is shown whose bytes only another one completes."""
-CHANNELS = ("markup", "analysis", "commentary", "final", "call", "unread")
 CLOSING = re.compile(rb"end|return|call|eot|eom|/", re.IGNORECASE)
 """In the marks that end an item."""
 
 
 def story_of(flow: Flow, name: str) -> Json:
     """All that the page shows of a flow; ``name`` is what the recording is called."""
-    texts = _Texts()
+    texts = Texts()
     rows = _rows(flow)
-    tokens = _tokens(flow, texts)
+    tokens = tokens_of(flow, texts)
     _share_out(rows, tokens, flow)
     return {
         "name": name,
@@ -60,7 +55,7 @@ def story_of(flow: Flow, name: str) -> Json:
         "notes": flow.notes,
         "failure": None if flow.failure is None else f"{flow.failure.error}: {flow.failure.message}",
         "rows": [row.told() for row in rows],
-        "prompts": _prompts(flow, texts),
+        "prompts": prompts_of(flow, texts),
         "tokens": tokens.told(),
         "frames": [[_kind(each.frame), each.cause, each.at] for each in flow.items],
         "events": _events(flow),
@@ -110,7 +105,8 @@ def _rows(flow: Flow) -> list[Row]:
         rows[-1].frames.append(index)
         item = None if isinstance(frame, ItemClosed) else item
     if not any(isinstance(crossing.frame, GenerationStarted) for crossing in flow.items):
-        rows += [Row("turn", turn + 1) for turn in range(len(_started(flow.tokens)))]
+        turns = sum(isinstance(crossing.frame, GenerationStarted) for crossing in flow.tokens)
+        rows += [Row("turn", each + 1) for each in range(turns)]
     return [*rows, Row("last", turn)]
 
 
@@ -140,7 +136,7 @@ def title_of(opened: Any) -> str:
     return f"{kind} · {whom}" if whom else kind
 
 
-def _share_out(rows: Sequence[Row], tokens: _Tokens, flow: Flow) -> None:
+def _share_out(rows: Sequence[Row], tokens: Tokens, flow: Flow) -> None:
     """Give each row its tokens and its events."""
     row_of = {index: row for row in rows for index in row.frames}
     if flow.placed:
@@ -158,7 +154,7 @@ def _share_out(rows: Sequence[Row], tokens: _Tokens, flow: Flow) -> None:
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 
-def _share_tokens(rows: Sequence[Row], tokens: _Tokens, flow: Flow) -> None:
+def _share_tokens(rows: Sequence[Row], tokens: Tokens, flow: Flow) -> None:
     """Give each token to the item that it is a part of, markup included; in a turn without items, to the turn."""
     written = _written(rows, flow)
     at, turn = 0, 0
@@ -200,130 +196,6 @@ def _written(rows: Sequence[Row], flow: Flow) -> list[Row]:
 
 def _turn_row(rows: Sequence[Row], turn: int) -> Row:
     return next((row for row in rows if row.kind == "turn" and row.turn == turn), rows[0])
-
-
-# Tokens
-
-
-@dataclass
-class _Texts:
-    """Each way in which a token is written, once: its id, its text, and its bytes where the text does not tell them."""
-
-    told: list[list[Any]] = field(default_factory=list)
-    numbers: dict[tuple[int, str | None], int] = field(default_factory=dict)
-
-    def number(self, token: int, written: bytes | None, text: str | None, is_mark: bool) -> int:
-        """The number of a token that is shown as ``text``."""
-        if (token, text) not in self.numbers:
-            self.numbers[token, text] = len(self.told)
-            self.told.append([token, text, None if written is None else written.hex(" "), int(is_mark)])
-        return self.numbers[token, text]
-
-
-@dataclass
-class _Tokens:
-    texts: list[int] = field(default_factory=list)
-    chunks: list[int] = field(default_factory=list)
-    channels: list[str] = field(default_factory=list)
-    turns: list[int] = field(default_factory=list)
-    repairs: dict[int, list[str]] = field(default_factory=dict)
-    logprobs: dict[int, list[Any]] = field(default_factory=dict)
-    times: dict[int, float] = field(default_factory=dict)
-
-    def told(self) -> Json:
-        """The tokens as the page reads them: the channel of each is one digit."""
-        told = {name: value for name, value in vars(self).items() if name not in ("channels", "turns")}
-        return {**told, "channels": "".join(str(CHANNELS.index(channel)) for channel in self.channels)}
-
-
-def _tokens(flow: Flow, texts: _Texts) -> _Tokens:
-    told = _Tokens()
-    spelling = flow.model.spelling
-    ids = [token for crossing in flow.tokens for token in _ids(crossing.frame)]
-    placed: Sequence[Token | None] = flow.placed or [None] * len(ids)
-    shown = _shown([None if token is None else (token.written, token.is_mark) for token in placed])
-    for turn, index, crossing in _chunks(flow.tokens):
-        if crossing.at is not None:
-            told.times[index] = crossing.at
-        for position, token in enumerate(crossing.frame.token_ids):
-            number = len(told.texts)
-            place = placed[number]
-            written, is_mark = (place.written, place.is_mark) if place else (None, False)
-            told.texts.append(texts.number(token, written, shown[number], is_mark))
-            told.chunks.append(index)
-            told.turns.append(turn)
-            told.channels.append(place.channel if place else "unread")
-            if place and place.repairs:
-                told.repairs[number] = list(place.repairs)
-            if crossing.frame.logprobs and spelling:
-                told.logprobs[number] = _logprobs(crossing.frame.logprobs[position], spelling)
-    return told
-
-
-def _chunks(tokens: Sequence[Crossing]) -> Iterable[tuple[int, int, Crossing]]:
-    turn = 0
-    for index, crossing in enumerate(tokens):
-        turn += isinstance(crossing.frame, GenerationStarted)
-        if isinstance(crossing.frame, TokenChunk):
-            yield turn, index, crossing
-
-
-def _ids(frame: Any) -> tuple[int, ...]:
-    return frame.token_ids if isinstance(frame, TokenChunk) else ()
-
-
-def _started(tokens: Sequence[Crossing]) -> list[Crossing]:
-    return [crossing for crossing in tokens if isinstance(crossing.frame, GenerationStarted)]
-
-
-def _logprobs(logprob: Any, spelling: Any) -> list[Any]:
-    return [logprob.logprob, [[spelling(token).decode(errors="replace"), value] for token, value in logprob.top]]
-
-
-def _shown(written: Sequence[tuple[bytes, bool] | None]) -> list[str | None]:
-    """The text of each token; of several that make up one character, the last one has it."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    texts: list[str | None] = []
-    for each in written:
-        if each is None:
-            texts.append(None)
-        elif each[1]:
-            texts.append(each[0].decode(errors="replace"))
-            decoder.reset()
-        else:
-            texts.append(decoder.decode(each[0]) or PART_OF_A_CHARACTER)
-    return texts
-
-
-def _prompts(flow: Flow, texts: _Texts) -> list[Json]:
-    """The prompt of each turn, message by message; ``known`` of them the turn before had as well."""
-    told: list[Json] = []
-    before: list[list[int]] = []
-    for prompt in flow.prompts:
-        messages = _messages(prompt.token_ids, flow, texts)
-        known = 0
-        while known < min(len(before), len(messages)) and before[known] == messages[known]:
-            known += 1
-        told.append({"messages": messages, "known": known, "count": len(prompt.token_ids), "grammar": prompt.grammar})
-        before = messages
-    return told
-
-
-def _messages(token_ids: Sequence[int], flow: Flow, texts: _Texts) -> list[list[int]]:
-    """The tokens of each message of a prompt: one begins with the first mark that comes more than once."""
-    spelling, is_mark = flow.model.spelling, flow.model.is_mark
-    if spelling is None:
-        return [[texts.number(token, None, None, is_mark=False) for token in token_ids]]
-    written = [(spelling(token), is_mark(token)) for token in token_ids]
-    shown = _shown(written)
-    marks = [token for token, (_, mark) in zip(token_ids, written, strict=True) if mark]
-    first = next((mark for mark in marks if marks.count(mark) > 1), None)
-    messages: list[list[int]] = [[]]
-    for token, (spelled, mark), text in zip(token_ids, written, shown, strict=True):
-        if token == first and messages[-1]:
-            messages.append([])
-        messages[-1].append(texts.number(token, spelled, text, mark))
-    return messages
 
 
 # Events

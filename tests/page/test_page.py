@@ -96,9 +96,9 @@ def test_turns(show: Show) -> None:
     assert page.locator(".item:has-text('read_page') .tool pre").last.text_content() == (
         "A penstock is a pipe that carries water to a turbine."
     )
-    page.locator(".prompt summary").last.click()
-    roles = texts(page, ".message > summary b")
-    assert roles == ["system", "developer", "user", *["assistant"] * 3, "docs.read_page", "assistant"]
+    page.locator(".prompt > summary").last.click()
+    roles = ["system", "developer", "user", *["assistant"] * 3, "docs.read_page", "assistant"]
+    expect(page.locator(".message > summary b")).to_have_text(roles)
 
 
 def test_repairs(show: Show) -> None:

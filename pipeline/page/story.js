@@ -1,0 +1,71 @@
+"use strict";
+// Whatever was recorded is written as text, never as markup: there is no innerHTML in this file.
+
+const story = JSON.parse(document.getElementById("story").textContent);
+const CHANNELS = ["markup", "analysis", "commentary", "final", "call", "unread"];
+const FOLDED_FROM = 2;
+const LONGEST_LINE = 1000;
+
+const $ = (id) => document.getElementById(id);
+
+/** An element with properties, attributes (those with a dash, and roles) and children. */
+function h(tag, properties = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null) continue;
+    if (name.includes("-") || name === "role" || name === "for") element.setAttribute(name, value);
+    else element[name] = value;
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+const count = (number, one) => `${number.toLocaleString("en")} ${one}${number === 1 ? "" : "s"}`;
+const seconds = (at) => (at < 1 ? `${Math.round(at * 1000)} ms` : `${at.toFixed(2)} s`);
+
+// What is known, by number
+
+const { tokens, frames, rows } = story;
+const events = story.events.told.map(([common, number, delta, cause, at]) => ({ common: story.events.common[common], number, delta, cause, at }));
+const grouped = (keys) => {
+  const groups = new Map();
+  keys.forEach((key, index) => key !== null && (groups.get(key) ?? groups.set(key, []).get(key)).push(index));
+  return groups;
+};
+const tokensOfChunk = grouped(tokens.chunks);
+const framesOfChunk = grouped(frames.map(([, cause]) => cause));
+const eventsOfFrame = grouped(events.map((event) => event.cause));
+const rowOf = { token: [], frame: [], event: [] };
+rows.forEach((row, index) => {
+  for (const kind of Object.keys(rowOf)) for (const number of row[`${kind}s`] ?? []) rowOf[kind][number] = index;
+});
+const textOf = (token) => story.texts[tokens.texts[token]];
+const shown = (text) => (text[1] === null ? String(text[0]) : text[1]);
+
+/** An event as it went over the wire. */
+function whole(event) {
+  return event.delta === null ? event.common : { ...event.common, sequence_number: event.number, delta: event.delta };
+}
+
+// Who caused whom
+
+const none = () => ({ token: [], frame: [], event: [], row: [] });
+
+/** Everything that goes together with what is selected, by kind. */
+function related(kind, number) {
+  const set = none();
+  if (kind === "row") {
+    const row = rows[number];
+    Object.assign(set, { token: row.tokens ?? [], frame: row.frames ?? [], event: row.events ?? [], row: [number] });
+    return set;
+  }
+  if (kind === "token") set.frame = framesOfChunk.get(tokens.chunks[number]) ?? [];
+  if (kind === "frame") set.frame = [number];
+  if (kind === "event") set.frame = events[number].cause === null ? [] : [events[number].cause];
+  set.event = kind === "event" ? [number] : set.frame.flatMap((frame) => eventsOfFrame.get(frame) ?? []);
+  const chunks = kind === "token" ? [tokens.chunks[number]] : [...new Set(set.frame.map((frame) => frames[frame][1]))];
+  set.token = chunks.flatMap((chunk) => tokensOfChunk.get(chunk) ?? []);
+  const found = kind === "token" ? [rowOf.token[number]] : [];
+  set.row = [...new Set([...found, ...set.frame.map((frame) => rowOf.frame[frame])])].filter((row) => row !== undefined);
+  return set;
+}

@@ -1,0 +1,60 @@
+// Drawing: the timeline
+
+const SVG = "http://www.w3.org/2000/svg";
+const LANES = { token: 0, frame: 1, event: 2 };
+const LANE = 26;
+
+function svg(tag, attributes) {
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
+/** Where everything stands between 0 and 1: by its time, or by the order in which it came. */
+function places() {
+  const times = [...Object.values(tokens.times), ...frames.map((frame) => frame[2]), ...events.map((event) => event.at)].filter((at) => at !== null);
+  const byTime = times.length > 0;
+  const chunks = [...tokensOfChunk.keys()];
+  const end = byTime ? Math.max(...[0.001], times.reduce((a, b) => Math.max(a, b), 0)) : (chunks.at(-1) ?? Math.max(frames.length, events.length)) + 1;
+  const chunkAt = (chunk) => (byTime ? (tokens.times[chunk] ?? 0) : chunk) / end;
+  let last = 0;
+  const frame = frames.map(([, cause, at], index) => {
+    if (byTime) last = (at ?? last * end) / end;
+    else if (cause !== null) last = cause / end;
+    else if (!chunks.length) last = index / end;
+    return last;
+  });
+  const event = events.map(({ cause, at }, index) => (byTime ? (at ?? 0) / end : cause !== null ? frame[cause] : index / end));
+  return { byTime, end, token: tokens.chunks.map(chunkAt), frame, event };
+}
+
+const at = places();
+const ticks = (kind, numbers, top = 3, bottom = 19) => numbers.map((number) => `M${(at[kind][number] * 1000).toFixed(2)} ${LANES[kind] * LANE + top}V${LANES[kind] * LANE + bottom}`).join("");
+
+function drawTimeline() {
+  const picture = svg("svg", { viewBox: `0 0 1000 ${3 * LANE - 4}`, preserveAspectRatio: "none", role: "img", "aria-label": `${count(tokens.texts.length, "token")}, ${count(rows.filter((row) => row.kind === "item").length, "item")} and ${count(events.length, "event")}` });
+  for (const lane of [0, 1, 2]) picture.append(svg("path", { class: "lane", d: `M0 ${lane * LANE + 11}H1000` }));
+  CHANNELS.forEach((channel, index) => picture.append(svg("path", { class: `tick ${channel}`, d: ticks("token", [...tokens.channels].flatMap((each, token) => (each === String(index) ? [token] : []))) })));
+  for (const row of rows) {
+    if (row.kind !== "item") continue;
+    const [from, to] = [at.frame[row.frames[0]], at.frame[row.frames.at(-1)]];
+    const bar = svg("rect", { class: `span ${row.channel}`, x: from * 1000, width: Math.max(2, (to - from) * 1000), y: LANE + 4, height: 14, rx: 2 });
+    picture.append(bar);
+  }
+  const deltas = events.map((event, number) => number).filter((number) => events[number].delta !== null);
+  const others = events.map((event, number) => number).filter((number) => events[number].delta === null);
+  picture.append(svg("path", { class: "tick delta", d: ticks("event", deltas, 7, 15) }), svg("path", { class: "tick event", d: ticks("event", others) }));
+  picture.append(svg("path", { class: "tick lit", id: "lit" }));
+  const names = h("div", { className: "lanes", "aria-hidden": "true" }, ...["tokens", "items", "events"].map((name) => h("span", { textContent: name })));
+  const axis = h("div", { className: "axis", "aria-hidden": "true" });
+  for (const part of [0, 0.25, 0.5, 0.75, 1]) axis.append(h("span", { textContent: at.byTime ? seconds(part * at.end) : part === 0 ? "first" : part === 1 ? "last" : "" }));
+  $("timeline").append(names, h("div", {}, picture, axis));
+  $("axis-is").textContent = at.byTime ? "Seconds since the request" : "No times were recorded: the axis is the order.";
+  picture.addEventListener("click", (click) => {
+    const box = picture.getBoundingClientRect();
+    const kind = Object.keys(LANES)[Math.min(2, Math.floor((click.clientY - box.top) / (box.height / 3)))];
+    const wanted = (click.clientX - box.left) / box.width;
+    const nearest = at[kind].reduce((best, place, number) => (Math.abs(place - wanted) < Math.abs(at[kind][best] - wanted) ? number : best), 0);
+    if (at[kind].length) choose(kind, nearest, true);
+  });
+}
