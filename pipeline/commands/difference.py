@@ -72,7 +72,8 @@ class Parting:
 
 def parting(one: Sequence[Line], other: Sequence[Line], *, exact: bool) -> Parting | None:
     """Where two recordings of a junction part; None if they do not."""
-    mine, others = (list(_units(lines, exact=exact)) for lines in (one, other))
+    joined = not exact and not is_chunked_alike(one, other)
+    mine, others = (list(_units(lines, exact=exact, joined=joined)) for lines in (one, other))
     for left, right in zip(mine, others, strict=False):  # both end with an `End`
         if left.name != right.name:
             return Parting(left.line, right.line, f"{left.name} != {right.name}")
@@ -103,12 +104,12 @@ def _piece(frame: Any) -> str:
 # What is compared
 
 
-def _units(lines: Iterable[Line], *, exact: bool) -> Iterator[Unit]:
-    """The units of a junction: frames as they are, or without what passes and whatever their pieces were."""
+def _units(lines: Iterable[Line], *, exact: bool, joined: bool) -> Iterator[Unit]:
+    """The units of a junction: frames as they are, or without what passes, or also with their pieces joined."""
     if exact:
         yield from (Unit(_name(line.frame), _fields(line.frame), line.number) for line in lines)
         return
-    units = _Units()
+    units = _Units(joined=joined)
     for line in lines:
         yield from units.feed(line)
 
@@ -116,7 +117,8 @@ def _units(lines: Iterable[Line], *, exact: bool) -> Iterator[Unit]:
 class _Units:
     """The machine: frames in, units out; an `End` ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, joined: bool) -> None:
+        self._joined = joined
         self._ids: dict[str, str] = {}
         self._deltas = 0
         self._open: Unit | None = None
@@ -124,12 +126,15 @@ class _Units:
     def feed(self, line: Line) -> Iterator[Unit]:
         """Take one frame, give what is whole."""
         unit = Unit(_name(line.frame), self._value(line.frame), line.number)
+        if not self._joined:
+            yield unit
+            return
         if _is_piece(line.frame) and not isinstance(line.frame, TokenChunk):
             key = "text" if "text" in unit.value else "delta"
             if self._open and self._joins(self._open, unit, key):
                 self._open.pieces.append((len(self._open.value[key]), line.number))
                 for grown in {key, "logprobs"} & unit.value.keys():
-                    self._open.value[grown] += unit.value[grown]
+                    self._open.value[grown] = self._open.value.get(grown, []) + unit.value[grown]
                 return
             yield from self._close()
             unit.pieces.append((0, line.number))
@@ -144,8 +149,8 @@ class _Units:
         self._open = None
 
     def _joins(self, begun: Unit, unit: Unit, key: str) -> bool:
-        same = unit.value | {grown: begun.value.get(grown) for grown in (key, "logprobs") if grown in unit.value}
-        return begun.name == unit.name and begun.value == same
+        one, other = ({**each.value, key: None, "logprobs": None} for each in (begun, unit))
+        return begun.name == unit.name and one == other
 
     def _value(self, frame: Any) -> dict[str, Any]:
         value: dict[str, Any] = _without_passing(_fields(frame), self._ids)

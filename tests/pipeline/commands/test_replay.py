@@ -1,0 +1,216 @@
+"""``penstock replay``: recorded frames give what they gave then, and what cannot be replayed is told in a line."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.commands.replay import paced
+from pipeline.frames import EmittedFrame, TokenFrame
+from pipeline.protocol.response import Response
+from pipeline.record import FORMAT, End, Failure, Header, line, read_frames, read_recording
+from tests.pipeline.commands.conftest import Command
+from tests.streams import final, read_sse
+
+ROOT = Path(__file__).parents[3]
+HARMONY = sorted((ROOT / "fixtures/harmony").glob("*/"), key=lambda case: case.name)
+RECORDING = ROOT / "fixtures/harmony/function_call"
+SERVED = ROOT / "fixtures/harmony/served_python"
+CHAT = ROOT / "fixtures/chat/gemma4_call"
+
+PLUGINS = """
+from pipeline.frames import ItemDelta
+
+async def shout(source):
+    async for frame in source:
+        yield ItemDelta(frame.text.upper()) if isinstance(frame, ItemDelta) else frame
+
+async def fail(source):
+    async for frame in source:
+        if isinstance(frame, ItemDelta):
+            raise ValueError("not this one")
+        yield frame
+"""
+
+
+@pytest.mark.parametrize("case", HARMONY, ids=lambda case: case.name)
+def test_a_replay_gives_the_recorded_frames(case: Path, penstock: Command, tmp_path: Path) -> None:
+    """As JSON lines it is the recording of the junction that it ends with."""
+    replayed = penstock("replay", case, "--json", "--to", "emit")
+    assert (replayed.status, replayed.err) == (0, "")
+    (tmp_path / "events.jsonl").write_bytes(replayed.out)
+    assert read_recording(tmp_path / "events.jsonl", EmittedFrame) == read_recording(
+        case / "events.jsonl", EmittedFrame
+    )
+
+
+def test_a_replay_gives_the_recorded_stream(penstock: Command) -> None:
+    """From whichever stage a replay begins, its stream is the same; so is what the model is asked and says again."""
+    replayed = penstock("replay", RECORDING, "--sse").out
+    assert [event.__struct_config__.tag for event in read_sse(replayed)][-1] == "response.completed"
+    for stage in ("converse", "render", "generate", "parse", "emit", "persist"):
+        assert penstock("replay", RECORDING, "--sse", "--from", stage).out == replayed
+    assert penstock("replay", RECORDING / "tokens.jsonl", "--sse").out == replayed
+
+
+def test_what_tools_did_is_replayed(penstock: Command) -> None:
+    """Where tools ran between the turns, a replay goes on behind them, unless it is told to go on even later."""
+    replayed = penstock("replay", SERVED, "--sse").out
+    assert final(read_sse(replayed)) == msgspec.json.decode((SERVED / "response.json").read_bytes(), type=Response)
+    assert penstock("replay", SERVED, "--sse", "--from", "persist").out == replayed
+
+
+def test_a_replay_ends_where_it_is_told_to(penstock: Command) -> None:
+    """``--to`` shows the junction behind a stage."""
+    written = penstock("replay", RECORDING, "--from", "render", "--to", "generate", "--json").out
+    frames = [msgspec.json.decode(each) for each in written.splitlines()]
+    assert [frame["type"] for frame in frames[:3]] == ["Recording", "GenerationStarted", "TokenChunk"]
+    assert len(frames) - 2 == len(list(read_frames(RECORDING / "tokens.jsonl", TokenFrame)))
+
+
+def test_tokens_that_nobody_can_read_are_replayed_from_their_items(penstock: Command) -> None:
+    """A chat model that is not here: its events are those of the recorded items, and the reason is told."""
+    replayed = penstock("replay", CHAT, "--sse", "--from", "parse")
+    assert replayed.status == 0
+    assert "only a model of its kind can read its tokens" in replayed.err
+    assert [event.sequence_number for event in read_sse(replayed.out)] == list(range(20))
+
+
+def test_several_recordings_are_replayed_one_after_another(penstock: Command) -> None:
+    """Each has a heading."""
+    told = penstock("replay", RECORDING, SERVED).out.decode()
+    assert told.index(str(RECORDING)[-30:]) < told.index(str(SERVED)[-30:])
+
+
+# Stages of one's own
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Callable[[str], str]:
+    def install(name: str) -> str:
+        path = tmp_path / f"{name}.py"
+        signature = "(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:"
+        path.write_text(
+            "from collections.abc import AsyncGenerator, AsyncIterator\nfrom pipeline.frames import ParsedFrame\n"
+            + PLUGINS.replace("(source):", signature)
+            + f"\ndef install(pipeline):\n    return pipeline.after('parse', '{name}', {name})\n"
+        )
+        return f"{path}:install"
+
+    return install
+
+
+def test_a_stage_of_ones_own_is_part_of_a_replay(penstock: Command, install: Callable[[str], str]) -> None:
+    """``--with`` edits the pipeline."""
+    replayed = penstock("replay", RECORDING, "--sse", "--with", install("shout"))
+    assert '{"CITY":"PARIS"}' in str(final(read_sse(replayed.out)).output)
+
+
+def test_a_stage_that_raises_is_named(penstock: Command, install: Callable[[str], str]) -> None:
+    """The events so far are shown, then who raised what and where; the status is 1."""
+    replayed = penstock("replay", RECORDING, "--sse", "--with", install("fail"))
+    assert replayed.status == 1
+    assert [event.__struct_config__.tag for event in read_sse(replayed.out)][-1] == "response.failed"
+    assert "stage fail raised ValueError: not this one (" in replayed.err
+    assert "fail.py:" in replayed.err
+    assert "Traceback" not in replayed.err
+
+
+# How it ended
+
+
+def ending(tmp_path: Path, end: End) -> Path:
+    """The tokens of a fixture, with another end."""
+    frames = list(read_frames(RECORDING / "tokens.jsonl", TokenFrame))[:9]
+    end = End(len(frames), end.failure, end.abandoned)
+    path = tmp_path / "tokens.jsonl"
+    path.write_bytes(b"".join(map(line, (Header(FORMAT, "tiny-gpt-oss"), *frames, end))))
+    return path
+
+
+def test_a_recorded_failure_happens_again(penstock: Command, tmp_path: Path) -> None:
+    """It is no fault of a stage, and told by the timeline as well as by the events."""
+    path = ending(tmp_path, End(0, Failure("EngineFailed", "out of memory")))
+    assert penstock("replay", path, "--sse").status == 0
+    told = " ".join(penstock("replay", path).out.decode().split())
+    assert "the recorded stream failed here: EngineFailed: out of memory" in told
+    assert "failed · server_error: out of memory" in told
+
+
+def test_where_a_client_left_its_replay_ends(penstock: Command, tmp_path: Path) -> None:
+    """Without an end of the response."""
+    path = ending(tmp_path, End(0, abandoned=True))
+    replayed = penstock("replay", path, "--sse")
+    assert replayed.status == 0
+    assert b"[DONE]" not in replayed.out
+    assert "the client left here" in penstock("replay", path).out.decode()
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1000)), max_size=20), st.floats(0.1, 10))
+def test_each_frame_has_its_time(times: list[float | None], speed: float) -> None:
+    """A replay in time waits until the second at which a frame came, counted from the first."""
+    with pytest.MonkeyPatch.context() as patched:
+        clock = [50.0]
+        patched.setattr("time.monotonic", lambda: clock[0])
+        patched.setattr("time.sleep", lambda seconds: clock.append(clock.pop() + seconds))
+        shown = list(paced(((at, at) for at in times), speed))
+        assert shown == times
+        known = [at for at in times if at is not None]
+        longest = max((at - known[0] for at in known), default=0.0)
+        assert clock[0] == pytest.approx(50.0 + longest / speed)
+        assert list(paced(((at, at) for at in times), None)) == times
+
+
+# What cannot be replayed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["fixtures/harmony/nothing"], "penstock: fixtures/harmony/nothing: there is nothing here"),
+        (["fixtures/harmony"], "penstock: fixtures/harmony: there is no recording here: none of conversation.jsonl"),
+        (["README.md"], "penstock: README.md: it is the name of a file that says what is in it"),
+        ([RECORDING, "--from", "parsing"], "penstock: a replay begins with one of converse, render, generate, parse"),
+        ([RECORDING, "--to", "parsing"], "penstock: no stage named 'parsing'; there are parse, emit, persist"),
+        ([SERVED, "--from", "parse"], "penstock: tools ran between the turns of"),
+        ([RECORDING / "parsed.jsonl", "--from", "parse"], "penstock: parse reads tokens.jsonl, which is not in"),
+        ([RECORDING / "prompt.jsonl"], "penstock: nothing of the answer was recorded"),
+        (
+            [RECORDING / "prompt.jsonl", "--from", "generate"],
+            "penstock: --from generate asks a model, and what it said",
+        ),
+        ([RECORDING, "--to", "parse", "--sse"], "penstock: what parse gives are no events: see them with --json"),
+        ([RECORDING, "--with", "nowhere:install"], "penstock: --with nowhere:install: "),
+    ],
+)
+def test_what_cannot_be_replayed_is_told_in_a_line(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[object], reason: str
+) -> None:
+    """The status is that of a usage error, and nobody sees a traceback."""
+    monkeypatch.chdir(ROOT)
+    ended = penstock("replay", *arguments)
+    assert (ended.status, ended.out) == (2, b"")
+    assert ended.err.startswith(reason)
+    assert ended.err.count("\n") == 1
+
+
+def test_a_broken_recording_is_told_with_its_line(penstock: Command, tmp_path: Path) -> None:
+    """The file and the line come first."""
+    shutil.copytree(RECORDING, tmp_path, dirs_exist_ok=True)
+    tokens = tmp_path / "tokens.jsonl"
+    tokens.write_bytes(tokens.read_bytes().replace(b"[35644]", b'["analysis"]'))
+    ended = penstock("replay", tmp_path)
+    assert ended.status == 2
+    assert ended.err.startswith(f"penstock: {tokens}:4: ")
+
+
+def test_a_speed_is_a_number_of_times(penstock: Command) -> None:
+    """Anything else is a usage error."""
+    assert penstock("replay", RECORDING, "--speed", "fast").status == 2
+    assert penstock("replay", RECORDING, "--speed", "0").status == 2
