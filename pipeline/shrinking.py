@@ -22,6 +22,9 @@ Part = TypeVar("Part")
 Asking: TypeAlias = Generator[Case, bool, Case]
 """Yields smaller and smaller cases, is told whether each of them still fails, and returns the smallest that did."""
 
+Cut: TypeAlias = Callable[[Case], tuple[list[Any], Callable[[Collection[Any]], Case]]]
+"""Tells the parts of a case, and what is left of it with some of them."""
+
 
 def minimal(parts: Sequence[Part], *, coarse: bool = True) -> Generator[tuple[Part, ...], bool, tuple[Part, ...]]:
     """A selection of ``parts`` that suffices, of which no single one can be left out.
@@ -54,10 +57,18 @@ def shrink(case: Case, is_mark: Callable[[int], bool] = bool, letter: int | None
     ``is_mark`` tells the tokens between which a model's messages lie, and ``letter`` is a token of plain text that may
     stand for any other.
     """
+    cuts: tuple[Cut, ...] = (
+        _turns,
+        lambda case: _segments(case, is_mark),
+        _tokens,
+        _others(letter),
+        _borders,
+        _request,
+    )
     coarse = True
     while True:
         before = case
-        for cut in (_turns, lambda case: _segments(case, is_mark), _tokens, _others(letter), _borders, _request):
+        for cut in cuts:
             case = yield from _cut(case, *cut(case), coarse=coarse)
         if case == before:
             return case
@@ -110,7 +121,7 @@ def _tokens(case: Case) -> tuple[list[Place], Callable[[Collection[Place]], Case
     return [place for place, _ in _places(case)], lambda kept: _mapped(case, kept, lambda token: None)
 
 
-def _others(letter: int | None) -> Callable[[Case], tuple[list[Place], Callable[[Collection[Place]], Case]]]:
+def _others(letter: int | None) -> Cut:
     """Tokens that are not just a letter, and have to be what they are."""
 
     def others(case: Case) -> tuple[list[Place], Callable[[Collection[Place]], Case]]:
