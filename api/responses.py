@@ -105,7 +105,7 @@ class Responses:
         body = await request.read()
         with self.runs.admission.one():
             wanted = (await read_request(body)).traced(request.headers).owned_by(request[OWNER])
-            wanted = wanted.recorded(asks=self.recorded_if.is_met_by(request.headers))
+            wanted = wanted.recorded(body, asks=self.recorded_if.is_met_by(request.headers))
             conversation = await self.runs.prepare(wanted)
             if wanted.background and not wanted.stream:
                 request[ANSWERED] = queued = (await self.runs.queue(conversation)).response

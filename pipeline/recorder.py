@@ -50,8 +50,8 @@ AT_ONCE = 32
 LAST_WRITES = 5.0
 """Seconds that the disk gets when the server ends."""
 
-_asked: ContextVar[tuple[str, CreateResponse | None]] = ContextVar("_asked", default=("", None))
-"""The latest request of this task, and the id of its response."""
+_asked: ContextVar[tuple[str, bytes]] = ContextVar("_asked", default=("", b""))
+"""The body of the latest request of this task, behind the id of its response."""
 
 
 def make_folder(folder: Path) -> None:
@@ -151,14 +151,14 @@ class Recorder:
             track.abandoned = True
 
     def _new_take(self, response: Response) -> Take:
-        asked_for, request = _asked.get()
+        asked_for, body = _asked.get()
         recorded_at = datetime.now(UTC).isoformat(timespec="microseconds")
         return Take(
             self.folder / response.id,
             replace(self.described, model=response.model, recorded_at=recorded_at),
             self.clock(),
             self.redact(),
-            request if asked_for == response.id and "normalize" in self.after else None,
+            body if asked_for == response.id and "normalize" in self.after else b"",
         )
 
     # What the thread does
@@ -233,5 +233,5 @@ class Remembering:
                 async for conversation in conversations:
                     response_id = conversation.response.id
                     is_recorded = self.condition.chooses(response_id, conversation.origin)
-                    _asked.set((response_id, request if is_recorded else None))
+                    _asked.set((response_id, request.body if is_recorded else b""))
                     yield conversation

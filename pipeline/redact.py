@@ -9,33 +9,47 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import msgspec
+from pydantic_core import from_json
 
-from pipeline.protocol.given_mcp import reduced
+from pipeline.protocol.given_mcp import TOLD, reduced
+from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
 from pipeline.record import Failure
 from pipeline.secret import unwritten
 
 
-def without_secrets(said: Any) -> Any:
-    """A request, a response, or a frame that tells of them, as JSON has it and without what is secret in it."""
-    told: dict[str, Any] = msgspec.to_builtins(said, enc_hook=unwritten)
-    told.pop("cache_salt", None)
+def request_told(body: bytes) -> dict[str, Any]:
+    """What may be written of the body of a request: no secrets, and nothing that nobody knows."""
+    told = {name: value for name, value in from_json(body).items() if name in _KNOWN}
+    if isinstance(told.get("tools"), list):
+        told["tools"] = [_open(tool) for tool in told["tools"]]
+    return told
+
+
+def without_secrets(frame: Any) -> dict[str, Any]:
+    """A response, or a frame that tells of a request, as JSON has it and without what is secret in it."""
+    told: dict[str, Any] = msgspec.to_builtins(frame, enc_hook=unwritten)
     if origin := told.get("origin"):
         told["origin"] = {key: value for key, value in origin.items() if key == "position"}
     if scheduling := told.get("scheduling"):
         told["scheduling"] = {"priority": scheduling["priority"]}
-    offered = told.get("tools") or ()
+    offered = told.get("tools")
     if isinstance(offered, dict):
-        offered["servers"] = [_open(server, "url") for server in offered.get("servers", ())]
-    elif offered:
-        told["tools"] = [_open(tool, "server_url") for tool in offered]
+        for server in offered.get("servers", ()):
+            if server["url"]:
+                server["url"] = reduced(server["url"])
     return told
 
 
-def _open(server: dict[str, Any], key: str) -> dict[str, Any]:
-    """A server, or another tool, that shows where it is and not how to get in."""
-    told = {name: value for name, value in server.items() if name not in ("headers", "authorization")}
-    return told | {key: reduced(told[key])} if told.get(key) else told
+_KNOWN = frozenset(field.alias or name for name, field in CreateResponse.model_fields.items()) - {"cache_salt"}
+
+
+def _open(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool; one of an MCP server shows where that is and not how to get in."""
+    if tool.get("type") != "mcp":
+        return tool
+    told = {name: value for name, value in tool.items() if name in TOLD}
+    return told | {"server_url": reduced(told["server_url"])} if told.get("server_url") else told
 
 
 class Redaction:

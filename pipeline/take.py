@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Container
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -17,9 +18,8 @@ import msgspec
 
 from pipeline.frames import GenerationStarted, ItemDelta, Prompt, ResponseStarted, TokenChunk, ToolFrame
 from pipeline.protocol.events import DELTAS, TerminalEvent
-from pipeline.protocol.request import CreateResponse
 from pipeline.record import FILES, End, Failure, Header, line
-from pipeline.redact import Redaction, without_secrets
+from pipeline.redact import Redaction, request_told, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class Take:
     header: Header
     started: float
     redaction: Redaction
-    request: CreateResponse | None = None
+    request: bytes = b""
     running: int = 0
     tracks: dict[str, Track] = field(default_factory=dict)
     has_begun: bool = False
@@ -166,10 +166,10 @@ class Take:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         for name in (REQUEST, RESPONSE, *(file for file, _ in FILES.values())):
             (self.folder / name).unlink(missing_ok=True)
-        if self.request is not None and self.redaction.keeps_request:
-            asked = self.request.model_dump(mode="json", by_alias=True, exclude_unset=True)
-            write_json(self.folder / REQUEST, without_secrets(asked))
-        self.request = None
+        if self.request and self.redaction.keeps_request:
+            with suppress(ValueError):  # some that is no JSON can be mended, which is not worth it here
+                write_json(self.folder / REQUEST, request_told(self.request))
+        self.request = b""
         for track in self._written():
             track.begin()
 

@@ -133,11 +133,11 @@ class McpTool(Echoed):
     @property
     def told(self) -> dict[str, Any]:
         """What may be repeated of it."""
-        told = {key: value for key, value in self.given.items() if key in _TOLD}
+        told = {key: value for key, value in self.given.items() if key in TOLD}
         return told | {"server_url": reduced(self.server_url)} if self.server_url else told
 
 
-_TOLD = frozenset(
+TOLD = frozenset(
     {"type", "server_label", "server_description", "server_url", "connector_id", "allowed_tools", "require_approval"}
     | {"allowed_callers", "defer_loading"}
 )

@@ -148,6 +148,7 @@ class CreateResponse(Body):
     _trace_headers: Mapping[str, str] = PrivateAttr(default_factory=dict)
     _owner: str = PrivateAttr(default="")
     _is_recorded: bool = PrivateAttr(default=False)
+    _body: bytes = PrivateAttr(default=b"")
 
     def traced(self, headers: Mapping[str, str]) -> Self:
         """The same request, which came with these headers: those that tell of a trace are kept."""
@@ -162,11 +163,16 @@ class CreateResponse(Body):
         copy._owner = owner  # noqa: SLF001 - its own
         return copy
 
-    def recorded(self, *, asks: bool) -> Self:
-        """The same request, whose headers ask to be recorded, or do not."""
+    def recorded(self, body: bytes, *, asks: bool) -> Self:
+        """The same request, as it stands in ``body``, whose headers ask to be recorded, or do not."""
         copy = self.model_copy()
-        copy._is_recorded = asks  # noqa: SLF001 - its own
+        copy._body, copy._is_recorded = body, asks  # noqa: SLF001 - its own
         return copy
+
+    @property
+    def body(self) -> bytes:
+        """The request as it came, secrets included; empty where that is not known."""
+        return self._body
 
     @property
     def is_recorded(self) -> bool:

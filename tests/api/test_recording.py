@@ -68,7 +68,8 @@ async def test_a_recording_is_a_fixture(encoding: HarmonyEncoding, tmp_path: Pat
     """Copied beside the fixtures it passes what they pass: every stage gives again what it gave in production."""
     engine = ScriptedEngine(script(encoding, CALL, chunk_size=4), models=("tiny",))
     async with recording(engine, encoding, tmp_path / "recorded") as served:
-        await served.stream({**ASKED, "tools": [WEATHER], "metadata": {"a": "b"}})
+        tool = {**WEATHER, "unknown": {"key": 1}}
+        await served.stream({**ASKED, "tools": [tool], "metadata": {"a": "b"}, "text": {"verbosity": "low", "more": 1}})
     copied = shutil.copytree(the_one(tmp_path / "recorded"), tmp_path / "any_name")
     case = Case(copied, regen=False)
     async with opened(str(tmp_path / "responses.sqlite3")) as store:
@@ -204,8 +205,9 @@ async def test_secrets_are_never_written(encoding: HarmonyEncoding, tmp_path: Pa
         "server_url": "https://127.0.0.1:9/canary-path?key=canary-path",
         "authorization": "canary-token",
         "require_approval": "never",
+        "more": "canary-token",
     }
-    body = {**ASKED, "cache_salt": "canary-salt", "tools": [tool], "stream": True}
+    body = {**ASKED, "cache_salt": "canary-salt", "tools": [tool], "stream": True, "api_key": "canary-token"}
     headers = {"Authorization": f"Bearer {key}", "traceparent": "canary-trace"}
     engine = ScriptedEngine(script(encoding))
     async with (
