@@ -88,6 +88,13 @@ def test_several_recordings_are_replayed_one_after_another(penstock: Command) ->
     assert told.index(str(RECORDING)[-30:]) < told.index(str(SERVED)[-30:])
 
 
+def test_the_readme_shows_a_timeline(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one in the README is the one that is printed."""
+    monkeypatch.setenv("COLUMNS", "112")
+    told = penstock("replay", ROOT / "fixtures/harmony/start_missing").out.decode()
+    assert told[told.index("● turn 1 begins") :] in (ROOT / "README.md").read_text()
+
+
 # Stages of one's own
 
 
