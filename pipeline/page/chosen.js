@@ -104,7 +104,8 @@ function details() {
   const mates = tokensOfChunk.get(tokens.chunks[number]).length - 1;
   const causes = (framesOfChunk.get(tokens.chunks[number]) ?? []).length;
   if (mates) parts.push(h("p", { className: "quiet", textContent: `It came in one chunk with ${count(mates, "other token")}: what the chunk caused, all of them did.` }));
-  if (!causes && frames.length) parts.push(h("p", { className: "quiet", textContent: "By itself it caused nothing: it takes more tokens to tell what it is part of." }));
+  if (!isLinked) parts.push(h("p", { className: "quiet", textContent: "What it caused is not known." }));
+  else if (!causes) parts.push(h("p", { className: "quiet", textContent: "By itself it caused nothing: it takes more tokens to tell what it is part of." }));
   const logprob = tokens.logprobs[number];
   if (logprob?.[1].length) {
     const list = h("ul", { className: "likely" });

@@ -35,6 +35,7 @@ const grouped = (keys) => {
 const tokensOfChunk = grouped(tokens.chunks);
 const framesOfChunk = grouped(frames.map(([, cause]) => cause));
 const eventsOfFrame = grouped(events.map((event) => event.cause));
+const isLinked = frames.some(([, cause]) => cause !== null);
 const rowOf = { token: [], frame: [], event: [] };
 rows.forEach((row, index) => {
   for (const kind of Object.keys(rowOf)) for (const number of row[`${kind}s`] ?? []) rowOf[kind][number] = index;

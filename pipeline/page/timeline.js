@@ -21,7 +21,7 @@ function places() {
   const frame = frames.map(([, cause, at], index) => {
     if (byTime) last = (at ?? last * end) / end;
     else if (cause !== null) last = cause / end;
-    else if (!chunks.length) last = index / end;
+    else if (!isLinked) last = index / frames.length;
     return last;
   });
   const event = events.map(({ cause, at }, index) => (byTime ? (at ?? 0) / end : cause !== null ? frame[cause] : index / end));

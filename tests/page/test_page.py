@@ -176,6 +176,15 @@ def test_whitespace(show: Show, encoding: HarmonyEncoding, tmp_path: Path) -> No
     assert "".join(texts(page, ".token.final")) == "one two↵\n"
 
 
+def test_without_its_model(show: Show) -> None:
+    """Tokens that nobody can read are numbers, and nobody says what they caused."""
+    page = show(Path("fixtures/chat/qwen3_call"))
+    assert all(text.strip().isdigit() for text in texts(page, "[data-token]"))
+    page.locator("[data-token]").first.click()
+    expect(page.locator("#chosen")).to_contain_text("not known")
+    expect(page.locator("#rows .lit")).to_have_count(1)
+
+
 def test_logprobs(show: Show) -> None:
     """How likely a token was is told, and what else was likely."""
     page = show(FIXTURES / "logprobs_top")
