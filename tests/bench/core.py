@@ -149,7 +149,7 @@ class SteppedCore:
         """The outputs of the next step."""
         return await self._outputs.get()
 
-    async def run(self, command: Command, ready: Callable[[], None]) -> Measured:
+    async def run(self, command: Command, ready: Callable[[], object]) -> Measured:
         """Do what is asked; ``ready`` says that clients may come."""
         before = resident()
         wall, cpu, delays = time.perf_counter(), time.process_time(), list[float]()

@@ -25,15 +25,13 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """Ours beside the peer's, of the same load in the same rounds; the peer may be left out where it takes too long."""
+    """Ours beside the peer's, of the same load in the same rounds."""
 
     load: Mapping[str, float]
     ours: Figure
-    peer: Figure | None = None
+    peer: Figure
 
     @property
-    def ratio(self) -> float | None:
+    def ratio(self) -> float:
         """Ours to the peer's, within a round: what a busy machine does to both goes out of it."""
-        if self.peer is None:
-            return None
         return statistics.median(mine / other for mine, other in zip(self.ours.rounds, self.peer.rounds, strict=True))

@@ -58,12 +58,11 @@ def row(goal: Goal) -> str:
 
 def token_goal(name: str, what: str, found: Comparison, most: float, ratio: float) -> Goal:
     """Microseconds per token beside the peer's."""
-    peer = found.peer and found.peer.median
-    return Goal(name, what, "us", found.ours.median, most, peer, found.ratio, ratio)
+    return Goal(name, what, "us", found.ours.median, most, found.peer.median, found.ratio, ratio)
 
 
 def growth(deep: Comparison, start: Comparison) -> Goal:
     """P4: what a token costs behind many, over what it costs at the start."""
     ours = deep.ours.median / start.ours.median
-    peer = deep.peer and start.peer and deep.peer.median / start.peer.median
+    peer = deep.peer.median / start.peer.median
     return Goal("P4", f"a token behind {deep.load['reasoning']:,g} over one at the start", "", ours, 1.1, peer)

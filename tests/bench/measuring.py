@@ -99,8 +99,8 @@ class Run:
         for found, what, most in zip(
             compared, ("500-token prompt", "70,000 tokens, cold", "70,000 tokens, known"), (0.5, 15, 2), strict=True
         ):
-            peer = found.peer and found.peer.median
-            self._goal(Goal("P7", f"time to the first token, {what}", "ms", found.ours.median, most, peer, found.ratio))
+            name, mine, other = f"time to the first token, {what}", found.ours.median, found.peer.median
+            self._goal(Goal("P7", name, "ms", mine, most, other, found.ratio))
 
     async def stalls(self) -> None:
         """P8."""

@@ -35,9 +35,8 @@ def comparison_table(name: str, compared: list[Comparison]) -> str:
     lines = [f"| {' | '.join(loads)} | ours | spread | vLLM's | spread | ratio |", "|---" * (len(loads) + 5) + "|"]
     for found in compared:
         load = " | ".join(f"{value:,g}" for value in found.load.values())
-        peer = f"{found.peer.median:.2f} | {found.peer.spread:.0%}" if found.peer else " | "
-        ratio = "" if found.ratio is None else f"{found.ratio:.3f}"
-        lines.append(f"| {load} | {found.ours.median:.2f} | {found.ours.spread:.0%} | {peer} | {ratio} |")
+        peer = f"{found.peer.median:.2f} | {found.peer.spread:.0%}"
+        lines.append(f"| {load} | {found.ours.median:.2f} | {found.ours.spread:.0%} | {peer} | {found.ratio:.3f} |")
     return f"### {name}\n\n" + "\n".join(lines)
 
 

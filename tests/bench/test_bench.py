@@ -19,7 +19,7 @@ async def test_both_frontends_are_measured_in_process(tmp_path: Path) -> None:
     """Every size of step is there with a cost of both, and comes out in the tables and the JSON."""
     compared = await in_process(rounds=1, tokens=64, depths=(0,))
     assert [found.load["step"] for found in compared] == [1, 8]
-    assert all(found.ours.median > 0 and found.peer and found.peer.median > 0 for found in compared)
+    assert all(found.ours.median > 0 < found.peer.median for found in compared)
     goal = Goal("P1", "ids to SSE bytes", "us", 0.5, 1.0, 10.0, 0.05, 0.06)
     found = Found([goal], {"in process": compared})
     assert "| P1 | ids to SSE bytes | at most 1 us, 0.06 of vLLM's | 0.5 | 10 | 0.050 | yes |" in document(found)
