@@ -78,13 +78,16 @@ class Run:
         )
 
     async def paced(self) -> None:
-        """P5 and P6."""
+        """P5."""
         both = await self._both()
         mine, other = await streams_of_both(both, self._less(6, 2))
         ratio = mine / other if other else None
         what = "streams at 50 tokens/s, p99 of a step under 20 ms"
         self._goal(Goal("P5", what, "", mine, 1_400, other, ratio, 5.0, is_rate=True))
-        streams = self._less(500, 50)
+
+    async def memory(self) -> None:
+        """P6, of servers that have served nothing: later ones take what earlier streams have left."""
+        both, streams = await self._both(), self._less(500, 100)
         begun = [await open_stream(server, streams) / 1024 for server in (both.ours, both.peer)]
         kept = [await retained_token(server, 20, self._less(4_096, 512)) for server in (both.ours, both.peer)]
         self._goal(
@@ -128,6 +131,7 @@ class Run:
 
 PARTS: dict[str, Callable[[Run], Awaitable[None]]] = {
     "inprocess": Run.in_process,
+    "memory": Run.memory,
     "servers": Run.servers,
     "paced": Run.paced,
     "first": Run.first_token,
