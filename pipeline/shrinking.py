@@ -69,13 +69,14 @@ def shrink(case: Case, is_mark: Callable[[int], bool] = bool, letter: int | None
     while True:
         before = case
         for cut in cuts:
-            case = yield from _cut(case, *cut(case), coarse=coarse)
+            case = yield from _reduced(case, cut, coarse=coarse)
         if case == before:
             return case
         coarse = False
 
 
-def _cut(case: Case, parts: Sequence[Part], keeping: Callable[[Collection[Part]], Case], *, coarse: bool) -> Asking:
+def _reduced(case: Case, cut: Cut, *, coarse: bool) -> Asking:
+    parts, keeping = cut(case)
     asking = minimal(parts, coarse=coarse)
     try:
         selection = next(asking)

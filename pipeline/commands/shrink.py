@@ -80,7 +80,12 @@ def main(arguments: Sequence[str]) -> None:
     fails = Command(chosen.fails, chosen.timeout, chosen.saying or "") if chosen.fails else None
     trial = Trial(fails or stages(parser, model, chosen.plugins), chosen.tries)
     if not trial(case):
-        parser.error(f"the {'command does' if fails else 'stages do'} not fail on the recording as it is")
+        told = (
+            f"command does not fail on the recording as it is: {fails.ended}"
+            if fails
+            else "stages do not fail on the recording as it is"
+        )
+        parser.error(f"the {told}")
     ended = smallest(trial, model)
     write(trial, case, out, chosen.recording)
     print(f"{case.size} tokens -> {trial.best.size}, {trial.tries} tries{ended}: {out}", file=sys.stderr)
@@ -102,13 +107,15 @@ def stages(parser: argparse.ArgumentParser, model: RecordedModel, names: Sequenc
 # What fails
 
 
-@dataclass(frozen=True)
+@dataclass
 class Command:
     """Whether a shell command fails on a recording."""
 
     text: str
     seconds: float
     saying: str = ""
+    ended: str = ""
+    """How it ended last."""
 
     def __call__(self, folder: Path) -> bool:
         """Run it; whatever it started ends with it."""
@@ -125,9 +132,11 @@ class Command:
             try:
                 said, _ = process.communicate(timeout=self.seconds)
             except subprocess.TimeoutExpired:
+                self.ended = f"it takes longer than {self.seconds:g} s"
                 return False
             finally:
                 _end(process)
+        self.ended = f"it exits with {process.returncode}"
         return process.returncode not in (0, *CANNOT_SAY) and self.saying.encode() in said
 
 

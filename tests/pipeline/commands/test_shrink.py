@@ -148,8 +148,8 @@ def test_what_takes_too_long_does_not_fail(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--fails", "true"], "the command does not fail on the recording as it is"),
-        (["--fails", "no-such-command"], "the command does not fail on the recording as it is"),
+        (["--fails", "true"], "the command does not fail on the recording as it is: it exits with 0"),
+        (["--fails", "no-such-command"], "the command does not fail on the recording as it is: it exits with 127"),
         ([], "the stages do not fail on the recording as it is"),
         (["--saying", "no"], "--saying is about what --fails COMMAND writes"),
         (["--fails", "false", "--with", "json:loads"], "--with is for the stages of this command"),
