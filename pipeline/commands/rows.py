@@ -210,7 +210,7 @@ class _Rows:
 
     def _add_token(self, beat: _Beat, token: Token) -> None:
         kind: Kind = "markup" if token.item is None else "text"
-        row = self._row
+        row = self._row = self.rows[-1] if self.rows else self._row
         if (row.kind, row.item) != (kind, token.item) or row.frame or self._stands_out(row, beat.at):
             row = self._begin(Row(kind, beat.at, token.channel, token.item))
         row.tokens.append(token)
@@ -246,7 +246,13 @@ class _Rows:
     def _border(self, kind: Kind, beat: _Beat) -> None:
         """The markup that the latest row holds is that of the item."""
         row = self._row
-        if row.kind != "markup" or not row.tokens:
+        place = next(
+            (at for at, each in enumerate(self.rows) if (-1 if each.item is None else each.item) > self._items), None
+        )
+        if kind == "close" and place is not None:  # what began meanwhile stands behind it
+            row = self._row = Row(kind, beat.at)
+            self.rows.insert(place, row)
+        elif row.kind != "markup" or not row.tokens:
             row = self._begin(Row(kind, beat.at))
         row.kind, row.channel, row.frame, row.until = kind, self._channel, beat.frame, beat.at
 
