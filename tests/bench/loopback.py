@@ -29,6 +29,8 @@ STARTING = 600.0
 STREAMS = (100, 500)
 STEPS = (1, 8)
 QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+STORING = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
+"""Lets the peer run responses in the background, and keep their events."""
 
 
 @dataclass(frozen=True)
@@ -38,19 +40,26 @@ class Server:
     process: asyncio.subprocess.Process
     port: int
     log: Path
+    stores: bool
+    """Whether requests ask to be stored; what the peer keeps, it keeps for ever, in memory."""
 
     @asynccontextmanager
     async def running(self, case: Case, **body: Any) -> AsyncGenerator[Measured, None]:
         """A case for the length of a block, for which clients ask in a process of their own; what it took to begin."""
         self._say(case)
         await self._said(READY)
-        asked = json.dumps({"model": NAME, "input": "Hi", "stream": True, **body})
+        asked = json.dumps({"model": NAME, "input": "Hi", "stream": True, "store": self.stores, **body})
         command = (sys.executable, "-m", "tests.bench.readers", str(self.port), str(case.streams), asked)
         readers = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
-        yield await self._measured()
+        beginning, reading = asyncio.create_task(self._measured()), asyncio.create_task(readers.wait())
+        await asyncio.wait((beginning, reading), return_when=asyncio.FIRST_COMPLETED)
+        if reading.done():
+            beginning.cancel()
+            raise RuntimeError(f"The server refused a client: see {self.log}")
+        yield await beginning
         self._say(End())
         await self._measured()
-        assert await readers.wait() == 0
+        assert await reading == 0
 
     async def measured(self, window: Window) -> Measured:
         """What a window of the case took."""
@@ -74,7 +83,7 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(which: str, log: Path, *options: str, **environment: str) -> AsyncGenerator[Server, None]:
+async def serving(which: str, log: Path, *options: str) -> AsyncGenerator[Server, None]:
     """A server of penstock's (``ours``) or of vLLM (``peer``), with vLLM's options, for the length of a block."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -83,12 +92,12 @@ async def serving(which: str, log: Path, *options: str, **environment: str) -> A
     pipe, limit = asyncio.subprocess.PIPE, 2**26
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=pipe, stdout=pipe, stderr=errors, limit=limit, env=os.environ | QUIET | environment
+            *command, stdin=pipe, stdout=pipe, stderr=errors, limit=limit, env=os.environ | QUIET | STORING
         )
     try:
         async with asyncio.timeout(STARTING):
             await _listening(process, port, log)
-        yield Server(process, port, log)
+        yield Server(process, port, log, which == "ours")
     finally:
         if process.returncode is None:
             process.kill()
