@@ -64,12 +64,12 @@ class LiveResponse:
 
     # Writing
 
-    def append(self, event: ResponseEvent) -> None:
-        """Take the next event; one that the log has, or that comes behind the end, is ignored."""
-        if event.sequence_number != self._next:
-            self._skip(event)
-            return
-        self._next = event.sequence_number + 1
+    def append(self, event: ResponseEvent) -> bool:
+        """Take the next event; False of one that the log has, or that comes behind the end: it is ignored."""
+        number = event.sequence_number
+        if number != self._next:
+            return self._skip(event)
+        self._next = number + 1
         fresh = self._log.fresh
         fresh.append(event)
         if self._timer is None:
@@ -78,12 +78,14 @@ class LiveResponse:
             self._flush()
         if self._news is not None:
             self._tell()
+        return True
 
-    def _skip(self, event: ResponseEvent) -> None:
+    def _skip(self, event: ResponseEvent) -> bool:
         """Ignore an event that the log has, or that comes behind the end; raise where one between is missing."""
         rule(
             event.sequence_number < self._next, "sequence numbers count from 0 without gaps: a stage has lost an event"
         )
+        return False
 
     def keep(self, frame: ItemTokens | ItemResult) -> None:
         """Take what nobody is told of an item."""

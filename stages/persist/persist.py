@@ -28,13 +28,12 @@ class Persist:
         run = self.live.begin(await _first(source))
         try:
             async for frame in source:
-                if run.ended:  # somebody else has ended it: whoever wants the rest follows its log
-                    return
-                if type(frame) in DELTAS:  # nearly every frame
-                    delta: Any = frame
-                    run.append(delta)
+                delta: Any = frame
+                if type(delta) in DELTAS and run.append(delta):  # nearly every frame
                     yield delta
                     continue
+                if run.ended:  # somebody else has ended it: whoever wants the rest follows its log
+                    return
                 match frame:
                     case ResponseCompleted() | ResponseIncomplete() | ResponseFailed():
                         await run.end(frame)
