@@ -35,6 +35,8 @@ SLOW = 1.0
 READ_PATIENCE = 3.0
 """Seconds that a read waits for the changes it has to see."""
 
+_SIZED = (str, bytes)
+
 _log = logging.getLogger(__name__)
 
 
@@ -224,7 +226,7 @@ def _size(unit: Unit) -> int:
     size = 0
     for statement in unit.statements:
         for value in statement.arguments:
-            size += len(value) if isinstance(value, str | bytes) else 8
+            size += len(value) if isinstance(value, _SIZED) else 8
     return size
 
 
