@@ -335,14 +335,21 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment that clients skip; it keeps proxies from closing a silent connection."""
 
-_encode = msgspec.json.Encoder().encode
+_encode_into = msgspec.json.Encoder().encode_into
+_encoded = bytearray()
+"""One for all: an event is through with it before the next one comes, and a new one for each would be felt."""
 _prefixes: dict[type[Event], bytes] = {}
 
 
 def to_sse(event: Event) -> bytes:
-    """One whole server-sent event: LF only and no ``id:`` line, which would break openai-python beside comments."""
+    """One whole server-sent event: LF only and no ``id:`` line, which would break openai-python beside comments.
+
+    For one thread alone.
+    """
     try:
         prefix = _prefixes[type(event)]
     except KeyError:
         prefix = _prefixes[type(event)] = f"event: {event.__struct_config__.tag}\ndata: ".encode()
-    return prefix + _encode(event) + b"\n\n"
+    _encode_into(event, _encoded)
+    _encoded.extend(b"\n\n")
+    return prefix + _encoded
