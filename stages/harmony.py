@@ -113,9 +113,9 @@ class HarmonyEncoding:
         """The ids of ``text`` with its markers as special tokens: for markup of our own, never for a client's text."""
         return self._tiktoken.encode(text, allowed_special="all")
 
-    def decode(self, token_ids: list[int] | tuple[int, ...]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids``, special tokens as markers: for people to read."""
-        return self._tiktoken.decode(list(token_ids))
+        return self._tiktoken.decode(token_ids)
 
     def mark(self, token: int) -> str | None:
         """How a special token is written; None for text tokens."""

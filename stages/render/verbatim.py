@@ -63,7 +63,9 @@ def as_written(message: HarmonyMessage, token_ids: TokenIds, encoding: HarmonyEn
     if text != "".join(message.texts) or not _is_header_of(message, encoding.decode(token_ids[:at])):
         return ()
     end = END if token_ids[-1] == END else message.end
-    return (START, *encoding.encode("assistant"), *token_ids[:-1], end)
+    written = [START, *encoding.encode("assistant"), *token_ids]
+    written[-1] = end
+    return written
 
 
 def _is_header_of(message: HarmonyMessage, header: str) -> bool:
