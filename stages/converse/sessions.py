@@ -36,7 +36,9 @@ class Sessions:
     @property
     def source(self) -> Callable[[int], Source | None] | None:
         """How to find the page behind a cursor, where pages may have been read."""
-        browser: object = self._session("browser") if self._has_browsed or "browser" in self._open else None
+        if not self._has_browsed and "browser" not in self._open:
+            return None
+        browser: object = self._session("browser")
         return browser.source if isinstance(browser, Citable) else None
 
     def action(self, call: Called) -> dict[str, Any] | None:

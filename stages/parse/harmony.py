@@ -61,6 +61,8 @@ _LONGEST_HEADER = 256
 _LOOK_EVERY = 16
 """Tokens between two looks at a long header, for each of them reads all of it."""
 
+_NO_RECIPIENTS = Recipients(Toolset())
+
 
 @dataclass(frozen=True)
 class ParseHarmony:
@@ -95,7 +97,7 @@ class HarmonyParser:
     def __init__(self, encoding: HarmonyEncoding) -> None:
         self._encoding = encoding
         self._token_texts = encoding.token_texts
-        self._recipients = Recipients(Toolset())
+        self._recipients = _NO_RECIPIENTS
         self._stops: tuple[str, ...] = ()
         self._held_to_grammar = False
         self._raw_messages: list[dict[str, Any]] | None = None
