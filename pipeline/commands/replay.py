@@ -76,8 +76,8 @@ def _speed(text: str) -> float | None:
 def _replay(path: Path, chosen: argparse.Namespace, install: Install) -> bool:
     """Show one recording; tells whether a stage raised."""
     story = asyncio.run(tell(path, chosen.since, chosen.upto, install))
-    if story.note:
-        print(f"penstock: {story.path}: {story.note}", file=sys.stderr)
+    for note in filter(None, (story.note, story.left_out)):
+        print(f"penstock: {story.path}: {note}", file=sys.stderr)
     if chosen.json or chosen.sse:
         for written in paced(json_lines(story) if chosen.json else sse(story), chosen.speed):
             sys.stdout.buffer.write(written)

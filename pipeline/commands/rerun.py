@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.commands.model import RecordedModel, model_of
-from pipeline.core import Pipeline
+from pipeline.core import Pipeline, Step
 from pipeline.plugins import Install
 from pipeline.record import (
     FILES,
@@ -37,7 +37,7 @@ class Rerun:
     """What came of a recording: ``trace`` begins with the recorded frames, which are those behind ``source``.
 
     ``turns`` has what passed inside of ``converse``, if that ran.
-    ``note`` says what could not be replayed, and why.
+    ``note`` says why it was not parsed again, and ``left_out`` which stages of plug-ins did not run.
     """
 
     path: Path
@@ -49,6 +49,7 @@ class Rerun:
     trace: Trace
     turns: Mapping[str, list[Any]]
     note: str = ""
+    left_out: str = ""
 
 
 def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
@@ -71,8 +72,9 @@ async def rerun(path: Path, since: str | None = None, upto: str | None = None, i
     recording = read_recording(files[source], FILES[source][1])
     turns: dict[str, list[Any]] = {}
     tapped = _tapped(pipeline, turns) if since == "converse" else pipeline
-    trace = await traced(part(tapped, since, upto), replay_recording(recording), source)
-    return Rerun(path, files, model, pipeline, recording, source, trace, turns, note)
+    trace = await traced(part(tapped, source, since, upto), replay_recording(recording), source)
+    left_out = _left_out(model.pipeline, pipeline, part(pipeline, source, since), FILES[source][0])
+    return Rerun(path, files, model, pipeline, recording, source, trace, turns, note, left_out)
 
 
 @dataclass(frozen=True)
@@ -137,10 +139,30 @@ def _checked(path: Path, files: dict[str, Path], since: str) -> str:
     return since
 
 
-def part(pipeline: Pipeline[Any, Any], since: str, upto: str | None) -> Pipeline[Any, Any]:
-    """The pipeline from the stage ``since`` to the stage ``upto``; raises `NoReplay`."""
+def part(pipeline: Pipeline[Any, Any], source: str, since: str, upto: str | None = None) -> Pipeline[Any, Any]:
+    """The pipeline from the stage ``since`` to the stage ``upto``; raises `NoReplay`.
+
+    Frames are recorded right behind the stage ``source``, so that it begins with what plug-ins put in between.
+    """
     try:
-        part = pipeline.since(since)
+        behind = pipeline.behind(source)
+        part: Pipeline[Any, Any] = Pipeline((*behind.upto(since).steps, *behind.since(since).steps[1:]))
         return part if upto is None else part.upto(upto)
     except LookupError as error:
         raise NoReplay(str(error.args[0])) from error
+
+
+def _left_out(declared: Pipeline[Any, Any], edited: Pipeline[Any, Any], replayed: Pipeline[Any, Any], file: str) -> str:
+    """Which stages that plug-ins changed or added are ahead of those that are replayed; empty if none is."""
+    known = {id(step.stage) for pipeline in (declared, replayed) for step in _single(pipeline)}
+    names = [step.name for step in _single(edited) if id(step.stage) not in known]
+    return f"{', '.join(names)} did not run: {file} was recorded behind it" if names else ""
+
+
+def _single(pipeline: Pipeline[Any, Any]) -> Iterator[Step]:
+    """The steps that no other ones are in."""
+    for step in pipeline.steps:
+        if step.inner:
+            yield from _single(step.inner)
+        else:
+            yield step

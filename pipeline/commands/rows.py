@@ -1,18 +1,19 @@
 """The rows of a timeline: what happened, in the order of causes, with tokens that go together put together.
 
-Nothing is left out: each token is in one row, and so is each event, deltas by their number.
+Nothing is left out: each token is in one row, unless a stage has rewritten what it says, and so is each event, deltas
+by their number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from statistics import median
 from typing import Any, Literal, TypeAlias
 
 from pipeline.commands.places import BORDERS, OPENINGS, Channel, Token, channel_of
-from pipeline.commands.story import Crossing, Junction, Story
+from pipeline.commands.story import SERVED, Crossing, Junction, Story
 from pipeline.frames import (
     AnnotationAdded,
     CallFinished,
@@ -22,18 +23,14 @@ from pipeline.frames import (
     GenerationStarted,
     ItemClosed,
     ItemDelta,
-    McpListToolsOpened,
     Prompt,
     ResponseStarted,
-    ShellOutputOpened,
     TokenChunk,
     TurnFinished,
 )
 from pipeline.protocol.events import DELTAS, Event
 
 Kind: TypeAlias = Literal["begin", "markup", "open", "text", "close", "tool", "finish", "more"]
-
-SERVED = (McpListToolsOpened, ShellOutputOpened)
 
 LONG = 5
 """A gap stands out that is so many times as long as the usual one,"""
@@ -45,7 +42,7 @@ FELT = 0.05
 class Row:
     """What happened at one place, from the second ``at`` on: ``frame`` is what it is about, ``events`` what came of it.
 
-    ``text`` is what was written into the item, where no tokens are known.
+    ``text`` is what was written into the item, where no tokens are known, or where it is not what these spell.
     """
 
     kind: Kind
@@ -84,10 +81,31 @@ def folded(events: Sequence[Event]) -> Iterator[Fold]:
 def rows_of(story: Story) -> list[Row]:
     """All rows of a story."""
     kinds = [_kind(junction) for junction in story.junctions]
-    rows = _Rows(long_gap(story), knows_tokens=bool(story.tokens), knows_items="items" in kinds)
-    for beat in _Beats(story, ["" if kind in kinds[place + 1 :] else kind for place, kind in enumerate(kinds)]).all():
+    shown = ["" if kind in kinds[place + 1 :] else kind for place, kind in enumerate(kinds)]
+    rows = _Rows(long_gap(story), rewritten(story), knows_tokens=bool(story.tokens), knows_items="items" in kinds)
+    for beat in _Beats(story, shown).all():
         rows.add(beat)
     return rows.rows
+
+
+def rewritten(story: Story) -> frozenset[int]:
+    """Which items, of all that were opened, have another text than the one that the parser read in their tokens."""
+    items = next((each.crossings for each in reversed(story.junctions) if _kind(each) == "items"), ())
+    texts = zip_longest(_texts(story.behind("parse")), _texts(items))
+    return frozenset(number for number, (parsed, shown) in enumerate(texts) if parsed != shown)
+
+
+def _texts(crossings: Sequence[Crossing]) -> list[str]:
+    """The text of each item that a model wrote: what was called before its first turn is not one of them."""
+    texts: list[list[str]] = []
+    has_begun = False
+    for crossing in crossings:
+        has_begun = has_begun or isinstance(crossing.frame, GenerationStarted)
+        if has_begun and isinstance(crossing.frame, OPENINGS):
+            texts.append([])
+        elif texts and isinstance(crossing.frame, ItemDelta):
+            texts[-1].append(crossing.frame.text)
+    return ["".join(pieces) for pieces in texts]
 
 
 def long_gap(story: Story) -> float:
@@ -171,19 +189,22 @@ def _is_due(cause: int | None, latest: int | None) -> bool:
 
 
 class _Rows:
-    """The machine: beats in, rows out."""
+    """The machine: beats in, rows out.  Tokens of items that were rewritten are not shown, but what became of them."""
 
-    def __init__(self, long_gap: float, *, knows_tokens: bool, knows_items: bool) -> None:
+    def __init__(self, long_gap: float, rewritten: frozenset[int], *, knows_tokens: bool, knows_items: bool) -> None:
         self.rows: list[Row] = []
         self._long_gap = long_gap
+        self._rewritten = rewritten
         self._knows_tokens = knows_tokens
         self._knows_items = knows_items
         self._row = Row("more", None)
         self._items = -1
+        self._has_begun = False
         self._channel: Channel = "markup"
 
     def add(self, beat: _Beat) -> None:
         """The next beat."""
+        self._has_begun = self._has_begun or isinstance(beat.frame, GenerationStarted)
         match beat.frame:
             case _ if beat.token:
                 self._add_token(beat, beat.token)
@@ -209,6 +230,8 @@ class _Rows:
         return row
 
     def _add_token(self, beat: _Beat, token: Token) -> None:
+        if token.item in self._rewritten:
+            return
         kind: Kind = "markup" if token.item is None else "text"
         row = self._row = self.rows[-1] if self.rows else self._row
         if (row.kind, row.item) != (kind, token.item) or row.frame or self._stands_out(row, beat.at):
@@ -225,7 +248,7 @@ class _Rows:
         self._row.events.append(beat.frame)
 
     def _add_text(self, beat: _Beat) -> None:
-        if self._knows_tokens:
+        if self._knows_tokens and self._items not in self._rewritten:
             return
         if self._row.kind != "text" or self._stands_out(self._row, beat.at):
             self._begin(Row("text", beat.at, self._channel))
@@ -235,7 +258,7 @@ class _Rows:
     def _open(self, beat: _Beat) -> None:
         """An item begins; ahead of its tokens, if it was not clear at first what they are."""
         self._channel = "call" if isinstance(beat.frame, SERVED) else channel_of(beat.frame)
-        self._items += isinstance(beat.frame, OPENINGS)
+        self._items += self._has_begun and isinstance(beat.frame, OPENINGS)
         place = next((at for at, row in enumerate(self.rows) if row.item == self._items and row.tokens), None)
         if place is None or isinstance(beat.frame, SERVED):
             self._border("open", beat)

@@ -4,18 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.difference import Line, parting
 from pipeline.commands.model import RecordedModel
-from pipeline.commands.places import Token, placed
+from pipeline.commands.places import OPENINGS, Token, placed
 from pipeline.commands.rerun import Rerun, part, rerun, unedited
 from pipeline.core import Pipeline
-from pipeline.frames import Conversation, Prompt
+from pipeline.frames import (
+    Conversation,
+    GenerationStarted,
+    ItemClosed,
+    McpListToolsOpened,
+    Prompt,
+    ShellOutputOpened,
+    TurnFinished,
+)
 from pipeline.plugins import Install
+from pipeline.protocol.events import Event
 from pipeline.record import FILES, End, Header, read_recording
 from pipeline.record import replay as frames_of
 from pipeline.trace import Caused, Crossed, traced
+
+SERVED = (McpListToolsOpened, ShellOutputOpened)
+"""What opens an item that no model writes."""
+
+NEAR = 100
+"""Frames among which the same one is looked for: of an item that was rewritten none may be there."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +63,8 @@ class Story:
     replay ended with, and ``fault`` the stage that raised, with what it raised.  ``junctions`` are in the order of the
     pipeline, and begin where something is known; each frame's cause is in the one before its own.  ``prompts`` are
     written out, and ``tokens`` are in their places, where somebody knows how tokens are spelled; otherwise both are
-    empty, and ``note`` says why.
+    empty, and ``note`` says why.  The parser read the tokens behind the stage ``read``.  ``left_out`` says which stages
+    of plug-ins did not run, and ``differs`` from where on the events are not those that were recorded.
     """
 
     path: Path
@@ -61,6 +79,9 @@ class Story:
     fault: tuple[str, Exception] | None = None
     note: str = ""
     model: RecordedModel | None = None
+    read: str = "generate"
+    left_out: str = ""
+    differs: str = ""
 
     def behind(self, stage: str) -> tuple[Crossing, ...]:
         """What crossed the junction behind ``stage``; nothing if nothing is known of it."""
@@ -74,8 +95,9 @@ async def tell(path: Path, since: str | None = None, upto: str | None = None, in
     known = {each.stage: each.frames for each in crossed}
     conversations, prompts = (known.get(stage) or _recorded(replayed, stage) for stage in ("normalize", "render"))
     tokens: tuple[Token, ...] = ()
-    if replayed.model.spelling and "generate" in known:
-        tokens = await placed(known["generate"], _parser(replayed), replayed.model)
+    read = _read(crossed)
+    if replayed.model.spelling and read in known:
+        tokens = await placed(known[read], _parser(replayed), replayed.model)
     return Story(
         path,
         replayed.recording.header,
@@ -89,7 +111,18 @@ async def tell(path: Path, since: str | None = None, upto: str | None = None, in
         replayed.trace.fault,
         replayed.note,
         replayed.model,
+        read,
+        replayed.left_out,
+        _differing(replayed),
     )
+
+
+def _read(crossed: Sequence[Crossed]) -> str:
+    """Behind which stage the parser read its tokens, or would have, if the replay went on."""
+    stages = [each.stage for each in crossed]
+    if "generate" in stages and "parse" not in stages:
+        return stages[-1]
+    return next((ahead for ahead, stage in pairwise(stages) if stage == "parse"), "generate")
 
 
 async def _with_turns(replayed: Rerun) -> list[Crossed]:
@@ -101,10 +134,11 @@ async def _with_turns(replayed: Rerun) -> list[Crossed]:
     tokens = replayed.turns.get("generate") or _recorded(replayed, "generate")
     if not tokens or not replayed.model.spelling:
         return crossed
-    generated, parsed = (await traced(_parser(replayed), frames_of(tokens), "generate")).junctions
+    through = replayed.pipeline.inner("converse").behind("generate") if replayed.turns else _parser(replayed)
+    ahead = (await traced(through, frames_of(tokens), "generate")).junctions
     if crossed[at].stage == "parse":
-        return [*crossed[:at], generated, _linked(crossed[at], parsed, via_cause=True), *crossed[at + 1 :]]
-    return [*crossed[:at], generated, parsed, _linked(crossed[at], parsed), *crossed[at + 1 :]]
+        return [*crossed[:at], *ahead[:-1], _linked(crossed[at], ahead[-1], via_cause=True), *crossed[at + 1 :]]
+    return [*crossed[:at], *ahead, _linked(crossed[at], ahead[-1]), *crossed[at + 1 :]]
 
 
 def _linked(crossed: Crossed, parsed: Crossed, *, via_cause: bool = False) -> Crossed:
@@ -115,14 +149,45 @@ def _linked(crossed: Crossed, parsed: Crossed, *, via_cause: bool = False) -> Cr
 
 
 def aligned(ahead: Sequence[Any], behind: Sequence[Any]) -> list[int | None]:
-    """For each frame ``behind`` the index of the same one ``ahead``, or of the last one that was met before it."""
+    """For each frame ``behind`` the index of the one ``ahead`` that it is, or of the last one that was met before it.
+
+    Turns and items follow each other in the same order, so that what was changed in one does not matter for the next.
+    """
     places: list[int | None] = []
-    last = -1
+    last, is_served = -1, False
     for frame in behind:
-        if last + 1 < len(ahead) and ahead[last + 1] == frame:
-            last += 1
+        is_served = is_served or isinstance(frame, SERVED)
+        if not is_served:
+            last = _next(ahead, last + 1, frame, last)
+        is_served = is_served and not isinstance(frame, ItemClosed)
         places.append(last if last >= 0 else None)
     return places
+
+
+def _next(ahead: Sequence[Any], since: int, sought: Any, otherwise: int) -> int:
+    """The next index of a frame, or of a border of its kind, within what it is a part of."""
+    rank = _rank(sought)
+    for at in range(since, len(ahead) if rank else min(len(ahead), since + NEAR)):
+        if _rank(ahead[at]) == rank and (rank or ahead[at] == sought):
+            return at
+        if _rank(ahead[at]) > rank:
+            break
+    return otherwise
+
+
+def _rank(frame: Any) -> int:
+    """How much ends where a frame comes: nothing, an item, the ones before it, a turn, or the one before it."""
+    match frame:
+        case ItemClosed():
+            return 1
+        case _ if isinstance(frame, OPENINGS):
+            return 2
+        case TurnFinished():
+            return 3
+        case GenerationStarted():
+            return 4
+        case _:
+            return 0
 
 
 def _timed(crossed: Sequence[Crossed], recorded: Mapping[str, Sequence[float | None]]) -> Iterator[Junction]:
@@ -147,8 +212,24 @@ def _recorded(replayed: Rerun, stage: str) -> tuple[Any, ...]:
     return read_recording(path, FILES[stage][1]).frames if path else ()
 
 
+def _differing(replayed: Rerun) -> str:
+    """From which event on they are not those that were recorded; empty if they are, or none was recorded or given."""
+    recorded, now = (
+        [frame for frame in frames if isinstance(frame, Event)]
+        for frames in (_recorded(replayed, "emit"), replayed.trace.junctions[-1].frames)
+    )
+    if not recorded or not now or recorded == now:
+        return ""
+    one, other = (
+        [*(Line(event, event.sequence_number) for event in events), Line(End(0), len(events))]
+        for events in (recorded, now)
+    )
+    found = parting(one, other, exact=False)
+    return f"from number {found.other_line} on the events are not those recorded: {found.problem}" if found else ""
+
+
 def _parser(replayed: Rerun) -> Pipeline[Any, Any]:
-    return part(replayed.pipeline, "parse", "parse")
+    return part(replayed.pipeline, "generate", "parse", "parse").since("parse")
 
 
 def _written(replayed: Rerun, prompt: Prompt) -> str:

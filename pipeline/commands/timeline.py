@@ -106,8 +106,8 @@ class Timeline:
         if repairs := Counter(repair for row in self._rows for repair in _repairs(row)):
             counted = [name if count == 1 else f"{name} ({count} times)" for name, count in repairs.items()]
             facts.add_row("repaired", Text(", ".join(counted), ALARM))
-        if self._story.note:
-            facts.add_row("note", Text(self._story.note, "italic"))
+        for note in filter(None, (self._story.note, self._story.left_out, self._story.differs)):
+            facts.add_row("note", Text(visible(note), "italic"))
         return facts
 
     def _response(self) -> Response | None:
@@ -118,8 +118,8 @@ class Timeline:
 
     def _speed(self) -> str:
         """How long the first token took, and how fast the others came."""
-        times = [crossing.at for crossing in self._story.behind("generate")]
-        chunks = [self._story.behind("generate")[token.frame].at for token in self._story.tokens]
+        times = [crossing.at for crossing in self._story.behind(self._story.read)]
+        chunks = [times[token.frame] for token in self._story.tokens]
         if not chunks or times[0] is None or chunks[0] is None or chunks[-1] is None:
             return ""
         first, took = chunks[0] - times[0], chunks[-1] - chunks[0]

@@ -5,7 +5,7 @@ A replay tells it.  What cannot be replayed is shown as it was recorded, and nob
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,15 +57,15 @@ def _replayed(story: Story, files: Mapping[str, Recording]) -> Flow:
     assert story.model is not None
     flow = Flow(story.header, files, story.model, _generated(story, files), placed=story.tokens)
     junctions = {junction.stage: position for position, junction in enumerate(story.junctions)}
-    emit, generate = junctions["emit"], junctions.get("generate", 0)
+    emit = junctions["emit"]
     if emit:
-        flow.items = _since(story.junctions, emit - 1, generate if "generate" in junctions else emit - 1)
+        flow.items = _since(story.junctions, emit - 1, junctions.get(story.read, emit - 1))
     events = _since(story.junctions, len(junctions) - 1, max(0, emit - 1))
     known = bool(flow.items)
     flow.events = [Crossing(e.frame, e.cause if known else None, e.at) for e in events if isinstance(e.frame, Event)]
     if story.note:
         flow.notes.append(f"It was not parsed again: {story.note}.")
-    flow.notes.extend(_differences(flow, files))
+    flow.notes.extend(f"{note[0].upper()}{note[1:]}." for note in (story.left_out, story.differs) if note)
     if isinstance(story.error, Exception) and not isinstance(story.error, Abandoned):
         flow.failure = Failure.of(story.error)
     if story.fault:
@@ -74,7 +74,7 @@ def _replayed(story: Story, files: Mapping[str, Recording]) -> Flow:
 
 
 def _generated(story: Story, files: Mapping[str, Recording]) -> Sequence[Crossing]:
-    return story.behind("generate") or _crossings(files, "generate")
+    return story.behind(story.read) or _crossings(files, "generate")
 
 
 def _as_recorded(files: Mapping[str, Recording], problem: str) -> Flow:
@@ -97,15 +97,3 @@ def _since(junctions: Sequence[Junction], junction: int, since: int) -> list[Cro
         ahead = junctions[between].crossings
         causes = [None if cause is None else ahead[cause].cause for cause in causes]
     return [Crossing(each.frame, cause, each.at) for each, cause in zip(crossings, causes, strict=True)]
-
-
-def _differences(flow: Flow, files: Mapping[str, Recording]) -> Iterator[str]:
-    """Where the events are others than those that were recorded, if they are."""
-    if "emit" not in files:
-        return
-    recorded = [frame for frame in files["emit"].frames if isinstance(frame, Event)]
-    now = [each.frame for each in flow.events]
-    if recorded != now:
-        apart = next((at for at, (one, other) in enumerate(zip(recorded, now, strict=False)) if one != other), None)
-        apart = min(len(recorded), len(now)) if apart is None else apart
-        yield f"The stages say something else today: from number {apart} on these events are not those recorded."

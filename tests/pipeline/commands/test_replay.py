@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.commands.replay import paced
-from pipeline.frames import EmittedFrame, TokenFrame
+from pipeline.frames import EmittedFrame, TokenChunk, TokenFrame
 from pipeline.protocol.response import Response
-from pipeline.record import FORMAT, End, Failure, Header, line, read_frames, read_recording
+from pipeline.record import FORMAT, End, Failure, Header, line, read_frames, read_recording, write_frames
+from stages.harmony import load_encoding
 from tests.pipeline.commands.conftest import Command
 from tests.streams import final, read_sse
 
@@ -127,6 +128,54 @@ def test_a_stage_that_raises_is_named(penstock: Command, install: Callable[[str]
     assert "stage fail raised ValueError: not this one (" in replayed.err
     assert "fail.py:" in replayed.err
     assert "Traceback" not in replayed.err
+
+
+IN_BETWEEN = """
+from collections.abc import AsyncGenerator, AsyncIterator
+from pipeline.frames import TokenChunk, TokenFrame
+
+async def fail(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:
+    async for frame in source:
+        if isinstance(frame, TokenChunk):
+            raise ValueError("not this one")
+        yield frame
+
+def install(pipeline):
+    return pipeline.after("generate", "fail", fail)
+"""
+
+
+@pytest.mark.parametrize("since", [[], ["--from", "render"], ["--from", "converse"]])
+def test_tokens_pass_the_stages_behind_the_engine(penstock: Command, tmp_path: Path, since: list[str]) -> None:
+    """Frames are recorded right behind their stage, ahead of what plug-ins put behind it."""
+    (tmp_path / "between.py").write_text(IN_BETWEEN)
+    replayed = penstock("replay", RECORDING, "--sse", *since, "--with", f"{tmp_path / 'between.py'}:install")
+    assert replayed.status == 1
+    assert "raised ValueError: not this one (" in replayed.err
+
+
+def test_a_timeline_shows_what_stages_of_ones_own_make_of_it(penstock: Command, tmp_path: Path) -> None:
+    """The texts are those that a client gets, and a line tells from where on they are not those recorded."""
+    greeting = list(read_frames(ROOT / "fixtures/harmony/greeting/tokens.jsonl", TokenFrame))
+    tokens = load_encoding().encode_markup("<|channel|>final<|message|>Write to jo@example.org.<|return|>")
+    frames = [greeting[0], *(TokenChunk((token,)) for token in tokens), greeting[-1]]
+    write_frames(tmp_path / "tokens.jsonl", frames)
+    (tmp_path / "events.jsonl").write_bytes(penstock("replay", tmp_path, "--json").out)
+    recorded = penstock("replay", tmp_path).out.decode()
+    assert "Write to jo@example.org." in recorded
+    assert "the events are not" not in " ".join(recorded.split())
+    redacted = penstock(
+        "replay", tmp_path, "--with", f"{ROOT / 'tests/examples/redact_emails.py'}:install"
+    ).out.decode()
+    assert "│ Write to [e-mail]." in redacted
+    assert "jo@" not in redacted[redacted.index("turn 1 begins") :]
+    assert "on the events are not those recorded: " in " ".join(redacted.split())
+
+
+def test_stages_that_cannot_run_are_told(penstock: Command, install: Callable[[str], str]) -> None:
+    """Where tools ran between the turns, nothing within a turn runs again."""
+    replayed = penstock("replay", SERVED, "--sse", "--with", install("shout"))
+    assert replayed.err == f"penstock: {SERVED}: shout did not run: conversed.jsonl was recorded behind it\n"
 
 
 # How it ended

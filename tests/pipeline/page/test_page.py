@@ -149,7 +149,7 @@ async def test_differing_events(tmp_path: Path) -> None:
     events = (HARMONY / "function_call" / "events.jsonl").read_bytes()
     shutil.copy(HARMONY / "function_call" / "tokens.jsonl", tmp_path)
     (tmp_path / "events.jsonl").write_bytes(events.replace(b'"delta":" call"', b'"delta":" CALL"'))
-    assert "from number" in " ".join((await flow_of(tmp_path, unedited)).notes)
+    assert "From number 6 on" in " ".join((await flow_of(tmp_path, unedited)).notes)
 
 
 def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
