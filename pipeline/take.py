@@ -70,6 +70,8 @@ class Track:
     def take_in(self, at: float, said: Any) -> None:
         """Write a frame, once the response has begun; or begin or end the take."""
         take = self.take
+        if take.is_lost:
+            return
         if type(said) in _PLAIN and take.is_plain:  # nearly every frame
             self._lines.append(line(said, at - take.started))
         elif said is BEGUN:
@@ -175,12 +177,12 @@ class Take:
 
     def save(self) -> None:
         """Write what is new."""
-        for track in self._written():
+        for track in () if self.is_lost else self._written():
             track.save()
 
     def end(self) -> None:
         """Write how all of it ended; nothing is left of a response that never began."""
-        if not self.has_begun or self.is_lost:
+        if not self.has_begun:
             return
         for track in self._written():
             track.end()

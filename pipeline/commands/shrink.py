@@ -141,7 +141,7 @@ class Command:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
+    with suppress(ProcessLookupError):  # of its group nobody is left
         os.killpg(process.pid, signal.SIGKILL)
 
 

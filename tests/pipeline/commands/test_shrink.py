@@ -7,8 +7,10 @@ import shlex
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.__main__ import main
@@ -143,6 +145,16 @@ def test_what_takes_too_long_does_not_fail(tmp_path: Path, monkeypatch: pytest.M
     slow = "grep -q TokenChunk {}/tokens.jsonl || sleep 600; false"
     assert shrink(monkeypatch, recording, "--fails", slow, "-o", out, "--timeout", "2", "--tries", "2") == 0
     assert tokens_of(out) == tokens_of(recording)
+
+
+def test_nothing_outlives_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command leaves in the background ends with it, also where the command itself is over."""
+    leaving = f"sleep 600 > {tmp_path}/out 2>&1 & echo $! >> {tmp_path}/started; false"
+    options = ("--fails", f"{leaving} #", "-o", tmp_path / "small", "--tries", "1")
+    assert shrink(monkeypatch, HARMONY / "greeting", *options) == 0
+    (started,) = (tmp_path / "started").read_text().split()
+    with suppress(psutil.NoSuchProcess):
+        assert psutil.Process(int(started)).status() == psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.parametrize(
