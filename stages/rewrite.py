@@ -45,12 +45,21 @@ class Rewrite:
                 yield rewritten
 
 
+_FLAGS = re.compile(r"\(\?[aiLmsux]+\)")
+
+
+def _at_the_end(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    """The same pattern, matching up to the end of a text only; flags in front of it may stand nowhere else."""
+    bare = pattern.pattern.removeprefix(flags[0] if (flags := _FLAGS.match(pattern.pattern)) else "")
+    return re.compile(f"(?:{bare}{chr(10) if pattern.flags & re.VERBOSE else ''})\\Z", pattern.flags)
+
+
 class Rewriter:
     """The machine: one per generation."""
 
     def __init__(self, change: Change, held: re.Pattern[str]) -> None:
         self._change = change
-        self._held = re.compile(f"(?:{held.pattern})\\Z", held.flags)
+        self._held = _at_the_end(held)
         self._rest: str | None = None  # None while nothing is open that is rewritten
         self._is_changed = False
 

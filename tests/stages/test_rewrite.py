@@ -1,0 +1,59 @@
+"""The machine that rewrites what a model says, with patterns as people write them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from pipeline.frames import ItemClosed, ItemDelta, MessageOpened, ParsedFrame
+from stages.rewrite import Rewriter
+
+
+def rewritten(held: re.Pattern[str], *pieces: str) -> list[str]:
+    """The texts of the deltas that come of these."""
+    rewriter = Rewriter(lambda text: text.replace("SECRET", "[]").replace("secret", "[]"), held)
+    frames: list[ParsedFrame] = [MessageOpened("final_answer"), *map(ItemDelta, pieces), ItemClosed(complete=True)]
+    given = [rewritten for frame in frames for rewritten in rewriter.feed(frame)]
+    return [frame.text for frame in given if isinstance(frame, ItemDelta)]
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        re.compile("[a-z]+", re.IGNORECASE),
+        re.compile("(?i)[a-z]+"),
+        re.compile("[a-z]+  # a word", re.IGNORECASE | re.VERBOSE),
+        re.compile("(?ix) [a-z]+  # a word"),
+        re.compile("[a-z]|[a-zA-Z]+"),
+        re.compile("(?m)^[a-zA-Z]+$"),
+    ],
+)
+def test_any_pattern_says_what_is_held(held: re.Pattern[str]) -> None:
+    """Its flags may stand in it, and so may comments and alternatives."""
+    assert rewritten(held, "SEC", "RET", " 1") == ["[] 1"]
+
+
+def test_what_was_held_belongs_to_its_item() -> None:
+    """It comes ahead of its end, and the next item begins without it."""
+    rewriter = Rewriter(str.upper, re.compile("[a-z]+"))
+    frames: list[ParsedFrame] = [
+        MessageOpened("final_answer"),
+        ItemDelta("ab"),
+        ItemClosed(complete=True, token_ids=(1,)),
+    ]
+    given = [rewritten for frame in [*frames, *frames] for rewritten in rewriter.feed(frame)]
+    assert given == 2 * [MessageOpened("final_answer"), ItemDelta("AB"), ItemClosed(complete=True, token_ids=())]
+
+
+def test_what_is_not_changed_keeps_its_tokens() -> None:
+    """And what is, loses them, though what comes behind is not."""
+    rewriter = Rewriter(lambda text: text.replace("a", "b"), re.compile("x"))
+    for texts, token_ids in ((("c", "d"), (1,)), (("a", "d"), ())):
+        frames: list[ParsedFrame] = [
+            MessageOpened("final_answer"),
+            *map(ItemDelta, texts),
+            ItemClosed(complete=True, token_ids=(1,)),
+        ]
+        *_, closed = [rewritten for frame in frames for rewritten in rewriter.feed(frame)]
+        assert closed == ItemClosed(complete=True, token_ids=token_ids)
