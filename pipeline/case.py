@@ -117,17 +117,17 @@ def read_case(folder: Path) -> Case:
 def _conversation(path: Path) -> Conversation | None:
     if not path.is_file():
         return None
-    first: Conversation = read_recording(path, Conversation).frames[0]
-    return first
+    conversations = read_recording(path, Conversation).frames
+    if len(conversations) != 1:
+        raise UnreadableRecording(path, 2, f"{len(conversations)} conversations are here, where one was had")
+    return conversations[0]  # type: ignore[no-any-return]
 
 
 def request_of(conversation: Conversation) -> dict[str, Any]:
     """The body of a request that asks the same, and continues nothing."""
     response = conversation.response
-    told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(response))
-    items = [
-        _given(msgspec.json.decode(msgspec.json.encode(item))) for item in (*conversation.history, *conversation.input)
-    ]
+    told = _wire(response)
+    items = [_given(_wire(item)) for item in (*conversation.history, *conversation.input)]
     body: dict[str, Any] = {"model": response.model, "input": items}
     body |= {name: told[name] for name, silent in _SILENT.items() if told[name] != silent}
     if conversation.sampling.stop:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 from pipeline.commands.model import RecordedModel, Spelling
@@ -25,6 +26,8 @@ def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
         return RecordedModel(harmony, _harmony_spelling(encoding_on_demand()), _is_harmony_mark)
     if header.source is None:
         return RecordedModel(harmony, missing="the recording does not say where its model is")
+    if unknown := header.options.keys() - {option.name for option in fields(ChatOptions)}:
+        return RecordedModel(harmony, missing=f"nobody here knows its options {', '.join(sorted(unknown))}")
     try:
         chat = load_chat_model(read_config(header.source), ChatOptions(**header.options))
     except (ChatModelsNeedVllm, OSError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.case import Case, Token, Turn, read_case, request_of
 from pipeline.frames import GenerationFinished, GenerationStarted
-from pipeline.record import FILES, FORMAT, Header, read_recording
+from pipeline.record import FILES, FORMAT, Header, UnreadableRecording, read_recording, write_frames
 from pipeline.shrinking import minimal, shrink
 from tests.stages.persist.samples import response
 
@@ -154,3 +155,11 @@ def test_a_tool_that_is_needed_stays() -> None:
     found, _ = driven(shrink(case), needs_weather)
     assert [tool.name for tool in found.turns[0].started.tools.tools] == ["get_weather"]
     assert [tool["name"] for tool in found.turns[0].started.response.tools] == ["get_weather"]
+
+
+def test_a_conversation_that_is_none_is_named(tmp_path: Path) -> None:
+    """A case is of one request."""
+    shutil.copy(HARMONY / "greeting" / "tokens.jsonl", tmp_path)
+    write_frames(tmp_path / "conversation.jsonl", [])
+    with pytest.raises(UnreadableRecording, match=r"conversation\.jsonl:2: 0 conversations"):
+        read_case(tmp_path)
