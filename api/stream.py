@@ -28,6 +28,9 @@ SSE_HEADERS = {
 BLOCK = 16
 """With obfuscation, the text of a delta and what is added to it are a multiple of so many bytes."""
 
+LARGE = 2**16
+"""Bytes of an event behind which others get a turn of the loop."""
+
 Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 _encode = msgspec.json.Encoder().encode
@@ -90,6 +93,8 @@ async def kept_alive(stream: web.StreamResponse, period: float) -> AsyncGenerato
         nonlocal written_at
         written_at = loop.time()
         await stream.write(data)
+        if len(data) >= LARGE:  # it took a while to encode, and so may the next
+            await asyncio.sleep(0)
 
     async def break_silence() -> None:
         with suppress(ConnectionResetError):  # whoever writes the next event meets it too

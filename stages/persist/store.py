@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 from msgspec import UNSET
@@ -29,6 +30,7 @@ from stages.persist.orphans import claim, orphans, restart
 from stages.persist.servers import STALE, Servers
 from stages.persist.stored import History, Orphan, Report, Server, StoredConversation, StoredResponse
 from stages.persist.sweep import sweep
+from stages.persist.writer import Statements
 
 __all__ = ["History", "Orphan", "Report", "Server", "Store", "StoredConversation", "StoredResponse"]
 
@@ -104,14 +106,14 @@ class Store:
 
     def begin(self, stored: StoredResponse) -> None:
         """Keep a response that this server begins to run, unless it is kept already."""
-        self._queue(stored, self._begun(stored, None))
+        self._queue(stored, partial(self._begun, stored, None, time.time()))
 
     async def accept(self, stored: StoredResponse, conversation: Conversation) -> None:
         """Keep a response that this server is going to run, durably, with all that it takes to run it.
 
         Secrets are not kept: whoever runs it needs them from elsewhere.
         """
-        begun = self._begun(stored, rows.to_json(conversation))
+        begun = partial(self._begun, stored, conversation, time.time())
         try:
             await self._writer.carry_out(begun, *_keys(stored.response))
         except StoreFailed:  # a connection that was lost may have taken it with its last words
@@ -133,25 +135,18 @@ class Store:
         Only what completed, or came to a limit, is added to its conversation; what was not to be stored is, as well.
         The future is done when all of it is durable.
         """
-        statements: list[Statement] = []
-        if stored.response.store and block is not None:
-            statements.append(self._appended(stored.response.id, block))
-        if stored.response.store:
-            statements += self._indexed(stored.response.id, stored.response.output)
-        if stored.response.conversation is not UNSET:
-            statements += self._added(stored, stored.response.conversation.id)
-        if stored.response.store:
-            statements.append(self._ended(stored))
-        return self._queue(stored, statements)
+        return self._queue(stored, partial(self._at_the_end, stored, block, time.time()))
 
     def release(self, response_id: str) -> None:
         """Let any server run a response that still waits."""
         self._writer.queue((Statement(say.RELEASE, (response_id, self.server_id)),), response_id)
 
-    def _queue(self, stored: StoredResponse, statements: Iterable[Statement]) -> asyncio.Future[None]:
+    def _queue(self, stored: StoredResponse, statements: Statements) -> asyncio.Future[None]:
         return self._writer.queue(statements, *_keys(stored.response))
 
-    def _begun(self, stored: StoredResponse, request: str | None) -> list[Statement]:
+    # What is said of a response, as the queue has it made in a thread
+
+    def _begun(self, stored: StoredResponse, request: Conversation | None, now: float) -> Iterator[Statement]:
         response, origin = stored.response, stored.origin
         row: tuple[Value, ...] = (
             response.id,
@@ -159,27 +154,38 @@ class Store:
             response.previous_response_id,
             _conversation_id(response),
             origin.position,
-            time.time(),
+            now,
             response.status,
             self.server_id,
             rows.to_json(response),
             rows.to_json(stored.input),
-            request,
+            None if request is None else rows.to_json(request),
             rows.tokens_column(stored.tokens),
         )
-        return [Statement(say.BEGIN, row), *self._indexed(response.id, stored.input)]
+        yield Statement(say.BEGIN, row)
+        yield from self._indexed(response.id, stored.input, now)
 
-    def _indexed(self, response_id: str, items: Iterable[Item]) -> list[Statement]:
-        now = time.time()
-        known = rows.known_ids(items)
-        return [Statement(say.INDEX, (response_id, name, now, self.server_id)) for name in known]
+    def _at_the_end(self, stored: StoredResponse, block: Block | None, now: float) -> Iterator[Statement]:
+        response = stored.response
+        if response.store and block is not None:
+            yield self._appended(response.id, block)
+        if response.store:
+            yield from self._indexed(response.id, response.output, now)
+        if response.conversation is not UNSET:
+            yield from self._added(stored, response.conversation.id, now)
+        if response.store:
+            yield self._ended(stored, now)
+
+    def _indexed(self, response_id: str, items: Iterable[Item], now: float) -> Iterator[Statement]:
+        for name in rows.known_ids(items):
+            yield Statement(say.INDEX, (response_id, name, now, self.server_id))
 
     def _appended(self, response_id: str, block: Block) -> Statement:
         return Statement(say.APPEND, (response_id, block.first, block.count, block.data, self.server_id))
 
-    def _added(self, stored: StoredResponse, conversation_id: str) -> Iterable[Statement]:
+    def _added(self, stored: StoredResponse, conversation_id: str, now: float) -> Iterator[Statement]:
         """What a response adds to its conversation, which it holds no longer."""
-        response_id, now = stored.response.id, time.time()
+        response_id = stored.response.id
         if stored.response.status in ("completed", "incomplete"):
             items = stored.items
             yield Statement(say.GROW, (conversation_id, len(items), response_id, self.server_id))
@@ -191,10 +197,10 @@ class Store:
                 yield Statement(say.ADD, (conversation_id, *what, response_id, self.server_id))
         yield say.unlock(conversation_id, response_id, self.server_id)
 
-    def _ended(self, stored: StoredResponse) -> Statement:
+    def _ended(self, stored: StoredResponse, now: float) -> Statement:
         response = stored.response
         known = rows.tokens_column(stored.tokens), rows.results_column(stored.results)
-        end = (response.id, response.status, rows.to_json(response), *known, time.time(), self.server_id)
+        end = (response.id, response.status, rows.to_json(response), *known, now, self.server_id)
         return Statement(say.END, end)
 
     # Reading

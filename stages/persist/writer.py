@@ -12,10 +12,11 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeAlias
 
 from pipeline.errors import StoreFailed
 from stages.persist.database import Database, Statement, Unavailable, Unit
@@ -26,6 +27,9 @@ GROUP = 500
 LIMIT = 64 * 2**20
 """Bytes that may wait for the database before new responses are refused."""
 
+UNKNOWN = 2**14
+"""What a change is taken to weigh, in bytes, until its statements are made."""
+
 PAUSES = (0.1, 2.0)
 """Seconds between two tries while the database cannot be reached: each twice the one before, from, to."""
 
@@ -35,6 +39,9 @@ SLOW = 1.0
 READ_PATIENCE = 3.0
 """Seconds that a read waits for the changes it has to see."""
 
+Statements: TypeAlias = Iterable[Statement] | Callable[[], Iterable[Statement]]
+"""What a change says, or how to make that in a thread: of a large response it takes long."""
+
 _SIZED = (str, bytes)
 
 _log = logging.getLogger(__name__)
@@ -42,17 +49,25 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Change:
-    """A unit on its way to disk; ``keys`` are the ids of what it changes, the first one names it in logs."""
+    """A unit on its way to disk; ``keys`` are the ids of what it changes, the first one names it in logs.
 
-    unit: Unit
+    Of statements that are still to be made, ``unit`` knows nothing yet, and ``size`` is a guess.
+    """
+
+    statements: Statements
     keys: tuple[str, ...]
+    is_urgent: bool
     done: asyncio.Future[None]
-    size: int
+    unit: Unit | None = None
+    size: int = UNKNOWN
     rows_changed: tuple[int, ...] = ()
 
-    @property
-    def is_urgent(self) -> bool:
-        return self.unit.counted
+    def made(self) -> Unit:
+        """The unit, made of its statements where that was not done before."""
+        if self.unit is None:
+            statements = self.statements() if callable(self.statements) else self.statements
+            self.unit = Unit(tuple(statements), counted=self.is_urgent)
+        return self.unit
 
 
 class Writer:
@@ -83,24 +98,28 @@ class Writer:
         if self.backlog > LIMIT:
             raise StoreFailed("The store cannot keep up: too much waits to be written.")
 
-    def queue(self, statements: Iterable[Statement], *keys: str) -> asyncio.Future[None]:
+    def queue(self, statements: Statements, *keys: str) -> asyncio.Future[None]:
         """Have a lasting change carried out behind those that wait; nobody needs to look at the future."""
-        return self._queued(Unit(tuple(statements)), keys).done
+        return self._queued(statements, keys).done
 
-    async def carry_out(self, statements: Iterable[Statement], *keys: str, is_first: bool = False) -> tuple[int, ...]:
+    async def carry_out(self, statements: Statements, *keys: str, is_first: bool = False) -> tuple[int, ...]:
         """Carry out an urgent change: how many rows each of its statements changed; `StoreFailed` if it was not.
 
         One that ``is_first`` goes ahead of all that waits.  A change whose caller is cancelled is carried out all the
         same.
         """
-        change = self._queued(Unit(tuple(statements), counted=True), keys, is_first=is_first)
+        change = self._queued(statements, keys, is_urgent=True, is_first=is_first)
         self._wakened.set()
         await asyncio.shield(change.done)
         return change.rows_changed
 
-    def _queued(self, unit: Unit, keys: tuple[str, ...], *, is_first: bool = False) -> _Change:
+    def _queued(
+        self, statements: Statements, keys: tuple[str, ...], *, is_urgent: bool = False, is_first: bool = False
+    ) -> _Change:
         self.check_open()
-        change = _Change(unit, keys, asyncio.get_running_loop().create_future(), _size(unit))
+        change = _Change(statements, keys, is_urgent, asyncio.get_running_loop().create_future())
+        if not callable(statements):
+            change.size = _size(change.made())
         if is_first:
             self._queue.appendleft(change)
         else:
@@ -165,7 +184,7 @@ class Writer:
         self._wakened.clear()
         self._try_began = time.monotonic()
         try:
-            counts = await self._database.write([change.unit for change in group])
+            counts = await self._database.write(await self._units(group))
         except Unavailable as exc:
             self._outage(exc)
             return False
@@ -182,6 +201,17 @@ class Writer:
         self._alone = max(0, self._alone - 1)
         self._over()
         return True
+
+    async def _units(self, group: Sequence[_Change]) -> list[Unit]:
+        """The units of a group, made in a thread where they are still to be made."""
+        unmade = [change for change in group if change.unit is None]
+        if unmade:
+            await asyncio.to_thread(lambda: [change.made() for change in unmade])
+        for change in unmade:
+            size = _size(change.made())
+            self.backlog += size - change.size
+            change.size = size
+        return [change.made() for change in group]
 
     def _take_out(self, change: _Change) -> asyncio.Future[None]:
         """The future of a change that no longer waits."""
