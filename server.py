@@ -35,7 +35,7 @@ from pipeline.plugins import Install, WrongPlugin, load
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.tools import HOSTED
-from pipeline.recorder import make_folder
+from pipeline.recording.recorder import make_folder
 from stages.chat.load import ChatModelsNeedVllm, ChatOptions, WrongChatOptions, load_chat_model, read_config
 from stages.chat.model import ChatModel
 from stages.chat.parsers import UnknownParser

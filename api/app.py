@@ -23,7 +23,7 @@ from pipeline.core import Pipeline
 from pipeline.errors import ModelNotFound
 from pipeline.protocol.body import shortened
 from pipeline.protocol.events import ResponseEvent
-from pipeline.sampled import ALWAYS, Condition
+from pipeline.recording.sampled import ALWAYS, Condition
 from stages.openresponses import open_responses
 
 DIALECTS: dict[str, Pipeline[ResponseEvent, Any] | None] = {

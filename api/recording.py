@@ -14,8 +14,8 @@ from typing import Any
 
 from api.settings import Settings
 from pipeline.record import FORMAT, Encoding, Header
-from pipeline.recorder import Recorder
-from pipeline.redact import Redaction
+from pipeline.recording.recorder import Recorder
+from pipeline.recording.redact import Redaction
 from stages.chat.load import ChatOptions
 from stages.redacted import WithoutTexts, harmony_words
 

@@ -51,7 +51,7 @@ from pipeline.protocol.reading import read_request
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
 from pipeline.record import replay
-from pipeline.sampled import ALWAYS, Condition
+from pipeline.recording.sampled import ALWAYS, Condition
 from stages.persist.live import LiveResponse, replayed
 from stages.persist.store import Server, Store, StoredResponse
 

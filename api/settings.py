@@ -21,7 +21,7 @@ from pydantic_settings import (
 )
 
 from pipeline.record import FILES
-from pipeline.sampled import ALWAYS, Condition
+from pipeline.recording.sampled import ALWAYS, Condition
 from stages.chat.load import ChatOptions
 from stages.guard import AllowedNetworks
 

@@ -19,8 +19,8 @@ from pipeline.frames import Conversation, GenerationFinished, GenerationStarted,
 from pipeline.protocol.response import Response
 from pipeline.protocol.tools import Toolset
 from pipeline.record import Failure
-from pipeline.redact import Redaction
-from pipeline.texts import shape, without_texts
+from pipeline.recording.redact import Redaction
+from pipeline.recording.texts import shape, without_texts
 from stages.harmony import MESSAGE, TEXT_TOKENS, HarmonyEncoding, load_encoding
 
 CHANNELS = ("analysis", "commentary", "final")

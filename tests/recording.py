@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.record import FILES, FORMAT, Header, Recording, read_recording
-from pipeline.recorder import Recorder
+from pipeline.recording.recorder import Recorder
 from stages.generate.engine import Engine
 from stages.harmony import HarmonyEncoding
 from tests.serving import Served, serving

@@ -19,7 +19,7 @@ from api.runs import Runs
 from pipeline.core import Pipeline
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
-from pipeline.sampled import ALWAYS, Condition
+from pipeline.recording.sampled import ALWAYS, Condition
 from stages.chat.model import ChatModel
 from stages.converse.exchange import Limits
 from stages.converse.tools import Toolbox

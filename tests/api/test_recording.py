@@ -24,7 +24,7 @@ from pipeline.frames import (
 )
 from pipeline.protocol.events import DONE, Delta, to_sse
 from pipeline.record import replay_recording
-from pipeline.sampled import Condition
+from pipeline.recording.sampled import Condition
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.persist.live import LiveResponses

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from pipeline.frames import Conversation, FunctionCallOpened, ItemClosed, ItemDelta, ItemTokens, TokenChunk, TokenFrame
 from pipeline.record import FILES, line, read_frames
-from pipeline.redact import without_secrets
+from pipeline.recording.redact import without_secrets
+from pipeline.recording.texts import shape
 from pipeline.secret import unread
-from pipeline.texts import shape
 from stages.harmony import MESSAGE, RETURN, HarmonyEncoding
 from stages.parse.harmony import ParseHarmony
 from stages.redacted import HarmonyWords, WithoutTexts, harmony_words

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pipeline.frames import TokenChunk
 from pipeline.record import FORMAT, Header
-from pipeline.redact import Redaction
-from pipeline.take import BEGUN, OVER, Take
+from pipeline.recording.redact import Redaction
+from pipeline.recording.take import BEGUN, OVER, Take
 
 
 def test_a_lost_take_is_left_as_it_is(tmp_path: Path) -> None:

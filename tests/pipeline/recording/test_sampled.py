@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from pipeline.frames import Origin
-from pipeline.sampled import ALWAYS, Condition
+from pipeline.recording.sampled import ALWAYS, Condition
 
 IDS = [f"resp_{sha256(bytes([number % 256, number // 256])).hexdigest()[:32]}" for number in range(1000)]
 

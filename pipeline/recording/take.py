@@ -19,7 +19,7 @@ import msgspec
 from pipeline.frames import GenerationStarted, ItemDelta, Prompt, ResponseStarted, TokenChunk, ToolFrame
 from pipeline.protocol.events import DELTAS, TerminalEvent
 from pipeline.record import FILES, End, Failure, Header, line
-from pipeline.redact import Redaction, request_told, without_secrets
+from pipeline.recording.redact import Redaction, request_told, without_secrets
 
 logger = logging.getLogger(__name__)
 

@@ -30,9 +30,9 @@ from pipeline.logs import current_response
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
 from pipeline.record import FILES, FORMAT, Failure, Header, replay
-from pipeline.redact import Redact, Redaction
-from pipeline.sampled import ALWAYS, Condition
-from pipeline.take import BEGUN, OVER, Take, Track
+from pipeline.recording.redact import Redact, Redaction
+from pipeline.recording.sampled import ALWAYS, Condition
+from pipeline.recording.take import BEGUN, OVER, Take, Track
 
 logger = logging.getLogger(__name__)
 
