@@ -13,6 +13,7 @@ import typing
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from pipeline.faults import name_stage, running
@@ -61,11 +62,16 @@ class Step:
 
     def accepts(self) -> Junction:
         """The frames this step takes in."""
-        return junctions(self.name, self.stage)[0]
+        return self._junctions[0]
 
     def emits(self) -> Junction:
         """The frames this step gives out."""
-        return junctions(self.name, self.stage)[1]
+        return self._junctions[1]
+
+    @cached_property
+    def _junctions(self) -> tuple[Junction, Junction]:
+        """Read once: every edit checks all steps, most of which it has not changed."""
+        return junctions(self.name, self.stage)
 
     @property
     def is_open(self) -> bool:

@@ -9,20 +9,19 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from time import monotonic
-
-import aiohttp
-from aiohttp.abc import AbstractResolver
+from typing import TYPE_CHECKING
 
 from pipeline.errors import InvalidRequest
 from pipeline.protocol.body import shortened
-from stages.fetch import Fetcher, NotFetched, read_start
 from stages.guard import NOTHING_ALLOWED, AllowedNetworks
-from stages.images import LARGEST_IMAGE, NoImage, as_data_url, is_data_url
+from stages.images import NoImage, is_data_url
+
+if TYPE_CHECKING:
+    from aiohttp.abc import AbstractResolver
 
 LARGEST_SUM = 128 << 20
 """Characters of all data URLs of a prompt: twice what a few images of the largest size take."""
 
-_HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; penstock)", "Accept": "image/png,image/jpeg,image/webp,image/gif"}
 _AT_ONCE = 8
 """Of one conversation: another one does not wait for servers that are slow to this one."""
 _KEPT_CHARACTERS = 64 << 20
@@ -76,18 +75,16 @@ class Images:
             return kept
         try:
             image = await self._fetch(url)
-        except (NotFetched, NoImage) as error:
+        except NoImage as error:
             message = f"The image at {shortened(url)} could not be fetched. {error}"
             raise InvalidRequest(message, param="input") from error
         self._keep(url, image)
         return image
 
     async def _fetch(self, url: str) -> str:
-        fetcher = Fetcher(_HEADERS, self._allowed, self._resolver)
-        try:
-            return await fetcher.fetch(url, _read)
-        finally:
-            await fetcher.close()
+        from stages.render.chat.fetch import fetch_image  # noqa: PLC0415 - a replay, which fetches nothing, starts sooner
+
+        return await fetch_image(url, self._allowed, self._resolver)
 
     def _found(self, url: str) -> str | None:
         if url not in self._kept:
@@ -109,10 +106,3 @@ class Images:
 
     def _drop(self, url: str) -> None:
         self._size -= len(self._kept.pop(url)[1])
-
-
-async def _read(answer: aiohttp.ClientResponse) -> str:
-    image = await read_start(answer.content, LARGEST_IMAGE + 1)
-    if len(image) > LARGEST_IMAGE:
-        raise NoImage(f"It is larger than {LARGEST_IMAGE >> 20} MiB.")
-    return await asyncio.to_thread(as_data_url, image)

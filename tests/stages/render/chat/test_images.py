@@ -11,6 +11,7 @@ from aiohttp import web
 from pipeline.errors import InvalidRequest
 from stages import images as limits
 from stages.guard import NOTHING_ALLOWED, AllowedNetworks
+from stages.render.chat import fetch
 from stages.render.chat import images as fetching
 from stages.render.chat.images import Images
 from tests.pictures import BLUE, IMAGES, data_url, png
@@ -133,10 +134,10 @@ async def test_a_failure_tells_the_url_and_the_reason_alone(url: str) -> None:
 
 async def test_an_image_of_the_web_has_a_size_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One byte more than may be is too large."""
-    for module in (fetching, limits):
+    for module in (fetch, limits):
         monkeypatch.setattr(module, "LARGEST_IMAGE", len(png()))
     assert await Images(LOCAL).resolve(f"{url}/a") == PICTURE
-    monkeypatch.setattr(fetching, "LARGEST_IMAGE", len(png()) - 1)
+    monkeypatch.setattr(fetch, "LARGEST_IMAGE", len(png()) - 1)
     assert "larger" in await refusal(f"{url}/a")
 
 
