@@ -60,7 +60,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _other(chosen: argparse.Namespace) -> Lines:
     if chosen.other is None:
-        return replayed(asyncio.run(rerun(chosen.one, chosen.since, chosen.upto, load(chosen.plugins))))
+        replay = asyncio.run(rerun(chosen.one, chosen.since, chosen.upto, load(chosen.plugins)))
+        for note in filter(None, (replay.note, replay.left_out)):
+            print(f"penstock: {replay.path}: {note}", file=sys.stderr)
+        return replayed(replay)
     if chosen.since or chosen.upto or chosen.plugins:
         raise NoReplay("--from, --to and --with are for a replay: leave the second recording out")
     return recorded(chosen.other)

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from pipeline.commands.rerun import NoReplay
 from pipeline.commands.story import Story, tell
+from pipeline.faults import name_stage
 from pipeline.plugins import Install, WrongPlugin, load
 from pipeline.protocol.events import DONE, Event, to_sse
 from pipeline.record import SOURCES, Abandoned, End, Failure, line
@@ -26,10 +27,11 @@ def main(arguments: Sequence[str]) -> None:
     """Replay recordings, and show what comes of them; ends with status 1 if a stage raised."""
     parser = _parser()
     chosen = parser.parse_args(arguments)
-    logging.getLogger("stages").addHandler(logging.NullHandler())  # what they log is in what is shown
+    bugs = _Bugs()
+    logging.getLogger("stages").addHandler(bugs)  # what else they log is in what is shown
     try:
         install = load(chosen.plugins)
-        faults = [_replay(path, chosen, install) for path in chosen.paths]
+        faults = [_replay(path, chosen, install, bugs) for path in chosen.paths]
     except (NoReplay, WrongPlugin) as error:
         print(f"penstock: {error}", file=sys.stderr)
         sys.exit(2)
@@ -73,8 +75,21 @@ def _speed(text: str) -> float | None:
     return speed
 
 
-def _replay(path: Path, chosen: argparse.Namespace, install: Install) -> bool:
+class _Bugs(logging.Handler):
+    """What stages raised and made an event of themselves: as `emit` does where one ahead of it has lost a frame."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.met: list[Exception] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and isinstance(record.exc_info[1], Exception):
+            self.met.append(record.exc_info[1])
+
+
+def _replay(path: Path, chosen: argparse.Namespace, install: Install, bugs: _Bugs) -> bool:
     """Show one recording; tells whether a stage raised."""
+    bugs.met.clear()
     story = asyncio.run(tell(path, chosen.since, chosen.upto, install))
     for note in filter(None, (story.note, story.left_out)):
         print(f"penstock: {story.path}: {note}", file=sys.stderr)
@@ -86,12 +101,13 @@ def _replay(path: Path, chosen: argparse.Namespace, install: Install) -> bool:
         from pipeline.commands.timeline import show  # noqa: PLC0415 - rich is not imported where nobody looks at it
 
         show(paced, story, chosen.speed, full=chosen.full)
-    if story.fault:
-        stage, error = story.fault
+    if story.fault or (bugs.met and not story.end.failure):
+        stage, error = story.fault or (name_stage(bugs.met[0]), bugs.met[0])
         last = traceback.extract_tb(error.__traceback__)[-1]
         told = f"stage {stage} raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
         print(f"penstock: {story.path}: {told}", file=sys.stderr)
-    return story.fault is not None
+        return True
+    return False
 
 
 def paced(timed: Iterable[tuple[float | None, Shown]], speed: float | None) -> Iterator[Shown]:

@@ -67,7 +67,7 @@ async def rerun(path: Path, since: str | None = None, upto: str | None = None, i
     model = model_of(header, files.get("generate"))
     pipeline = install(model.pipeline)
     unreadable = since == "parse" and not model.spelling
-    since, note = (_checked(path, files, since), "") if since and not unreadable else _best(files, model)
+    since, note = (_checked(path, files, since), "") if since and not unreadable else _best(path, files, model)
     source = next(behind for behind in SOURCES[since] if behind in files)
     recording = read_recording(files[source], FILES[source][1])
     turns: dict[str, list[Any]] = {}
@@ -102,18 +102,18 @@ def recorded_files(path: Path) -> dict[str, Path]:
     if found:
         return found
     if path.is_file():
-        raise UnreadableRecording(path, None, f"it is the name of a file that says what is in it: {', '.join(stages)}")
+        raise UnreadableRecording(path, None, f"a file of a recording is told by its name, one of {', '.join(stages)}")
     problem = f"there is no recording here: none of {', '.join(stages)}" if path.is_dir() else "there is nothing here"
     raise UnreadableRecording(path, None, problem)
 
 
-def _best(files: dict[str, Path], model: RecordedModel) -> tuple[str, str]:
+def _best(path: Path, files: dict[str, Path], model: RecordedModel) -> tuple[str, str]:
     """The first stage that can go on without a model and without tools, and why it is not the parser."""
     if "generate" in files and "converse" not in files and model.spelling:
         return "parse", ""
     stage = next((stage for stage in ("emit", "persist", "parse") if _has_source(files, stage)), "")
     if stage == "parse" or not stage:
-        raise NoReplay(_why_not_parsed(model) if stage else "nothing of the answer was recorded")
+        raise NoReplay(f"{path}: {_why_not_parsed(model) if stage else 'nothing of the answer was recorded'}")
     return stage, _why_not_parsed(model) if not model.spelling and "generate" in files else ""
 
 

@@ -217,7 +217,7 @@ class Timeline:
         if story.end.failure and not story.fault:
             yield Text(f"the recorded stream failed here: {_failure(story.end.failure)}", ALARM)
         if story.end.abandoned:
-            yield Text("the client left here", ALARM)
+            yield Text("nobody read on from here", ALARM)
         if story.fault:
             stage, error = story.fault
             yield Text(f"stage {stage} raised {type(error).__name__}: {error}", ALARM)

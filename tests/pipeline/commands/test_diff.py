@@ -26,6 +26,7 @@ from tests.pipeline.commands.conftest import Command
 FIXTURES = Path(__file__).parents[3] / "fixtures/harmony"
 CASES = sorted(FIXTURES.glob("*/"), key=lambda case: case.name)
 RECORDING = FIXTURES / "function_call"
+CHAT = FIXTURES.parent / "chat/gemma4_call"
 NAMES = ["function_call", "greeting", "served_python", "stray_markers_in_content", "logprobs"]
 
 
@@ -151,6 +152,13 @@ def test_other_pieces_are_told(penstock: Command, tmp_path: Path) -> None:
     write_frames(tmp_path / "tokens.jsonl", rechunked(frames, repeat(4)), Header(FORMAT, "tiny-gpt-oss"))
     told = penstock("diff", RECORDING, tmp_path)
     assert (told.status, told.out) == (0, b"the same, in other pieces: tokens.jsonl\n")
+
+
+def test_what_was_not_replayed_is_told(penstock: Command) -> None:
+    """The same is then only what was compared."""
+    told = penstock("diff", CHAT)
+    assert (told.status, told.out) == (0, b"")
+    assert told.err.startswith(f"penstock: {CHAT}: only a model of its kind can read its tokens")
 
 
 @pytest.mark.parametrize(

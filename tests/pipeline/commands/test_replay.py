@@ -26,7 +26,7 @@ SERVED = ROOT / "fixtures/harmony/served_python"
 CHAT = ROOT / "fixtures/chat/gemma4_call"
 
 PLUGINS = """
-from pipeline.frames import ItemDelta
+from pipeline.frames import ItemDelta, TurnFinished
 
 async def shout(source):
     async for frame in source:
@@ -37,6 +37,11 @@ async def fail(source):
         if isinstance(frame, ItemDelta):
             raise ValueError("not this one")
         yield frame
+
+async def lose(source):
+    async for frame in source:
+        if not isinstance(frame, TurnFinished):
+            yield frame
 """
 
 
@@ -130,6 +135,14 @@ def test_a_stage_that_raises_is_named(penstock: Command, install: Callable[[str]
     assert "Traceback" not in replayed.err
 
 
+def test_a_stage_that_loses_a_frame_is_told_by_the_rule(penstock: Command, install: Callable[[str], str]) -> None:
+    """The stage behind it ends the response; of another recording in the same command nothing is said."""
+    replayed = penstock("replay", RECORDING, "--sse", "--with", install("lose"))
+    assert [event.__struct_config__.tag for event in read_sse(replayed.out)][-1] == "response.failed"
+    assert "stage emit raised InvariantBroken: every turn ends with TurnFinished (" in replayed.err
+    assert (replayed.status, replayed.err.count("\n")) == (1, 1)
+
+
 IN_BETWEEN = """
 from collections.abc import AsyncGenerator, AsyncIterator
 from pipeline.frames import TokenChunk, TokenFrame
@@ -205,7 +218,7 @@ def test_where_a_client_left_its_replay_ends(penstock: Command, tmp_path: Path) 
     replayed = penstock("replay", path, "--sse")
     assert replayed.status == 0
     assert b"[DONE]" not in replayed.out
-    assert "the client left here" in penstock("replay", path).out.decode()
+    assert "nobody read on from here" in penstock("replay", path).out.decode()
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1000)), max_size=20), st.floats(0.1, 10))
@@ -231,12 +244,12 @@ def test_each_frame_has_its_time(times: list[float | None], speed: float) -> Non
     [
         (["fixtures/harmony/nothing"], "penstock: fixtures/harmony/nothing: there is nothing here"),
         (["fixtures/harmony"], "penstock: fixtures/harmony: there is no recording here: none of conversation.jsonl"),
-        (["README.md"], "penstock: README.md: it is the name of a file that says what is in it"),
+        (["README.md"], "penstock: README.md: a file of a recording is told by its name, one of"),
         ([RECORDING, "--from", "parsing"], "penstock: a replay begins with one of converse, render, generate, parse"),
         ([RECORDING, "--to", "parsing"], "penstock: no stage named 'parsing'; there are parse, emit, persist"),
         ([SERVED, "--from", "parse"], "penstock: tools ran between the turns of"),
         ([RECORDING / "parsed.jsonl", "--from", "parse"], "penstock: parse reads tokens.jsonl, which is not in"),
-        ([RECORDING / "prompt.jsonl"], "penstock: nothing of the answer was recorded"),
+        ([RECORDING / "prompt.jsonl"], f"penstock: {RECORDING}/prompt.jsonl: nothing of the answer was recorded"),
         (
             [RECORDING / "prompt.jsonl", "--from", "generate"],
             "penstock: --from generate asks a model, and what it said",

@@ -170,6 +170,24 @@ def test_bad_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().err.startswith(f"penstock: {tmp_path}/tokens.jsonl:4: ")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--with", "nothing"], "--with nothing: "),
+        (["nowhere/page.html"], "nowhere/page.html: the page cannot be written: "),
+    ],
+)
+def test_what_cannot_be_shown_is_told_in_a_line(
+    arguments: list[str], problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The status is 2, as that of the other commands is."""
+    with pytest.raises(SystemExit) as ended:
+        penstock(["inspect", HARMONY / "greeting", *arguments], monkeypatch)
+    told = capsys.readouterr().err
+    assert (ended.value.code, told.count("\n")) == (2, 1)
+    assert told.startswith(f"penstock: {problem}")
+
+
 async def test_nothing_recorded(tmp_path: Path) -> None:
     """A folder without a recording is none."""
     with pytest.raises(UnreadableRecording):
