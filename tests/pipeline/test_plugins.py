@@ -30,6 +30,8 @@ from typing import TypeVar
 
 import words
 from pipeline.frames import ItemDelta, ParsedFrame
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.request import CreateResponse
 
 Frame = TypeVar("Frame")
 
@@ -100,6 +102,24 @@ def beheaded(pipeline):
 
 def curtailed(pipeline):
     return pipeline.upto("emit")
+
+
+async def from_numbers(source: AsyncIterator[int]) -> AsyncGenerator[CreateResponse, None]:
+    async for number in source:
+        yield CreateResponse(input=str(number))
+
+
+async def lengths(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[int, None]:
+    async for event in source:
+        yield len(str(event))
+
+
+def unasked(pipeline):
+    return pipeline.before("normalize", "from numbers", from_numbers)
+
+
+def untold(pipeline):
+    return pipeline.after("persist", "lengths", lengths)
 
 
 def failing(pipeline):
@@ -213,6 +233,8 @@ def test_what_cannot_be_found_is_told(name: str, told: str) -> None:
         ("torn", "persist is gone, which the server needs: `replace` it instead"),
         ("beheaded", "normalize is gone"),
         ("curtailed", "persist is gone"),
+        ("unasked", "the server -> from numbers: the server gives CreateResponse, and from numbers takes int"),
+        ("untold", "lengths -> the server: lengths gives int, and the server takes ResponseEvent"),
         ("failing", "it raised ZeroDivisionError: integer division or modulo by zero ("),
     ],
 )

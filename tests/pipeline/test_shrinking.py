@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pipeline.case import Case, Token, Turn, read_case, request_of
 from pipeline.frames import GenerationFinished, GenerationStarted
@@ -155,6 +157,36 @@ def test_a_tool_that_is_needed_stays() -> None:
     found, _ = driven(shrink(case), needs_weather)
     assert [tool.name for tool in found.turns[0].started.tools.tools] == ["get_weather"]
     assert [tool["name"] for tool in found.turns[0].started.response.tools] == ["get_weather"]
+
+
+def test_what_an_inner_tool_has_in_common_with_an_outer_one_is_its_name_alone() -> None:
+    """A function goes without its namesake in a namespace, which goes with that."""
+    case = read_case(HARMONY / "calls_in_and_out_of_namespaces")
+    inner = next(tool for tool in case.turns[0].started.tools.tools if tool.namespace == "agents")
+    outer = {"type": "function", "name": inner.name, "parameters": None, "strict": None, "description": None}
+    assert case.conversation
+    given = replace(case.conversation.response, tools=(*case.conversation.response.tools, outer))
+    tools = replace(case.conversation.tools, tools=(*case.conversation.tools.tools, replace(inner, namespace=None)))
+    both = dataclasses.replace(case, conversation=replace(case.conversation, response=given, tools=tools))
+
+    def needs_inner(tried: Case) -> bool:
+        assert tried.conversation
+        return any((tool.namespace, tool.name) == ("agents", inner.name) for tool in tried.conversation.tools.tools)
+
+    found, _ = driven(shrink(both), needs_inner)
+    assert found.conversation
+    assert {tool.namespace for tool in found.conversation.tools.tools} == {"agents"}
+    assert [tool["type"] for tool in found.conversation.response.tools] == ["namespace"]
+
+
+def test_a_server_of_tools_goes_with_the_tool_that_named_it() -> None:
+    """Otherwise its tools would still be offered."""
+    case = read_case(HARMONY / "served_mcp")
+    assert case.conversation
+    assert case.conversation.tools.servers
+    found, _ = driven(shrink(case), lambda tried: True)
+    assert found.conversation
+    assert (found.conversation.tools.servers, found.conversation.response.tools) == ((), ())
 
 
 def test_a_conversation_that_is_none_is_named(tmp_path: Path) -> None:

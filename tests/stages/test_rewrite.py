@@ -6,7 +6,15 @@ import re
 
 import pytest
 
-from pipeline.frames import ItemClosed, ItemDelta, MessageOpened, ParsedFrame
+from pipeline.frames import (
+    FunctionCallOpened,
+    ItemClosed,
+    ItemDelta,
+    MessageOpened,
+    ParsedFrame,
+    ReasoningOpened,
+    RefusalOpened,
+)
 from stages.rewrite import Rewriter
 
 
@@ -32,6 +40,15 @@ def rewritten(held: re.Pattern[str], *pieces: str) -> list[str]:
 def test_any_pattern_says_what_is_held(held: re.Pattern[str]) -> None:
     """Its flags may stand in it, and so may comments and alternatives."""
     assert rewritten(held, "SEC", "RET", " 1") == ["[] 1"]
+
+
+@pytest.mark.parametrize("opened", [MessageOpened(), ReasoningOpened(), RefusalOpened()])
+def test_what_people_read_is_rewritten(opened: ParsedFrame) -> None:
+    """Thoughts and refusals as well; arguments of calls are not."""
+    for first, text in ((opened, "A"), (FunctionCallOpened("call_1", "f"), "a")):
+        rewriter = Rewriter(str.upper, re.compile("x"))
+        assert list(rewriter.feed(first)) == [first]
+        assert list(rewriter.feed(ItemDelta("a"))) == [ItemDelta(text)]
 
 
 def test_what_was_held_belongs_to_its_item() -> None:

@@ -45,6 +45,16 @@ def test_either_sign_of_too_much_to_do_is_enough(busy: float, late: float) -> No
     assert [pace.feed(busy, late) for _ in range(5)] == [2, 4, 8, 8, 8]
 
 
+@pytest.mark.parametrize(
+    ("busy", "late"), [(BUSY, 0.0), (FREE, 0.0), (0.0, LATE), (0.0, PUNCTUAL)], ids=lambda value: f"{value:g}"
+)
+def test_a_loop_that_is_neither_busy_nor_free_keeps_its_pace(busy: float, late: float) -> None:
+    """One that has time, but not on time, shares its processor still."""
+    pace = Pace()
+    pace.feed(1.0, 0.0)
+    assert pace.feed(busy, late) == 2
+
+
 @given(st.floats(0, 1))
 def test_a_steady_load_finds_a_steady_pace(work: float) -> None:
     """Where work goes down with the interval, but never by more than half, the interval does not swing."""
