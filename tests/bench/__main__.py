@@ -1,6 +1,7 @@
 """What penstock costs, beside vLLM's own frontend, and whether that is what was promised.
 
     python -m tests.bench [--quick] [--write] [PART...]
+    python -m tests.bench [--quick] [--write] --model MODEL [--engine "OPTIONS"] [--streams N]
 
 `tests/bench/METHOD.md` says how it is measured.
 """
@@ -10,60 +11,87 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import shlex
+import sys
 from pathlib import Path
 
 import uvloop
 
 from stages.harmony import load_encoding
+from tests.bench.engines import engines
 from tests.bench.loopback import QUIET
-from tests.bench.measuring import PARTS, Found, measured
-from tests.bench.report import document, goals_table, write
+from tests.bench.measuring import PARTS, Found, attempt, measured
+from tests.bench.report import goals_table, keep, machine, section
 
-FOLDER = Path("build/bench")
-README = Path(__file__).with_name("README.md")
+FOLDER, KEPT = Path("build/bench"), Path(__file__).parent
 DETAILS = ("tokens", "chat", "log", "validation")
 
 
-def details(names: list[str], found: Found) -> None:
-    """Tables of ours alone, which answer no goal."""
+async def details(name: str) -> dict[str, str]:
+    """Tables of ours alone, which answer no goal, by their titles."""
     from tests.bench.chat import chat_figures  # noqa: PLC0415 - each brings much with it
     from tests.bench.log import log_figures  # noqa: PLC0415
     from tests.bench.tokens import package_encoding, token_table, variant_table  # noqa: PLC0415
     from tests.bench.validation import validation_figures  # noqa: PLC0415
 
-    if "tokens" in names:
-        package_encoding()
-        found.tables["our stages behind the engine"] = uvloop.run(token_table())
-        found.tables["items of every kind"] = uvloop.run(variant_table())
-    if "chat" in names:
-        found.tables["chat models"] = uvloop.run(chat_figures())
-    if "log" in names:
-        found.tables["the event log"] = log_figures()
-    if "validation" in names:
-        found.tables["validation"] = uvloop.run(validation_figures())
+    match name:
+        case "tokens":
+            package_encoding()
+            return {"Our stages behind the engine": await token_table(), "Items of every kind": await variant_table()}
+        case "chat":
+            return {"Chat models": await chat_figures()}
+        case "log":
+            return {"The event log": log_figures()}
+        case _:
+            return {"Validation": await validation_figures()}
 
 
-def main() -> None:
-    """Measure what is asked for, and tell."""
-    parser = argparse.ArgumentParser(prog="python -m tests.bench")
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, *DETAILS, []], help="what to measure; all of it if none")
-    parser.add_argument("--quick", action="store_true", help="less of each, and no tables of details")
-    parser.add_argument("--write", action="store_true", help=f"keep the tables in {README.name} beside this file")
-    asked = parser.parse_args()
-    os.environ.update(QUIET)
-    FOLDER.mkdir(parents=True, exist_ok=True)
+async def with_engines(asked: argparse.Namespace) -> dict[str, Found]:
+    """Both servers over real engines of a model."""
+    rounds, load = (1, (8, 128)) if asked.quick else (5, (asked.streams, 1_000))
+    compared = await engines(asked.model, shlex.split(asked.engine), FOLDER, rounds, load)
+    title = f"Real engines: {Path(asked.model).name}, {load[1]} tokens a stream"
+    return {"engines": Found(comparisons={title: compared})}
+
+
+async def without(asked: argparse.Namespace) -> dict[str, Found]:
+    """What is measured over engines that are none."""
     load_encoding()
     gc.collect()
     gc.freeze()  # as a server does once it is up
     parts = asked.parts or [*PARTS, *(() if asked.quick else DETAILS)]
-    found = uvloop.run(measured([part for part in PARTS if part in parts], FOLDER, is_quick=asked.quick))
-    details(parts, found)
-    write(found, FOLDER)
-    print(document(found))
-    if asked.write:
-        README.write_text(document(found))
-    print(goals_table(found))
+    results = await measured([part for part in PARTS if part in parts], FOLDER, is_quick=asked.quick)
+    for name in [name for name in DETAILS if name in parts]:
+        results[name] = Found()
+        await attempt(name, results[name], tabulate(name, results[name]))
+    return results
+
+
+async def tabulate(name: str, found: Found) -> None:
+    """Find such tables."""
+    found.tables = await details(name)
+
+
+def main() -> int:
+    """Measure what is asked for, and tell; returns 1 where a part of it failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench")
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, *DETAILS, []], help="what to measure; all of it if none")
+    parser.add_argument("--quick", action="store_true", help="less of each, and no tables of details")
+    parser.add_argument("--write", action="store_true", help=f"write to {KEPT.name}/ beside this file, not to {FOLDER}")
+    parser.add_argument("--model", help="measure `penstock serve` beside `vllm serve`, both with this model")
+    parser.add_argument("--engine", default="", help="options for both, in one word: '--dtype bfloat16 ...'")
+    parser.add_argument("--streams", type=int, default=32, help="at a time, with --model")
+    asked = parser.parse_args()
+    os.environ.update(QUIET)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    results = uvloop.run(with_engines(asked) if asked.model else without(asked))
+    where = machine(is_quick=asked.quick)
+    for name, found in results.items():
+        found.where = where
+        print(section(name, found), end="\n\n")
+    print(goals_table(keep(results, KEPT if asked.write else FOLDER)))
+    return int(any(found.failed for found in results.values()))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -28,12 +28,19 @@ RECORDING = Path(__file__).parents[2] / "fixtures/harmony/long_reasoning/tokens.
 FILL = 64
 """Tokens per step of what comes ahead of the measured text."""
 
+MARK = "~"
+"""The text of each token that comes at a rate: it is nowhere else in a stream, so clients can count such tokens."""
+
 SETTLING = 0.3
 """Seconds behind a window whose work counts: a log that is written every quarter of a second is written by then."""
 
 
 class Window(msgspec.Struct, frozen=True, tag=True):
-    """Tokens for each stream, in steps of ``step``; ``rate`` is steps per second, 0 as fast as they are read."""
+    """Tokens for each stream, in steps of ``step``.
+
+    ``rate`` is steps per second, whether they are read or not.  Without one a step comes once that before it is read:
+    as fast as it goes, but such a core is never ahead of the frontend.
+    """
 
     tokens: int
     step: int
@@ -55,20 +62,25 @@ class End(msgspec.Struct, frozen=True, tag=True):
     """All streams of the case end."""
 
 
-Command: TypeAlias = Case | Window | End
-"""``(Case . Window* . End)*``, each answered by what it took when it is done"""
+class Look(msgspec.Struct, frozen=True, tag=True):
+    """Nothing but an answer: what the process has taken so far."""
+
+
+Command: TypeAlias = Case | Window | End | Look
+"""``(Look | Case . (Window | Look)* . End)*``, each answered when it is done"""
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """What a command took: seconds of CPU and of the clock, and for each step from its time to its last reader.
+    """What a command took, in seconds of CPU, and all that the process has ``used`` by then.
 
-    ``memory`` is that of the process in bytes: before it, and once it is done.
+    ``begun`` is when it began, by the clock that all processes of a machine share.  ``memory`` is
+    that of the process in bytes: before it, and once it is done.
     """
 
     cpu: float
-    wall: float
+    used: float
+    begun: float
     memory: tuple[int, int]
-    delays: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,21 +163,24 @@ class SteppedCore:
 
     async def run(self, command: Command, ready: Callable[[], object]) -> Measured:
         """Do what is asked; ``ready`` says that clients may come."""
-        before = resident()
-        wall, cpu, delays = time.perf_counter(), time.process_time(), list[float]()
+        before, begun, used = resident(), time.monotonic(), time.process_time()
         match command:
             case Case():
                 self.case, self._open = command, []
                 ready()
                 await self._begin(command)
+            case Window(rate=0.0):
+                await self._steps(command, self._text.run(command.tokens))
             case Window():
-                delays = await self._steps(command, self._text.run(command.tokens))
+                begun = await self._run_freely(command)
             case End():
                 self._put(self._open, load_encoding().encode_markup("<|return|>"), is_last=True)
                 self.case = None
-        wall = time.perf_counter() - wall
+            case Look():
+                pass
         await asyncio.sleep(SETTLING)
-        return Measured(time.process_time() - cpu, wall, (before, resident()), tuple(delays))
+        now = time.process_time()
+        return Measured(now - used, now, begun, (before, resident()))
 
     async def _begin(self, case: Case) -> None:
         """Wait for the streams of a case, and let them think."""
@@ -174,34 +189,31 @@ class SteppedCore:
         for part in (self._text.thoughts(case.reasoning), [*self._text.answer(), *self._text.run(FILL)]):
             await self._steps(Window(len(part), FILL), part)
 
-    async def _steps(self, window: Window, tokens: list[int]) -> list[float]:
-        """Give every stream its tokens, and tell for each step when the last stream had read them."""
-        delays: list[float] = []
-        start = time.perf_counter()
-        late: list[float] = []
-        for number, at in enumerate(range(0, len(tokens), window.step)):
-            if window.rate and (wait := start + number / window.rate - time.perf_counter()) > 0:
-                await asyncio.sleep(wait)
-            late.append(start + number / window.rate if window.rate else time.perf_counter())
+    async def _steps(self, window: Window, tokens: list[int]) -> None:
+        """Give every stream its tokens, each step once the last stream has read that before it."""
+        for at in range(0, len(tokens), window.step):
             self._put(self._open, tokens[at : at + window.step])
-            until = start + (number + 1) / window.rate if window.rate else float("inf")
-            if await self._read_by(until):
-                now = time.perf_counter()
-                delays += [now - due for due in late]
-                late.clear()
-        await self._read_by(float("inf"))
-        return delays + [time.perf_counter() - due for due in late]
+            await asyncio.sleep(0)
+            while self._is_unread:
+                await asyncio.sleep(0)
+            for _ in range(2):  # what was taken is on its way through the frontend until its task waits again
+                await asyncio.sleep(0)
 
-    async def _read_by(self, until: float) -> bool:
-        """Whether all streams have taken what there is by then; an engine does not wait for them any longer."""
-        await asyncio.sleep(0)
-        while self._outputs.qsize() or any(state.queue.output is not None for state in self.states.values()):
-            if time.perf_counter() >= until:
-                return False
-            await asyncio.sleep(0)
-        for _ in range(2):  # what was taken is on its way through the frontend until its task waits again
-            await asyncio.sleep(0)
-        return True
+    async def _run_freely(self, window: Window) -> float:
+        """Give every stream its tokens at a rate, and wait for who is behind; returns when the first were due."""
+        tokens = load_encoding().encode(MARK) * window.step
+        start = time.monotonic()
+        for number in range(window.tokens // window.step):
+            await asyncio.sleep(max(0.0, start + number / window.rate - time.monotonic()))
+            self._put(self._open, tokens)
+        while self._is_unread:
+            await asyncio.sleep(0.01)
+        return start
+
+    @property
+    def _is_unread(self) -> bool:
+        """Whether any stream has not taken yet what there is for it."""
+        return bool(self._outputs.qsize()) or any(state.queue.output is not None for state in self.states.values())
 
     def _put(self, request_ids: Iterable[str], tokens: list[int], *, is_last: bool = False) -> None:
         from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason  # noqa: PLC0415 - takes seconds

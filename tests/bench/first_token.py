@@ -1,29 +1,41 @@
-"""What a server adds to the time of the first token: from a request to the first text of an answer that is ready."""
+"""What a server adds to the time of the first token: a request is answered at once, with one token.
+
+Its CPU time is all that the request costs the server, from the connection to the end of the stream.  The time to the
+first text is that of a client, the least of a round: a busy machine only adds to it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
-from functools import partial
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 from stages.harmony import load_encoding
-from tests.bench.core import recorded_text
+from tests.bench.core import Look, recorded_text
 from tests.bench.figures import Comparison, Figure
-from tests.bench.loopback import Pair, Server
+from tests.bench.loopback import ANSWERING, Server, Servers
 from tests.bench.server import NAME
 
 FIRST = b"response.output_text.delta"
 SHORT, LONG = 500, 70_000
 
+CPU, FELT = "ms of CPU of a request", "ms to the first text"
 
-def answered(port: int, **body: Any) -> tuple[float, bytes]:
+Body = Callable[[], dict[str, Any]]
+
+_numbers = count()
+
+
+def answered(port: int, body: dict[str, Any]) -> tuple[float, bytes]:
     """Seconds to the first text, and the whole answer."""
     data = json.dumps({"model": NAME, "stream": True, **body}).encode()
     head = "POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     answer, first = b"", 0.0
-    with socket.create_connection(("127.0.0.1", port)) as client:
+    with socket.create_connection(("127.0.0.1", port), ANSWERING) as client:
         client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
         sent = time.perf_counter()
         while block := client.recv(2**20):
@@ -35,36 +47,54 @@ def answered(port: int, **body: Any) -> tuple[float, bytes]:
     return first, answer
 
 
-def prompt(tokens: int) -> str:
-    """A text of so many."""
+async def first_tokens(asked: Servers, short: int, long: int) -> list[Comparison]:
+    """A short and a long prompt, which nobody has seen, and a long one whose history ours has stored."""
+    text, few = _text(LONG), _text(SHORT)
+    stored = _response_id((await asyncio.to_thread(answered, asked.ours.port, {"input": text}))[1])
+
+    def new(words: str) -> Body:
+        return lambda: {"input": f"{next(_numbers)} {words}"}
+
+    def going_on() -> dict[str, Any]:
+        return {"previous_response_id": stored, "input": f"{next(_numbers)} Go on."}
+
+    def told_again() -> dict[str, Any]:  # the peer keeps nothing by default: its clients send all of it again
+        said = [{"role": "user", "content": text}, {"role": "assistant", "content": "Hm."}]
+        return {"input": [*said, {"role": "user", "content": f"{next(_numbers)} Go on."}]}
+
+    return [
+        *await _compared(asked, {"prompt": SHORT, "known": 0}, (new(few), new(few)), short, 20),
+        *await _compared(asked, {"prompt": LONG, "known": 0}, (new(text), new(text)), long, 1),
+        *await _compared(asked, {"prompt": LONG, "known": 1}, (going_on, told_again), long, 3),
+    ]
+
+
+async def _compared(
+    asked: Servers, load: dict[str, float], bodies: tuple[Body, Body], rounds: int, requests: int
+) -> list[Comparison]:
+    pairs = list(zip((asked.ours, asked.peer), bodies, strict=True))
+    found = [[await _asked(server, body, requests) for server, body in pairs] for _ in range(1 + rounds)]
+    ours, peer = ([figures[side] for figures in found[1:]] for side in (0, 1))
+    return [
+        Comparison(load, _figure(ours, number), _figure(peer, number), what) for number, what in enumerate((CPU, FELT))
+    ]
+
+
+def _figure(rounds: list[tuple[float, float]], number: int) -> Figure:
+    return Figure(tuple(figures[number] for figures in rounds))
+
+
+async def _asked(server: Server, body: Body, requests: int) -> tuple[float, float]:
+    """Milliseconds of CPU of a request, and from it to the first text at best."""
+    before = (await server.measured(Look())).used
+    felt = [(await asyncio.to_thread(answered, server.port, body()))[0] for _ in range(requests)]
+    return ((await server.measured(Look())).used - before) / requests * 1e3, min(felt) * 1e3
+
+
+def _text(tokens: int) -> str:
     return load_encoding().decode(recorded_text().run(tokens))
 
 
-def first_tokens(both: Pair, rounds: int) -> list[Comparison]:
-    """Milliseconds for a short and a long prompt, and for a long one whose history ours has stored."""
-    stored = _stored(both.ours)
-    history: dict[str, Any] = {"previous_response_id": stored, "input": "Go on."}
-    asked = {
-        SHORT: ({"input": prompt(SHORT)},) * 2,
-        LONG: ({"input": prompt(LONG)},) * 2,
-        -LONG: (history, {"input": prompt(LONG)}),  # the peer keeps nothing: its clients send all of it again
-    }
-    found = []
-    for tokens, bodies in asked.items():
-        times = [
-            [
-                answered(server.port, **body)[0] * 1e3
-                for server, body in zip((both.ours, both.peer), bodies, strict=True)
-            ]
-            for _ in range(1 + rounds)
-        ]
-        mine, other = map(tuple, zip(*times[1:], strict=True))
-        load = {"prompt": abs(tokens), "known": float(tokens < 0)}
-        found.append(Comparison(load, Figure(mine), Figure(other)))
-    return found
-
-
-def _stored(server: Server) -> str:
-    ask = partial(answered, server.port, input=prompt(LONG))
-    event = ask()[1].split(b"\r\n\r\n", 1)[1]
+def _response_id(answer: bytes) -> str:
+    event = answer.split(b"\r\n\r\n", 1)[1]
     return "resp_" + event.split(b'"id":"resp_', 1)[1].split(b'"', 1)[0].decode()

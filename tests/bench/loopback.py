@@ -19,14 +19,16 @@ from typing import Any
 
 import msgspec
 
-from tests.bench.core import Case, Command, End, Measured, Window
+from tests.bench.core import Case, Command, End, Look, Measured, Window
 from tests.bench.figures import Comparison, Figure
 from tests.bench.server import MARK, NAME, READY
 
-STARTING = 600.0
+STARTING = 240.0
 """Seconds in which a server is up, on a machine that is busy."""
 
-STREAMS = (100, 500)
+ANSWERING = 180.0
+"""Seconds in which a server has done what it was told."""
+
 STEPS = (1, 8)
 QUIET = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 STORING = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
@@ -35,7 +37,7 @@ STORING = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
 
 @dataclass(frozen=True)
 class Server:
-    """One of the two, at ``port`` of this machine."""
+    """A server, at ``port`` of this machine."""
 
     process: asyncio.subprocess.Process
     port: int
@@ -43,27 +45,38 @@ class Server:
     stores: bool
     """Whether requests ask to be stored; what the peer keeps, it keeps for ever, in memory."""
 
+    @property
+    def arrivals(self) -> Path:
+        """Where the clients of a case that is ``timed`` note what came when."""
+        return self.log.with_suffix(".arrivals")
+
     @asynccontextmanager
-    async def running(self, case: Case, **body: Any) -> AsyncGenerator[Measured, None]:
+    async def running(self, case: Case, *, timed: bool = False, **body: Any) -> AsyncGenerator[Measured, None]:
         """A case for the length of a block, for which clients ask in a process of their own; what it took to begin."""
         self._say(case)
         await self._said(READY)
         asked = json.dumps({"model": NAME, "input": "Hi", "stream": True, "store": self.stores, **body})
-        command = (sys.executable, "-m", "tests.bench.readers", str(self.port), str(case.streams), asked)
+        noting = (str(self.arrivals),) if timed else ()
+        command = (sys.executable, "-m", "tests.bench.readers", str(self.port), str(case.streams), asked, *noting)
         readers = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.DEVNULL)
-        beginning, reading = asyncio.create_task(self._measured()), asyncio.create_task(readers.wait())
-        await asyncio.wait((beginning, reading), return_when=asyncio.FIRST_COMPLETED)
-        if reading.done():
-            beginning.cancel()
-            raise RuntimeError(f"The server refused a client: see {self.log}")
-        yield await beginning
-        self._say(End())
-        await self._measured()
-        assert await reading == 0
+        try:
+            beginning, reading = asyncio.create_task(self._measured()), asyncio.create_task(readers.wait())
+            await asyncio.wait((beginning, reading), return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                beginning.cancel()
+                raise RuntimeError(f"A client was refused, or its stream broke off: see {self.log}")
+            yield await beginning
+            await self.measured(End())
+            async with asyncio.timeout(ANSWERING):
+                if await reading:
+                    raise RuntimeError(f"A stream broke off: see {self.log}")
+        finally:
+            if readers.returncode is None:
+                readers.kill()
 
-    async def measured(self, window: Window) -> Measured:
-        """What a window of the case took."""
-        self._say(window)
+    async def measured(self, command: Window | End | Look) -> Measured:
+        """What a command took."""
+        self._say(command)
         return await self._measured()
 
     def _say(self, command: Command) -> None:
@@ -76,9 +89,13 @@ class Server:
     async def _said(self, mark: bytes) -> bytes:
         """What comes behind ``mark`` in the next line that begins with it."""
         assert self.process.stdout
-        async for line in self.process.stdout:
-            if line.startswith(mark):
-                return line.removeprefix(mark)
+        try:
+            async with asyncio.timeout(ANSWERING):
+                async for line in self.process.stdout:
+                    if line.startswith(mark):
+                        return line.removeprefix(mark)
+        except TimeoutError:
+            raise RuntimeError(f"The server has not answered for {ANSWERING:g} seconds: see {self.log}") from None
         raise RuntimeError(f"The server is gone: see {self.log}")
 
 
@@ -118,45 +135,71 @@ async def _listening(process: asyncio.subprocess.Process, port: int, log: Path) 
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Ours and the peer, who are asked in turns."""
+class Servers:
+    """All that are asked in turns."""
 
     ours: Server
+    steady: Server
+    """Ours as well, but each token comes by itself, however much there is to do."""
+
     peer: Server
 
 
 @asynccontextmanager
-async def pair(folder: Path) -> AsyncGenerator[Pair, None]:
-    """Both, for the length of a block."""
+async def servers(folder: Path) -> AsyncGenerator[Servers, None]:
+    """All of them, for the length of a block."""
+    options = {"ours": ("ours",), "steady": ("ours", "--stream-interval", "1"), "peer": ("peer",)}
     async with AsyncExitStack() as closing:
-        starting = [serving(name, folder / f"{name}.log") for name in ("ours", "peer")]
-        yield Pair(*[await closing.enter_async_context(server) for server in starting])
-
-
-def window(streams: int, step: int, tokens: int) -> Window:
-    """About so many ``tokens`` of all streams together."""
-    return Window(max(tokens // streams // step, 1) * step, step)
-
-
-async def compared(both: Pair, asked: Case, rounds: int, tokens: int) -> list[Comparison]:
-    """Microseconds of CPU per token, in short windows in turns; the first ones warm up."""
-    found = []
-    async with both.ours.running(asked), both.peer.running(asked):
-        for step in STEPS:
-            part = window(asked.streams, step, tokens)
-            costs = [
-                (await _cost(both.ours, asked, part), await _cost(both.peer, asked, part)) for _ in range(1 + rounds)
+        async with asyncio.TaskGroup() as starting:
+            started = [
+                starting.create_task(closing.enter_async_context(serving(which, folder / f"{name}.log", *more)))
+                for name, (which, *more) in options.items()
             ]
-            mine, other = zip(*costs[1:], strict=True)
-            load = {"streams": asked.streams, "step": step, "reasoning": asked.reasoning}
-            found.append(Comparison(load, Figure(mine), Figure(other)))
+        yield Servers(*(task.result() for task in started))
+
+
+class Costs(msgspec.Struct, frozen=True):
+    """Microseconds of CPU per token under one load, of all servers."""
+
+    ours: Comparison
+    steady: Comparison
+
+
+async def costs(asked: Servers, case: Case, window: Window, rounds: int) -> Costs:
+    """Those of a window of a case that runs, in turns; the first ones warm up."""
+    every = (asked.ours, asked.steady, asked.peer)
+    found = [[await _cost(server, case, window) for server in every] for _ in range(1 + rounds)]
+    ours, steady, peer = (Figure(tuple(figures)) for figures in zip(*found[1:], strict=True))
+    load: dict[str, float] = {"streams": case.streams, "step": window.step, "reasoning": case.reasoning}
+    return Costs(Comparison(load, ours, peer), Comparison(load, steady, peer))
+
+
+async def _cost(server: Server, case: Case, window: Window) -> float:
+    return (await server.measured(window)).cpu * 1e6 / (case.streams * window.tokens)
+
+
+@asynccontextmanager
+async def running(asked: Servers, case: Case) -> AsyncGenerator[None, None]:
+    """A case in all servers, for the length of a block."""
+    async with AsyncExitStack() as closing:
+        for server in (asked.ours, asked.steady, asked.peer):
+            await closing.enter_async_context(server.running(case))
+        yield
+
+
+async def loopback(asked: Servers, loads: Iterable[tuple[int, int]], rounds: int, tokens: int) -> list[Costs]:
+    """Every load, of so many streams behind so many tokens of reasoning; ``tokens`` of all of them in a window."""
+    found = []
+    for load in loads:
+        case = Case(*load)
+        async with running(asked, case):
+            for step in STEPS:
+                window = Window(max(tokens // case.streams // step, 1) * step, step)
+                found.append(await costs(asked, case, window, rounds))
     return found
 
 
-async def _cost(server: Server, asked: Case, part: Window) -> float:
-    return (await server.measured(part)).cpu * 1e6 / (asked.streams * part.tokens)
-
-
-async def loopback(both: Pair, loads: Iterable[tuple[int, int]], rounds: int, tokens: int) -> list[Comparison]:
-    """Every load, of so many streams behind so many tokens of reasoning."""
-    return [found for load in loads for found in await compared(both, Case(*load), rounds, tokens)]
+async def at_a_rate(asked: Servers, case: Case, rate: float, rounds: int) -> Costs:
+    """The same of steps of a token that come at a rate, for a second: a server that has time takes it for each."""
+    async with running(asked, case):
+        return await costs(asked, case, Window(round(rate), 1, rate), rounds)

@@ -1,6 +1,8 @@
 """Many clients of one server in a process of their own, which costs next to nothing: it reads, and understands nothing.
 
-    python -m tests.bench.readers PORT STREAMS BODY
+    python -m tests.bench.readers PORT STREAMS BODY [FILE]
+
+Into the file goes what came when: `ARRIVAL` for each block.
 
 It looks for what has come every few milliseconds, and sleeps in between without waiting for it: otherwise each write
 of the server would wake it, and in a virtual machine that costs the server more than the write itself.
@@ -10,18 +12,26 @@ from __future__ import annotations
 
 import select
 import socket
+import struct
 import sys
 import time
+from pathlib import Path
 
 PAUSE = 0.003
+
+ARRIVAL = struct.Struct("=dII")
+"""When a block came, in which of the streams, and how many tokens with `MARK` are in it."""
+
+MARK = b"~"
 
 ACCEPTED = b"HTTP/1.1 200 OK\r\n"
 END = b"0\r\n\r\n"
 """What ends a body in chunks that was not broken off."""
 
 
-def read_all(port: int, streams: int, body: bytes) -> None:
+def read_all(port: int, streams: int, body: bytes, arrivals: Path | None = None) -> None:
     """Read as many answers; raises where one does not end as it should."""
+    noted = arrivals and arrivals.open("wb")
     head = "POST /v1/responses HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
     polling, clients = select.epoll(), {}
@@ -35,10 +45,14 @@ def read_all(port: int, streams: int, body: bytes) -> None:
     buffer = bytearray(2**20)
     while clients:
         time.sleep(PAUSE)
+        if noted:
+            noted.flush()
         for descriptor, _ in polling.poll(0, maxevents=streams):
             size = clients[descriptor].recv_into(buffer)
             if descriptor not in tails and not buffer.startswith(ACCEPTED):
                 raise SystemExit(f"Refused: {bytes(buffer[:300])!r}")
+            if noted and (tokens := buffer.count(MARK, 0, size)):
+                noted.write(ARRIVAL.pack(time.monotonic(), descriptor, tokens))
             if size:
                 tails[descriptor] = bytes(buffer[max(0, size - len(END)) : size])
                 continue
@@ -49,4 +63,4 @@ def read_all(port: int, streams: int, body: bytes) -> None:
 
 
 if __name__ == "__main__":
-    read_all(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode())
+    read_all(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode(), *map(Path, sys.argv[4:]))

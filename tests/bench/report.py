@@ -1,54 +1,87 @@
-"""What a run found, for people and for programs: tables, JSON and a plot."""
+"""What runs found, for people and for programs: tables, JSON and a plot.
+
+A run adds to what is in its folder: of the parts that it leaves out, what was found last stays.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
 from tests.bench.figures import Comparison
-from tests.bench.goals import HEAD, row
+from tests.bench.goals import HEAD, Goal, figure, row
 from tests.bench.measuring import Found
+from tests.bench.plot import plot
 
 METHOD = Path(__file__).with_name("METHOD.md")
 
+JSON, PICTURE, PAGE = "bench.json", "bench.png", "README.md"
 
-def machine() -> str:
-    """What it ran on, and when."""
+
+def machine(*, is_quick: bool) -> str:
+    """When it ran, and on what."""
     names = (line.partition(": ")[2] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line)
-    cores, load = len(os.sched_getaffinity(0)), os.getloadavg()[1]
-    when = time.strftime("%Y-%m-%d")
-    return f"{when}, Python {platform.python_version()}, {next(names, 'x')}, {cores} cores, load {load:.1f}"
+    when, cores = time.strftime("%Y-%m-%d"), len(os.sched_getaffinity(0))
+    return (
+        f"{when}{', --quick' * is_quick}: {next(names, platform.machine())}, {cores} cores, "
+        f"load {os.getloadavg()[1]:.1f}, Linux {platform.release()}, "
+        f"Python {platform.python_version()}, vLLM {version('vllm')}"
+    )
 
 
-def goals_table(found: Found) -> str:
+def goals_of(results: dict[str, Found]) -> list[Goal]:
+    """Those of all parts, by their numbers."""
+    return sorted((goal for found in results.values() for goal in found.goals), key=lambda goal: int(goal.name[1:]))
+
+
+def goals_table(results: dict[str, Found]) -> str:
     """The goals, as Markdown."""
-    return "\n".join([HEAD, *map(row, found.goals)])
+    failed = [f"| | `{name}` failed: {found.failed} |" + " |" * 5 for name, found in results.items() if found.failed]
+    return "\n".join([HEAD, *map(row, goals_of(results)), *failed])
 
 
-def comparison_table(name: str, compared: list[Comparison]) -> str:
+def comparison_table(compared: list[Comparison]) -> str:
     """Everything that was compared under a name, as Markdown."""
-    loads = list(compared[0].load)
-    lines = [f"| {' | '.join(loads)} | ours | spread | vLLM's | spread | ratio |", "|---" * (len(loads) + 5) + "|"]
+    head = ["measured"] * bool(compared[0].what) + list(compared[0].load)
+    lines = [f"| {' | '.join(head)} | ours | spread | vLLM's | spread | ratio |", "|---" * (len(head) + 5) + "|"]
     for found in compared:
-        load = " | ".join(f"{value:,g}" for value in found.load.values())
-        peer = f"{found.peer.median:.2f} | {found.peer.spread:.0%}"
-        lines.append(f"| {load} | {found.ours.median:.2f} | {found.ours.spread:.0%} | {peer} | {found.ratio:.3f} |")
-    return f"### {name}\n\n" + "\n".join(lines)
+        load = [found.what] * bool(found.what) + [f"{value:,g}" for value in found.load.values()]
+        sides = [f"{figure(side.median)} | {side.spread:.0%}" for side in (found.ours, found.peer)]
+        lines.append(f"| {' | '.join([*load, *sides])} | {found.ratio:.3f} |")
+    return "\n".join(lines)
 
 
-def document(found: Found) -> str:
-    """All tables, with how they came about."""
-    parts = [METHOD.read_text().rstrip(), f"## Last run\n\n{machine()}", goals_table(found)]
-    parts += [comparison_table(name, compared) for name, compared in found.comparisons.items()]
-    parts += [f"### {name}\n\n```\n{table}\n```" for name, table in found.tables.items()]
+def section(name: str, found: Found) -> str:
+    """The tables of a part."""
+    tables = [f"### {title}\n\n{comparison_table(compared)}" for title, compared in found.comparisons.items()]
+    tables += [f"### {title}\n\n```\n{table}\n```" for title, table in found.tables.items()]
+    tables += [f"Not all of it was measured: {found.failed}"] * bool(found.failed)
+    return "\n\n".join([*tables, f"<sub>`{name}`, {found.where}</sub>"])
+
+
+def document(results: dict[str, Found]) -> str:
+    """All of it, with how it came about."""
+    parts = [METHOD.read_text().rstrip(), "## Goals", goals_table(results)]
+    parts += [f"![What a token costs, and how far the goals are]({PICTURE})", "## Everything that was measured"]
+    parts += [section(name, found) for name, found in results.items()]
     return "\n\n".join(parts) + "\n"
 
 
-def write(found: Found, folder: Path) -> None:
-    """``bench.json`` into the folder."""
-    written = {"machine": machine(), **msgspec.to_builtins(found)}
-    (folder / "bench.json").write_bytes(msgspec.json.format(msgspec.json.encode(written)))
+def last(folder: Path) -> dict[str, Found]:
+    """What the runs before found."""
+    file = folder / JSON
+    return msgspec.json.decode(file.read_bytes(), type=dict[str, Found]) if file.exists() else {}
+
+
+def keep(results: dict[str, Found], folder: Path) -> dict[str, Found]:
+    """Put it beside what was found before, and write all of that into the folder."""
+    merged = last(folder) | results
+    (folder / JSON).write_bytes(msgspec.json.format(msgspec.json.encode(merged)) + b"\n")
+    (folder / PAGE).write_text(document(merged))
+    plot(merged, folder / PICTURE)
+    return merged
