@@ -8,10 +8,11 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
+BENCH_MODEL ?=
 
 # A model of one's own runs on the GPU where there is one; the tiny ones run on vLLM's CPU build (Linux on x86-64).
 OWN := $(filter-out fixtures/%,$(MODEL))
-ENGINE := $(if $(and $(OWN),$(shell command -v nvidia-smi)),gpu,cpu)
+ENGINE := $(if $(and $(OWN)$(filter-out .cache/% fixtures/%,$(BENCH_MODEL)),$(shell command -v nvidia-smi)),gpu,cpu)
 VENV ?= $(if $(filter gpu,$(ENGINE)),.venv-gpu,.venv)
 
 BIN := $(VENV)/bin
@@ -38,7 +39,7 @@ SHELL := bash
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
-	@echo "Variables: MODEL, ARGS (options for penstock), HOST, PORT, PYTHON, VENV"
+	@echo "Variables: MODEL, ARGS (options for penstock), BENCH_MODEL, BENCH_ARGS (options for its engines), HOST, PORT, PYTHON, VENV"
 
 # Serving
 
@@ -175,8 +176,11 @@ test-codex: $(TINY).built $(CODEX)/.installed ## Codex against the real server; 
 soak: $(DONE)/test ## 20,000 responses through one server, which may not grow; ARGS: --count N, --store postgres
 	@$(BIN)/python -m tests.soak $(ARGS)
 
-bench: $(DONE)/test $(TINY).built ## Measure; ARGS go to the benchmark
-	@$(BIN)/python -m tests.bench $(ARGS)
+# Both servers, each with an engine of its own, get BENCH_ARGS.
+BENCH_ARGS ?= $(if $(filter $(TINY) fixtures/%,$(BENCH_MODEL)),$(TINY_ENGINE))
+
+bench: $(DONE)/test $(TINY).built ## Measure beside vLLM; with BENCH_MODEL over real engines; ARGS go to the benchmark
+	@$(BIN)/python -m tests.bench $(if $(BENCH_MODEL),--model $(BENCH_MODEL) --engine="$(BENCH_ARGS)") $(ARGS)
 
 clean: ## Remove what was installed, built and cached here
 	rm -rf .venv .venv-gpu $(CLIENTS) $(NODE_CLIENTS)/node_modules $(NODE_CLIENTS)/.installed

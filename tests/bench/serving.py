@@ -1,4 +1,4 @@
-"""What a token costs the whole server over a real socket: with the store and the event log, and without them.
+"""What a token costs the whole server over a real socket: with the store, the event log and recordings, and without.
 
 The clients are in another process; what is counted is the CPU time of this one, all of its threads included.  Variants
 are interleaved: the ratios are the result.
@@ -23,10 +23,12 @@ from yarl import URL
 from pipeline.core import Pipeline
 from pipeline.frames import EmittedFrame, ItemResult, ItemTokens, ResponseStarted
 from pipeline.protocol.events import ResponseEvent
+from pipeline.recording.recorder import Recorder
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding, load_encoding
 from stages.persist.live import LiveResponses
 from stages.persist.persist import Persist
+from tests.bench.core import SETTLING
 from tests.serving import Served, serving
 
 STREAMS = 16
@@ -63,13 +65,14 @@ def without_log(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
 LEAST = "no log, no store"
 KEPT = "event log and store"
 
-VARIANTS: dict[str, tuple[bool, dict[str, Any]]] = {
-    LEAST: (False, {"store": False}),
-    "event log, no store": (True, {"store": False}),
-    KEPT: (True, {}),
-    "in the background": (True, {"background": True}),
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    LEAST: ("unkept", {"store": False}),
+    "event log, no store": ("kept", {"store": False}),
+    KEPT: ("kept", {}),
+    "in the background": ("kept", {"background": True}),
+    "recorded, event log and store": ("recorded", {}),
 }
-"""By name: whether the events are kept, and what a request says."""
+"""By name: which server is asked, and what a request says."""
 
 
 def talking(encoding: HarmonyEncoding) -> ScriptedEngine:
@@ -88,6 +91,7 @@ async def cost(served: Served[ScriptedEngine], body: dict[str, Any]) -> float:
     assert await clients.wait() == 0
     while served.store.backlog:
         await asyncio.sleep(0.01)
+    await asyncio.sleep(SETTLING)  # what is recorded is written a little later
     return (time.process_time() - started) * 1e6 / (STREAMS * TOKENS)
 
 
@@ -97,24 +101,29 @@ async def figures() -> dict[str, list[float]]:
     measured: dict[str, list[float]] = {name: [] for name in VARIANTS}
     async with AsyncExitStack() as closing:
         folder = Path(closing.enter_context(TemporaryDirectory()))
-        kept = await closing.enter_async_context(serving(talking(encoding), encoding, folder / "kept"))
-        unkept = await closing.enter_async_context(
-            serving(talking(encoding), encoding, folder / "unkept", edit=without_log)
-        )
+        recorder = Recorder(folder / "recordings")
+        closing.push_async_callback(recorder.close)
+        edits = {"kept": lambda pipeline: pipeline, "unkept": without_log, "recorded": recorder.tapped}
+        servers = {
+            name: await closing.enter_async_context(serving(talking(encoding), encoding, folder / name, edit=edit))
+            for name, edit in edits.items()
+        }
         for _ in range(1 + ROUNDS):
-            for name, (is_kept, body) in VARIANTS.items():
-                measured[name].append(await cost(kept if is_kept else unkept, body))
+            for name, (server, body) in VARIANTS.items():
+                measured[name].append(await cost(servers[server], body))
     return {name: values[1:] for name, values in measured.items()}
 
 
-def to_least(measured: dict[str, list[float]], name: str) -> float:
-    """What a variant costs over the one that keeps nothing, within a round."""
-    return statistics.median(value / other for value, other in zip(measured[name], measured[LEAST], strict=True))
+def over_least(measured: dict[str, list[float]], name: str) -> tuple[float, ...]:
+    """What a variant costs over the one that keeps nothing, in each round."""
+    return tuple(value / other for value, other in zip(measured[name], measured[LEAST], strict=True))
 
 
 def serving_table(measured: dict[str, list[float]]) -> str:
     """The medians, and those of the ratios within a round, for people to read."""
     lines = [f"the whole server, {STREAMS} streams, 1 token per step   us per token   to {LEAST}"]
     for name, values in measured.items():
-        lines.append(f"{name:44s}{statistics.median(values):18.2f}{to_least(measured, name):22.2f}")
+        lines.append(
+            f"{name:44s}{statistics.median(values):18.2f}{statistics.median(over_least(measured, name)):22.2f}"
+        )
     return "\n".join(lines)

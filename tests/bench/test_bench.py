@@ -7,29 +7,60 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench.engines import Heard
 from tests.bench.figures import Comparison, Figure
 from tests.bench.goals import Goal
 from tests.bench.inprocess import in_process
-from tests.bench.measuring import Found
-from tests.bench.report import document, write
+from tests.bench.measuring import IN_PROCESS, SERVERS, Found
+from tests.bench.report import keep
+from tests.bench.serving import LEAST, over_least, serving_table
+
+PNG = b"\x89PNG"
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
 async def test_both_frontends_are_measured_in_process(tmp_path: Path) -> None:
-    """Every size of step is there with a cost of both, and comes out in the tables and the JSON."""
+    """Every size of step is there with a cost of both, and comes out in the tables, the JSON and the picture."""
     compared = await in_process(rounds=1, tokens=64, depths=(0,))
     assert [found.load["step"] for found in compared] == [1, 8]
     assert all(found.ours.median > 0 < found.peer.median for found in compared)
     goal = Goal("P1", "ids to SSE bytes", "us", 0.5, 1.0, 10.0, 0.05, 0.06)
-    found = Found([goal], {"in process": compared})
-    assert "| P1 | ids to SSE bytes | at most 1 us, 0.06 of vLLM's | 0.5 | 10 | 0.050 | yes |" in document(found)
-    write(found, tmp_path)
-    assert len(json.loads((tmp_path / "bench.json").read_text())["comparisons"]["in process"]) == 2
+    keep({"inprocess": Found("today, here", goals=[goal], comparisons={IN_PROCESS: compared})}, tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    assert "| P1 | ids to SSE bytes | at most 1 us, 0.06 of vLLM's | 0.5 us | 10 us | 0.050 | yes |" in page
+    assert "<sub>`inprocess`, today, here</sub>" in page
+    assert len(json.loads((tmp_path / "bench.json").read_text())["inprocess"]["comparisons"][IN_PROCESS]) == 2
+    assert (tmp_path / "bench.png").read_bytes().startswith(PNG)
+
+
+def test_a_part_that_was_not_run_keeps_what_was_found_last(tmp_path: Path) -> None:
+    """A run of one part replaces that part, and no other; goals stand in their order."""
+    compared = Comparison({"streams": 100, "step": 1, "reasoning": 0}, Figure((1.0,)), Figure((2.0,)))
+    first, old, new = Goal("P2", "first", "us", 1, 1), Goal("P10", "old", "", 1, 1.15), Goal("P10", "new", "", 1, 1.15)
+    keep({"kept": Found("then", goals=[old]), "servers": Found("then", goals=[first])}, tmp_path)
+    merged = keep({"kept": Found("now", goals=[new], comparisons={SERVERS: [compared]})}, tmp_path)
+    assert [(name, found.where) for name, found in merged.items()] == [("kept", "now"), ("servers", "then")]
+    page = (tmp_path / "README.md").read_text()
+    assert page.index("| P2 | first |") < page.index("| P10 | new |")
+    assert "| P10 | old |" not in page
+    assert json.loads((tmp_path / "bench.json").read_text())["servers"]["where"] == "then"
+
+
+def test_a_table_of_several_measures_names_each(tmp_path: Path) -> None:
+    """As that of real engines does."""
+    compared = [Comparison({"streams": 8}, Figure((1.5,)), Figure((3.0,)), what) for what in ("tokens/s", "ms")]
+    keep({"engines": Found("here", comparisons={"Real engines": compared})}, tmp_path)
+    page = (tmp_path / "README.md").read_text()
+    assert "| measured | streams | ours | spread | vLLM's | spread | ratio |" in page
+    assert "| tokens/s | 8 | 1.5 | 0% | 3 | 0% | 0.500 |" in page
 
 
 def test_ratios_are_those_within_a_round() -> None:
     """A machine that is slow for one round slows both."""
     assert Comparison({}, Figure((1.0, 10.0, 1.1)), Figure((2.0, 20.0, 2.2))).ratio == pytest.approx(0.5)
+    measured = {LEAST: [1.0, 10.0], "recorded": [2.0, 30.0]}
+    assert over_least(measured, "recorded") == (2.0, 3.0)
+    assert serving_table(measured).endswith("2.50")
 
 
 @pytest.mark.parametrize(
@@ -38,3 +69,34 @@ def test_ratios_are_those_within_a_round() -> None:
 def test_a_slow_machine_is_told_apart_from_a_slow_server(ours: float, ratio: float, verdict: str) -> None:
     """The bound in microseconds is that of one machine; the ratio holds anywhere."""
     assert Goal("P1", "", "us", ours, 1.0, 1.0, ratio, 0.06).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("rounds", "verdict"),
+    [
+        ((0.8, 0.9, 1.1, 1.2), "about"),
+        ((0.5, 0.6, 0.7, 0.8, 9.0), "yes"),
+        ((0.1, 1.3, 1.4, 1.5, 1.6), "no"),
+        ((0.5, 2.0), "yes"),
+    ],
+)
+def test_rounds_around_the_bound_settle_nothing(rounds: tuple[float, ...], verdict: str) -> None:
+    """The middle half of them decides, so that one round does not; of a few nothing is said."""
+    ours = 1.3 if verdict == "no" else 0.6
+    assert Goal("P10", "", "", ours, 1.0, rounds=rounds).verdict == verdict
+
+
+@pytest.mark.parametrize(("ours", "peer", "part", "of_peer"), [(1_400, None, 1.0, None), (2_800, 0, 0.5, float("inf"))])
+def test_a_rate_is_better_the_higher_it_is(ours: float, peer: float | None, part: float, of_peer: float | None) -> None:
+    """Also where the peer's is none at all, of which there is no ratio."""
+    goal = Goal("P5", "", "", ours, 1_400, peer, None, 5.0, is_rate=True)
+    assert (goal.of_bound, goal.peer_of_bound, goal.verdict) == (part, of_peer, "yes")
+
+
+def test_clients_count_deltas_and_the_tokens_of_the_usage() -> None:
+    """Of real engines; other events say nothing of time."""
+    heard = Heard()
+    for at, name in enumerate(("created", "reasoning_text.delta", "output_text.delta", "output_text.done")):
+        heard.hear(b"event: response.%s\ndata: {}" % name.encode(), float(at))
+    heard.hear(b'event: response.incomplete\ndata: {"response": {"usage": {"output_tokens": 7}}}', 9.0)
+    assert (heard.deltas, heard.gaps, heard.tokens) == ([1.0, 2.0], [1.0], 7)

@@ -1,0 +1,161 @@
+"""Servers with a real engine below: `vllm serve` beside `penstock serve`, each with an engine of its own, in turns.
+
+Both run at the same time, so on one GPU each gets its share of the memory by the options of the engine.  What counts as
+CPU is the process that clients talk to, without its children, where the engine cores are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import psutil
+
+from tests.bench.figures import Comparison, Figure
+from tests.bench.loopback import QUIET, STARTING
+
+ASKED = "Never stop talking."
+"""The tiny gpt-oss takes it at its word."""
+
+SERVE = Path(sys.executable).parent
+PATIENCE = aiohttp.ClientTimeout(STARTING)
+
+
+@dataclass
+class Heard:
+    """One stream as its client has it: the seconds from asking to each delta, and the tokens of its usage."""
+
+    deltas: list[float] = field(default_factory=list)
+    tokens: int = 0
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between deltas."""
+        return [after - before for before, after in zip(self.deltas, self.deltas[1:], strict=False)]
+
+    def hear(self, event: bytes, at: float) -> None:
+        """Take an event in."""
+        name, _, data = event.partition(b"\n")
+        if name.endswith(b".delta"):
+            self.deltas.append(at)
+        elif name.endswith((b"response.completed", b"response.incomplete")):
+            self.tokens = json.loads(data.removeprefix(b"data: "))["response"]["usage"]["output_tokens"]
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A server that is up."""
+
+    url: str
+    model: str
+    process: psutil.Process
+    client: aiohttp.ClientSession
+
+    async def stream(self, tokens: int) -> Heard:
+        """One response."""
+        heard, begun, rest = Heard(), time.perf_counter(), b""
+        body = {"model": self.model, "input": ASKED, "stream": True, "max_output_tokens": tokens}
+        async with self.client.post(f"{self.url}/v1/responses", json=body, timeout=PATIENCE) as answer:
+            if answer.status != 200:
+                raise RuntimeError(f"Refused: {await answer.text()}")
+            async for block in answer.content.iter_any():
+                at = time.perf_counter() - begun
+                *events, rest = (rest + block).split(b"\n\n")
+                for event in events:
+                    heard.hear(event, at)
+        if not heard.tokens or len(heard.deltas) < 2:
+            raise RuntimeError(f"A stream without an end, or next to no text: {heard}")
+        return heard
+
+    async def round(self, streams: int, tokens: int) -> dict[str, float]:
+        """What came of as many streams at once, and what it cost."""
+        cpu, begun = self._cpu, time.perf_counter()
+        heard = await asyncio.gather(*(self.stream(tokens) for _ in range(streams)))
+        wall, total = time.perf_counter() - begun, sum(each.tokens for each in heard)
+        gaps = [gap * 1e3 for each in heard for gap in each.gaps]
+        return {
+            "tokens/s": total / wall,
+            "ms to the first token": statistics.median(each.deltas[0] for each in heard) * 1e3,
+            "ms between deltas, median": statistics.median(gaps),
+            "ms between deltas, p99": statistics.quantiles(gaps, n=100, method="inclusive")[98],
+            "tokens in a delta": total / sum(len(each.deltas) for each in heard),
+            "us of CPU in the frontend per token": (self._cpu - cpu) * 1e6 / total,
+        }
+
+    @property
+    def _cpu(self) -> float:
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+
+@asynccontextmanager
+async def serving(command: Sequence[str], log: Path) -> AsyncGenerator[Serving, None]:
+    """The server that the command starts, for the length of a block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    own = {name: value for name, value in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *command, "--host", "127.0.0.1", "--port", port, stdout=output, stderr=output, env=own | QUIET
+        )
+    try:
+        async with (
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as client,
+            AsyncExitStack() as closing,
+        ):
+            await closing.enter_async_context(asyncio.timeout(STARTING))
+            url = f"http://127.0.0.1:{port}"
+            model = await _model(process, url, client, log)
+            await closing.aclose()
+            yield Serving(url, model, psutil.Process(process.pid), client)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _model(process: asyncio.subprocess.Process, url: str, client: aiohttp.ClientSession, log: Path) -> str:
+    """The name that the server has for its model, once it is up."""
+    while True:
+        if process.returncode is not None:
+            raise RuntimeError(f"The server did not start: see {log}")
+        try:
+            async with client.get(f"{url}/v1/models") as answer:
+                if answer.status == 200:
+                    return str((await answer.json())["data"][0]["id"])
+        except aiohttp.ClientConnectionError:
+            pass
+        await asyncio.sleep(0.5)
+
+
+async def engines(
+    model: str, options: Sequence[str], folder: Path, rounds: int, load: tuple[int, int]
+) -> list[Comparison]:
+    """All that is measured of both, of so many streams of so many tokens; the first round warms up."""
+    streams, tokens = load
+    commands = {
+        "penstock": (str(SERVE / "penstock"), "serve", model, *options, "--store", f"{folder}/engines.sqlite3"),
+        "vllm": (str(SERVE / "vllm"), "serve", model, *options),
+    }
+    async with AsyncExitStack() as closing:
+        ours, peer = [
+            await closing.enter_async_context(serving(command, folder / f"engine-{name}.log"))
+            for name, command in commands.items()
+        ]
+        found = [(await ours.round(streams, tokens), await peer.round(streams, tokens)) for _ in range(1 + rounds)][1:]
+    compared = []
+    for what in found[0][0]:
+        mine, other = (Figure(tuple(side[what] for side in sides)) for sides in zip(*found, strict=True))
+        compared.append(Comparison({"streams": streams}, mine, other, what))
+    return compared
