@@ -96,9 +96,12 @@ def _tapped(pipeline: Pipeline[Any, Any], turns: dict[str, list[Any]]) -> Pipeli
 
 def recorded_files(path: Path) -> dict[str, Path]:
     """The files of a recording, by the stages that gave their frames; never empty."""
-    places = [path] if path.is_file() else [path / name for name, _ in FILES.values()]
     stages = {name: stage for stage, (name, _) in FILES.items()}
-    found = {stages[place.name]: place for place in places if place.name in stages and place.is_file()}
+    try:
+        places = [path] if path.is_file() else [path / name for name, _ in FILES.values()]
+        found = {stages[place.name]: place for place in places if place.name in stages and place.is_file()}
+    except OSError as error:
+        raise UnreadableRecording(path, None, f"it cannot be read: {error.strerror}") from error
     if found:
         return found
     if path.is_file():

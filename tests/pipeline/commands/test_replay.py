@@ -244,6 +244,7 @@ def test_each_frame_has_its_time(times: list[float | None], speed: float) -> Non
     [
         (["fixtures/harmony/nothing"], "penstock: fixtures/harmony/nothing: there is nothing here"),
         (["fixtures/harmony"], "penstock: fixtures/harmony: there is no recording here: none of conversation.jsonl"),
+        (["x" * 300], f"penstock: {'x' * 300}: it cannot be read: File name too long"),
         (["README.md"], "penstock: README.md: a file of a recording is told by its name, one of"),
         ([RECORDING, "--from", "parsing"], "penstock: a replay begins with one of converse, render, generate, parse"),
         ([RECORDING, "--to", "parsing"], "penstock: no stage named 'parsing'; there are parse, emit, persist"),
