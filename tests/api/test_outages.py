@@ -277,7 +277,7 @@ async def test_what_waits_for_the_store_is_bounded(encoding: HarmonyEncoding, tm
 async def test_a_store_that_is_away_at_the_start_is_one_clear_line() -> None:
     """A server does not start without its store: one line says which and why, without a password."""
     store = "postgresql://me:secret@127.0.0.1:1/penstock"
-    command = (sys.executable, "-m", "server", "serve", "tiny", "--port", "0", "--store", store)
+    command = (sys.executable, "-m", "pipeline", "serve", "tiny", "--port", "0", "--store", store)
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     _, said = await process.communicate()
     assert process.returncode == 1
