@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ DELAY = 0.020
 WARMING, MEASURED, BEHIND = 50, 150, 16
 """Tokens of each stream: ahead of those whose delay counts, those, and behind them so that none of those is held."""
 
+LEAST = 20
+
 BISECTIONS = 2
+
+SEARCHING = 45.0
+"""Seconds of a search after which nothing more is tried."""
 
 
 class Try(msgspec.Struct, frozen=True):
@@ -72,16 +78,17 @@ def delays(arrivals: Path, streams: int, tokens: slice, begun: float) -> Any:
 
 async def search(server: Server, start: int, most: int) -> list[Try]:
     """Double or halve until it is known between which two the limit lies, then look closer; all that was tried."""
+    until = time.monotonic() + SEARCHING
     tries = [await tried(server, start)]
     grows = tries[0].is_in_time
-    while (
-        tries[-1].is_in_time == grows
-        and 20 <= (streams := tries[-1].streams * 2 if grows else tries[-1].streams // 2) <= most
-    ):
+    while tries[-1].is_in_time == grows and time.monotonic() < until:
+        streams = tries[-1].streams * 2 if grows else tries[-1].streams // 2
+        if not LEAST <= streams <= most:
+            break
         tries.append(await tried(server, streams))
     for _ in range(BISECTIONS):
         late = [found.streams for found in tries if not found.is_in_time]
-        if not late or not (low := carried(tries)):
+        if not late or not (low := carried(tries)) or time.monotonic() > until:
             break
         tries.append(await tried(server, round((low * min(late)) ** 0.5)))
     return tries
