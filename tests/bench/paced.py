@@ -26,9 +26,6 @@ LEAST = 20
 
 BISECTIONS = 2
 
-SEARCHING = 45.0
-"""Seconds of a search after which nothing more is tried."""
-
 
 class Try(msgspec.Struct, frozen=True):
     """So many streams: seconds from when a token was due to its client, and microseconds of CPU per token."""
@@ -76,9 +73,9 @@ def delays(arrivals: Path, streams: int, tokens: slice, begun: float) -> Any:
     return late
 
 
-async def search(server: Server, start: int, most: int) -> list[Try]:
-    """Double or halve until it is known between which two the limit lies, then look closer; all that was tried."""
-    until = time.monotonic() + SEARCHING
+async def search(server: Server, start: int, most: int, seconds: float) -> list[Try]:
+    """All that was tried, for so long: double or halve until the limit lies between two, then look closer."""
+    until = time.monotonic() + seconds
     tries = [await tried(server, start)]
     grows = tries[0].is_in_time
     while tries[-1].is_in_time == grows and time.monotonic() < until:

@@ -33,7 +33,6 @@ from tests.serving import Served, serving
 
 STREAMS = 16
 TOKENS = 1_000
-ROUNDS = 7
 
 WORDS = "The quick brown fox jumps over the lazy dog, and then it has to think about that for a while. "
 
@@ -52,6 +51,7 @@ class Unkept:
         async for frame in source:
             if not isinstance(frame, ResponseStarted | ItemTokens | ItemResult):
                 yield frame
+        run.ended = True
         self.live.discard(run)
 
 
@@ -95,7 +95,7 @@ async def cost(served: Served[ScriptedEngine], body: dict[str, Any]) -> float:
     return (time.process_time() - started) * 1e6 / (STREAMS * TOKENS)
 
 
-async def figures() -> dict[str, list[float]]:
+async def figures(rounds: int) -> dict[str, list[float]]:
     """What each variant cost in each round; the first one, which warms up, is left out."""
     encoding = load_encoding()
     measured: dict[str, list[float]] = {name: [] for name in VARIANTS}
@@ -108,7 +108,7 @@ async def figures() -> dict[str, list[float]]:
             name: await closing.enter_async_context(serving(talking(encoding), encoding, folder / name, edit=edit))
             for name, edit in edits.items()
         }
-        for _ in range(1 + ROUNDS):
+        for _ in range(1 + rounds):
             for name, (server, body) in VARIANTS.items():
                 measured[name].append(await cost(servers[server], body))
     return {name: values[1:] for name, values in measured.items()}
