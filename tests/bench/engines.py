@@ -17,6 +17,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import aiohttp
 import psutil
@@ -144,11 +145,12 @@ async def engines(
 ) -> list[Comparison]:
     """All that is measured of both, of so many streams of so many tokens; the first round warms up."""
     streams, tokens = load
-    commands = {
-        "penstock": (str(SERVE / "penstock"), "serve", model, *options, "--store", f"{folder}/engines.sqlite3"),
-        "vllm": (str(SERVE / "vllm"), "serve", model, *options),
-    }
     async with AsyncExitStack() as closing:
+        store = f"{closing.enter_context(TemporaryDirectory())}/store.sqlite3"
+        commands = {
+            "penstock": (str(SERVE / "penstock"), "serve", model, *options, "--store", store),
+            "vllm": (str(SERVE / "vllm"), "serve", model, *options),
+        }
         ours, peer = [
             await closing.enter_async_context(serving(command, folder / f"engine-{name}.log"))
             for name, command in commands.items()
