@@ -96,6 +96,7 @@ def _name(load: Mapping[str, float]) -> str:
 def _lay_out(axes: Axes, names: list[str], unit: str) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
     axes.set_xlabel(unit, fontsize=9)
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_ylim(max(len(names), 1) - 0.5, -0.5)
