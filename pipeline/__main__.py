@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-from pipeline.record import UnreadableRecording
+from pipeline.errors import CannotRun
 
 COMMANDS = {
     "serve": ("server", "serve a model over HTTP"),
@@ -31,7 +31,7 @@ def main() -> None:
         sys.exit(2)
     try:
         import_module(COMMANDS[name][0]).main(arguments)
-    except UnreadableRecording as error:
+    except CannotRun as error:
         print(f"penstock: {error}", file=sys.stderr)
         sys.exit(2)
 

@@ -206,6 +206,10 @@ class RunInterrupted(StageError):
         super().__init__("The server ended while it ran this response.")
 
 
+class CannotRun(Exception):
+    """What a command is asked for cannot be done: it ends with this message, and status 2."""
+
+
 def error_named(name: str, message: str) -> StageError | None:
     """The error of that class which says ``message``, as one that was written down is told again."""
     kind = globals().get(name)

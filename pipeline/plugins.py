@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pipeline.core import Pipeline
+from pipeline.errors import CannotRun
 from pipeline.junction import JunctionError
 
 GROUP = "penstock.stages"
@@ -30,7 +31,7 @@ Install: TypeAlias = Callable[[Pipeline[Any, Any]], Pipeline[Any, Any]]
 """A plug-in: it returns the pipeline, edited."""
 
 
-class WrongPlugin(Exception):
+class WrongPlugin(CannotRun):
     """A plug-in cannot be found, or cannot be installed."""
 
     def __init__(self, name: str, problem: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
-from pipeline.errors import StageError, error_named
+from pipeline.errors import CannotRun, StageError, error_named
 from pipeline.frames import Conversation, ConversedFrame, EmittedFrame, ParsedFrame, Prompt, TokenFrame
 from pipeline.secret import unread, unwritten
 
@@ -97,7 +97,7 @@ class Abandoned(BaseException):
     """Whoever read a recorded stream left at this point; passes all stages, as a cancellation does."""
 
 
-class UnreadableRecording(ValueError):
+class UnreadableRecording(CannotRun):
     """A file that is no recording, or a broken one; the message begins with the file and the line."""
 
     def __init__(self, path: Path, line: int | None, problem: str) -> None:

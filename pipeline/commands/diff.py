@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from pipeline.commands.difference import Line, Parting, is_chunked_alike, parting
 from pipeline.commands.rerun import NoReplay, Rerun, recorded_files, rerun
-from pipeline.plugins import WrongPlugin, load
+from pipeline.plugins import load
 from pipeline.record import FILES, Abandoned, End, Failure, line, read_recording
 
 Lines: TypeAlias = Mapping[str, list[Line]]
@@ -24,12 +24,8 @@ WIDTH = 200
 def main(arguments: Sequence[str]) -> None:
     """Say where two recordings part; ends with status 1 if they do."""
     chosen = _parser().parse_args(arguments)
-    try:
-        one, other = recorded(chosen.one), _other(chosen)
-        stages = _common(one, other)
-    except (NoReplay, WrongPlugin) as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        sys.exit(2)
+    one, other = recorded(chosen.one), _other(chosen)
+    stages = _common(one, other)
     for stage in stages:
         if found := parting(one[stage], other[stage], exact=chosen.exact):
             print(f"{FILES[stage][0]}:{found.line}: {found.problem}")

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import tempfile
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from pipeline.errors import CannotRun
 from pipeline.page.flow import flow_of
 from pipeline.page.page import page_of
 from pipeline.page.story import story_of
-from pipeline.plugins import WrongPlugin, load
+from pipeline.plugins import load
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -33,26 +32,18 @@ def main(arguments: Sequence[str]) -> None:
     )
     chosen = parser.parse_args(arguments)
     name = chosen.recording.resolve().name
-    try:
-        flow = asyncio.run(flow_of(chosen.recording, load(chosen.plugins)))
-    except WrongPlugin as error:
-        _give_up(str(error))
+    flow = asyncio.run(flow_of(chosen.recording, load(chosen.plugins)))
     page = chosen.page or _default(name, is_opened=chosen.open)
     try:
         page.write_text(page_of(story_of(flow, name)), "utf-8")
     except OSError as error:
-        _give_up(f"{page}: the page cannot be written: {error.strerror}")
+        raise CannotRun(f"{page}: the page cannot be written: {error.strerror}") from error
     print(page)
     if chosen.open and not webbrowser.open(page.resolve().as_uri()):
-        _give_up(f"{page}: no browser was found to open it")
+        raise CannotRun(f"{page}: no browser was found to open it")
 
 
 def _default(name: str, *, is_opened: bool) -> Path:
     """Where a page goes of which nobody said where: somewhere out of the way, if it is only to be looked at."""
     folder = Path(tempfile.mkdtemp(prefix="penstock-")) if is_opened else Path()
     return folder / f"{name}.html"
-
-
-def _give_up(problem: str) -> NoReturn:
-    print(f"penstock: {problem}", file=sys.stderr)
-    sys.exit(2)

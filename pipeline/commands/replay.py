@@ -16,7 +16,7 @@ from typing import TypeVar
 from pipeline.commands.rerun import NoReplay
 from pipeline.commands.story import Story, tell
 from pipeline.faults import name_stage
-from pipeline.plugins import Install, WrongPlugin, load
+from pipeline.plugins import Install, load
 from pipeline.protocol.events import DONE, Event, to_sse
 from pipeline.record import SOURCES, Abandoned, End, Failure, line
 
@@ -32,9 +32,6 @@ def main(arguments: Sequence[str]) -> None:
     try:
         install = load(chosen.plugins)
         faults = [_replay(path, chosen, install, bugs) for path in chosen.paths]
-    except (NoReplay, WrongPlugin) as error:
-        print(f"penstock: {error}", file=sys.stderr)
-        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:  # whoever read it has seen enough

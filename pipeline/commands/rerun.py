@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.commands.model import RecordedModel, model_of
 from pipeline.core import Pipeline, Step
+from pipeline.errors import CannotRun
 from pipeline.plugins import Install
 from pipeline.record import (
     FILES,
@@ -28,7 +29,7 @@ ONE_TURN = ("render", "generate", "parse")
 """The stages from which on one turn is made, and no tool is run."""
 
 
-class NoReplay(Exception):
+class NoReplay(CannotRun):
     """A recording cannot be replayed in the way that was asked for."""
 
 

@@ -27,9 +27,11 @@ from typing import Any, TypeAlias
 import msgspec
 
 from pipeline import plugins
-from pipeline.case import TOKENS, Case, read_case, request_of
+from pipeline.commands.case import TOKENS, Case, read_case, request_of
 from pipeline.commands.model import RecordedModel, model_of
+from pipeline.commands.shrinking import shrink
 from pipeline.core import Pipeline
+from pipeline.errors import CannotRun
 from pipeline.faults import name_stage
 from pipeline.frames import Conversation
 from pipeline.invariants import check
@@ -43,7 +45,6 @@ from pipeline.record import (
     write_frames,
 )
 from pipeline.rules import InvariantBroken
-from pipeline.shrinking import shrink
 from pipeline.trace import Trace, traced
 
 Fails: TypeAlias = Callable[[Path], bool]
@@ -74,18 +75,18 @@ def main(arguments: Sequence[str]) -> None:
         parser.error("--saying is about what --fails COMMAND writes")
     out: Path = chosen.out or chosen.recording.with_name(f"{chosen.recording.resolve().name}-small")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        parser.error(f"{out} is there already")
+        raise CannotRun(f"{out} is there already")
     case = read_case(chosen.recording)
     model = model_of(case.header)
     fails = Command(chosen.fails, chosen.timeout, chosen.saying or "") if chosen.fails else None
-    trial = Trial(fails or stages(parser, model, chosen.plugins), chosen.tries)
+    trial = Trial(fails or stages(model, chosen.plugins), chosen.tries)
     if not trial(case):
         told = (
             f"command does not fail on the recording as it is: {fails.ended}"
             if fails
             else "stages do not fail on the recording as it is"
         )
-        parser.error(f"the {told}")
+        raise CannotRun(f"the {told}")
     ended = smallest(trial, model)
     write(trial, case, out, chosen.recording)
     print(f"{case.size} tokens -> {trial.best.size}, {trial.tries} tries{ended}: {out}", file=sys.stderr)
@@ -93,15 +94,12 @@ def main(arguments: Sequence[str]) -> None:
         sys.exit(INTERRUPTED)
 
 
-def stages(parser: argparse.ArgumentParser, model: RecordedModel, names: Sequence[str]) -> Stages:
+def stages(model: RecordedModel, names: Sequence[str]) -> Stages:
     """The stages of a model, with plug-ins."""
     if not model.spelling:
-        parser.error(f"only a model of its kind can read these tokens, and {model.missing}: give --fails COMMAND")
+        raise CannotRun(f"only a model of its kind can read these tokens, and {model.missing}: give --fails COMMAND")
     logging.disable()  # what fails is tried again and again
-    try:
-        return Stages(plugins.load(names)(model.pipeline))
-    except plugins.WrongPlugin as error:
-        parser.error(str(error))
+    return Stages(plugins.load(names)(model.pipeline))
 
 
 # What fails

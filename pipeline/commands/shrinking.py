@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from pipeline.case import Case, Token, Turn
+from pipeline.commands.case import Case, Token, Turn
 from pipeline.frames import Conversation, GenerationStarted
 from pipeline.protocol.items import Item
 from pipeline.protocol.tools import Tool, Toolset

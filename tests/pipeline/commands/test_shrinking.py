@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pipeline.case import Case, Token, Turn, read_case, request_of
+from pipeline.commands.case import Case, Token, Turn, read_case, request_of
+from pipeline.commands.shrinking import minimal, shrink
 from pipeline.frames import GenerationFinished, GenerationStarted
 from pipeline.record import FILES, FORMAT, Header, UnreadableRecording, read_recording, write_frames
-from pipeline.shrinking import minimal, shrink
 from tests.stages.persist.samples import response
 
 Asked = TypeVar("Asked")
 
-HARMONY = Path(__file__).parent.parent.parent / "fixtures" / "harmony"
+HARMONY = Path(__file__).parents[3] / "fixtures" / "harmony"
 
 
 def driven(asking: Generator[Asked, bool, Asked], holds: Callable[[Asked], bool]) -> tuple[Asked, list[Asked]]:
