@@ -78,7 +78,7 @@ async def search(server: Server, start: int, most: int, seconds: float) -> list[
     until = time.monotonic() + seconds
     tries = [await tried(server, start)]
     grows = tries[0].is_in_time
-    while tries[-1].is_in_time == grows and time.monotonic() < until:
+    while tries[-1].is_in_time == grows and (not grows or time.monotonic() < until):
         streams = tries[-1].streams * 2 if grows else tries[-1].streams // 2
         if not LEAST <= streams <= most:
             break
