@@ -23,7 +23,7 @@ from tests.bench.loopback import QUIET
 from tests.bench.measuring import PARTS, Found, attempt, measured
 from tests.bench.report import goals_table, keep, machine, section
 
-FOLDER, KEPT = Path("build/bench"), Path(__file__).parent
+FOLDER, KEPT = Path(".cache/bench"), Path(__file__).parent
 DETAILS = ("tokens", "chat", "log", "validation")
 
 

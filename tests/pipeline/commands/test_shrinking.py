@@ -125,11 +125,12 @@ def test_tokens_that_may_be_any_become_letters() -> None:
 
 @pytest.mark.parametrize("folder", sorted(HARMONY.glob("*/")), ids=lambda folder: folder.name)
 def test_a_recording_is_read_and_written_as_it_is(folder: Path, tmp_path: Path) -> None:
-    """A case from which nothing was cut is the recording."""
+    """A case from which nothing was cut is the recording, but for its times."""
     for name, data in read_case(folder).files().items():
         (tmp_path / name).write_bytes(data)
         stage = next(stage for stage, (file, _) in FILES.items() if file == name)
-        assert read_recording(tmp_path / name, FILES[stage][1]) == read_recording(folder / name, FILES[stage][1])
+        written, read = (read_recording(each / name, FILES[stage][1]) for each in (tmp_path, folder))
+        assert (written.header, written.frames, written.end) == (read.header, read.frames, read.end)
 
 
 def test_what_was_asked_shrinks_too() -> None:
