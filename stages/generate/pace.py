@@ -7,9 +7,12 @@ while the loop has time, and up to `MOST` at once while it has none.  The first 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 MOST = 8
 """Tokens that come at once where there is the most to do."""
@@ -42,7 +45,17 @@ class Pace:
 
 
 async def keep_pace(states: Mapping[str, Any]) -> None:
-    """Set the pace of the requests whose ``states`` vLLM's output processor has, by how this loop does."""
+    """Set the pace of the requests whose ``states`` vLLM's output processor has, by how this loop does.
+
+    These states are no public part of vLLM: where they are not as expected, streams keep the pace that they have.
+    """
+    try:
+        await _keep_pace(states)
+    except Exception:
+        logger.exception("Streams keep their pace, whatever there is to do: vLLM's output processor has changed")
+
+
+async def _keep_pace(states: Mapping[str, Any]) -> None:
     pace, was = Pace(), 1
     while True:
         worked, looked = time.thread_time(), time.monotonic()

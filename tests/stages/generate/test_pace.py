@@ -120,3 +120,15 @@ async def test_the_pace_follows_the_loop() -> None:
     pacing.cancel()
     request.generate(1, finished=True)
     assert [token for tokens in request.sent for token in tokens] == request.tokens
+
+
+async def test_another_vllm_leaves_streams_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    """Where the states of its requests are not as expected, the log says so, once."""
+    pacing = asyncio.create_task(keep_pace({"one": SimpleNamespace()}))
+    while not pacing.done():
+        time.sleep(PERIOD / 5)  # noqa: ASYNC251 - the loop is to be busy
+        await asyncio.sleep(0)
+    assert pacing.exception() is None
+    assert [record.message for record in caplog.records] == [
+        "Streams keep their pace, whatever there is to do: vLLM's output processor has changed"
+    ]
