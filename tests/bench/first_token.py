@@ -1,4 +1,4 @@
-"""What a server adds to the time of the first token: a request is answered at once, with one token.
+"""What a whole request costs a server, which is answered at once, with one token.
 
 Its CPU time is all that the request costs the server, from the connection to the end of the stream.  The time to the
 first text is that of a client, the least of a round: a busy machine only adds to it.
@@ -47,10 +47,17 @@ def answered(port: int, body: dict[str, Any]) -> tuple[float, bytes]:
     return first, answer
 
 
-async def first_tokens(asked: Servers, short: int, long: int) -> list[Comparison]:
-    """A short and a long prompt, which nobody has seen, and a long one whose history ours has stored."""
-    text, few = _text(LONG), _text(SHORT)
-    stored = _response_id((await asyncio.to_thread(answered, asked.ours.port, {"input": text}))[1])
+def long_text() -> str:
+    """The long prompt."""
+    return _text(LONG)
+
+
+def prompts(stored: str) -> list[tuple[dict[str, float], tuple[Body, Body]]]:
+    """What ours and the peer are asked: a short and a long prompt, which nobody has seen, and a long one that goes on.
+
+    ``stored`` is the response in ours that answered the long one: its history is known.
+    """
+    text, few = long_text(), _text(SHORT)
 
     def new(words: str) -> Body:
         return lambda: {"input": f"{next(_numbers)} {words}"}
@@ -63,10 +70,19 @@ async def first_tokens(asked: Servers, short: int, long: int) -> list[Comparison
         return {"input": [*said, {"role": "user", "content": f"{next(_numbers)} Go on."}]}
 
     return [
-        *await _compared(asked, {"prompt": SHORT, "known": 0}, (new(few), new(few)), short, 20),
-        *await _compared(asked, {"prompt": LONG, "known": 0}, (new(text), new(text)), long, 1),
-        *await _compared(asked, {"prompt": LONG, "known": 1}, (going_on, told_again), long, 3),
+        ({"prompt": SHORT, "known": 0}, (new(few), new(few))),
+        ({"prompt": LONG, "known": 0}, (new(text), new(text))),
+        ({"prompt": LONG, "known": 1}, (going_on, told_again)),
     ]
+
+
+async def first_tokens(asked: Servers, short: int, long: int) -> list[Comparison]:
+    """Both servers, by every prompt."""
+    stored = _response_id((await asyncio.to_thread(answered, asked.ours.port, {"input": long_text()}))[1])
+    found = []
+    for (load, bodies), rounds, requests in zip(prompts(stored), (short, long, long), (20, 1, 3), strict=True):
+        found += await _compared(asked, load, bodies, rounds, requests)
+    return found
 
 
 async def _compared(

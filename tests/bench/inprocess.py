@@ -46,12 +46,12 @@ class Outputs:
     def __iter__(self) -> Iterator[Any]:
         text = recorded_text()
         ahead = [*text.thoughts(self.depth), *text.answer(), *text.run(FILL)]
-        measured = list(_outputs(text.run(self.tokens), self.step))
-        yield from list(_outputs(ahead, FILL))
+        measured = list(engine_outputs(text.run(self.tokens), self.step))
+        yield from list(engine_outputs(ahead, FILL))
         self.marks.append(time.process_time_ns())
         yield from measured
         self.marks.append(time.process_time_ns())
-        yield from _outputs(load_encoding().encode_markup("<|return|>"), FILL, "stop")
+        yield from engine_outputs(load_encoding().encode_markup("<|return|>"), FILL, "stop")
 
     @property
     def cost(self) -> float:
@@ -60,7 +60,8 @@ class Outputs:
         return (ended - started) / 1e3 / self.tokens
 
 
-def _outputs(tokens: list[int], step: int, reason: str | None = None) -> Iterator[Any]:
+def engine_outputs(tokens: list[int], step: int, reason: str | None = None) -> Iterator[Any]:
+    """The tokens as `AsyncLLM` hands them over."""
     from vllm.outputs import CompletionOutput, RequestOutput  # noqa: PLC0415 - takes seconds
 
     for at in range(0, len(tokens), step):
@@ -109,7 +110,7 @@ async def peer(outputs: Outputs) -> None:
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest  # noqa: PLC0415
     from vllm.parser.harmony import HarmonyParser  # noqa: PLC0415
 
-    serving = _serving(Ready(iter(outputs)))
+    serving = serving_of(Ready(iter(outputs)))
     request = ResponsesRequest(model="gpt-oss", input="Hi", stream=True, store=False)
     said = [Message.from_role_and_content(Role.USER, "Hi")]
     context = HarmonyContext(said, [], frozenset(), HarmonyParser(None, request.tools), request)
@@ -123,7 +124,7 @@ async def peer(outputs: Outputs) -> None:
         event.encode()
 
 
-def _serving(engine: Ready) -> Any:
+def serving_of(engine: Ready) -> Any:
     """VLLM's serving class, with what it would have read from the config of a gpt-oss."""
     from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses  # noqa: PLC0415 - takes seconds
     from vllm.parser.harmony import HarmonyParser  # noqa: PLC0415
@@ -131,7 +132,7 @@ def _serving(engine: Ready) -> Any:
     serving = OpenAIServingResponses.__new__(OpenAIServingResponses)
     known = {
         "engine_client": engine,
-        "model_config": SimpleNamespace(max_model_len=131_072),
+        "model_config": SimpleNamespace(max_model_len=131_072, is_encoder_decoder=False),
         "use_harmony": True,
         "parser": HarmonyParser,
         "response_store": {},

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.bench import first_token
+from tests.bench.added import ADDED, MEASURES, added
 from tests.bench.engines import Heard
 from tests.bench.figures import Comparison, Figure
 from tests.bench.goals import Goal
@@ -31,6 +33,20 @@ async def test_both_frontends_are_measured_in_process(tmp_path: Path) -> None:
     assert "<sub>`inprocess`, today, here</sub>" in page
     assert len(json.loads((tmp_path / "bench.json").read_text())["inprocess"]["comparisons"][IN_PROCESS]) == 2
     assert (tmp_path / "bench.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
+async def test_what_is_added_to_the_first_token_is_measured_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every prompt; the parts make up the whole, and a loop has no more work than its process."""
+    monkeypatch.setattr(first_token, "LONG", 2_000)
+    compared = await added(short=1, long=1)
+    prompts = [(found.load["prompt"], found.load["known"]) for found in compared if found.what == ADDED]
+    assert prompts == [(500, 0), (2_000, 0), (2_000, 1)]
+    for at in range(0, len(compared), len(MEASURES)):
+        for side in ("ours", "peer"):
+            whole, *parts, cpu, on_loop = [getattr(found, side).median for found in compared[at : at + len(MEASURES)]]
+            assert whole == pytest.approx(sum(parts))
+            assert 0 < on_loop <= cpu + 0.1  # the clocks are read one after the other
 
 
 def test_a_part_that_was_not_run_keeps_what_was_found_last(tmp_path: Path) -> None:

@@ -1,0 +1,179 @@
+"""What a frontend adds to the time of the first token, without a socket: our pipeline and vLLM's frontend in turns.
+
+Between the body of a request and the engine, and again between the engine's first token and the bytes of the first
+delta.  What either does while the engine reads the prompt adds nothing, and is not in it.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+from api.runs import Runs
+from pipeline.protocol.events import ResponseCompleted, to_sse
+from pipeline.protocol.reading import read_request
+from stages.generate.vllm import VllmEngine
+from stages.harmony import VOCABULARY_SIZE, load_encoding
+from stages.persist.live import LiveResponses
+from stages.responses import harmony_responses
+from tests.bench.figures import Comparison, Figure
+from tests.bench.first_token import FIRST, SHORT, long_text, prompts
+from tests.bench.inprocess import Ready, engine_outputs, serving_of
+from tests.bench.server import NAME
+from tests.databases import opened
+
+ADDED, TO_ENGINE, FROM_TOKEN = "ms added", "ms from the body to the engine", "ms from the first token to its delta"
+CPU, ON_LOOP = "ms of CPU of both", "ms of that on the loop"
+MEASURES = (ADDED, TO_ENGINE, FROM_TOKEN, CPU, ON_LOOP)
+
+CONTEXT = 131_072
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Clocks, in seconds: of the wall, of the CPU of the process, and of that of the loop's thread."""
+
+    wall: float
+    cpu: float
+    loop: float
+
+
+def now() -> Moment:
+    """What the clocks say."""
+    return Moment(time.perf_counter(), time.process_time(), time.thread_time())
+
+
+@dataclass
+class Noting(Ready):
+    """An `AsyncLLM` that answers with one token, and notes when it was asked, and when that went out."""
+
+    outputs: Iterator[Any] = field(init=False)
+    moments: list[Moment] = field(default_factory=list)
+
+    async def add_request(self, *_: Any, **__: Any) -> Ready:
+        """Ours asks by this."""
+        self.moments.append(now())
+        self.outputs = self._outputs()
+        return self
+
+    async def generate(self, *_: Any, **__: Any) -> AsyncIterator[Any]:
+        """The peer asks by this."""
+        self.moments.append(now())
+        for output in self._outputs():
+            yield output
+
+    def check_admission(self, _: int) -> None:
+        """The peer asks by this whether it may."""
+
+    def _outputs(self) -> Iterator[Any]:
+        markup = load_encoding().encode_markup
+        parts = (("<|channel|>final<|message|>Hm", None), ("<|return|>", "stop"))
+        outputs = [output for text, reason in parts for output in engine_outputs(markup(text), CONTEXT, reason)]
+        self.moments.append(now())
+        yield from outputs
+
+
+@dataclass(frozen=True)
+class Frontend:
+    """One that tells the bytes of the events of a request, and the engine below it."""
+
+    engine: Noting
+    answer: Callable[[bytes], AsyncGenerator[bytes, None]]
+
+    async def added(self, body: dict[str, Any]) -> dict[str, float]:
+        """Each of `MEASURES` for one request."""
+        data, delta = json.dumps({"model": NAME, "stream": True, **body}).encode(), None
+        self.engine.moments.clear()
+        gc.collect()
+        begun = now()
+        async for event in self.answer(data):
+            if delta is None and FIRST in event:
+                delta = now()
+        if delta is None:
+            raise RuntimeError("no text came")
+        asked, given = self.engine.moments
+        spans = (begun, asked), (given, delta)
+        to_engine, from_token = ((end.wall - start.wall) * 1e3 for start, end in spans)
+        cpu = sum(end.cpu - start.cpu for start, end in spans) * 1e3
+        on_loop = sum(end.loop - start.loop for start, end in spans) * 1e3
+        return dict(zip(MEASURES, (to_engine + from_token, to_engine, from_token, cpu, on_loop), strict=True))
+
+
+@asynccontextmanager
+async def ours() -> AsyncGenerator[tuple[Frontend, Callable[[dict[str, Any]], Awaitable[str]]], None]:
+    """The whole pipeline over a store in a file, as the route runs it; and what has it store a response."""
+    llm: Any = Noting()
+    engine = VllmEngine(llm, (NAME,), CONTEXT, VOCABULARY_SIZE)
+    with TemporaryDirectory() as folder:
+        async with opened(str(Path(folder) / "store.sqlite3")) as store:
+            live = LiveResponses(store)
+            runs = Runs(harmony_responses(engine.models, engine, load_encoding(), live), engine, live, store)
+
+            async def events(data: bytes) -> AsyncGenerator[Any, None]:
+                conversation = await runs.prepare(await read_request(data))
+                async for event in runs.events(conversation):
+                    yield event
+
+            async def answer(data: bytes) -> AsyncGenerator[bytes, None]:
+                async for event in events(data):
+                    yield to_sse(event)
+
+            async def stored(body: dict[str, Any]) -> str:
+                ended = [each async for each in events(json.dumps(body).encode()) if type(each) is ResponseCompleted]
+                return str(ended[0].response.id)
+
+            yield Frontend(llm, answer), stored
+
+
+def peer() -> Frontend:
+    """What vLLM's route does with a body, from the check of its shape on."""
+    from vllm.entrypoints.openai.responses.api_router import _convert_stream_to_sse_events  # noqa: PLC0415
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest  # noqa: PLC0415 - takes seconds
+    from vllm.renderers.online_renderer import OnlineRenderer  # noqa: PLC0415
+
+    engine = Noting()
+    serving = serving_of(engine)
+    tokenizer = SimpleNamespace(get_tokenizer=lambda: None, tokenizer=None)
+    renderer = OnlineRenderer.__new__(OnlineRenderer)
+    vars(renderer).update(
+        model_config=serving.model_config, use_harmony=True, parser=serving.parser, renderer=tokenizer,
+        trust_request_chat_template=False,
+    )  # fmt: skip
+    vars(serving).update(
+        online_renderer=renderer, renderer=tokenizer, default_sampling_params={}, override_max_tokens=None,
+        chat_template=None, chat_template_content_format="auto", chat_template_kwargs={},
+        models=SimpleNamespace(is_base_model=lambda _: True, model_name=lambda _: NAME, lora_requests={}),
+        has_kv_connector=False,
+    )  # fmt: skip
+
+    async def answer(data: bytes) -> AsyncGenerator[bytes, None]:
+        request = ResponsesRequest.model_validate(json.loads(data))
+        async for event in _convert_stream_to_sse_events(await serving.create_responses(request)):
+            yield event.encode()
+
+    return Frontend(engine, answer)
+
+
+async def added(short: int, long: int) -> list[Comparison]:
+    """Every measure of every prompt, in turns; the first of each is left out."""
+    found: list[Comparison] = []
+    theirs = peer()
+    gc.collect()
+    gc.freeze()  # as both servers do once they are up
+    async with ours() as (mine, stored):
+        for load, bodies in prompts(await stored({"input": long_text()})):
+            rounds = short if load["prompt"] == SHORT else long
+            figures = [(await mine.added(bodies[0]()), await theirs.added(bodies[1]())) for _ in range(1 + rounds)][1:]
+            for what in MEASURES:
+                of_ours, of_peer = (Figure(tuple(figure[side][what] for figure in figures)) for side in (0, 1))
+                found.append(Comparison(load, of_ours, of_peer, what))
+    gc.unfreeze()
+    return found
