@@ -1,8 +1,7 @@
 """Render for Harmony: a conversation becomes the token ids that gpt-oss continues.
 
-Text is encoded apart from the special tokens, and each text in one go.  What the next turn of an agent will most likely
-begin with again, its tools and instructions, is kept encoded; what the engine wrote in earlier turns is read to it as
-it wrote it.
+Text is encoded apart from the special tokens, and each text in one go.  Texts are kept encoded, because the next turn
+of an agent reads all of them again; what the engine wrote in earlier turns is read to it as it wrote it.
 """
 
 from __future__ import annotations
@@ -11,8 +10,11 @@ import asyncio
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from hashlib import sha256
 from itertools import chain
+from threading import Lock
+
+from cachetools import LRUCache, cached
 
 from pipeline.frames import Conversation, Prompt, RawMessages, TokenIds
 from stages.harmony import START, STOP_TOKENS, HarmonyEncoding
@@ -22,9 +24,12 @@ from stages.render.messages import Layout, lay_out
 from stages.render.truncation import room_for_answer, to_drop
 from stages.render.verbatim import as_written, in_its_words
 
-_KEPT_TEXTS = 64
-_KEPT_LENGTH = 200_000
-"""Characters of the longest text that is kept encoded; with 4 bytes a token that is 20 MB in all, at the worst."""
+_KEPT_BYTES = 64_000_000
+"""Of all that is kept encoded: some 200 conversations of 70,000 tokens."""
+_KEPT_FROM = 200
+"""Characters of the shortest text that is kept: a shorter one is encoded as fast as it is found."""
+_ENTRY_BYTES = 400
+"""What keeping a text takes beside its tokens."""
 
 
 @dataclass(frozen=True)
@@ -87,14 +92,26 @@ class RenderHarmony:
         for segment in message.segments():
             if isinstance(segment, int):
                 token_ids.append(segment)
-            elif message.lasting and len(segment) <= _KEPT_LENGTH:
-                token_ids += _kept(self.encoding, segment)
-            else:
+            elif len(segment) < _KEPT_FROM:
                 token_ids += self.encoding.encode(segment)
+            else:
+                token_ids += _kept(self.encoding, segment)
         return token_ids
 
 
-@lru_cache(_KEPT_TEXTS)
+def _key(encoding: HarmonyEncoding, text: str) -> tuple[HarmonyEncoding, bytes]:
+    """A text by its digest: a long one may have few tokens, and would outweigh them."""
+    return encoding, sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def _size(token_ids: array[int]) -> int:
+    return _ENTRY_BYTES + token_ids.itemsize * len(token_ids)
+
+
+_texts: LRUCache[tuple[HarmonyEncoding, bytes], array[int]] = LRUCache(_KEPT_BYTES, _size)
+
+
+@cached(_texts, _key, Lock())
 def _kept(encoding: HarmonyEncoding, text: str) -> array[int]:
     return array("I", encoding.encode(text))
 

@@ -59,7 +59,7 @@ def head(conversation: Conversation, leading: Sequence[Item]) -> Iterator[Harmon
     ]
     if told := [section for section in sections if section]:
         texts = (*(f"{section}\n\n" for section in told[:-1]), told[-1])  # a "#" at the start of a line is always a cut
-        yield HarmonyMessage("developer", texts, lasting=True)
+        yield HarmonyMessage("developer", texts)
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ class HarmonyMessage:
     """One message of the prompt.
 
     ``texts`` are its text, cut only where the vocabulary always cuts: ids of a text are not those of its pieces.
-    ``name`` is that of a tool.  ``lasting`` says that the next turn will most likely begin with the same texts, and
-    ``rebuilt`` that the model wrote it in other words, which its item does not hold.
+    ``name`` is that of a tool.  ``rebuilt`` says that the model wrote it in other words, which its item does not hold.
     """
 
     author: Author
@@ -35,7 +34,6 @@ class HarmonyMessage:
     name: str | None = None
     recipient: str | None = None
     content_type: str | None = None
-    lasting: bool = False
     rebuilt: bool = False
 
     @property

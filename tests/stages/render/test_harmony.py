@@ -30,7 +30,7 @@ from pipeline.protocol.items import (
 from pipeline.protocol.response import Effort
 from pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, Toolset
 from stages.harmony import CALL, RETURN, START, HarmonyEncoding, load_encoding
-from stages.render.harmony import RenderHarmony
+from stages.render.harmony import _KEPT_BYTES, RenderHarmony, _kept, _texts
 from stages.render.messages import lay_out
 from tests.stages.render.conversations import (
     call,
@@ -462,6 +462,32 @@ async def test_half_a_character_is_replaced(encoding: HarmonyEncoding, broken: s
     prompt = encoding.decode((await rendered(encoding, asked)).token_ids)
     assert "\ufffd" in replaced
     assert prompt.count(replaced) == 4
+
+
+async def test_long_texts_are_encoded_once(encoding: HarmonyEncoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next turn reads them again, and so does another conversation; broken characters do not get in the way."""
+    encoded: list[str] = []
+    encode = HarmonyEncoding.encode
+
+    def noted(self: HarmonyEncoding, words: str) -> list[int]:
+        encoded.append(words)
+        return encode(self, words)
+
+    monkeypatch.setattr(HarmonyEncoding, "encode", noted)
+    long = "Kept from one turn to the next, with half a character: \ud83d. " * 10
+    first = await rendered(encoding, conversation(message("user", long)))
+    again = await rendered(encoding, conversation(message("user", long), message("user", f"{long}!")))
+    assert [encoded.count(words) for words in (long, f"{long}!")] == [1, 1]
+    assert again.token_ids[: len(first.token_ids) - 2] == first.token_ids[:-2]
+
+
+def test_what_is_kept_of_a_text_is_what_it_takes(encoding: HarmonyEncoding) -> None:
+    """So that long ones are as bounded as many."""
+    _texts.clear()
+    for words in ("one " * 1_000, "two " * 1_000, "one " * 1_000):
+        _kept(encoding, words)
+    assert 2 * 4 * 1_000 <= _texts.currsize <= 2 * 5 * 1_000
+    assert _texts.maxsize == _KEPT_BYTES
 
 
 async def test_a_huge_text_does_not_stall_the_loop(encoding: HarmonyEncoding) -> None:
