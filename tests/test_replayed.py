@@ -155,7 +155,7 @@ async def test_what_was_not_recorded_is_refused(server: Asked) -> None:
     """The client reads which recordings are close, and what differs."""
     status, answer = await server.post({"model": "tiny-gpt-oss", "input": "Say hello!!"})
     assert (status, answer["error"]["code"]) == (400, "not_recorded")
-    assert "None of 142 recordings answers this request." in answer["error"]["message"]
+    assert "None of 143 recordings answers this request." in answer["error"]["message"]
     assert "Say hello." in answer["error"]["message"]
 
 

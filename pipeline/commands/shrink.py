@@ -17,8 +17,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -98,7 +98,6 @@ def stages(model: RecordedModel, names: Sequence[str]) -> Stages:
     """The stages of a model, with plug-ins."""
     if not model.spelling:
         raise CannotRun(f"only a model of its kind can read these tokens, and {model.missing}: give --fails COMMAND")
-    logging.disable()  # what fails is tried again and again
     return Stages(plugins.load(names)(model.pipeline))
 
 
@@ -157,7 +156,8 @@ class Stages:
     def __call__(self, folder: Path) -> bool:
         """Run them."""
         recording = read_recording(folder / TOKENS, FILES["generate"][1])
-        found = asyncio.run(self._fault(recording))
+        with _unlogged():
+            found = asyncio.run(self._fault(recording))
         self.fault = self.fault or found
         return bool(found) and found == self.fault
 
@@ -174,6 +174,17 @@ class Stages:
                 said = f": {trace.error}" if isinstance(trace.error, InvariantBroken) else ""
                 return f"{name_stage(trace.error)} raised {type(trace.error).__name__}{said}"
         return ""
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Log nothing: what fails is tried again and again."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _has_failed(trace: Trace) -> bool:

@@ -162,7 +162,7 @@ def _named_errors() -> Iterator[None]:
         raise (Refused if state.startswith(_FOR_EVER) else Unavailable)(str(exc)) from exc
     except ValueError as exc:
         raise Refused("what it was given cannot be understood") from exc
-    except asyncpg.InterfaceError as exc:
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError) as exc:  # or a connection died in the middle of a word
         raise Unavailable(str(exc)) from exc
     except OSError as exc:
         raise Unavailable(str(exc) or "it does not answer") from exc
