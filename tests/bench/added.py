@@ -92,7 +92,6 @@ class Frontend:
         """Each of `MEASURES` for one request."""
         data, delta = json.dumps({"model": NAME, "stream": True, **body}).encode(), None
         self.engine.moments.clear()
-        gc.collect()
         begun = now()
         async for event in self.answer(data):
             if delta is None and FIRST in event:

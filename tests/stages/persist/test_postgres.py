@@ -9,8 +9,9 @@ import asyncpg
 import pytest
 
 from pipeline.errors import StoreFailed
+from stages.persist.database import Unavailable
 from stages.persist.log import Block
-from stages.persist.postgres import PostgresDatabase
+from stages.persist.postgres import PostgresDatabase, _named_errors
 from stages.persist.store import Store
 from tests.databases import opened
 from tests.postgres import Elsewhere, Postgres, empty_schema, running
@@ -140,3 +141,9 @@ async def test_an_end_waits_for_who_claims_its_run(url: str) -> None:
             assert kept is not None
             assert (kept.response.status == "in_progress") is is_claimed
             assert (await one.blocks(kept.response.id) == ()) is is_claimed
+
+
+def test_a_connection_that_died_in_the_middle_of_a_word_is_lost() -> None:
+    """What asyncpg then says of itself is no word of the database: the change is tried again, on a new connection."""
+    with pytest.raises(Unavailable), _named_errors():
+        raise asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")
