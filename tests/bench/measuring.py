@@ -211,8 +211,9 @@ async def measured(parts: Sequence[str], folder: Path, *, is_quick: bool) -> dic
 async def attempt(name: str, found: Found, work: Awaitable[None]) -> None:
     """Do it within its time, or note why not."""
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {name}\n")
+    limit = asyncio.timeout(LIMIT)
     try:
-        async with asyncio.timeout(LIMIT) as limit:
+        async with limit:
             await work
     except Exception as error:  # noqa: BLE001 - whatever it is, the other parts say something
         traceback.print_exc()
