@@ -13,6 +13,7 @@ import gc
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
@@ -21,7 +22,7 @@ from stages.harmony import load_encoding
 from tests.bench.engines import engines
 from tests.bench.loopback import QUIET
 from tests.bench.measuring import PARTS, Found, attempt, measured
-from tests.bench.report import goals_table, keep, machine, section
+from tests.bench.report import goals_table, keep, last, machine, section
 
 FOLDER, KEPT = Path(".cache/bench"), Path(__file__).parent
 DETAILS = ("tokens", "chat", "log", "validation")
@@ -46,25 +47,25 @@ async def details(name: str) -> dict[str, str]:
             return {"Validation": await validation_figures()}
 
 
-async def with_engines(asked: argparse.Namespace) -> dict[str, Found]:
+async def with_engines(asked: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:
     """Both servers over real engines of a model."""
     rounds, load = (1, (8, 128)) if asked.quick else (5, (asked.streams, 1_000))
     compared = await engines(asked.model, shlex.split(asked.engine), FOLDER, rounds, load)
     title = f"Real engines: {Path(asked.model).name}, {load[1]} tokens a stream"
-    return {"engines": Found(comparisons={title: compared})}
+    tell("engines", Found(comparisons={title: compared}))
 
 
-async def without(asked: argparse.Namespace) -> dict[str, Found]:
+async def without(asked: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:
     """What is measured over engines that are none."""
     load_encoding()
     gc.collect()
     gc.freeze()  # as a server does once it is up
     parts = asked.parts or [*PARTS, *(() if asked.quick else DETAILS)]
-    results = await measured([part for part in PARTS if part in parts], FOLDER, is_quick=asked.quick)
+    await measured([part for part in PARTS if part in parts], FOLDER, tell, is_quick=asked.quick)
     for name in [name for name in DETAILS if name in parts]:
-        results[name] = Found()
-        await attempt(name, results[name], tabulate(name, results[name]))
-    return results
+        found = Found()
+        await attempt(name, found, tabulate(name, found))
+        tell(name, found)
 
 
 async def tabulate(name: str, found: Found) -> None:
@@ -84,12 +85,18 @@ def main() -> int:
     asked = parser.parse_args()
     os.environ.update(QUIET)
     FOLDER.mkdir(parents=True, exist_ok=True)
-    results = uvloop.run(with_engines(asked) if asked.model else without(asked))
-    where = machine(is_quick=asked.quick)
-    for name, found in results.items():
+    where, folder = machine(is_quick=asked.quick), KEPT if asked.write else FOLDER
+    results: dict[str, Found] = {}
+
+    def tell(name: str, found: Found) -> None:
+        """Keep each part as soon as it is found: a run may be stopped."""
         found.where = where
-        print(section(name, found), end="\n\n")
-    print(goals_table(keep(results, KEPT if asked.write else FOLDER)))
+        results[name] = found
+        print(section(name, found), end="\n\n", flush=True)
+        keep({name: found}, folder)
+
+    uvloop.run(with_engines(asked, tell) if asked.model else without(asked, tell))
+    print(goals_table(last(folder)))
     return int(any(found.failed for found in results.values()))
 
 

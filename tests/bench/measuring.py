@@ -35,7 +35,7 @@ SPARED = "The same, ours with `--stream-interval 1`, vLLM's frontend spared the 
 FIRST_TOKEN = "What is added to the time of the first token, in process"
 REQUEST = "A whole request with one token, over loopback: its connection, the engine's frontend and the store included"
 
-LIMIT = 420.0
+LIMIT = 600.0
 """Seconds that a part may take."""
 
 
@@ -92,7 +92,7 @@ class Run:
     async def servers(self) -> None:
         """P2 and P3."""
         loads = [(100, 1_000)] if self.is_quick else [*((100, depth) for depth in DEPTHS), (500, 1_000)]
-        found = await loopback(await self._all(), loads, self._less(4, 3), 20_000)
+        found = await loopback(await self._all(), loads, self._less(4, 3), 10_000)
         for name, compared in ((SERVERS, [c.steady for c in found]), (BY_DEFAULT, [c.ours for c in found])):
             self.found.comparisons[name] = compared
         one, eight = [c for c in found if c.ours.load["streams"] == 100 and c.ours.load["reasoning"] == 1_000]
@@ -192,20 +192,20 @@ PARTS: dict[str, Callable[[Run], Awaitable[None]]] = {
 USING_SERVERS = {"memory", "servers", "beside", "paced", "first"}
 
 
-async def measured(parts: Sequence[str], folder: Path, *, is_quick: bool) -> dict[str, Found]:
-    """What each of these parts finds, one after the other; one that fails is no reason to leave out the others."""
-    run, results = Run(folder, is_quick), dict[str, Found]()
+async def measured(parts: Sequence[str], folder: Path, tell: Callable[[str, Found], None], *, is_quick: bool) -> None:
+    """Tell what each of these parts finds, one after the other; one that fails is no reason to leave out the others."""
+    run = Run(folder, is_quick)
     try:
         for name in parts:
             if name not in USING_SERVERS:
                 await run.close()
-            run.found = results[name] = Found()
+            run.found = Found()
             await attempt(name, run.found, PARTS[name](run))
+            tell(name, run.found)
             if run.found.failed:
                 await run.close()  # the servers may be in the middle of something
     finally:
         await run.close()
-    return results
 
 
 async def attempt(name: str, found: Found, work: Awaitable[None]) -> None:
