@@ -116,7 +116,7 @@ $(PAGE)/.installed: $(PAGE)/package-lock.json $(PAGE)/unpack.mjs | $(DONE)/test
 
 # Checking
 
-check: $(DONE)/test ## Format, lint, types, and the tests without an engine: a quarter of an hour
+check: $(DONE)/test ## Format, lint, types, and the tests without an engine: some twenty minutes
 	@$(MAKE) --no-print-directory --output-sync --keep-going --jobs 2 unit ruff mypy pyright
 
 ruff: $(DONE)/test
