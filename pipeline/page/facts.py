@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.frames import Conversation, GenerationFinished, Prompt, TokenChunk, TurnFinished
+from pipeline.frames import GenerationFinished, TokenChunk, TurnFinished
 from pipeline.page.flow import Flow
 from pipeline.secret import unwritten
 
@@ -48,7 +48,7 @@ def _response(flow: Flow) -> dict[str, Any]:
         for frame in files[stage].frames
     )
     for frame in frames:
-        if isinstance(frame, Conversation | Prompt) or hasattr(frame, "response"):
+        if hasattr(frame, "response"):
             response: dict[str, Any] = msgspec.to_builtins(frame.response, enc_hook=unwritten)
             return response
     return {}
@@ -69,12 +69,12 @@ def _ending(flow: Flow) -> Iterator[Fact]:
 
 def _times(flow: Flow) -> Iterator[Fact]:
     """How fast it was, where somebody took the time."""
-    at = [each.at for each in flow.tokens if each.at is not None and isinstance(each.frame, TokenChunk)]
+    chunks = [each for each in flow.tokens if isinstance(each.frame, TokenChunk)]
+    at = [chunk.at for chunk in chunks if chunk.at is not None]
     if at:
         yield "First token", _seconds(at[0])
-        behind = sum(len(each.frame.token_ids) for each in flow.tokens if isinstance(each.frame, TokenChunk))
-        behind -= len(next(each.frame.token_ids for each in flow.tokens if isinstance(each.frame, TokenChunk)))
         if at[-1] > at[0]:
+            behind = sum(len(chunk.frame.token_ids) for chunk in chunks[1:])
             yield "Speed", f"{behind / (at[-1] - at[0]):,.1f} tokens/s"
     elif spent := sum(each.frame.duration for each in flow.tokens if isinstance(each.frame, GenerationFinished)):
         yield "Generation", _seconds(spent)
