@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
@@ -73,6 +73,15 @@ class _OpenItem:
     """Characters of text."""
 
 
+class _Unclaimed(NamedTuple):
+    """A token whose text no message has yet."""
+
+    id: int
+    found: TokenLogprob | None
+    text: str
+    is_mark: bool
+
+
 class ChatParser:
     """The machine: one per generation; with another it starts anew."""
 
@@ -104,7 +113,7 @@ class ChatParser:
         self._has_thought = False
         """Whether the latest thought was ended."""
         self._has_logprobs = False
-        self._unclaimed: list[tuple[int, TokenLogprob | None, str]] = []
+        self._unclaimed: list[_Unclaimed] = []
         self._uncounted = 0
         self._reasoning_tokens = 0
         self._tokens: list[int] = []
@@ -162,7 +171,7 @@ class ChatParser:
         is_mark = token in self._marks
         self._uncounted += not is_mark
         if self._has_logprobs:
-            self._unclaimed.append((token, logprob, "" if is_mark else text))
+            self._unclaimed.append(_Unclaimed(token, logprob, text, self._tokens_of.mark(token) is not None))
         if is_mark or not (self._parser.is_at_rest and (self._parser.triggers or frozenset()).isdisjoint(text)):
             for piece in self._parser.feed(token, text):
                 yield from self._take(piece)
@@ -264,21 +273,25 @@ class ChatParser:
 
     def _claim(self, text: str, base: int, logprobs: AlignedLogprobs) -> None:
         """Line up the tokens whose text ``text`` is made of, which comes at ``base``."""
-        begin = "".join(spelled for _, _, spelled in self._unclaimed).rfind(text)
+        spelled = ["" if token.is_mark else token.text for token in self._unclaimed]
+        if text not in "".join(spelled):  # a mark that means nothing to the parser is text
+            spelled = [token.text for token in self._unclaimed]
+        joined = "".join(spelled)
+        begin = 0 if joined.startswith(text) else joined.rfind(text)
         end = begin + len(text)
         at = 0
         left = []
-        for token, found, spelled in self._unclaimed if begin >= 0 else ():
-            start, at = at, at + len(spelled)
+        for token, own in zip(self._unclaimed, spelled, strict=True) if begin >= 0 else ():
+            start, at = at, at + len(own)
             if start >= end:
-                left.append((token, found, spelled))
-            elif at > begin or (start == begin and not spelled):
-                if found:
-                    logprobs.add(token, found)
-                if spelled:
+                left.append(token)
+            elif at > begin or (start == begin and not own):
+                if token.found and (own or not token.is_mark):
+                    logprobs.add(token.id, token.found)
+                if own:
                     logprobs.settle(base + min(at, end) - begin)
                 if at > end:
-                    left.append((token, None, spelled[end - start :]))
+                    left.append(token._replace(found=None, text=own[end - start :]))
         self._unclaimed = left
 
     def _close(self, *, complete: bool, upto: int) -> Iterable[ParsedFrame]:

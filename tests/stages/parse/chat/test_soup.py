@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from pipeline.frames import ChatTurn, FinishReason, GenerationFinished, TokenChunk, TokenLogprob
 from pipeline.protocol.tools import Toolset
+from stages.chat.model import ChatModel
+from tests import chat_models
 from tests.chat_families import FAMILIES, chat_model
 from tests.stages.parse.chat.written import TOOLS, begun, run
-from tests.stages.parse.told import Parsed, items, summary
+from tests.stages.parse.told import Parsed, items, started, summary
 
 SNIPPETS = (
     *("\n", "\n\n", " ", "Hello", "<", "</", "{", "}", "[", "]", '"', "\\", "π", "🧑", "`", ">"),
@@ -57,6 +59,19 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+def unread() -> ChatModel:
+    """A model whose marks mean nothing to anybody."""
+    return chat_models.chat_model(reasoning_parser="none", tool_call_parser="none")
+
+
+@st.composite
+def noise(draw: st.DrawFn) -> list[int]:
+    """Marks and parts of characters, and ids that no token has, as a model of random weights writes them."""
+    vocabulary, stops = unread().vocabulary, unread().stop_token_ids
+    tokens = st.integers(0, max(vocabulary.token_bytes) + 8) | st.sampled_from(sorted(vocabulary.marks.values()))
+    return draw(st.lists(tokens.filter(lambda token: token not in stops), min_size=1, max_size=24))
+
+
 def parsed(family: str, chunks: list[TokenChunk], request: dict[str, Any], reason: FinishReason) -> list[Parsed]:
     frames = run(chat_model(family), [begun(family, **request), *chunks, GenerationFinished(reason, 0, 0.0)])
     return items(frames)
@@ -80,10 +95,23 @@ def test_any_tokens_become_items(family: str, data: st.DataObject) -> None:
     told = parsed(family, chunks, request, reason)
     one_by_one = [TokenChunk((token,), tuple(found[:1])) for token in token_ids]
     assert summary(told) == summary(parsed(family, one_by_one, request, reason))
-    assert all(item.text or item.kind not in ("Message", "Reasoning") for item in told if not request["stop"])
+    speaks = [item for item in told if item.kind in ("Message", "Reasoning") and not item.repairs]
+    assert all(item.text for item in speaks) or request["stop"]
     whole = [*chain.from_iterable(item.token_ids for item in told)]
     if told and reason == "stop" and not request["stop"] and not any(item.repairs for item in told):
         assert whole == token_ids
     assert not any(item.token_ids for item in told if item.repairs or not item.complete)
     assert all(item.complete for item in told[:-1])
     assert not told or told[-1].complete or reason != "stop"
+
+
+@given(noise(), st.sampled_from(REASONS))
+@settings(deadline=None)
+def test_logprobs_spell_what_nobody_reads(token_ids: list[int], reason: FinishReason) -> None:
+    """Marks are text where no parser knows them, and have logprobs as all text has."""
+    found = TokenLogprob(-1.0)
+    chunks = [TokenChunk((token,), (found,)) for token in token_ids]
+    for item in items(run(unread(), [started(), *chunks, GenerationFinished(reason, 0, 0.0)])):
+        spelled = b"".join(bytes(logprob.bytes) for logprob in item.logprobs).decode(errors="replace")
+        assert item.text in spelled
+        assert all(item.text.count(mark) == spelled.count(mark) for mark in unread().vocabulary.marks)
