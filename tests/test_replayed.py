@@ -288,6 +288,24 @@ async def test_what_was_recorded_of_recordings_answers_again(tmp_path: Path) -> 
 # The start
 
 
+async def test_what_was_cut_is_left_out(tmp_path: Path) -> None:
+    """What a killed server left is named in the log, file and line, and all else answers."""
+    folder = tmp_path / "recordings"
+    for name, cut in (("no_end", -1), ("whole", None), ("half_a_line", -2)):
+        recorded(folder / name, 1)
+        tokens = folder / name / "tokens.jsonl"
+        lines = tokens.read_bytes().splitlines(keepends=True)
+        tokens.write_bytes(b"".join(lines[:cut]) + (lines[-1][:9] if cut == -2 else b""))
+    async with replayed(folder, tmp_path) as server:
+        status, _ = await server.post(request_of("greeting"))
+        assert status == 200
+        _, models = await server.get("/v1/models")
+    assert [model["id"] for model in models["data"]] == ["tiny-gpt-oss", "whole"]
+    in_the_middle, behind = [said for said in (tmp_path / "log").read_text().splitlines() if "left out" in said]
+    assert "half_a_line/tokens.jsonl:7: the recording was cut in the middle of this line" in in_the_middle
+    assert "no_end/tokens.jsonl:7: the recording was cut behind this line" in behind
+
+
 @pytest.mark.parametrize(
     ("files", "told"),
     [

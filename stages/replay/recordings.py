@@ -7,6 +7,7 @@ place of the model, and gets that one whatever it asks.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from pipeline.errors import NotRecorded
 from pipeline.frames import Conversation, GenerationStarted
 from pipeline.record import FILES, SOURCES, Header, Recording, UnreadableRecording, read_header, read_recording
 from stages.replay.request import Asked
+
+logger = logging.getLogger(__name__)
 
 CLOSEST = 3
 """How many recordings a request hears of that has none."""
@@ -112,12 +115,25 @@ class Recordings:
 
 
 def read_recordings(folder: Path) -> Recordings:
-    """The recordings in ``folder``, which may be one itself; raises `UnreadableRecording`."""
+    """The recordings in ``folder``, which may be one itself, but for the broken ones.
+
+    A server that is killed leaves some that are cut, which is no reason to do without all others.  Raises
+    `UnreadableRecording` where none can be read.
+    """
     names = [name for name, _ in FILES.values()]
-    found = {path.parent for name in names for path in folder.rglob(name)}
-    if not found:
-        raise UnreadableRecording(folder, None, "there is no recording here")
-    return Recordings(folder, tuple(_recorded(each, _name(each, folder)) for each in sorted(found)))
+    found = sorted({path.parent for name in names for path in folder.rglob(name)})
+    read: list[Recorded] = []
+    broken: list[UnreadableRecording] = []
+    for each in found:
+        try:
+            read.append(_recorded(each, _name(each, folder)))
+        except UnreadableRecording as error:
+            broken.append(error)
+    if not read:
+        raise broken[0] if broken else UnreadableRecording(folder, None, "there is no recording here")
+    for problem in broken:
+        logger.warning("A recording is left out: %s", problem)
+    return Recordings(folder, tuple(read))
 
 
 def _name(folder: Path, among: Path) -> str:
