@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pipeline.errors import CannotRun
 from pipeline.page.flow import flow_of
+from pipeline.page.layout import layout_of
 from pipeline.page.page import page_of
-from pipeline.page.story import story_of
 from pipeline.plugins import load
 
 
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
     flow = asyncio.run(flow_of(chosen.recording, load(chosen.plugins)))
     page = chosen.page or _default(name, is_opened=chosen.open)
     try:
-        page.write_text(page_of(story_of(flow, name)), "utf-8")
+        page.write_text(page_of(layout_of(flow, name)), "utf-8")
     except OSError as error:
         raise CannotRun(f"{page}: the page cannot be written: {error.strerror}") from error
     print(page)

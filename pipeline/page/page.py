@@ -20,18 +20,18 @@ POLICY = (
     "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 
-SCRIPTS = ("story.js", "rows.js", "timeline.js", "chosen.js", "keys.js", "page.js")
+SCRIPTS = ("layout.js", "rows.js", "timeline.js", "chosen.js", "keys.js", "page.js")
 """The parts of the one script, in order: what is known, how it is drawn, and what can be done with it."""
 
 
-def page_of(story: Mapping[str, Any]) -> str:
-    """The page that tells a story."""
+def page_of(layout: Mapping[str, Any]) -> str:
+    """The page that shows what was laid out."""
     style, script = _part("page.css"), "\n".join(map(_part, SCRIPTS))
     places = {
         "{{policy}}": escape(POLICY.format(style=_hash(style), script=_hash(script))),
-        "{{title}}": escape(str(story["name"])),
+        "{{title}}": escape(str(layout["name"])),
         "{{style}}": style,
-        "{{story}}": msgspec.json.encode(story).decode().replace("<", "\\u003c"),
+        "{{layout}}": msgspec.json.encode(layout).decode().replace("<", "\\u003c"),
         "{{script}}": script,
     }
     page = ""

@@ -3,15 +3,15 @@
 const elements = { token: [], frame: [], event: [], row: [] };
 
 function drawHead() {
-  $("name").textContent = story.name;
-  const asked = Object.entries(story.request).map(([name, value]) => `${name.replaceAll("_", " ")}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
+  $("name").textContent = layout.name;
+  const asked = Object.entries(layout.request).map(([name, value]) => `${name.replaceAll("_", " ")}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
   $("asked").textContent = asked.join("  ·  ");
-  for (const [name, value] of story.facts) {
+  for (const [name, value] of layout.facts) {
     const state = name === "Status" ? `state ${value.split(" ")[0]}` : "";
     $("facts").append(h("div", {}, h("dt", { textContent: name }), h("dd", { textContent: value, className: state })));
   }
-  if (story.failure) $("notes").append(h("p", { className: "note failure", textContent: story.failure }));
-  for (const note of story.notes) $("notes").append(h("p", { className: "note", textContent: note }));
+  if (layout.failure) $("notes").append(h("p", { className: "note failure", textContent: layout.failure }));
+  for (const note of layout.notes) $("notes").append(h("p", { className: "note", textContent: note }));
 }
 
 // Drawing: tokens
@@ -86,7 +86,7 @@ function drawPrompt(prompt) {
 }
 
 function drawMessage(message, known) {
-  const texts = message.map((number) => story.texts[number]);
+  const texts = message.map((number) => layout.texts[number]);
   const begun = texts.findIndex((text) => !text[3]), stop = texts.findIndex((text, index) => text[3] && index > begun);
   const header = begun < 0 ? "" : texts.slice(begun, stop < 0 ? undefined : stop).map(shown).join("");
   const role = header.match(/[\p{L}\d_.]+/u)?.[0] ?? "prompt";
@@ -217,7 +217,7 @@ function drawTurn(row, cell, element) {
   elements.frame[row.frames?.[0]] = turn;
   element.setAttribute("aria-label", `Turn ${row.turn}`);
   cell.append(turn);
-  const prompt = story.prompts[row.turn - 1];
+  const prompt = layout.prompts[row.turn - 1];
   if (prompt) cell.append(drawPrompt(prompt));
   else if (row.told_of?.prompt_tokens) cell.append(h("p", { className: "quiet", textContent: `Prompt of ${count(row.told_of.prompt_tokens, "token")}, which was not recorded` }));
 }

@@ -18,8 +18,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from pipeline.core import Pipeline
 from pipeline.page.flow import Flow, flow_of
+from pipeline.page.layout import layout_of
 from pipeline.page.page import page_of
-from pipeline.page.story import story_of
 from stages.harmony import HarmonyEncoding, load_encoding
 
 UNPACKED = Path(__file__).parent / "node" / "node_modules" / ".browser"
@@ -77,7 +77,7 @@ def show(browser: Browser, complaints: list[str], tmp_path: Path) -> Generator[S
 
         def opened(folder: Path, name: str = "", **options: Any) -> Page:
             path = tmp_path / "page.html"
-            path.write_text(page_of(story_of(flow_at(folder), name or folder.name)), "utf-8")
+            path.write_text(page_of(layout_of(flow_at(folder), name or folder.name)), "utf-8")
             context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
             closing.callback(context.close)
             page = context.new_page()

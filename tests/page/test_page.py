@@ -19,7 +19,7 @@ from tests.page.conftest import UNPACKED, Show, flow_at, outcome
 FIXTURES = Path("fixtures/harmony")
 AXE = UNPACKED.parent / "axe-core" / "axe.min.js"
 HOSTILE = (
-    "</script><script>document.title = 'run'</script><img src=x onerror=\"document.title = 'run'\"> {{story}} ${1}"
+    "</script><script>document.title = 'run'</script><img src=x onerror=\"document.title = 'run'\"> {{layout}} ${1}"
 )
 
 LIT = """kind => [...document.querySelectorAll(`[data-${kind}].lit`)].map(each => Number(each.dataset[kind]))"""

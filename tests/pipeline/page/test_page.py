@@ -21,8 +21,8 @@ from pipeline.__main__ import main
 from pipeline.core import Pipeline
 from pipeline.frames import ItemClosed, Prompt, TokenChunk, TokenFrame
 from pipeline.page.flow import Flow, flow_of
+from pipeline.page.layout import layout_of
 from pipeline.page.page import page_of
-from pipeline.page.story import story_of
 from pipeline.record import UnreadableRecording, read_recording
 
 HARMONY = Path("fixtures/harmony")
@@ -34,7 +34,7 @@ def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
 
 
 def data_of(page: str) -> Any:
-    found = re.search(r'<script id="story" type="application/json">(.*?)</script>', page, re.DOTALL)
+    found = re.search(r'<script id="layout" type="application/json">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     return msgspec.json.decode(found[1])
 
@@ -48,13 +48,13 @@ def penstock(arguments: Sequence[object], monkeypatch: pytest.MonkeyPatch) -> No
 async def test_all_there(case: Path) -> None:
     """Whatever was recorded is on the page once, tokens with the item that they were made of."""
     flow = await flow_of(case, unedited)
-    story = story_of(flow, case.name)
+    layout = layout_of(flow, case.name)
     for kind, expected in (
-        ("tokens", len(story["tokens"]["texts"])),
+        ("tokens", len(layout["tokens"]["texts"])),
         ("events", len(flow.events)),
         ("frames", len(flow.items)),
     ):
-        numbers = [number for row in story["rows"] for number in row.get(kind, ())]
+        numbers = [number for row in layout["rows"] for number in row.get(kind, ())]
         assert sorted(numbers) == list(range(expected))
     recorded = [
         token
@@ -62,10 +62,10 @@ async def test_all_there(case: Path) -> None:
         if isinstance(frame, TokenChunk)
         for token in frame.token_ids
     ]
-    ids = [story["texts"][number][0] for number in story["tokens"]["texts"]]
+    ids = [layout["texts"][number][0] for number in layout["tokens"]["texts"]]
     assert ids == recorded
     assert not flow.notes
-    for row in story["rows"]:
+    for row in layout["rows"]:
         closed = flow.items[row["frames"][-1]].frame if row.get("frames") else None
         if isinstance(closed, ItemClosed) and closed.token_ids:
             assert told(closed.token_ids) in told(ids[number] for number in row["tokens"])
@@ -77,7 +77,7 @@ def told(token_ids: Iterable[int]) -> str:
 
 @given(st.text())
 def test_escaped(text: str) -> None:
-    """Whatever a story says stands in the page as data, and comes out of it as it was."""
+    """Whatever was recorded stands in the page as data, and comes out of it as it was."""
     page = page_of({"name": text, "facts": [text]})
     assert data_of(page) == {"name": text, "facts": [text]}
     assert page.count("<script") == 2
@@ -108,14 +108,14 @@ async def test_events_alone(tmp_path: Path) -> None:
     flow = await copied("function_call", tmp_path, "events.jsonl")
     assert flow.events
     assert not flow.items
-    assert sum(len(row.get("events", ())) for row in story_of(flow, "x")["rows"]) == len(flow.events)
+    assert sum(len(row.get("events", ())) for row in layout_of(flow, "x")["rows"]) == len(flow.events)
 
 
 async def test_prompt_alone(tmp_path: Path) -> None:
     """Of a recording that has only a prompt the page shows that, and says why there is no more."""
     flow = await copied("function_call", tmp_path, "prompt.jsonl")
     prompt = read_recording(tmp_path / "prompt.jsonl", Prompt).frames[0]
-    assert story_of(flow, "x")["prompts"][0]["count"] == len(prompt.token_ids)
+    assert layout_of(flow, "x")["prompts"][0]["count"] == len(prompt.token_ids)
     assert flow.notes
 
 
@@ -126,12 +126,12 @@ async def test_without_its_model(tmp_path: Path) -> None:
         header = b'{"type":"Recording","format":1,"model":"m","encoding":"chat"}\n'
         (tmp_path / name).write_bytes(b"".join([header, *lines[1:]]))
     flow = await flow_of(tmp_path, unedited)
-    story = story_of(flow, "x")
-    assert [row["title"] for row in story["rows"] if row["kind"] == "item"] == [
+    layout = layout_of(flow, "x")
+    assert [row["title"] for row in layout["rows"] if row["kind"] == "item"] == [
         "reasoning",
         "function call · get_weather",
     ]
-    assert {story["texts"][number][1] for number in story["tokens"]["texts"]} == {None}
+    assert {layout["texts"][number][1] for number in layout["tokens"]["texts"]} == {None}
     assert "does not say where its model is" in " ".join(flow.notes)
 
 
@@ -140,8 +140,8 @@ async def test_tokens_without_items(tmp_path: Path) -> None:
     lines = (HARMONY / "function_call" / "tokens.jsonl").read_bytes().splitlines(keepends=True)
     header = b'{"type":"Recording","format":1,"model":"m","encoding":"chat"}\n'
     (tmp_path / "tokens.jsonl").write_bytes(b"".join([header, *lines[1:]]))
-    story = story_of(await flow_of(tmp_path, unedited), "x")
-    assert sum(len(row.get("tokens", ())) for row in story["rows"]) == 32
+    layout = layout_of(await flow_of(tmp_path, unedited), "x")
+    assert sum(len(row.get("tokens", ())) for row in layout["rows"]) == 32
 
 
 async def test_differing_events(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 "use strict";
 // Whatever was recorded is written as text, never as markup: there is no innerHTML in this file.
 
-const story = JSON.parse(document.getElementById("story").textContent);
+const layout = JSON.parse(document.getElementById("layout").textContent);
 const CHANNELS = ["markup", "analysis", "commentary", "final", "call", "unread"];
 const FOLDED_FROM = 2;
 const LONGEST_LINE = 1000;
@@ -25,8 +25,8 @@ const seconds = (at) => (at < 1 ? `${Math.round(at * 1000)} ms` : `${at.toFixed(
 
 // What is known, by number
 
-const { tokens, frames, rows } = story;
-const events = story.events.told.map(([common, number, delta, cause, at]) => ({ common: story.events.common[common], number, delta, cause, at }));
+const { tokens, frames, rows } = layout;
+const events = layout.events.told.map(([common, number, delta, cause, at]) => ({ common: layout.events.common[common], number, delta, cause, at }));
 const grouped = (keys) => {
   const groups = new Map();
   keys.forEach((key, index) => key !== null && (groups.get(key) ?? groups.set(key, []).get(key)).push(index));
@@ -40,7 +40,7 @@ const rowOf = { token: [], frame: [], event: [] };
 rows.forEach((row, index) => {
   for (const kind of Object.keys(rowOf)) for (const number of row[`${kind}s`] ?? []) rowOf[kind][number] = index;
 });
-const textOf = (token) => story.texts[tokens.texts[token]];
+const textOf = (token) => layout.texts[tokens.texts[token]];
 const shown = (text) => (text[1] === null ? String(text[0]) : text[1]);
 
 /** An event as it went over the wire. */

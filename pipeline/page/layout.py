@@ -1,4 +1,4 @@
-"""The story that a page tells: a flow, laid out in rows from tokens over items to events, as plain JSON.
+"""What a page shows: a flow, laid out in rows from tokens over items to events, as plain JSON.
 
 Numbers refer: a token to its chunk, a chunk to a frame of the engine, an event to a frame of the items.  What repeats,
 as how a token is written or what the deltas of an item have in common, is told once.
@@ -42,7 +42,7 @@ CLOSING = re.compile(rb"end|return|call|eot|eom|/", re.IGNORECASE)
 """In the marks that end an item."""
 
 
-def story_of(flow: Flow, name: str) -> Json:
+def layout_of(flow: Flow, name: str) -> Json:
     """All that the page shows of a flow; ``name`` is what the recording is called."""
     texts = Texts()
     rows = _rows(flow)
