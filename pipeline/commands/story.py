@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +20,7 @@ from pipeline.frames import (
     McpListToolsOpened,
     Prompt,
     ShellOutputOpened,
+    TokenChunk,
     TurnFinished,
 )
 from pipeline.plugins import Install
@@ -45,6 +46,28 @@ class Crossing:
     frame: Any
     cause: int | None = None
     at: float | None = None
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The second at which the first token came, and how many a second came behind its chunk, if any did."""
+
+    first: float
+    rate: float | None
+
+
+def speed_of(crossings: Iterable[Crossing]) -> Speed | None:
+    """How fast the tokens among these came; None where nobody took the time."""
+    chunks = [
+        (each.at, len(each.frame.token_ids))
+        for each in crossings
+        if isinstance(each.frame, TokenChunk) and each.at is not None
+    ]
+    if not chunks:
+        return None
+    first, last = chunks[0][0], chunks[-1][0]
+    behind = sum(count for _, count in chunks[1:])
+    return Speed(first, behind / (last - first) if last > first else None)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -17,12 +16,13 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.commands.difference import common
+from pipeline.commands.facts import facts_of
 from pipeline.commands.places import Channel, Token
 from pipeline.commands.rows import Row, folded, long_gap, rows_of
+from pipeline.commands.shown import ALARM, as_json, short, visible
 from pipeline.commands.story import Story
 from pipeline.frames import CallFinished, CallStarted, GenerationStarted, ItemClosed, ResponseStarted, TurnFinished
 from pipeline.protocol.events import Event
-from pipeline.protocol.response import Response
 from pipeline.record import Failure
 
 STYLES: dict[Channel, str] = {
@@ -32,7 +32,6 @@ STYLES: dict[Channel, str] = {
     "final": "green",
     "call": "yellow",
 }
-ALARM = "bold red"
 
 ENDS = {
     "response.completed": "bold",
@@ -70,7 +69,7 @@ class Timeline:
     def parts(self) -> Iterator[tuple[float | None, RenderableType]]:
         """What to print, one after the other, and the seconds at which it came."""
         yield None, Rule(Text(str(self._story.path), "bold"), align="left", style="dim")
-        yield None, self._facts()
+        yield None, self._head()
         yield from ((None, part) for part in self._prompts(self._story.prompts[:1]))
         before: float | None = None
         for row in self._rows:
@@ -84,47 +83,14 @@ class Timeline:
 
     # What it was
 
-    def _facts(self) -> Table:
-        facts = Table.grid(padding=(0, 2))
-        facts.add_column(style="dim")
-        facts.add_column(overflow="fold")
-        header, response = self._story.header, self._response()
-        versions = [f"{name} {version}" for name, version in header.versions.items()]
-        told = [
-            header.model or "of a model without name",
-            header.encoding,
-            header.source,
-            *versions,
-            header.recorded_at,
-        ]
-        facts.add_row("model", _joined(told))
-        if response:
-            facts.add_row("request", _joined([response.id, *_asked(response)]))
-            facts.add_row("result", Text(_result(response), "" if response.status == "completed" else ALARM))
-        if speed := self._speed():
-            facts.add_row("speed", speed)
-        if repairs := Counter(repair for row in self._rows for repair in _repairs(row)):
-            counted = [name if count == 1 else f"{name} ({count} times)" for name, count in repairs.items()]
-            facts.add_row("repaired", Text(", ".join(counted), ALARM))
-        for note in filter(None, (self._story.note, self._story.left_out, self._story.differs)):
-            facts.add_row("note", Text(visible(note), "italic"))
-        return facts
-
-    def _response(self) -> Response | None:
-        """The response as it is known last."""
-        frames = [crossing.frame for junction in self._story.junctions for crossing in junction.crossings]
-        found = (getattr(frame, "response", None) for frame in reversed(frames))
-        return next((response for response in found if response), None)
-
-    def _speed(self) -> str:
-        """How long the first token took, and how fast the others came."""
-        times = [crossing.at for crossing in self._story.behind(self._story.read)]
-        chunks = [times[token.frame] for token in self._story.tokens]
-        if not chunks or times[0] is None or chunks[0] is None or chunks[-1] is None:
-            return ""
-        first, took = chunks[0] - times[0], chunks[-1] - chunks[0]
-        rate = f", then {(len(chunks) - 1) / took:.1f} tokens/s" if took > 0 else ""
-        return f"first token after {first:.3f} s{rate}"
+    def _head(self) -> Table:
+        head = Table.grid(padding=(0, 2))
+        head.add_column(style="dim")
+        head.add_column(overflow="fold")
+        closed = [row.frame for row in self._rows if isinstance(row.frame, ItemClosed)]
+        for name, told in facts_of(self._story, (repair for frame in closed for repair in frame.repairs)):
+            head.add_row(name, told)
+        return head
 
     def _prompts(self, prompts: Sequence[str]) -> Iterator[RenderableType]:
         """The last of ``prompts``, as far as it is not in the one before it."""
@@ -201,10 +167,10 @@ class Timeline:
     def _tool(self, frame: Any) -> Text:
         match frame:
             case CallStarted():
-                return Text(f"runs {_json(frame.action)}" if frame.action else "runs", "bold")
+                return Text(f"runs {as_json(frame.action)}" if frame.action else "runs", "bold")
             case CallFinished():
                 text = Text("gave ", "bold")
-                text.append(visible(frame.result if self._full else _short(frame.result, LONGEST_RESULT)), "not bold")
+                text.append(visible(frame.result if self._full else short(frame.result, LONGEST_RESULT)), "not bold")
                 if frame.error is not None:
                     text.append(f" failed: {visible(frame.error)}", ALARM)
                 return text
@@ -229,17 +195,6 @@ def _at_a_glance(prompt: str) -> str:
         left_out = len(prompt) - HEAD - TAIL
         prompt = f"{prompt[:HEAD]} … {left_out} characters more: --full … {prompt[-TAIL:]}"
     return visible(prompt).replace("\n", " ")
-
-
-def visible(text: str) -> str:
-    """Text that neither moves the cursor nor hides: what is no printable character is escaped, and lines show ends."""
-    return "".join(_visible(character) for character in text).removesuffix("\n")
-
-
-def _visible(character: str) -> str:
-    if character == "\n":
-        return "⏎\n"
-    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
 def _written(tokens: Iterable[Token]) -> Text:
@@ -283,17 +238,8 @@ def _closed(closed: ItemClosed) -> Text:
     return Text("" if closed.complete else "cut off", ALARM)
 
 
-def _repairs(row: Row) -> Iterator[str]:
-    if isinstance(row.frame, ItemClosed):
-        yield from row.frame.repairs
-
-
 def _spaced(*texts: Text) -> Text:
     return Text("  ").join(text for text in texts if text)
-
-
-def _joined(facts: Iterable[str | None]) -> Text:
-    return Text(" · ").join(Text(visible(fact)) for fact in facts if fact)
 
 
 def _name(frame: Any) -> str:
@@ -302,48 +248,11 @@ def _name(frame: Any) -> str:
     told = (
         [f"{value}" for value in msgspec.to_builtins(frame).values()][1:] if isinstance(frame, msgspec.Struct) else []
     )
-    return visible(_short(" ".join([words, *told]), LONGEST_RESULT))
-
-
-def _asked(response: Response) -> Iterator[str]:
-    """What is worth knowing of a request."""
-    names = [tool.get("name") or tool.get("server_label") or tool["type"] for tool in response.tools]
-    if names:
-        yield f"tools: {', '.join(map(str, names))}"
-    yield f"temperature {response.temperature:g}"
-    if effort := response.reasoning.effort:
-        yield f"effort {effort}"
-    if (form := response.text.get("format", {}).get("type", "text")) != "text":
-        yield f"format {form}"
-    if response.max_output_tokens is not None:
-        yield f"at most {response.max_output_tokens} tokens"
-    if response.tool_choice != "auto":
-        yield f"tool choice {_json(response.tool_choice)}"
-
-
-def _result(response: Response) -> str:
-    told: list[str] = [response.status]
-    if response.error:
-        told.append(f"{response.error.code}: {response.error.message}")
-    if response.incomplete_details:
-        told.append(response.incomplete_details.reason)
-    if usage := response.usage:
-        cached, thought = usage.input_tokens_details.cached_tokens, usage.output_tokens_details.reasoning_tokens
-        told.append(f"{usage.input_tokens} tokens in" + (f", {cached} of them cached" if cached else ""))
-        told.append(f"{usage.output_tokens} tokens out" + (f", {thought} of them thoughts" if thought else ""))
-    return visible(" · ".join(told))
+    return visible(short(" ".join([words, *told]), LONGEST_RESULT))
 
 
 def _failure(failure: Failure) -> str:
     return f"{failure.error}: {failure.message}"
-
-
-def _json(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-def _short(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]} … {len(text) - limit} characters more"
 
 
 def show(paced: Paced, story: Story, speed: float | None, *, full: bool) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from pipeline.frames import GenerationFinished, TokenChunk, TurnFinished
+from pipeline.commands.story import speed_of
+from pipeline.frames import GenerationFinished, TurnFinished
 from pipeline.page.flow import Flow
 from pipeline.secret import unwritten
 
@@ -69,13 +70,10 @@ def _ending(flow: Flow) -> Iterator[Fact]:
 
 def _times(flow: Flow) -> Iterator[Fact]:
     """How fast it was, where somebody took the time."""
-    chunks = [each for each in flow.tokens if isinstance(each.frame, TokenChunk)]
-    at = [chunk.at for chunk in chunks if chunk.at is not None]
-    if at:
-        yield "First token", _seconds(at[0])
-        if at[-1] > at[0]:
-            behind = sum(len(chunk.frame.token_ids) for chunk in chunks[1:])
-            yield "Speed", f"{behind / (at[-1] - at[0]):,.1f} tokens/s"
+    if speed := speed_of(flow.tokens):
+        yield "First token", _seconds(speed.first)
+        if speed.rate is not None:
+            yield "Speed", f"{speed.rate:,.1f} tokens/s"
     elif spent := sum(each.frame.duration for each in flow.tokens if isinstance(each.frame, GenerationFinished)):
         yield "Generation", _seconds(spent)
     if ends := [each.at for each in flow.events if each.at is not None]:

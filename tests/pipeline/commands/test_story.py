@@ -8,21 +8,27 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from pipeline.commands import facts
+from pipeline.commands.rerun import unedited
 from pipeline.commands.rows import Row, folded, rewritten, rows_of
-from pipeline.commands.story import Story, aligned, tell
-from pipeline.commands.timeline import Timeline, visible
+from pipeline.commands.shown import visible
+from pipeline.commands.story import Crossing, Speed, Story, aligned, speed_of, tell
+from pipeline.commands.timeline import Timeline
 from pipeline.frames import (
     AnnotationAdded,
     CallFinished,
     CallStarted,
+    GenerationFinished,
     ItemClosed,
     ItemDelta,
     ParsedFrame,
     TokenChunk,
     TokenFrame,
 )
+from pipeline.page import facts as page_facts
+from pipeline.page.flow import flow_of
 from pipeline.protocol.events import Event
-from pipeline.record import read_frames
+from pipeline.record import line, read_frames, read_recording
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 HARMONY = sorted((FIXTURES / "harmony").glob("*/"), key=lambda case: case.name)
@@ -137,3 +143,35 @@ async def test_causes_are_right_behind_what_tools_changed(case: str) -> None:
 def test_frames_are_aligned_with_what_came_between_them() -> None:
     """What is only behind is caused by the last frame that is ahead as well."""
     assert aligned("abc", "xaybcz") == [None, 0, 0, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "speed"),
+    [
+        ([], None),
+        ([(None, 2), (None, 1)], None),
+        ([(0.5, 3)], Speed(0.5, None)),
+        ([(0.5, 3), (0.5, 3)], Speed(0.5, None)),
+        ([(0.5, 3), (0.7, 1), (1.0, 4)], Speed(0.5, 10.0)),
+        ([(None, 9), (0.5, 3), (1.0, 4)], Speed(0.5, 8.0)),
+    ],
+)
+def test_the_first_chunk_is_waited_for_and_the_others_make_the_speed(
+    chunks: list[tuple[float | None, int]], speed: Speed | None
+) -> None:
+    """What comes with the first token took no time of its own; where no time was taken nothing is told."""
+    ended = Crossing(GenerationFinished("stop", cached_tokens=0, duration=0.0), at=9.0)
+    assert speed_of([*(Crossing(TokenChunk((40,) * count), at=at) for at, count in chunks), ended]) == speed
+
+
+async def test_a_timeline_and_a_page_tell_the_same_speed(tmp_path: Path) -> None:
+    """From the beginning of the response on, in the words of each."""
+    recording = read_recording(FIXTURES / "harmony" / "greeting" / "tokens.jsonl", TokenFrame)
+    lines = [line(frame, 0.5 + number / 4) for number, frame in enumerate(recording.frames)]
+    data = b"".join([line(recording.header), *lines, line(recording.end)])
+    (tmp_path / "tokens.jsonl").write_bytes(data)
+    assert ("speed", "first token after 0.750 s, then 4.0 tokens/s") in [
+        (name, told.plain) for name, told in facts.facts_of(await tell(tmp_path), ())
+    ]
+    on_page = page_facts.facts_of(await flow_of(tmp_path, unedited))
+    assert {("First token", "750 ms"), ("Speed", "4.0 tokens/s")} <= {*on_page}
