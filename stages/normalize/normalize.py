@@ -61,6 +61,9 @@ INCLUDABLE = frozenset(
 CONTINUING = ("previous_response_id", "conversation", "previous_input_messages")
 """The parameters that say what a request goes on from: one of them at most."""
 
+NAMED = 5
+"""How many of a server's models a client hears of that asks for another one: of recordings there may be thousands."""
+
 _RAN = frozenset({CodeInterpreterCall, WebSearchCall, ShellCallOutput})
 """Calls that this server may have run."""
 
@@ -150,7 +153,8 @@ class Normalize:
     def _model(self, request: CreateResponse) -> str:
         model = self.models[0] if request.model is None else request.model
         if model not in self.models:
-            served = ", ".join(map(repr, self.models))
+            more = len(self.models) - NAMED
+            served = ", ".join(map(repr, self.models[:NAMED])) + (f" and {more} more" if more > 0 else "")
             raise ModelNotFound(f"This server serves {served}, not {shortened(model)!r}.", param="model")
         return model
 

@@ -257,6 +257,17 @@ async def test_another_model_is_not_found(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
+    ("count", "told"),
+    [(5, "'m0', 'm1', 'm2', 'm3', 'm4', not"), (6, "'m0', 'm1', 'm2', 'm3', 'm4' and 1 more, not")],
+)
+async def test_of_many_models_a_few_are_named(store: Store, count: int, told: str) -> None:
+    """Recordings are models, too, and may be thousands: who asks for another one hears how many there are."""
+    normalize = Normalize(store, tuple(f"m{number}" for number in range(count)))
+    with pytest.raises(ModelNotFound, match=f"^This server serves {told} 'gpt-5'"):
+        await anext(normalize(replay([await read_request(b'{"model": "gpt-5", "input": "Hi"}')])))
+
+
+@pytest.mark.parametrize(
     ("param", "both"),
     [
         ("previous_input_messages", {"previous_response_id": "resp_1", "previous_input_messages": []}),
