@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import os
@@ -22,6 +21,7 @@ from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
 from api.app import Api
+from api.collector import settle
 from api.keys import UnusableKeys, load_keys
 from api.peers import Membership
 from api.recording import recorder
@@ -206,8 +206,7 @@ async def serve(
         await web.SockSite(runner, listening).start()
         sweeping = asyncio.create_task(keep_sweeping(store, settings.store_ttl, settings.stream_ttl))
         closing.callback(sweeping.cancel)
-        gc.collect()
-        gc.freeze()
+        settle()
         print(greeting(settings, engine.models[0]), flush=True)
         await _signal_to_stop()
         logger.info("Stopping: running responses get %g s", settings.drain_timeout)

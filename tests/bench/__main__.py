@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import shlex
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import uvloop
 
+from api.collector import settle
 from stages.harmony import load_encoding
 from tests.bench.engines import engines
 from tests.bench.loopback import QUIET
@@ -58,8 +58,7 @@ async def with_engines(asked: argparse.Namespace, tell: Callable[[str, Found], N
 async def without(asked: argparse.Namespace, tell: Callable[[str, Found], None]) -> None:
     """What is measured over engines that are none."""
     load_encoding()
-    gc.collect()
-    gc.freeze()  # as a server does once it is up
+    settle()  # as a server does once it is up
     parts = asked.parts or [*PARTS, *(() if asked.quick else DETAILS)]
     await measured([part for part in PARTS if part in parts], FOLDER, tell, is_quick=asked.quick)
     for name in [name for name in DETAILS if name in parts]:
