@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 
 from pipeline.frames import FunctionCallOpened, ReasoningOpened
-from pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset, tool_key
+from pipeline.protocol.tools import (
+    HOSTED,
+    CustomTool,
+    FunctionTool,
+    HostedTool,
+    McpTool,
+    Tool,
+    ToolKey,
+    Toolset,
+    tool_key,
+)
 from stages.harmony import BUILT_IN, FUNCTIONS, recipient_of
 from stages.parse.openings import CallOpened, call_of, is_open
 
@@ -23,23 +34,41 @@ class Recipients:
     """The tools of one request by what a header may call them; a name without its namespace counts if it is unique."""
 
     def __init__(self, tools: Toolset) -> None:
-        self._callable = frozenset(map(tool_key, tools.callable))
+        self._toolset = tools
         self._is_open = is_open(tools)
-        self._namespaces = frozenset(
-            tool.namespace for tool in tools.tools if isinstance(tool, FunctionTool | CustomTool)
-        )
-        served = {tool.namespace for tool in tools.tools if isinstance(tool, McpTool)}.union(HOSTED)
-        self._served = tuple(f"{namespace.lower()}." for namespace in served)
-        self._tools: dict[str, Tool] = {recipient_of(tool): tool for tool in tools.tools}
-        namesakes = Counter(tool.name for tool in tools.tools)
-        for tool in tools.tools:
+
+    # Each is made when it is first asked for: most answers call nothing, and there may be thousands of tools.
+
+    @cached_property
+    def _callable(self) -> frozenset[ToolKey]:
+        return frozenset(map(tool_key, self._toolset.callable))
+
+    @cached_property
+    def _namespaces(self) -> frozenset[str | None]:
+        """Those of the client's tools."""
+        return frozenset(tool.namespace for tool in self._toolset.tools if isinstance(tool, FunctionTool | CustomTool))
+
+    @cached_property
+    def _served(self) -> tuple[str, ...]:
+        """How the name of a tool begins that this server runs."""
+        named = {tool.namespace for tool in self._toolset.tools if isinstance(tool, McpTool)}.union(HOSTED)
+        return tuple(f"{namespace.lower()}." for namespace in named)
+
+    @cached_property
+    def _tools(self) -> dict[str, Tool]:
+        tools = self._toolset.tools
+        spelled: dict[str, Tool] = {recipient_of(tool): tool for tool in tools}
+        namesakes = Counter(tool.name for tool in tools)
+        for tool in tools:
             if tool.namespace is None or namesakes[tool.name] == 1:
-                self._tools.setdefault(tool.name, tool)
+                spelled.setdefault(tool.name, tool)
+        return spelled
+
+    @cached_property
+    def _lowered(self) -> dict[str, Tool]:
         lowered = [name.lower() for name in self._tools]
         cases = Counter(lowered)
-        self._lowered = {
-            name: tool for name, tool in zip(lowered, self._tools.values(), strict=True) if cases[name] == 1
-        }
+        return {name: tool for name, tool in zip(lowered, self._tools.values(), strict=True) if cases[name] == 1}
 
     def knows(self, word: str) -> bool:
         """Whether ``word`` names a tool to the letter; what the browser does is also what people say."""
