@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
+from api.collector import settle
 from api.runs import Runs
 from pipeline.protocol.events import ResponseCompleted, to_sse
 from pipeline.protocol.reading import read_request
@@ -165,8 +166,7 @@ async def added(short: int, long: int) -> list[Comparison]:
     """Every measure of every prompt, in turns; the first of each is left out."""
     found: list[Comparison] = []
     theirs = peer()
-    gc.collect()
-    gc.freeze()  # as both servers do once they are up
+    settle()  # as a server does once it is up
     async with ours() as (mine, stored):
         for load, bodies in prompts(await stored({"input": long_text()})):
             rounds = short if load["prompt"] == SHORT else long
