@@ -49,7 +49,7 @@ class Plugin:
         """Edit a pipeline; raises `WrongPlugin`, also where others than before would be asked for at its ends."""
         try:
             edited = self.install(pipeline)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise WrongPlugin(self.name, _told(error, "it raised ")) from error
         if not isinstance(edited, Pipeline):
             raise WrongPlugin(self.name, f"it returned {edited!r} where an edited pipeline was to come")
@@ -82,7 +82,7 @@ def _found(name: str) -> Install:
         raise WrongPlugin(name, f"there is no file {place}")
     try:
         module = _module(place)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
             raise WrongPlugin(name, f"there is no module {error.name}") from error
         raise WrongPlugin(name, _told(error, "importing it raised ")) from error
@@ -116,8 +116,10 @@ def _module(place: str) -> Any:
     return module
 
 
-def _told(error: Exception, raised: str) -> str:
+def _told(error: BaseException, raised: str) -> str:
     """What was raised, and where; what a pipeline says of an edit speaks for itself."""
+    if isinstance(error, SyntaxError) and error.filename:  # it was raised where the file was read, and not in it
+        return f"{raised}{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
     last = traceback.extract_tb(error.__traceback__)[-1]
     if Path(last.filename).parent == Path(__file__).parent:
         return str(error)

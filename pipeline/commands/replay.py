@@ -1,4 +1,4 @@
-"""``penstock replay``: recorded frames through the rest of the flow, without a GPU."""
+"""Replay: recorded frames through the rest of the flow, without a GPU."""
 
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ def json_lines(story: Story) -> Iterator[tuple[float | None, bytes]]:
 def sse(story: Story) -> Iterator[tuple[float | None, bytes]]:
     """The events, and unless it broke off the end of the stream."""
     crossings = story.junctions[-1].crossings
-    if not any(isinstance(crossing.frame, Event) for crossing in crossings):
+    are_others = bool(crossings) or story.error is None
+    if are_others and not any(isinstance(crossing.frame, Event) for crossing in crossings):
         raise NoReplay(f"what {story.junctions[-1].stage} gives are no events: see them with --json")
     yield from ((each.at, to_sse(each.frame)) for each in crossings if isinstance(each.frame, Event))
     if story.error is None:

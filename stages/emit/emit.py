@@ -164,6 +164,7 @@ class ResponseWriter:
     # One item after another
 
     def _begin(self, opening: Opened) -> Iterable[ResponseEvent]:
+        rule(isinstance(opening, Opened), f"emit takes no {type(opening).__name__}: a stage has put it in")
         self._check_closed()
         self._open = open_item(opening, self._place(), summarised=self.response.reasoning.summary is not None)
         return self._open.added()

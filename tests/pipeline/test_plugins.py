@@ -139,6 +139,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "words.py").write_text("def louder(text):\n    return text.upper()\n")
     (tmp_path / "broken.py").write_text("\nimport no_such_thing\n")
     (tmp_path / "failing.py").write_text("1 // 0\n")
+    (tmp_path / "leaving.py").write_text("\nraise SystemExit('not on this machine')\n")
+    (tmp_path / "unclosed.py").write_text("\n\ndef install(:\n")
     known = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - known:
@@ -211,6 +213,9 @@ def test_an_entry_point_is_installed_where_it_is_named() -> None:
         ("broken.py:install", "importing it raised ModuleNotFoundError: No module named 'no_such_thing' ("),
         ("broken:install", "importing it raised ModuleNotFoundError: No module named 'no_such_thing' ("),
         ("failing.py:install", "failing.py:1)"),
+        ("leaving.py:install", "importing it raised SystemExit: not on this machine ("),
+        ("unclosed.py:install", "importing it raised SyntaxError: invalid syntax ("),
+        ("unclosed.py:install", "unclosed.py:3)"),
     ],
 )
 def test_what_cannot_be_found_is_told(name: str, told: str) -> None:

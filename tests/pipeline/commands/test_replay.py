@@ -158,6 +158,14 @@ def install(pipeline):
 """
 
 
+def test_a_stage_that_raises_at_once_is_named(penstock: Command, tmp_path: Path) -> None:
+    """There are no events then, and that is not what was wrong."""
+    (tmp_path / "between.py").write_text(IN_BETWEEN.replace("isinstance(frame, TokenChunk)", "True"))
+    replayed = penstock("replay", RECORDING, "--sse", "--with", f"{tmp_path / 'between.py'}:install")
+    assert (replayed.status, replayed.out) == (1, b"")
+    assert "raised ValueError: not this one (" in replayed.err
+
+
 @pytest.mark.parametrize("since", [[], ["--from", "render"], ["--from", "converse"]])
 def test_tokens_pass_the_stages_behind_the_engine(penstock: Command, tmp_path: Path, since: list[str]) -> None:
     """Frames are recorded right behind their stage, ahead of what plug-ins put behind it."""

@@ -341,6 +341,13 @@ async def test_a_stream_that_just_ends_has_failed(rest: Frames) -> None:
     assert error.message.startswith("Internal error.")
 
 
+async def test_what_is_no_frame_is_told_by_its_type() -> None:
+    """Whoever wrote the stage that gave it learns what it gave."""
+    foreign: list[Any] = ["So"]
+    with pytest.raises(InvariantBroken, match="emit takes no str: a stage has put it in"):
+        await emitted(foreign)
+
+
 async def test_an_error_behind_the_last_turn_fails_too() -> None:
     """The response ends once: what breaks before its terminal event is that event."""
     events = await emitted(whole_turn(), EngineFailed("The engine gave up."))
@@ -371,6 +378,8 @@ async def test_an_error_behind_the_last_turn_fails_too() -> None:
         (McpListToolsOpened("wiki"), ItemDelta("So")),
         (McpListToolsOpened("wiki"), CallStarted(), CallFinished(data=({"name": 1},)), ItemClosed(complete=True)),
         (ShellOutputOpened(),),
+        ("So",),
+        (MessageOpened("final_answer"), "So"),
     ],
 )
 async def test_frames_against_the_grammar_are_a_bug(frames: Frames, caplog: pytest.LogCaptureFixture) -> None:
