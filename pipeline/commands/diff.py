@@ -1,4 +1,4 @@
-"""``penstock diff``: where two recordings part, or a recording and its own replay."""
+"""Diff: where two recordings part, or a recording and its own replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``penstock inspect``: a recording as a page, which shows who caused whom."""
+"""Inspect: a recording as a page, which shows who caused whom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``penstock show``: the flow of a pipeline, drawn from its code."""
+"""Show: the flow of a pipeline, drawn from its code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""``penstock shrink``: cut a failing recording down to the smallest one that still fails.
+"""Shrink: cut a failing recording down to the smallest one that still fails.
 
 Without --fails, a recording fails when a stage raises on it or its events break a rule of the wire.  With it, COMMAND
-is run by the shell, here, with the folder of a candidate in the place of ``{}``, or else behind it: it exits with 0
+is run by the shell, here, with the folder of a candidate in the place of {}, or else behind it: it exits with 0
 where the recording is fine, and otherwise where it fails.  125 says that the recording cannot be judged, and counts as
 fine; so does a command that takes too long.
 """
@@ -64,7 +64,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("recording", type=Path, help="a folder with a tokens.jsonl")
     parser.add_argument("--fails", metavar="COMMAND", help="exits with something other than 0 where a recording fails")
     parser.add_argument("--saying", metavar="TEXT", help="it only fails where COMMAND also writes TEXT")
-    parser.add_argument("--with", dest="plugins", action="append", default=[], metavar="MODULE:INSTALL")
+    parser.add_argument(
+        "--with", dest="plugins", action="append", default=[], metavar="PLUGIN", help="stages of one's own"
+    )
     parser.add_argument("-o", "--out", type=Path, help="where the smallest one goes; else beside it, as NAME-small")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds that a command may take (60)")
     parser.add_argument("--tries", type=int, default=2000, help="how many candidates are tried at most (2000)")
