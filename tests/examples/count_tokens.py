@@ -3,6 +3,8 @@
     METRICS_PORT=9464 penstock serve --with count_tokens.py:install
     curl http://127.0.0.1:9464/metrics
 
+It needs ``prometheus_client``, which vLLM brings.
+
 Tokens of no whole item, as the markup that ends a turn or an item that was cut, are counted as ``other``.
 """
 
