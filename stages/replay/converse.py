@@ -28,7 +28,7 @@ from pipeline.frames import (
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.tools import HOSTED
-from pipeline.record import Recording
+from pipeline.record import Recording, UnreadableRecording
 from stages.replay.recordings import Recorded, Recordings
 from stages.replay.request import Asked
 
@@ -78,7 +78,10 @@ class ConverseAsRecorded:
         """Tell recorded failures again, those ahead of the first frame as well."""
         async for conversation in source:
             recorded = self.recordings.next(conversation)
-            recording = await asyncio.to_thread(recorded.read)
+            try:
+                recording = await asyncio.to_thread(recorded.read)
+            except UnreadableRecording as error:
+                raise EngineFailed(f"The recording {recorded.name!r} can no longer be read.") from error
             told = _answering(conversation, recorded, _paced(recording, self.speed))
             async with self._behind(recorded.stage).open(told) as frames:
                 async for frame in frames:
