@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -42,7 +42,7 @@ from pipeline.errors import (
     StoreFailed,
     StreamExpired,
 )
-from pipeline.frames import Prompt
+from pipeline.frames import Conversation, Prompt
 from pipeline.logs import current_response
 from pipeline.protocol.body import shortened
 from pipeline.protocol.events import Event, ResponseEvent, TerminalEvent, to_sse
@@ -67,6 +67,15 @@ INCLUDE_OBFUSCATION = Flag("include_obfuscation")
 _READING = (InvalidRequest, ModelNotFound, ConversationNotFound, BodyTooLarge, StoreFailed, ServerStopping)
 _CREATING = (*_READING, ConversationLocked, EngineOverloaded, EngineDead)
 _FINDING = (InvalidRequest, ResponseNotFound, StoreFailed, ServerUnreachable)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What a request asks for: a response, whether as a stream, and whether that hides the lengths of its deltas."""
+
+    conversation: Conversation
+    streams: bool
+    hides: bool
 
 
 @dataclass
@@ -104,20 +113,16 @@ class Responses:
         """Create a response, as a stream of events or as one object."""
         body = await request.read()
         with self.runs.admission.one():
-            wanted = (await read_request(body)).traced(request.headers).owned_by(request[OWNER])
-            wanted = wanted.recorded(body, asks=self.recorded_if.is_met_by(request.headers))
-            conversation = await self.runs.prepare(wanted)
-            if wanted.background and not wanted.stream:
-                request[ANSWERED] = queued = (await self.runs.queue(conversation)).response
+            asked = await self._asked(request, body)
+            if asked.conversation.response.background and not asked.streams:
+                request[ANSWERED] = queued = (await self.runs.queue(asked.conversation)).response
                 return as_json(queued)
-            async with self._spoken(self.runs.events(conversation)) as events:
+            async with self._spoken(self.runs.events(asked.conversation)) as events:
                 first = await anext(events)
-                if not wanted.stream:
+                if not asked.streams:
                     request[ANSWERED] = response = await _last_response(events)
                     return as_json(response)
-                options = wanted.stream_options
-                hides = options is not None and options.include_obfuscation is True
-                return await self._send(request, events, hides=hides, ready=(first,))
+                return await self._send(request, events, hides=asked.hides, ready=(first,))
 
     @operation(Operation(InputTokens, body=CreateResponse, refusals=_READING))
     async def count_input_tokens(self, request: web.Request) -> web.Response:
@@ -192,6 +197,14 @@ class Responses:
         current_response.set(response_id)
         return as_json(wanted.of(_once(given)))
 
+    async def _asked(self, request: web.Request, body: bytes) -> _Asked:
+        """What a request is about; all else of it is gone by the time that its stream begins."""
+        wanted = (await read_request(body)).traced(request.headers).owned_by(request[OWNER])
+        wanted = wanted.recorded(body, asks=self.recorded_if.is_met_by(request.headers))
+        options = wanted.stream_options
+        hides = options is not None and options.include_obfuscation is True
+        return _Asked(await self.runs.prepare(wanted), bool(wanted.stream), hides)
+
     async def _response(self, request: web.Request) -> Response:
         """The response that the path names, as it stands; raises `ResponseNotFound`."""
         response_id, owner = request.match_info["response_id"], request[OWNER]
@@ -251,15 +264,9 @@ class Responses:
             async for event in events:
                 yield encode(event)
 
-    @asynccontextmanager
-    async def _spoken(self, events: AsyncGenerator[ResponseEvent, None]) -> AsyncGenerator[AsyncIterator[Any], None]:
+    def _spoken(self, events: AsyncGenerator[ResponseEvent, None]) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
         """The events in this dialect, for the length of the block."""
-        if self.outgoing is None:
-            async with aclosing(events):
-                yield events
-        else:
-            async with self.outgoing.open(events) as spoken:
-                yield spoken
+        return aclosing(events) if self.outgoing is None else self.outgoing.open(events)
 
     async def _send(
         self, request: web.Request, events: AsyncIterator[Event], *, hides: bool, ready: Iterable[Event] = ()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeAlias
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+from typing import Any, Self
 
 import msgspec
 from aiohttp import HttpVersion11, web
@@ -30,8 +30,6 @@ BLOCK = 16
 
 LARGE = 2**16
 """Bytes of an event behind which others get a turn of the loop."""
-
-Write: TypeAlias = Callable[[bytes], Awaitable[None]]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -66,46 +64,58 @@ async def send(
         answer.force_close()  # without chunks, only the end of the connection tells the end of the stream
     await answer.prepare(request)
     event: Any = None
-    async with kept_alive(answer, keep_alive) as write:
+    with KeptAlive(answer, keep_alive) as stream:
         for event in ready:
-            await write(encode(event))
+            await stream.write(encode(event))
         try:
             async for event in rest:
-                await write(encode(event))
+                await stream.write(encode(event))
         except RunMoved:
             if request.transport is not None:
                 request.transport.close()
             return answer
-        await write(DONE)
+        await stream.write(DONE)
     await answer.write_eof()
     if isinstance(event, TerminalEvent) and request.method == "POST":  # told of where it was made, and only there
         request[ANSWERED] = event.response
     return answer
 
 
-@asynccontextmanager
-async def kept_alive(stream: web.StreamResponse, period: float) -> AsyncGenerator[Write, None]:
-    """A way to write to ``stream`` that also writes a comment after each ``period`` of silence, in seconds."""
-    loop = asyncio.get_running_loop()
-    written_at = loop.time()
+class KeptAlive:
+    """Writes to ``stream``, and for the length of a block a comment after each ``period`` of silence, in seconds."""
 
-    async def write(data: bytes) -> None:
-        nonlocal written_at
-        written_at = loop.time()
-        await stream.write(data)
+    __slots__ = ("_loop", "_period", "_speaking", "_stream", "_timer", "_written_at")
+
+    def __init__(self, stream: web.StreamResponse, period: float) -> None:
+        self._stream = stream
+        self._period = period
+        self._loop = asyncio.get_running_loop()
+        self._written_at = self._loop.time()
+        self._speaking: asyncio.Task[None] | None = None  # only for a comment: a task for each stream weighs more
+
+    def __enter__(self) -> Self:
+        self._timer = self._loop.call_later(self._period, self._look)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        if self._speaking is not None:
+            self._speaking.cancel()
+
+    async def write(self, data: bytes) -> None:
+        """Write to the stream; waits for a slow reader."""
+        self._written_at = self._loop.time()
+        await self._stream.write(data)
         if len(data) >= LARGE:  # it took a while to encode, and so may the next
             await asyncio.sleep(0)
 
-    async def break_silence() -> None:
-        with suppress(ConnectionResetError):  # whoever writes the next event meets it too
-            while True:
-                silence = loop.time() - written_at
-                if silence >= period:
-                    await write(KEEP_ALIVE)
-                await asyncio.sleep(period - silence if silence < period else period)
+    def _look(self) -> None:
+        """Break the silence if it is long enough, unless the last comment is still on its way."""
+        left = self._written_at + self._period - self._loop.time()
+        if left <= 0 and (self._speaking is None or self._speaking.done()):
+            self._speaking = self._loop.create_task(self._speak())
+        self._timer = self._loop.call_later(left if left > 0 else self._period, self._look)
 
-    breaking = asyncio.create_task(break_silence())
-    try:
-        yield write
-    finally:
-        breaking.cancel()
+    async def _speak(self) -> None:
+        with suppress(ConnectionResetError):  # whoever writes the next event meets it too
+            await self.write(KEEP_ALIVE)

@@ -35,6 +35,7 @@ class Generate:
                     chat=prompt.chat,
                     prompt=() if prompt.chat is None else prompt.token_ids,
                 )
+                del prompt  # it may be long, and so may the generation
                 frame: EngineFrame | None = None
                 async for frame in frames:
                     yield frame

@@ -75,8 +75,8 @@ class VllmEngine:
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
         """Add the request to vLLM's queue; abort it on the way out unless it is finished."""
-        started = time.monotonic()
-        reading = _Reading(prompt, await self._add(prompt), started)
+        reading = await self._begin(prompt)
+        del prompt  # it may be long, and so may the generation
         self._running.add(reading)
         try:
             if self._stopping.is_set():  # asked when it is among those that run: `stop` may come while vLLM takes it
@@ -131,6 +131,11 @@ class VllmEngine:
                 async for _ in outputs:
                     pass
 
+    async def _begin(self, prompt: Prompt) -> _Reading:
+        started = time.monotonic()
+        collector = await self._add(prompt)
+        return _Reading(prompt.response.id, collector, started, bool(prompt.images), prompt.sampling.logprobs)
+
     async def _add(self, prompt: Prompt) -> RequestOutputCollector:
         with _refusals(self.context_length), _placing(prompt):
             params = _sampling_params(prompt)
@@ -178,17 +183,21 @@ class VllmEngine:
         return priority
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Reading:
-    prompt: Prompt
+    """What is read of one generation; the prompt, which may be long, is no part of it."""
+
+    response_id: str
     collector: RequestOutputCollector
     started: float
+    has_images: bool
+    top_logprobs: int | None
     is_finished: bool = False
     is_cancelled: bool = False
 
     def is_for(self, response_id: str) -> bool:
         """Whether the response with this id is waiting for more of it."""
-        return self.prompt.response.id == response_id and not self.is_finished
+        return self.response_id == response_id and not self.is_finished
 
     async def frames(self) -> AsyncGenerator[EngineFrame, None]:
         """Pass on every token of every output: vLLM merges the outputs that a slow reader has not taken yet."""
@@ -198,12 +207,11 @@ class _Reading:
                 output: Any = self.collector.get_nowait() or await self.collector.get()
                 self.is_finished = output.finished
                 cached_tokens = output.num_cached_tokens or cached_tokens
-                if self.prompt.images and output.prompt_token_ids:
+                if self.has_images and output.prompt_token_ids:
                     prompt_tokens = len(output.prompt_token_ids)
                 completion = output.outputs[0]
                 if completion.token_ids:
-                    top = self.prompt.sampling.logprobs
-                    logprobs = _logprobs(completion.logprobs, top) if completion.logprobs else ()
+                    logprobs = _logprobs(completion.logprobs, self.top_logprobs) if completion.logprobs else ()
                     yield TokenChunk(tuple(completion.token_ids), logprobs)
                 if self.is_finished:
                     break

@@ -57,8 +57,8 @@ class LiveResponse:
         self._log = log
         self._next = log.next_number
         self._moved = False
-        self._news: asyncio.Event | None = None  # of those who wait for the next event: few runs have any
-        self._closed = asyncio.Event()  # it has ended, and there was time to save that
+        self._news: asyncio.Event | None = None  # of those who wait for what comes next: few runs have any
+        self._closed = False  # it has ended, and there was time to save that
         self._timer: asyncio.TimerHandle | None = None
         self._saved: asyncio.Future[None] | None = None
 
@@ -104,7 +104,7 @@ class LiveResponse:
             self._end(self._log.seal())
             await self.saved()
         finally:
-            self._closed.set()
+            self._close()
 
     def break_off(self, error: Exception | None) -> None:
         """End the run here, unless it has ended: it fails because of ``error``; where there is none, it is cancelled.
@@ -116,7 +116,7 @@ class LiveResponse:
         try:
             self._end(self._log.break_off(error))
         finally:
-            self._closed.set()
+            self._close()
 
     async def saved(self) -> None:
         """Give the commit of its end a moment."""
@@ -136,7 +136,7 @@ class LiveResponse:
             return
         self._moved = True
         self._stop()
-        self._closed.set()
+        self._close()
         self._live.discard(self)
 
     # Reading
@@ -151,7 +151,7 @@ class LiveResponse:
         while True:
             for event in reader.read():
                 if self.ended and isinstance(event, TerminalEvent):
-                    await self._closed.wait()
+                    await self.wait()
                 yield event
             if reader.is_behind:
                 await asyncio.sleep(0)
@@ -160,14 +160,18 @@ class LiveResponse:
             elif self.ended:
                 break
             else:
-                self._news = self._news or asyncio.Event()
-                await self._news.wait()
+                await self._anything_new()
         if _is_ahead(after, self._log.last_number, self.response):
             yield last_event(after + 1, self.response)
 
     async def wait(self) -> None:
-        """Return once the run has ended."""
-        await self._closed.wait()
+        """Return once the run has ended, and there was time to save that."""
+        while not self._closed:
+            await self._anything_new()
+
+    async def _anything_new(self) -> None:
+        self._news = self._news or asyncio.Event()
+        await self._news.wait()
 
     # Storing
 
@@ -190,8 +194,12 @@ class LiveResponse:
         self._stop_timer()
         self._tell()
 
+    def _close(self) -> None:
+        self._closed = True
+        self._tell()
+
     def _tell(self) -> None:
-        """Wake those who wait for the next event."""
+        """Wake those who wait for what comes next."""
         news, self._news = self._news, None
         if news is not None:
             news.set()
