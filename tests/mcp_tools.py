@@ -36,7 +36,7 @@ READ_ONLY = mcp_types.ToolAnnotations(read_only_hint=True)
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 happened: Counter[str] = Counter()
-"""How many calls of ``hang`` and ``slow`` began, and how many were cancelled."""
+"""How many calls of ``hang`` began, and how many were cancelled, and the like."""
 
 
 # Tools that behave in every way there is
@@ -54,8 +54,7 @@ def add(a: int, b: int) -> int:
 
 async def slow(seconds: float) -> mcp_types.CallToolResult:
     """Take so long."""
-    with _counted("slow"):
-        await asyncio.sleep(seconds)
+    await asyncio.sleep(seconds)
     return _text("done")
 
 

@@ -53,7 +53,11 @@ class GuardedTransport(httpx2.AsyncHTTPTransport):
 
     def __init__(self, allowed: AllowedNetworks) -> None:
         super().__init__(verify=_TLS, trust_env=False)
-        self._pool = httpcore2.AsyncConnectionPool(ssl_context=_TLS, network_backend=GuardedBackend(allowed))
+        self._pool = httpcore2.AsyncConnectionPool(
+            ssl_context=_TLS,
+            max_connections=None,  # each call that runs has one, and none may wait for another's end
+            network_backend=GuardedBackend(allowed),
+        )
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request, and bound what comes back; streams of events are bounded where they are read."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from typing import Any
 
 import pytest
@@ -88,11 +87,9 @@ async def test_v23_row30_a_call_ends_in_its_time_and_when_it_is_left(over: str, 
     begun = (await state(session))["hang"]
     call = asyncio.create_task(called(session, "hang"))
     await until(session, "hang", begun)
-    started = time.monotonic()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await call
-    assert time.monotonic() - started < 0.5
+        await asyncio.wait_for(call, PATIENT / 2)
     await until(session, "hang cancelled", before + 1)
 
 
@@ -113,16 +110,15 @@ async def test_row30_a_response_that_is_left_closes_its_connection(over: str, ma
 
 
 async def test_calls_of_one_session_run_at_the_same_time(make: Make, http: HttpServers) -> None:
-    """One connection carries many calls, which do not wait for each other."""
+    """However many they are, none waits for another's end."""
     servers = make()
     session = servers.session(McpServer("x", http.url()))
-    await called(session, "echo", text="warm")
-    started = time.monotonic()
-    assert (
-        await asyncio.gather(*(session.run("slow", '{"seconds": 0.2}', PATIENT) for _ in range(10)))
-        == [Outcome("done")] * 10
-    )
-    assert time.monotonic() - started < 1.5
+    before = (await state(session)).get("hang", 0)
+    calls = [asyncio.create_task(called(session, "hang")) for _ in range(30)]
+    await until(session, "hang", before + 29)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
     await session.close()
 
 
