@@ -42,7 +42,7 @@ def test_a_worker_ends_with_its_server(marks: bool, monkeypatch: pytest.MonkeyPa
     assert worker.is_running()
     server.kill()
     server.join()
-    _, left = psutil.wait_procs([worker], timeout=10 if marks else 1)
+    _, left = psutil.wait_procs([worker], timeout=30 if marks else 1)
     assert bool(left) is not marks
     for process in left:
         process.kill()

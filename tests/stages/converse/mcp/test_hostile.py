@@ -171,9 +171,8 @@ async def test_a_call_that_is_told_of_for_ever_ends_in_time(make: Make, caplog: 
         server = McpServer("x", f"{hostile}/mcp")
         assert await servers.tools(server, PATIENT)
         session = servers.session(server)
-        began = asyncio.get_running_loop().time()
-        outcome = await session.run("do", "{}", 0.3)
-        assert asyncio.get_running_loop().time() - began < 5
+        async with asyncio.timeout(30):
+            outcome = await session.run("do", "{}", 0.3)
         await session.close()
     assert outcome.error == "The server did not answer within 0.3 seconds."
     assert SECRET not in caplog.text

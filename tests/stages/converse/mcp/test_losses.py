@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +28,9 @@ async def test_a_child_that_dies_in_a_call_is_started_again(make: Make, tmp_path
     hanging = asyncio.create_task(session.run("hang", "{}", PATIENT))
     marker = json.dumps({"marker": str(tmp_path / "written")})
     died = await session.run("fragile_write", marker, PATIENT)
-    started = time.monotonic()
-    for outcome in (died, await hanging):
+    for outcome in (died, await asyncio.wait_for(hanging, PATIENT / 2)):
         assert outcome.error == "Connection closed"
         assert CLOSED.items() <= outcome.data[0].items()
-    assert time.monotonic() - started < 1
     assert await session.run("fragile_write", marker, PATIENT) == Outcome("alive")
     marker = json.dumps({"marker": str(tmp_path / "read")})
     assert await session.run("fragile_read", marker, PATIENT) == Outcome("alive")
@@ -55,7 +52,7 @@ async def test_an_http_server_that_dies_and_comes_back(make: Make) -> None:
         hanging = [asyncio.create_task(session.run("hang", "{}", PATIENT)) for session in sessions]
         await begun(http, len(hanging))
         http.kill()
-        for outcome in await asyncio.wait_for(asyncio.gather(*hanging), 5):
+        for outcome in await asyncio.wait_for(asyncio.gather(*hanging), PATIENT / 2):
             assert CLOSED.items() <= outcome.data[0].items()
         for session in sessions:
             assert (await session.run("add", '{"a": 1, "b": 2}', PATIENT)).error is not None
@@ -155,7 +152,7 @@ async def test_row30_closing_in_mid_call_leaves_nothing(over: str, make: Make, h
     calls = [asyncio.create_task(session.run("hang", "{}", PATIENT)) for session in sessions]
     await begun(http, before + 2)
     await asyncio.create_task(servers.close())
-    for outcome in await asyncio.wait_for(asyncio.gather(*calls), 5):
+    for outcome in await asyncio.wait_for(asyncio.gather(*calls), PATIENT / 2):
         assert CLOSED.items() <= outcome.data[0].items()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
@@ -169,7 +166,6 @@ async def test_closing_does_not_wait_for_a_server_that_is_mute(make: Make, http:
     async with asyncio.timeout(PATIENT):
         while http.state()["requests"].get("POST /mute/mcp", 0) == before:
             await asyncio.sleep(0.02)
-    started = time.monotonic()
-    await session.close()
-    assert (await call).error == "The connection to the server is closed."
-    assert time.monotonic() - started < 0.5
+    async with asyncio.timeout(PATIENT / 2):
+        await session.close()
+        assert (await call).error == "The connection to the server is closed."

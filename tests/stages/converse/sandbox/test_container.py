@@ -3,7 +3,6 @@ import contextlib
 import json
 import os
 import socket
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,12 +73,12 @@ async def test_arguments_that_are_wrong_are_told_the_model(container: ContainerS
     assert container.action(EXEC, '{"cmd": ["bash", "-lc", "ls"]}') == {"commands": ["ls"]}
 
 
-@pytest.mark.parametrize("more", [{}, {"timeout": 150}])
+@pytest.mark.parametrize("more", [{}, {"timeout": 1000}])
 async def test_a_command_that_takes_too_long_is_ended(container: ContainerSession, more: dict[str, int]) -> None:
     """By the server's time or the model's; files are kept, later commands do not run."""
     await shell(container, "true")
     arguments = {"commands": ["echo a > f; sleep 60", "echo b"], **more}
-    outcome = await container.run(EXEC, json.dumps(arguments), 20 if more else 0.15)
+    outcome = await container.run(EXEC, json.dumps(arguments), 20 if more else 1)
     assert outcome.error is None
     assert [output["outcome"] for output in outcome.data] == [{"type": "timeout"}]
     assert "took too long" in outcome.result
@@ -91,9 +90,8 @@ async def test_what_a_command_started_ends_with_it(container: ContainerSession) 
     nap = f"sleep {SLEEP}"
     hide = f"setsid {nap} & (setsid bash -c '{nap} & disown' &) ; nohup {nap} >/dev/null 2>&1 & sleep 0.1; echo x"
     before = sleepers()
-    began = time.monotonic()
-    assert (await shell(container, hide)).result == "x"
-    assert time.monotonic() - began < 10
+    async with asyncio.timeout(30):
+        assert (await shell(container, hide)).result == "x"
     assert sleepers() == before
 
 
@@ -179,13 +177,12 @@ async def test_cancelling_and_closing_end_everything(container: ContainerSession
     running = asyncio.create_task(shell(container, f"setsid sleep {SLEEP} & sleep {SLEEP}", 60))
     while len(sleepers()) < len(before) + 2:
         await asyncio.sleep(0.01)
-    began = time.monotonic()
     running.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await running
-    while sleepers() != before:
-        assert time.monotonic() - began < 0.2
-        await asyncio.sleep(0.005)
+    async with asyncio.timeout(30):
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        while sleepers() != before:
+            await asyncio.sleep(0.005)
     await container.close()
     assert (await shell(container, "true")).error is not None
 
