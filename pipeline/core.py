@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from pipeline.faults import name_stage, running
+from pipeline.faults import name_stage, place_of, running
 from pipeline.junction import Junction, inner_junctions, junctions
 
 In = TypeVar("In")
@@ -171,7 +171,7 @@ class Pipeline(Generic[In, Out]):
             try:
                 for step in self.steps:
                     streams.append(step.stage(streams[-1]))
-                    names[getattr(streams[-1], "ag_frame", None)] = step.name
+                    names[place_of(streams[-1], names, *around)] = step.name
                 running.set((names, *around))
                 yield streams[-1]
             finally:
