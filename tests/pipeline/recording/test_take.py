@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from pipeline.frames import TokenChunk
 from pipeline.record import FORMAT, Header
 from pipeline.recording.redact import Redaction
@@ -23,3 +25,24 @@ def test_a_lost_take_is_left_as_it_is(tmp_path: Path) -> None:
         track.take_in(2.0, said)
         take.save()
     assert track.path.read_bytes() == written
+
+
+def test_what_a_dead_server_left_of_a_response_goes(tmp_path: Path) -> None:
+    """Where it is run again, files of two runs do not mix; what is no part of a recording stays."""
+    for name in ("request.json", "response.json", "conversed.jsonl", "notes.txt"):
+        (tmp_path / name).write_text("old")
+    take = Take(tmp_path, Header(FORMAT), 0.0, Redaction())
+    take.track("generate", ("generate",)).take_in(0.0, BEGUN)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_of_a_lost_take_nothing_is_told_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One line for all of its files, and no end for any, be it lost behind the last frame."""
+    take = Take(tmp_path / "resp", Header(FORMAT), 0.0, Redaction())
+    tracks = [take.track(stage, ("generate", "parse")) for stage in ("generate", "parse")]
+    for track in tracks:
+        track.take_in(0.0, BEGUN)
+    for _ in tracks:
+        take.lose(OSError("the disk is full"))
+    assert [record.getMessage() for record in caplog.records] == ["The recording of resp is cut: the disk is full"]
+    assert all(track.is_cut for track in tracks)
