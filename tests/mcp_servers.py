@@ -11,7 +11,6 @@ handshake, and ``events`` only SSE.
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parent.parent
 TOKEN = "Bearer sesame-open-1234"
@@ -79,9 +80,7 @@ class HttpServers:
 @contextmanager
 def http_servers() -> Iterator[HttpServers]:
     """All kinds over HTTP for the length of the block; it blocks while they start, so use it in a sync fixture."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        servers = HttpServers(probe.getsockname()[1])
+    servers = HttpServers(free_port())
     servers.start()
     try:
         yield servers

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, nullcontext, suppress
@@ -26,6 +25,7 @@ from server import Started, log_to_stderr, serve
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import load_encoding
 from tests.api.scripts import COUNT, HELLO
+from tests.ports import free_port
 from tests.serving import Asked
 
 SCRIPTS = {"quick": (HELLO, 0.0), "brisk": (HELLO, 0.002), "slow": (COUNT, 0.02)}
@@ -91,14 +91,6 @@ async def process(store: str, folder: Path, script: str = "quick", *options: str
             yield server
         finally:
             await server.kill()
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def main() -> None:

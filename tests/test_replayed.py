@@ -18,7 +18,7 @@ from openai import AsyncOpenAI
 
 from pipeline.frames import GenerationFinished, TokenChunk, TokenFrame
 from pipeline.record import FORMAT, End, Failure, Header, line, read_frames
-from tests.processes import free_port
+from tests.ports import free_port
 from tests.serving import Asked
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"

@@ -33,7 +33,7 @@ from stages.persist.store import Store
 from stages.render.chat.chat import RenderChat
 from tests.chat_models import TINY_QWEN, chat_model
 from tests.fake_vllm import FakeVllm, fakes
-from tests.processes import free_port
+from tests.ports import free_port
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ import psutil
 
 from tests.bench.figures import Comparison, Figure
 from tests.bench.loopback import QUIET, STARTING
+from tests.ports import free_port
 
 ASKED = "Never stop talking."
 """The tiny gpt-oss takes it at its word."""
@@ -102,9 +102,7 @@ class Serving:
 @asynccontextmanager
 async def serving(command: Sequence[str], log: Path) -> AsyncGenerator[Serving, None]:
     """The server that the command starts, for the length of a block."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     own = {name: value for name, value in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"}
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import sys
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,6 +21,7 @@ import msgspec
 from tests.bench.core import Case, Command, End, Look, Measured, Window
 from tests.bench.figures import Comparison, Figure
 from tests.bench.server import MARK, NAME, READY
+from tests.ports import free_port
 
 STARTING = 240.0
 """Seconds in which a server is up, on a machine that is busy."""
@@ -102,9 +102,7 @@ class Server:
 @asynccontextmanager
 async def serving(which: str, log: Path, *options: str) -> AsyncGenerator[Server, None]:
     """A server of penstock's (``ours``) or of vLLM (``peer``), with vLLM's options, for the length of a block."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    port = free_port()
     command = (sys.executable, "-m", "tests.bench.server", which, str(port), *options)
     pipe, limit = asyncio.subprocess.PIPE, 2**26
     with log.open("wb") as errors:

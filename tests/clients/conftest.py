@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -25,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.neighbours import neighbours
+from tests.ports import free_port
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or importing it asks the network for prices
 
@@ -83,9 +83,7 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 @contextmanager
 def started(command: list[str], log: Path) -> Generator[str, None, None]:
     """Where the server of that command answers, for the length of the block."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with log.open("wb") as output:
         server = subprocess.Popen([*command, "--host=127.0.0.1", f"--port={port}"], stdout=output, stderr=output)
     try:

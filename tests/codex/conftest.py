@@ -39,7 +39,7 @@ stream_max_retries = 0
 [analytics]
 enabled = false
 """
-SECONDS = 60
+SECONDS = 180
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import openai
 import psutil
 
 from tests.engine.tiny import ARGUMENTS, CHECKPOINT
-from tests.processes import free_port
+from tests.ports import free_port
 
 
 @dataclass

@@ -30,7 +30,7 @@ from tests.chat_models import TINY_QWEN, chat_model
 from tests.engine.asking import answer, generate, last, logprobs, prompt, rename, sampled, scheduled, token_ids
 from tests.engine.chatting import HELLO, WEATHER, respond
 from tests.engine.tiny import ARGUMENTS, CHECKPOINT, CONTEXT_LENGTH
-from tests.processes import free_port
+from tests.ports import free_port
 from tests.test_fixtures import CASES
 
 pytestmark = [

@@ -13,7 +13,7 @@ import pytest
 
 from tests.databases import opened
 from tests.engine.command import Command, running
-from tests.processes import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.engine
 

@@ -18,7 +18,7 @@ from tests.api.lives import begun, ended
 from tests.api.scripts import CALL, COUNT, WEATHER, script
 from tests.examples.count_tokens import TOKENS, count, install
 from tests.examples.flows import any_case, few, response, unedited
-from tests.processes import free_port
+from tests.ports import free_port
 from tests.serving import serving
 from tests.streams import final, read_sse
 
