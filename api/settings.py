@@ -175,6 +175,13 @@ class Settings(BaseSettings):
         AllowedNetworks.parse(entries)
         return entries
 
+    @field_validator("record", mode="before")
+    @classmethod
+    def _folder(cls, said: Any) -> Any:
+        if said == "":  # which would be the working directory
+            raise ValueError("it names no folder")
+        return said
+
     @field_validator("record_after", mode="before")
     @classmethod
     def _stages(cls, said: Any) -> Any:
@@ -196,6 +203,8 @@ class Settings(BaseSettings):
         if any(url.startswith(REPLAY) for url in urls):
             if len(urls) > 1:
                 raise ValueError(f"{REPLAY}DIR stands alone")
+            if urls == [REPLAY]:
+                raise ValueError(f"{REPLAY}DIR names no folder")
             return urls
         for url in urls:
             if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):

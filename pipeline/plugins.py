@@ -108,11 +108,17 @@ def _module(place: str) -> Any:
     if not place.endswith(".py"):
         return importlib.import_module(place)
     path = str(Path(place).resolve())  # which no other module has for its name
+    if path in sys.modules:
+        return sys.modules[path]
     spec = importlib.util.spec_from_file_location(path, path)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[path] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path]
+        raise
     return module
 
 

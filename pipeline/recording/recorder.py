@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from msgspec.structs import replace
 
 from pipeline.core import Pipeline, Stage, Step
+from pipeline.errors import CannotRun
 from pipeline.frames import Conversation
 from pipeline.logs import current_response
 from pipeline.protocol.request import CreateResponse
@@ -92,9 +93,12 @@ class Recorder:
         self._thread.start()
 
     def tapped(self, pipeline: Pipeline[CreateResponse, Any]) -> Pipeline[CreateResponse, Any]:
-        """The pipeline with the taps, each right behind its stage."""
-        for stage in FILES:
-            pipeline = pipeline.after(stage, f"record {stage}", Tap(self, stage))
+        """The pipeline with the taps, each right behind its stage; raises `CannotRun` where one is not there."""
+        try:
+            for stage in FILES:
+                pipeline = pipeline.after(stage, f"record {stage}", Tap(self, stage))
+        except (LookupError, ValueError) as error:  # plug-ins may change names
+            raise CannotRun(f"--record: {error.args[0]}") from error
         return pipeline.edited("normalize", lambda step: (Step(step.name, Remembering(step.stage, self.condition)),))
 
     async def close(self) -> None:

@@ -47,17 +47,26 @@ _EMPTIED_KEYS = frozenset({"parameters", "schema", "input_schema", "env"})
 
 def shape(text: str) -> str:
     """Letters become x, digits 0; all else stays."""
-    return "".join(map(_shape, text))
+    return text.translate(_SHAPES)
 
 
-def _shape(character: str) -> str:
-    match unicodedata.category(character)[0]:
-        case "L" | "M":
-            return "x"
-        case "N":
-            return "0"
-        case _:
-            return character
+class _Shapes(dict[int, str]):
+    """What becomes of characters, as `str.translate` asks for it: of each once."""
+
+    def __missing__(self, point: int) -> str:
+        character = chr(point)
+        match unicodedata.category(character)[0]:
+            case "L" | "M":
+                shown = "x"
+            case "N":
+                shown = "0"
+            case _:
+                shown = character
+        self[point] = shown
+        return shown
+
+
+_SHAPES = _Shapes()
 
 
 def without_texts(struct: Any) -> Any:

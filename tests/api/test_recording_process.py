@@ -62,7 +62,9 @@ async def test_a_folder_that_cannot_be_written_ends_the_start(tmp_path: Path) ->
     assert f"no recording can be written to {tmp_path / 'file/folder'}: Not a directory" in told.decode()
 
 
-@pytest.mark.parametrize(("option", "value"), [("record_after", "generate,persist"), ("record_if", "2.0")])
+@pytest.mark.parametrize(
+    ("option", "value"), [("record", ""), ("record_after", "generate,persist"), ("record_if", "2.0")]
+)
 def test_what_cannot_be_recorded_is_refused(option: str, value: str) -> None:
     """Stages that are none, and conditions that are none."""
     with pytest.raises(ValidationError):

@@ -250,6 +250,13 @@ def test_what_cannot_be_installed_is_told(function: str, told: str) -> None:
     assert told in str(caught.value)
 
 
+def test_plugins_of_one_file_share_it(here: Path) -> None:
+    """It is run once, as a module is: what it registers elsewhere can often be registered once only."""
+    once = "import words\nassert not hasattr(words, 'seen')\nwords.seen = True\n"
+    (here / "registering.py").write_text(f"{once}\ndef one(pipeline):\n    return pipeline\n\ntwo = one\n")
+    assert edited("registering.py:one", "registering.py:two") == edited()
+
+
 def test_a_plugin_is_installed_once() -> None:
     """The same stage twice is no pipeline."""
     with pytest.raises(WrongPlugin, match="stage names repeat: shout"):

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.core import Pipeline
-from pipeline.errors import EngineFailed, EngineOverloaded, StageError
+from pipeline.core import Pipeline, Step
+from pipeline.errors import CannotRun, EngineFailed, EngineOverloaded, StageError
 from pipeline.frames import Conversation, EngineFrame, GenerationStarted, Prompt, TokenChunk
 from pipeline.protocol.reading import read_request
 from pipeline.protocol.request import CreateResponse
@@ -255,6 +255,18 @@ async def test_a_disk_that_was_full_for_a_moment_leaves_no_gap(
     assert rest[-1].response.status == "completed"
     assert "is cut: [Errno 28] No space left on device" in caplog.text
     assert is_beginning(tokens_in(the_one(tmp_path / "r") / "tokens.jsonl"), engine.script.token_ids)
+
+
+@pytest.mark.parametrize(("stage", "name", "told"), [("emit", "say", "'emit'"), ("persist", "record parse", "repeat")])
+async def test_stages_of_other_names_are_told(
+    encoding: HarmonyEncoding, tmp_path: Path, stage: str, name: str, told: str
+) -> None:
+    """A plug-in may have given them: what is recorded is told by the names that all know."""
+    pipeline = harmony_responses(("tiny",), ScriptedEngine(), encoding, LiveResponses(Store(Nowhere())))
+    renamed = pipeline.edited(stage, lambda step: (Step(name, step.stage),))
+    async with recorder(tmp_path / "r") as taps:
+        with pytest.raises(CannotRun, match=f"^--record: .*{told}"):
+            taps.tapped(renamed)
 
 
 async def test_a_disk_that_takes_little_at_once_gets_all(
