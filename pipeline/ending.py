@@ -13,10 +13,9 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
-from msgspec import UNSET
 from msgspec.structs import replace
 
-from pipeline.errors import StageError
+from pipeline.outcome import begun, cancelled_response, failed_response, last_event
 from pipeline.protocol.events import (
     DELTAS,
     CodeInterpreterCallCodeDelta,
@@ -46,7 +45,6 @@ from pipeline.protocol.events import (
     ResponseIncomplete,
     ResponseInProgress,
     ResponseQueued,
-    TerminalEvent,
     TextDelta,
 )
 from pipeline.protocol.items import (
@@ -66,59 +64,10 @@ from pipeline.protocol.items import (
     SummaryText,
     WebSearchCall,
 )
-from pipeline.protocol.response import ErrorDetails, Response
+from pipeline.protocol.response import Response
 from pipeline.steps import CallFollower
 
 _Part: TypeAlias = OutputPart | SummaryText
-
-_NO_OUTCOME: dict[str, Any] = {
-    "completed_at": None,
-    "incomplete_details": None,
-    "error": None,
-    "output": (),
-    "usage": None,
-    "input_messages": UNSET,
-    "output_messages": UNSET,
-}
-
-
-def begun(response: Response) -> Response:
-    """``response`` as it was created: in the queue if it is one for the background, and without an outcome."""
-    return replace(response, status="queued" if response.background else "in_progress", **_NO_OUTCOME)
-
-
-def failed_response(response: Response, error: Exception, output: tuple[OutputItem, ...]) -> Response:
-    """``response`` as it stands after ``error``; what is no `StageError` is not for the client to read."""
-    details = (
-        ErrorDetails(error.code, error.message)
-        if isinstance(error, StageError)
-        else ErrorDetails("server_error", f"Internal error. The server's log names it beside {response.id}.")
-    )
-    return replace(
-        response,
-        status="failed",
-        error=details,
-        output=output,
-        completed_at=None,
-        incomplete_details=None,
-        usage=None,
-    )
-
-
-def cancelled_response(response: Response, output: tuple[OutputItem, ...]) -> Response:
-    """``response`` as it stands once it is cancelled."""
-    return replace(response, status="cancelled", output=output)
-
-
-def last_event(number: int, response: Response) -> TerminalEvent:
-    """What the stream of a response that has ended ends with; clients know no event for cancelled ones."""
-    match response.status:
-        case "completed":
-            return ResponseCompleted(number, response)
-        case "failed":
-            return ResponseFailed(number, response)
-        case _:
-            return ResponseIncomplete(number, response)
 
 
 class Follower:

@@ -13,7 +13,6 @@ from itertools import count
 import msgspec
 from msgspec.structs import replace
 
-from pipeline.ending import failed_response
 from pipeline.errors import EngineFailed, StageError
 from pipeline.faults import name_stage
 from pipeline.frames import (
@@ -31,6 +30,7 @@ from pipeline.frames import (
     ResponseStarted,
     TurnFinished,
 )
+from pipeline.outcome import failed_response
 from pipeline.protocol.events import (
     ResponseCompleted,
     ResponseCreated,

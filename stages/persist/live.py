@@ -13,9 +13,9 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from pipeline.ending import last_event
 from pipeline.errors import RunInterrupted, ServerStopping
 from pipeline.frames import ItemResult, ItemTokens, ResponseStarted, TokenIds
+from pipeline.outcome import last_event
 from pipeline.protocol.events import ResponseEvent, TerminalEvent
 from pipeline.protocol.response import Response
 from pipeline.rules import rule

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pipeline.ending import begun
 from pipeline.errors import RunInterrupted, StageError
 from pipeline.frames import ParsedFrame, TokenChunk, TokenFrame
+from pipeline.outcome import begun
 from pipeline.protocol.events import (
     Delta,
     ResponseCreated,
