@@ -80,6 +80,7 @@ async def _parsed(text: memoryview, pace: Pace, depth: int = 0) -> Any:
 async def _parsed_list(texts: list[msgspec.Raw], pace: Pace, depth: int) -> list[Any]:
     """The elements of a list, short ones many at a time."""
     parsed, short, size = list[Any](), list[memoryview](), 0
+    await pace()  # it took long to find very many
     for raw in texts:
         text = memoryview(raw)
         if size + len(text) > PIECE:
