@@ -21,7 +21,8 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from pipeline.ending import Follower, begun
+from pipeline.ending import Follower
+from pipeline.outcome import begun
 from pipeline.protocol.events import (
     OutputTextDelta,
     ResponseCreated,
