@@ -28,7 +28,12 @@ from tests.api.scripts import COUNT, HELLO
 from tests.ports import free_port
 from tests.serving import Asked
 
-SCRIPTS = {"quick": (HELLO, 0.0), "brisk": (HELLO, 0.002), "slow": (COUNT, 0.02)}
+SCRIPTS = {
+    "quick": (HELLO, 0.0),
+    "brisk": (HELLO, 0.002),
+    "slow": (COUNT, 0.02),
+    "long": (COUNT.replace("99<", " ".join(map(str, range(99, 2000))) + "<"), 0.02),
+}
 """By name: what the engine says, and the seconds before each token."""
 
 STARTING = 60.0

@@ -25,6 +25,7 @@ from pipeline.protocol.items import Reasoning
 from pipeline.protocol.response import Response
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import CHANNEL, END, MESSAGE, START, HarmonyEncoding
+from tests.api.lives import idle, until
 from tests.api.scripts import CALL, ENDLESS, HELLO, WEATHER, Scripted, script
 from tests.serving import serving
 from tests.streams import final, read_sse
@@ -39,9 +40,7 @@ async def drill(served: Scripted) -> AsyncGenerator[None, None]:
     await served.post(BODY)
     before = len(asyncio.all_tasks())
     yield
-    async with asyncio.timeout(1):
-        while served.engine.running or len(asyncio.all_tasks()) > before:
-            await asyncio.sleep(0.005)
+    await until(lambda: not served.engine.running and len(asyncio.all_tasks()) <= before)
     served.engine.script = Script(served.engine.script.token_ids)
     assert (await served.post(BODY))[0] == 200
 
@@ -133,9 +132,7 @@ async def test_row31_a_client_that_leaves_at_any_event(served: Scripted, encodin
                 for _ in range(number):
                     await answer.content.readuntil(b"\n\n")
                 answer.close()
-            async with asyncio.timeout(1):
-                while served.engine.running:
-                    await asyncio.sleep(0.005)
+            await idle(served)
 
 
 async def connected(served: Scripted, body: dict[str, Any]) -> socket.socket:

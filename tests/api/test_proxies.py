@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from aiohttp import web
 
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
+from tests.api.lives import until
 from tests.api.scripts import Scripted, script
 from tests.serving import serving
 from tests.streams import read_sse
@@ -102,6 +102,4 @@ async def test_row39_row31_a_client_that_leaves_its_proxy_leaves_us(
         async with served.client.post(f"{url}/v1/responses", json=body) as answer:
             await answer.content.readuntil(b"\n\n")
             answer.close()
-        async with asyncio.timeout(1):
-            while endless.running or not endless.aborted:
-                await asyncio.sleep(0.005)
+        await until(lambda: endless.aborted and not endless.running)

@@ -6,13 +6,13 @@ After each of them the same holds, which `Aftermath` says.  Servers that are sto
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from api import runs
 from pipeline.errors import EngineDead, EngineFailed
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
@@ -55,9 +55,7 @@ class Cell:
 
     async def check(self, status: str) -> Aftermath:
         """It is over, nothing of it is left in this process, and the server goes on as if nothing had been."""
-        async with asyncio.timeout(1):
-            while self.served.engine.running or len(self.served.runs.live) or at_work():
-                await asyncio.sleep(0.005)
+        await until(lambda: not (self.served.engine.running or len(self.served.runs.live) or at_work()))
         assert self.served.runs.admission.running == 0
         self.served.engine.script = script(self.encoding, HELLO)
         aftermath = await Aftermath.of(self.served, self.response_id)
@@ -123,14 +121,13 @@ async def test_v1_b14_engine_death(cell: Cell) -> None:
     assert told.text == " ".join(map(str, range(1, 20)))
 
 
-async def test_row42_b22_cancel(cell: Cell) -> None:
-    """A response that is cancelled ends within a second, for its client as well, and keeps what it had (V17, B23)."""
+async def test_row42_b22_cancel(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A response that is cancelled ends by itself, for its client as well, and keeps what it had (V17, B23)."""
+    monkeypatch.setattr(runs, "CANCEL_WAIT", 3600)
     cell.let_say(ENDLESS, endless=True)
     asking = await cell.is_at_it()
-    began = time.monotonic()
     status, answer = await cancelled(cell.served, cell.response_id)
     assert (status, answer["status"], cell.served.engine.running) == (200, "cancelled", 0)
-    assert time.monotonic() - began < 1
     await asking
     assert cell.client.was_told
     told = await cell.check("cancelled")

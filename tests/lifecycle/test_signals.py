@@ -29,7 +29,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 FLUSHED = 1.0
 """Seconds after which the store has whatever was said."""
 
-DRAIN, BRIEF = 2.5, 40
+DRAIN, BRIEF = 4.0, 40
 """Seconds that a server waits for what runs, and how many tokens it says in less than that."""
 
 
@@ -78,7 +78,7 @@ async def start_again(server: Process) -> None:
 async def stopping(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
     """A server was stopped in good order, and another one is up where it was."""
     options = ("--max-background", "4", "--drain-timeout", str(DRAIN))
-    async with process(store, folder, "slow", *options) as server:
+    async with process(store, folder, "long", *options) as server:
         async with at_work(server) as scene:
             ending = asyncio.create_task(server.kill(signal.SIGTERM))
             await asyncio.sleep(0.2)
@@ -91,7 +91,7 @@ async def stopping(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
 @asynccontextmanager
 async def killing(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
     """A server was killed, and another one is up where it was."""
-    async with process(store, folder, "slow", "--max-background", "4") as server:
+    async with process(store, folder, "long", "--max-background", "4") as server:
         async with at_work(server) as scene:
             scene.flushed = {mode: client.seen for mode, client in scene.middle.items()}
             await asyncio.sleep(FLUSHED)

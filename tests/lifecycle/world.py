@@ -11,7 +11,7 @@ from pipeline.errors import RunInterrupted
 from pipeline.protocol.events import DONE
 from stages.harmony import HarmonyEncoding
 from stages.persist.live import LiveResponse
-from tests.api.lives import cancelled, ended, until
+from tests.api.lives import PATIENCE, cancelled, ended, until
 from tests.api.scripts import script
 from tests.databases import database
 from tests.faulty import Faulty
@@ -142,7 +142,7 @@ class World:
             life.may_be.add("failed")
         await self.served.runs.drain(0)
         in_front = [life.tasks[0] for life in self.lives if life.in_front]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*in_front, return_exceptions=True)
         await self._end()
 
@@ -167,7 +167,7 @@ class World:
     async def check(self) -> None:
         """Everything comes to its end, once, and everybody agrees about it."""
         self.engine.say_all()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while self._is_busy or not all(task.done() for life in self.lives for task in life.tasks):
                 await asyncio.sleep(0.005)
         for life in self.lives:
