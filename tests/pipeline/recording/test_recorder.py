@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 import logging
 import os
 import threading
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ from pipeline.errors import CannotRun, EngineFailed, EngineOverloaded, StageErro
 from pipeline.frames import Conversation, EngineFrame, GenerationStarted, Prompt, TokenChunk
 from pipeline.protocol.reading import read_request
 from pipeline.protocol.request import CreateResponse
-from pipeline.record import End, replay
+from pipeline.record import End, Failure, replay
 from pipeline.recording import recorder as module
 from pipeline.recording.recorder import Recorder
 from pipeline.recording.redact import Redaction
@@ -32,6 +35,7 @@ from stages.harmony import HarmonyEncoding
 from stages.persist.database import Nowhere
 from stages.persist.live import LiveResponses
 from stages.persist.store import Store
+from stages.redacted import WithoutTexts, harmony_words
 from stages.responses import harmony_responses
 from tests.api.scripts import COUNT, script
 from tests.recording import files, read, the_one
@@ -144,6 +148,19 @@ async def test_what_was_conversed_is_all_there_is(encoding: HarmonyEncoding, tmp
     async with recorder(tmp_path / "r", after=("converse",)) as taps:
         await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
     assert files(the_one(tmp_path / "r")) == {"conversed.jsonl"}
+
+
+async def test_what_an_error_says_is_a_text(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """It may quote anything, so that without texts only its kind is told, wherever it stands."""
+    engine = ScriptedEngine(script(encoding, error=EngineFailed("It broke at quokka 7.")))
+    async with recorder(tmp_path / "r", redact=partial(WithoutTexts, harmony_words)) as taps:
+        await asked(flow(taps, engine, encoding))
+    folder = the_one(tmp_path / "r")
+    failure = read(folder, "generate").end.failure
+    assert failure == Failure("EngineFailed", "xx xxxxx xx xxxxxx 0.")
+    error = json.loads((folder / "response.json").read_bytes())["error"]
+    assert error == {"code": "server_error", "message": "xx xxxxx xx xxxxxx 0."}
+    assert [path.name for path in folder.iterdir() if "quokka" in path.read_text()] == []
 
 
 # What is cut
@@ -267,6 +284,35 @@ async def test_stages_of_other_names_are_told(
     async with recorder(tmp_path / "r") as taps:
         with pytest.raises(CannotRun, match=f"^--record: .*{told}"):
             taps.tapped(renamed)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_what_is_written_is_let_go(
+    encoding: HarmonyEncoding,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_full: bool,
+) -> None:
+    """At once, prompts and all: a server that looks for garbage seldom must not wait for it."""
+
+    def fill(file: int, data: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if is_full:
+        monkeypatch.setattr(os, "write", fill)
+    gc.disable()
+    try:
+        async with recorder(tmp_path / "r") as taps:
+            pipeline = flow(taps, ScriptedEngine(script(encoding, COUNT)), encoding)
+            async with pipeline.open(replay([await request_of()])) as events:
+                await anext(events)
+                [take] = map(weakref.ref, taps.takes.values())
+                assert [event async for event in events]
+        caplog.clear()  # the error that it tells knows where it was raised
+        assert take() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_disk_that_takes_little_at_once_gets_all(
