@@ -14,13 +14,19 @@ from typing import Any
 import msgspec
 from pydantic_core import from_json
 
-from pipeline.errors import InvalidRequest
+from pipeline.errors import BodyTooLarge, InvalidRequest
 
 HELD = 0.002
 """Seconds of work between two turns of the loop; the piece that is under way then comes on top."""
 
 PIECE = 2**13
 """Bytes of JSON that are parsed at once."""
+
+MOST_COMMAS = 1_000_000
+"""In one body: as many values take a gigabyte and seconds, and no text that a model can read has as many."""
+
+COUNTED = 2**20
+"""Bytes that are looked through at once."""
 
 DEEPEST = 100
 """Levels at which a body may be cut into pieces; each piece may be that deep again, and half more."""
@@ -46,8 +52,9 @@ class Pace:
 async def read_json(body: bytes, pace: Pace) -> Any:
     """Parse a body; a surrogate without its other half, which JavaScript lets through, becomes U+FFFD.
 
-    Raises `InvalidRequest` for what is not JSON.
+    Raises `InvalidRequest` for what is not JSON, and `BodyTooLarge` for too many values.
     """
+    await _check_commas(body, pace)
     try:
         return await _parsed(memoryview(body.lstrip()), pace)
     except (ValueError, RecursionError):
@@ -62,6 +69,15 @@ async def read_json(body: bytes, pace: Pace) -> Any:
 def shortened(text: str) -> str:
     """The start of a text that a client sent, to be quoted in a message to it."""
     return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+async def _check_commas(body: bytes, pace: Pace) -> None:
+    commas = 0
+    for start in range(0, len(body) if len(body) > MOST_COMMAS else 0, COUNTED):
+        commas += body.count(b",", start, start + COUNTED)
+        await pace()
+    if commas > MOST_COMMAS:
+        raise BodyTooLarge(f"The body has more than {MOST_COMMAS:,} commas: that is more than can be read.")
 
 
 async def _parsed(text: memoryview, pace: Pace, depth: int = 0) -> Any:
