@@ -70,7 +70,7 @@ class Track:
     def take_in(self, at: float, said: Any) -> None:
         """Write a frame, once the response has begun; or begin or end the take."""
         take = self.take
-        if take.is_lost:
+        if take.is_lost and said is not OVER:
             return
         if type(said) in _PLAIN and take.is_plain:  # nearly every frame
             self._lines.append(line(said, at - take.started))
@@ -182,8 +182,13 @@ class Take:
 
     def end(self) -> None:
         """Write how all of it ended; nothing is left of a response that never began."""
-        if not self.has_begun:
-            return
+        try:
+            if self.has_begun and not self.is_lost:
+                self._write_end()
+        finally:
+            self.tracks.clear()  # each holds its take: without this, they and their prompts wait for the collector
+
+    def _write_end(self) -> None:
         for track in self._written():
             track.end()
         if self.response is not None:

@@ -27,10 +27,11 @@ from pipeline.protocol.reading import read_request
 from pipeline.protocol.request import CreateResponse
 from pipeline.record import End, Failure, replay
 from pipeline.recording import recorder as module
+from pipeline.recording import take as take_module
 from pipeline.recording.recorder import Recorder
 from pipeline.recording.redact import Redaction
 from stages.converse.exchange import Limits
-from stages.generate.scripted import ScriptedEngine
+from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.persist.database import Nowhere
 from stages.persist.live import LiveResponses
@@ -161,6 +162,17 @@ async def test_what_an_error_says_is_a_text(encoding: HarmonyEncoding, tmp_path:
     error = json.loads((folder / "response.json").read_bytes())["error"]
     assert error == {"code": "server_error", "message": "xx xxxxx xx xxxxxx 0."}
     assert [path.name for path in folder.iterdir() if "quokka" in path.read_text()] == []
+
+
+async def test_what_was_refused_is_nowhere(
+    encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No folder is made for it, and the log does not say that a recording was cut."""
+    async with recorder(tmp_path / "r") as taps:
+        with pytest.raises(EngineOverloaded):
+            await asked(flow(taps, ScriptedEngine(Script(refusal=EngineOverloaded("full"))), encoding))
+    assert list((tmp_path / "r").iterdir()) == []
+    assert "cut" not in caplog.text
 
 
 # What is cut
@@ -301,6 +313,7 @@ async def test_what_is_written_is_let_go(
 
     if is_full:
         monkeypatch.setattr(os, "write", fill)
+        caplog.set_level(logging.CRITICAL, take_module.__name__)  # pytest would keep the error, which knows its frames
     gc.disable()
     try:
         async with recorder(tmp_path / "r") as taps:
@@ -309,7 +322,6 @@ async def test_what_is_written_is_let_go(
                 await anext(events)
                 [take] = map(weakref.ref, taps.takes.values())
                 assert [event async for event in events]
-        caplog.clear()  # the error that it tells knows where it was raised
         assert take() is None
     finally:
         gc.enable()
