@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +150,15 @@ async def _is_taken_away(served: Scripted, run: LiveResponse) -> None:
     await served.runs.let_go()
 
 
+@pytest.fixture
+def looked_at() -> Iterator[None]:
+    """Only what is made from here on: all that other tests have left takes seconds."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("looked_at")
 @pytest.mark.parametrize("happens", [_runs, _is_cancelled, _is_deleted, _is_handed_over, _is_taken_away])
 async def test_secrets_are_forgotten_with_the_run(
     encoding: HarmonyEncoding, tmp_path: Path, happens: Callable[[Scripted, LiveResponse], Awaitable[None]]
