@@ -36,7 +36,8 @@ class Running:
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:  # to wait for none of them takes a turn of the loop all the same
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class RunningCall:
