@@ -16,7 +16,7 @@ from tests.api.lives import Reading, begun, ended, reading
 from tests.processes import process
 from tests.streams import final, read_sse
 
-FLUSHED = 0.5
+FLUSHED = 1.0
 """Seconds after which the store has whatever was said."""
 
 Events = list[dict[str, Any]]

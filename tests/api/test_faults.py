@@ -101,7 +101,7 @@ async def test_a_client_that_leaves_before_the_first_event(served: Scripted) -> 
 
 async def test_silence_is_broken_by_comments(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """A stream that says nothing for a while sends comments between whole events."""
-    slow = ScriptedEngine(script(encoding, latency=0.12, chunk_size=8))
+    slow = ScriptedEngine(script(encoding, latency=0.3, chunk_size=8))
     async with serving(slow, encoding, tmp_path, keep_alive=0.05) as served:
         body = await served.stream({"input": "Hi"})
     assert body.count(b": keep-alive\n\n") >= 2

@@ -15,6 +15,7 @@ from pipeline.protocol.request import CreateResponse
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.persist.database import Row, Unavailable, Unit, Value
+from stages.persist.live import FLUSH_SECONDS
 from tests.api.lives import Reading, begun, ended, found, reading, until
 from tests.api.scripts import COUNT, ENDLESS, Scripted, script
 from tests.databases import database, opened
@@ -157,7 +158,8 @@ async def test_what_a_dead_server_was_at_ends_as_failed(
     async with dead_server(encoding, store_at) as (served, kept), reading(served, {"background": background}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.5 * FLUSH_SECONDS)
+        await served.store._writer.settled()
         kept.is_down = True
         async with next_server(encoding, store_at) as after:
             again = await after.again(f"/v1/responses/{response_id}?stream=true")
@@ -259,7 +261,8 @@ async def test_a_log_that_nobody_can_read_keeps_nothing_from_its_end(encoding: H
         asked = [await stream.response_id() for stream in (broken, whole)]
         for stream in (broken, whole):
             await stream.upto(b"output_text.delta")
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.5 * FLUSH_SECONDS)
+        await served.store._writer.settled()
         kept.is_down = True
         async with opened(store_at) as store:
             await damage(store, f"update events set data = 'x' where response_id = '{asked[0]}'")

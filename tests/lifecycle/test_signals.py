@@ -26,7 +26,7 @@ from tests.streams import renumbered
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-FLUSHED = 1.0
+FLUSHED = 1.5
 """Seconds after which the store has whatever was said."""
 
 DRAIN, BRIEF = 4.0, 40
