@@ -36,8 +36,7 @@ class Running:
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
-        if tasks:  # to wait for none of them takes a turn of the loop all the same
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class RunningCall:

@@ -57,8 +57,6 @@ class Sessions:
     async def close(self) -> None:
         """End whatever still runs."""
         sessions, self._open = self._open, {}
-        if not sessions:  # to wait for none of them takes a turn of the loop all the same
-            return
         for error in await asyncio.gather(*(session.close() for session in sessions.values()), return_exceptions=True):
             if isinstance(error, Exception):
                 logger.error("A session of tools could not be closed", exc_info=error)
