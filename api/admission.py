@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pipeline.errors import ServerStopping
@@ -13,22 +11,21 @@ from pipeline.errors import ServerStopping
 
 @dataclass
 class Admission:
-    """The requests for responses that are being answered."""
+    """The requests for responses that are being answered: each is let in for the length of a block."""
 
     stopping: bool = False
     """Whether new requests are turned away."""
     running: int = 0
 
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """Let one request in for the length of the block; raises `ServerStopping`."""
+    def __enter__(self) -> None:
+        """Let one in; raises `ServerStopping`."""
         if self.stopping:
             raise ServerStopping
         self.running += 1
-        try:
-            yield
-        finally:
-            self.running -= 1
+
+    def __exit__(self, *_: object) -> None:
+        """Let it go."""
+        self.running -= 1
 
     async def finish(self, seconds: float) -> None:
         """Turn new requests away, and wait for those that run, for at most so many ``seconds``."""

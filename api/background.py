@@ -107,7 +107,7 @@ class Background:
     async def _run(self, waiting: _Waiting) -> None:
         run = waiting.run
         current_response.set(run.response.id)
-        with self.admission.one():
+        with self.admission:
             while not await self._made(waiting):
                 await asyncio.sleep(PATIENCE)
         logger.info("In the background: %s", told(run.response))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from time import monotonic
@@ -112,7 +112,7 @@ class Responses:
     async def create(self, request: web.Request) -> web.StreamResponse:
         """Create a response, as a stream of events or as one object."""
         body = await request.read()
-        with self.runs.admission.one():
+        with self.runs.admission:
             asked = await self._asked(request, body)
             if asked.conversation.response.background and not asked.streams:
                 request[ANSWERED] = queued = (await self.runs.queue(asked.conversation)).response
@@ -128,7 +128,7 @@ class Responses:
     async def count_input_tokens(self, request: web.Request) -> web.Response:
         """Say how many tokens a request would be, by rendering it."""
         body = await request.read()
-        with self.runs.admission.one():
+        with self.runs.admission:
             wanted = (await read_request(body)).owned_by(request[OWNER])
             async with self._rendering.open(replay([wanted])) as prompts:
                 prompt = await anext(prompts)
@@ -268,10 +268,10 @@ class Responses:
         """The events in this dialect, for the length of the block."""
         return aclosing(events) if self.outgoing is None else self.outgoing.open(events)
 
-    async def _send(
+    def _send(
         self, request: web.Request, events: AsyncIterator[Event], *, hides: bool, ready: Iterable[Event] = ()
-    ) -> web.StreamResponse:
-        return await send(request, ready, events, obfuscated if hides else to_sse, self.keep_alive)
+    ) -> Awaitable[web.StreamResponse]:
+        return send(request, ready, events, obfuscated if hides else to_sse, self.keep_alive)
 
 
 async def _last_response(events: AsyncIterator[Any]) -> Response:

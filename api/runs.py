@@ -60,7 +60,7 @@ LAST_WORDS = 5.0
 """Seconds in which responses that were stopped send and store their end."""
 
 
-@dataclass
+@dataclass(slots=True)
 class _Reader:
     """A request that makes its response itself: its task, and the last stage that it pulls."""
 
@@ -221,7 +221,7 @@ class Runs:
 
     async def _make_detached(self, conversation: Conversation, begun: asyncio.Future[None]) -> None:
         try:
-            with self._unlocking(conversation.response), self.admission.one():
+            with self._unlocking(conversation.response), self.admission:
                 await self._make(conversation, partial(begun.set_result, None))
         except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
             begun.set_exception(error)

@@ -48,7 +48,7 @@ def called(opening: ServerCallOpened, text: str) -> Called:
             return Called("container", "exec", text)
 
 
-@dataclass
+@dataclass(slots=True)
 class Turn:
     """The machine: one per turn; ``source`` is the page behind a cursor of the browser, where it was used."""
 

@@ -83,7 +83,7 @@ class ParseHarmony:
                 yield parsed
 
 
-@dataclass
+@dataclass(slots=True)
 class _OpenItem:
     opening: Opening
     reading: Reading

@@ -88,7 +88,7 @@ class Header:
         self.segments[-1][1].extend(token)
 
 
-@dataclass
+@dataclass(slots=True)
 class Reading:
     """What the words of a header say."""
 
