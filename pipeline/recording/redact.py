@@ -21,9 +21,7 @@ from pipeline.secret import unwritten
 def request_told(body: bytes) -> dict[str, Any]:
     """What may be written of the body of a request: no secrets, and nothing that nobody knows."""
     told = {name: value for name, value in from_json(body).items() if name in _KNOWN}
-    if isinstance(told.get("tools"), list):
-        told["tools"] = [_open(tool) for tool in told["tools"]]
-    return told
+    return told | {name: _open(told[name]) for name in _WITH_TOOLS if name in told}
 
 
 def without_secrets(frame: Any) -> dict[str, Any]:
@@ -44,12 +42,28 @@ def without_secrets(frame: Any) -> dict[str, Any]:
 _KNOWN = frozenset(field.alias or name for name, field in CreateResponse.model_fields.items()) - {"cache_salt"}
 
 
-def _open(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool; one of an MCP server shows where that is and not how to get in."""
-    if tool.get("type") != "mcp":
-        return tool
-    told = {name: value for name, value in tool.items() if name in TOLD}
-    return told | {"server_url": reduced(told["server_url"])} if told.get("server_url") else told
+_WITH_TOOLS = ("tools", "tool_choice", "input")
+"""Where tools may stand: some clients choose one by repeating all of it."""
+
+
+def _open(said: Any) -> Any:
+    """Tools, and what has some; an MCP server shows where it is and not how to get in, a sandbox not how to get out."""
+    match said:
+        case list():
+            return [_open(each) for each in said]
+        case {"type": "mcp"}:
+            told = {name: value for name, value in said.items() if name in TOLD or name == "name"}
+            return told | {"server_url": reduced(str(told["server_url"]))} if told.get("server_url") else told
+        case dict():
+            return {name: _part(name, value) for name, value in said.items()}
+        case _:
+            return said
+
+
+def _part(name: str, value: Any) -> Any:
+    if name in ("container", "environment") and isinstance(value, dict):
+        return {key: part for key, part in value.items() if key != "network_policy"}
+    return _open(value) if name == "tools" else value
 
 
 class Redaction:

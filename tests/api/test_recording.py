@@ -208,6 +208,7 @@ async def test_secrets_are_never_written(encoding: HarmonyEncoding, tmp_path: Pa
         "more": "canary-token",
     }
     body = {**ASKED, "cache_salt": "canary-salt", "tools": [tool], "stream": True, "api_key": "canary-token"}
+    body["tool_choice"] = {"type": "allowed_tools", "mode": "auto", "tools": [tool]}
     headers = {"Authorization": f"Bearer {key}", "traceparent": "canary-trace"}
     engine = ScriptedEngine(script(encoding))
     async with (
