@@ -46,3 +46,17 @@ def test_of_a_lost_take_nothing_is_told_twice(tmp_path: Path, caplog: pytest.Log
         take.lose(OSError("the disk is full"))
     assert [record.getMessage() for record in caplog.records] == ["The recording of resp is cut: the disk is full"]
     assert all(track.is_cut for track in tracks)
+
+
+def test_a_file_that_was_deleted_is_not_begun_again(tmp_path: Path) -> None:
+    """It would have neither a header nor its first frames."""
+    take = Take(tmp_path / "resp", Header(FORMAT), 0.0, Redaction())
+    track = take.track("generate", ("generate",))
+    track.take_in(0.0, BEGUN)
+    track.take_in(1.0, TokenChunk((1,)))
+    take.save()
+    track.path.unlink()
+    track.take_in(2.0, TokenChunk((2,)))
+    with pytest.raises(FileNotFoundError):
+        take.save()
+    assert not track.path.exists()
