@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest_asyncio
 from fixtures.tiny_sight.build import TOKENS_PER_IMAGE, build
 from pipeline.core import Pipeline
 from pipeline.errors import ContextTooLong, InvalidPrompt, InvalidRequest
-from pipeline.frames import GenerationFinished, Prompt, Sampling, TokenChunk, TokenLogprob
+from pipeline.frames import GenerationFinished, Prompt, Sampling, TokenChunk
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
@@ -80,11 +81,16 @@ class Seeing:
         asked: Json = {"input": [{"role": "user", "content": list(parts)}], "temperature": 0, "max_output_tokens": 16}
         return final(await run(self.pipeline(allowed), asked | {"top_logprobs": 2} | body))
 
-    def first(self) -> TokenLogprob:
-        """What the first token of the latest turn was, and how likely."""
+    def first(self) -> float:
+        """How likely the first token of the latest turn was."""
         chunks = [frame for frame in self.generated.passed if isinstance(frame, TokenChunk)]
         self.generated.passed.clear()
-        return chunks[0].logprobs[0]
+        return chunks[0].logprobs[0].logprob
+
+
+def alike(one: float, other: float) -> bool:
+    """Whether two turns began alike, whichever of what they read was in a cache."""
+    return abs(one - other) < 1e-4
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -130,10 +136,10 @@ async def test_the_answer_hangs_on_the_image(seeing: Seeing) -> None:
     for parts in ([image(RED_URL)], [image(BLUE_URL)], [], [image(RED_URL)], [image(RED_URL), image(BLUE_URL)]):
         await seeing.answer(text(), *parts)
         likely.append(seeing.first())
-    assert likely[0] == likely[3]
-    assert len({one.logprob for one in likely}) == 4
+    assert alike(likely[0], likely.pop(3))
+    assert not any(alike(*pair) for pair in combinations(likely, 2))
     await seeing.answer(text(), image(BLUE_URL), image(RED_URL))
-    assert seeing.first() != likely[4], "the order of images does not matter to it"
+    assert not alike(seeing.first(), likely[3]), "the order of images does not matter to it"
 
 
 async def test_an_image_of_the_web_is_the_image(seeing: Seeing) -> None:
@@ -144,7 +150,7 @@ async def test_an_image_of_the_web_is_the_image(seeing: Seeing) -> None:
         assert gallery.seen == ["/a.png"]
     fetched = seeing.first()
     assert read(await seeing.answer(text(), image())) == shown
-    assert seeing.first() == fetched
+    assert alike(seeing.first(), fetched)
 
 
 async def test_what_a_tool_shows_is_seen(seeing: Seeing) -> None:
@@ -157,7 +163,7 @@ async def test_what_a_tool_shows_is_seen(seeing: Seeing) -> None:
         await seeing.answer(input=[*said, output | {"output": [image(url)]}])
         likely.append(seeing.first())
         assert seeing.prompts.passed[-1].images == (url,)
-    assert likely[0] != likely[1]
+    assert not alike(*likely)
 
 
 async def test_a_stored_image_is_seen_again(seeing: Seeing, tmp_path: Path) -> None:
