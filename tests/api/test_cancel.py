@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
 
+from api import runs
 from pipeline.core import Pipeline
 from pipeline.errors import EngineFailed
 from pipeline.frames import ItemDelta, ParsedFrame, TokenFrame
@@ -98,17 +98,16 @@ async def test_row13_what_waits_never_runs(served: Scripted, encoding: HarmonyEn
 
 
 async def test_v17_b22_what_runs_in_the_background_keeps_what_it_has(
-    served: Scripted, encoding: HarmonyEncoding
+    served: Scripted, encoding: HarmonyEncoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The response is cancelled, never completed: with its output so far, its usage, and an end for its reader."""
+    monkeypatch.setattr(runs, "CANCEL_WAIT", 3600)
     endless(served, encoding)
     async with reading(served, {"background": True}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
-        began = time.monotonic()
         status, answer = await cancelled(served, response_id)
         assert (status, served.engine.running) == (200, 0)
-        assert time.monotonic() - began < 1
         events = read_sse(await stream.rest())
     assert_cancelled(answer)
     assert_cancelled(final(events))
@@ -217,9 +216,8 @@ async def test_b22_a_stage_that_hangs_is_called_off(
         async with reading(served, {"background": background}) as stream:
             response_id = await stream.response_id()
             await asyncio.sleep(0.2)
-            began = time.monotonic()
             status, answer = await cancelled(served, response_id)
-            assert (status, time.monotonic() - began < 2) == (200, True)
+            assert status == 200
             response = final(read_sse(await stream.rest()))
         assert_cancelled(answer)
         assert_cancelled(response)

@@ -11,7 +11,7 @@ import pytest
 from pipeline.errors import EngineFailed
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
-from tests.api.lives import begun, cancelled, ended, reading, until
+from tests.api.lives import PATIENCE, begun, cancelled, ended, reading, until
 from tests.api.scripts import CALL, ENDLESS, HELLO, WEATHER, Scripted, script
 from tests.serving import serving
 from tests.streams import final, read_sse, renumbered
@@ -72,7 +72,7 @@ async def test_v3_b15_a_stream_goes_on_behind_any_event(served: Scripted) -> Non
     first = await served.stream({"input": "Hi"})
     path = f"/v1/responses/{final(read_sse(first)).id}?stream=true&starting_after"
     for number in numbers(first):
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(PATIENCE):
             assert await served.again(f"{path}={number}") == rest(first, number)
     assert await served.again(f"{path}={numbers(first)[-1]}") == b"data: [DONE]\n\n"
 
@@ -144,7 +144,7 @@ async def test_a_stream_that_waits_says_that_it_lives(encoding: HarmonyEncoding,
     async with serving(engine, encoding, where, keep_alive=0.03, limit=0) as served:
         response_id = await begun(served)
         path = f"{served.url}/v1/responses/{response_id}?stream=true&starting_after=1"
-        async with asyncio.timeout(1), served.client.get(path) as answer:
+        async with asyncio.timeout(PATIENCE), served.client.get(path) as answer:
             assert answer.status == 200
             assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
 
