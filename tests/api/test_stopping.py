@@ -101,6 +101,7 @@ async def test_what_waits_is_left_to_the_next_server(
     """Queued responses are no part of a stop: their readers' connections break, and the next server makes them."""
     async with serving(endless, encoding, store_at, url=URL, limit=1) as served:
         await begun(served)
+        await until(lambda: endless.running == 1)
         waiting = [await begun(served) for _ in range(3)]
         async with served.client.get(f"{served.url}/v1/responses/{waiting[0]}?stream=true") as answer:
             stream = Reading(answer)
