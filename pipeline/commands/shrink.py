@@ -232,6 +232,7 @@ STOPPED = ", stopped"
 
 def smallest(trial: Trial, model: RecordedModel) -> str:
     """Try smaller and smaller cases, and say why this ended early, if it did."""
+    at_the_end = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `timeout` ends what runs in CI
     asking = shrink(trial.best, model.is_mark, letter_of(model))
     try:
         candidate = next(asking)
@@ -246,6 +247,8 @@ def smallest(trial: Trial, model: RecordedModel) -> str:
         return ", which is as many as may be"
     except KeyboardInterrupt:
         return STOPPED
+    finally:
+        signal.signal(signal.SIGTERM, at_the_end)
 
 
 LETTER = b"a"

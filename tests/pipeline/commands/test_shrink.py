@@ -204,7 +204,8 @@ def test_chat_recordings_shrink_without_their_vocabulary(tmp_path: Path, monkeyp
     assert tokens_of(tmp_path / "out") == [needed]
 
 
-def test_interrupted_it_keeps_the_smallest_so_far(tmp_path: Path) -> None:
+@pytest.mark.parametrize("said", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_keeps_the_smallest_so_far(tmp_path: Path, said: signal.Signals) -> None:
     """Ctrl-C ends the search, and what runs for it, and writes what was found."""
     out = tmp_path / "out"
     command = judge(tmp_path, "import time; time.sleep(60 if 0 < len(tokens) < 20 else 0); sys.exit(bool(tokens))")
@@ -217,7 +218,7 @@ def test_interrupted_it_keeps_the_smallest_so_far(tmp_path: Path) -> None:
     ) as process:
         assert process.stderr
         assert "tokens" in process.stderr.readline()
-        os.kill(process.pid, signal.SIGINT)
+        os.kill(process.pid, said)
         _, told = process.communicate(timeout=60)
         assert process.returncode == 130
     assert ", stopped: " in told
