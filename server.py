@@ -27,9 +27,9 @@ from api.peers import Membership
 from api.recording import recorder
 from api.retention import keep_sweeping
 from api.runs import Runs
-from api.settings import DEFAULT_MODEL, Settings
+from api.settings import DEFAULT_MODEL, Settings, mistakes
 from pipeline.core import Edit, Pipeline, Step
-from pipeline.errors import StageError
+from pipeline.errors import CannotRun, StageError
 from pipeline.logs import FORMAT, name_response
 from pipeline.plugins import Install, WrongPlugin, load
 from pipeline.protocol.events import ResponseEvent
@@ -370,6 +370,6 @@ def main(arguments: Sequence[str]) -> None:
         else:
             uvloop.run(serve(settings))
     except ValidationError as error:
-        sys.exit("\n".join(f"penstock: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()))
+        raise CannotRun(mistakes(error)) from error
     except UNSTARTABLE as error:
         sys.exit(f"penstock: {error}")

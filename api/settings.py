@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qs, urlsplit
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     CliPositionalArg,
@@ -269,3 +277,13 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Command line over environment over ``penstock.toml`` in the working directory."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def mistakes(error: ValidationError) -> str:
+    """What is wrong with settings: a line for each option, or for what does not go together."""
+    told = []
+    for each in error.errors():
+        option = each["loc"][0] if each["loc"] else ""
+        said = each["msg"].removeprefix("Value error, ")
+        told.append(f"--{str(option).replace('_', '-')}: {said}" if option else said)
+    return "\n".join(told)

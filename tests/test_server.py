@@ -16,6 +16,7 @@ from pydantic import SecretStr, ValidationError
 from pydantic_settings import CliApp
 
 from api.settings import Settings
+from pipeline.errors import CannotRun
 from pipeline.logs import name_response
 from server import Started, assembled, database, drawn, log_to_stderr, main, over_http, serve, toolbox
 from stages.chat.load import ChatOptions
@@ -256,6 +257,21 @@ def test_engines_that_make_no_sense_are_refused(arguments: list[str], told: str)
     """The command says what is wrong before it asks anybody."""
     with pytest.raises(ValidationError, match=re.escape(told)):
         CliApp.run(Settings, cli_args=arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--record-if", "x:y"], "--record-if: 'x:y' is neither a rate between 0 and 1 nor the name of a header"),
+        (["--port", "a", "--heartbeat", "b"], "--port: Input should be a valid integer"),
+        (["--port", "a", "--heartbeat", "b"], "\n--heartbeat: Input should be a valid number"),
+        (["--engine", "http://a", "--max-model-len", "5"], "--max-model-len is for an engine in this process"),
+    ],
+)
+def test_wrong_settings_are_told_by_their_options(arguments: list[str], told: str) -> None:
+    """A line for each: what is behind it is why."""
+    with pytest.raises(CannotRun, match=re.escape(told)):
+        main(arguments)
 
 
 @pytest.mark.parametrize("option", ["--engine-key", "--engine-key=secret"])
