@@ -34,7 +34,7 @@ from tests.databases import database
 
 AnyEngine = TypeVar("AnyEngine", bound=Engine)
 
-PATIENCE = aiohttp.ClientTimeout(60)
+PATIENCE = aiohttp.ClientTimeout(300)
 """Who waits for an answer longer than that, in seconds, waits for ever."""
 
 

@@ -32,7 +32,7 @@ from pipeline.__main__ import main
 main()
 """
 
-STARTING = 60.0
+STARTING = 240.0
 """Seconds in which it is up, on a machine that is busy."""
 
 NAMES = ("id", "call_id", "container_id", "approval_request_id")

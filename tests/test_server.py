@@ -203,7 +203,7 @@ async def test_a_server_that_finds_its_port_taken_harms_nobody(tmp_path: Path) -
     late = asyncio.create_task(serve(settings, loading))
     await asyncio.sleep(0.2)
     early = asyncio.create_task(serve(settings, lambda _: nullcontext(Started(ScriptedEngine()))))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not (known := servers(path)):
             await asyncio.sleep(0.02)
         await asyncio.sleep(0.5)

@@ -45,7 +45,7 @@ async def items_of(served: Scripted, path: str) -> list[Json]:
 
 async def ended(served: Scripted, response_id: str) -> Json:
     """The response once it is over."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while True:
             status, response = await served.get(f"/v1/responses/{response_id}")
             assert status == 200

@@ -140,7 +140,7 @@ async def test_what_was_left_is_not_added(served: Scripted, encoding: HarmonyEnc
         await answer.content.readuntil(b"output_text.delta")
         answer.close()
     served.engine.script = script(encoding)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while (await served.post(asked))[0] != 200:
             await asyncio.sleep(0.02)
     assert len(await items_of(served, path)) == 3
@@ -163,7 +163,7 @@ async def test_two_responses_at_once_are_one_too_many(
     asked = {"input": "Hi", "conversation": name_of(path)}
     served.engine.script = script(encoding, latency=0.05)
     running = asyncio.create_task(served.post({**asked, "background": background}))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not served.engine.running:
             await asyncio.sleep(0.005)
     for method, where, body in (
@@ -243,7 +243,7 @@ async def test_who_leaves_early_leaves_no_lock(encoding: HarmonyEncoding, tmp_pa
             async with asyncio.timeout(0.3):
                 await served.post({**asked, **way})
         database.flows.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while (await served.post(asked))[0] != 200:
                 await asyncio.sleep(0.02)
         assert len(await items_of(served, path)) % 3 == 0

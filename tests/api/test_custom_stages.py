@@ -24,7 +24,7 @@ from tests.streams import final, read_sse
 
 Frame = TypeVar("Frame")
 
-PATIENCE = 20.0
+PATIENCE = 120.0
 
 PLACES = ("normalize", "render", "generate", "parse", "converse", "emit", "persist")
 """The stages behind which the broken one stands."""

@@ -165,7 +165,7 @@ async def talking(encoding: HarmonyEncoding, where: Database) -> AsyncGenerator[
 
 async def health(served: Scripted, wanted: str) -> None:
     """Wait until the server is of that health."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while (await served.get("/health"))[1]["status"] != wanted:
             await asyncio.sleep(0.02)
 

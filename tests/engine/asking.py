@@ -84,7 +84,7 @@ def stoppable(engine: VllmEngine) -> VllmEngine:
 
 
 async def until_idle(engine: VllmEngine) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while engine._llm.get_num_unfinished_requests():
             await asyncio.sleep(0.01)
 

@@ -35,7 +35,7 @@ def told(name: str) -> int:
 async def until_free(engine: VllmEngine) -> None:
     """Wait until no request is left, neither on our side of vLLM nor in its scheduler."""
     await until_idle(engine)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while told("num_requests_running") or told("num_requests_waiting"):
             await asyncio.sleep(0.01)
 

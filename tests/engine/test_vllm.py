@@ -455,7 +455,7 @@ async def test_zz_a_dead_engine_is_told(engine: VllmEngine, encoding: HarmonyEnc
             with suppress(psutil.ZombieProcess):
                 if "EngineCore" in " ".join(child.cmdline()) or "EngineCore" in child.name():
                     os.kill(child.pid, signal.SIGKILL)
-        response = final(read_sse(await asyncio.wait_for(reading, 60)))
+        response = final(read_sse(await asyncio.wait_for(reading, 120)))
         assert response.status == "failed"
         assert response.error is not None
         assert response.error.code == "server_error"

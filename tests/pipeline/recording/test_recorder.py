@@ -248,7 +248,7 @@ async def test_what_cannot_be_redacted_cuts_the_recording(
 
 async def until(happened: Callable[[], object]) -> None:
     """Wait for the thread."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while not happened():
             await asyncio.sleep(0.005)
 

@@ -111,7 +111,7 @@ async def test_a_response_that_has_begun_waits_for_a_full_engine() -> None:
     """It goes on where it was, and nothing runs twice."""
     table = Table([turn(code())], error=EngineOverloaded("Full."), limits=Limits(retry_seconds=0.0))
     task = asyncio.create_task(table.talk())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while len(table.model.read) < 4:
             await asyncio.sleep(0)
     table.model.turns, table.model.error = [turn(answer())], None
@@ -124,7 +124,7 @@ async def test_a_response_that_has_begun_waits_for_a_full_engine() -> None:
 
 async def test_leaving_ends_a_running_call_at_once() -> None:
     """A reader that goes takes the call along, and the session is closed."""
-    table = Table([turn(code()), turn(answer())], tool=Tool(seconds=60))
+    table = Table([turn(code()), turn(answer())], tool=Tool(seconds=600))
     frames = table.converse(replay([conversation()]))
     async for frame in frames:
         if isinstance(frame, CallStarted):
@@ -163,9 +163,9 @@ async def test_a_session_is_closed_when_its_calls_have_ended() -> None:
 
 async def test_cancelling_ends_a_running_call_at_once() -> None:
     """So does whoever cancels the task that waits for it."""
-    table = Table([turn(code()), turn(answer())], tool=Tool(seconds=60))
+    table = Table([turn(code()), turn(answer())], tool=Tool(seconds=600))
     task = asyncio.create_task(table.talk())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not table.tool.running:
             await asyncio.sleep(0)
     task.cancel()

@@ -53,6 +53,6 @@ def last(frames: list[EngineFrame]) -> GenerationFinished:
 
 async def until(condition: Any) -> None:
     """Wait for what comes about by itself."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not condition():
             await asyncio.sleep(0.01)

@@ -387,7 +387,7 @@ async def test_stopping_ends_what_runs() -> None:
         tasks += [asyncio.create_task(generate(engine, prompt(id=f"resp_{number}"))) for number in (2, 3)]
         await asyncio.sleep(0.1)
         await engine.stop()
-        ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+        ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 120)
         assert [type(end) for end in ends] == [EngineFailed, ServerStopping, ServerStopping]
         with pytest.raises(ServerStopping):
             await generate(engine, prompt())

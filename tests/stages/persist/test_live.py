@@ -83,7 +83,7 @@ async def ended(run: LiveResponse, events: Events) -> None:
 
 async def read(run: LiveResponse, after: int = -1) -> Events:
     """All that a reader gets to see."""
-    async with asyncio.timeout(30), aclosing(run.follow(after)) as events:
+    async with asyncio.timeout(120), aclosing(run.follow(after)) as events:
         return [event async for event in events]
 
 
@@ -267,7 +267,7 @@ async def test_the_end_does_not_wait_for_long(uneasy: LiveResponses, faulty: Fau
         faulty.stalls.clear()
     run = begun(uneasy)
     reading, began = asyncio.create_task(read(run)), time.monotonic()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         await ended(run, EVENTS)
     assert time.monotonic() - began > PATIENCE * 0.9
     assert await reading == EVENTS
@@ -320,7 +320,7 @@ async def test_the_end_of_a_run_can_be_waited_for(live: LiveResponses) -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     run.break_off(None)
-    await asyncio.wait_for(waiting, 30)
+    await asyncio.wait_for(waiting, 120)
 
 
 # In the background
@@ -385,7 +385,7 @@ async def test_v2_readers_are_sent_to_the_server_that_goes_on(live: LiveResponse
     run.hand_over()
     with pytest.raises(RunMoved):
         await reading
-    await asyncio.wait_for(run.wait(), 30)
+    await asyncio.wait_for(run.wait(), 120)
     assert len(live) == 0
     await ended(run, EVENTS)
     run.break_off(None)

@@ -239,7 +239,7 @@ async def test_a_stream_never_waits_for_the_store(tmp_path: Path, fault: str) ->
         database.stalls.clear()
     frames = (started(), *message(*"word " * 2000), finished())
     passed, began = list[ResponseEvent](), time.monotonic()
-    async with asyncio.timeout(60), stream(LiveResponses(store), source(frames)) as events:
+    async with asyncio.timeout(120), stream(LiveResponses(store), source(frames)) as events:
         async for event in events:
             passed.append(event)
             if isinstance(event, TerminalEvent):

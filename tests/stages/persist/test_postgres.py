@@ -91,7 +91,7 @@ async def test_row18_a_server_that_restarts_loses_nothing() -> None:
             assert store.is_degraded
             ended = store.end(stored("resp_2"), Block(2, 1, b"end"))
             await asyncio.to_thread(server.start)
-            await asyncio.wait_for(ended, 10)
+            await asyncio.wait_for(ended, 120)
             assert not store.is_degraded
             assert await store.get("resp_1", "") == stored("resp_1")
             assert await store.get("resp_2", "") == stored("resp_2")

@@ -315,17 +315,17 @@ async def test_a_call_has_so_many_seconds(browse: Opening, site: Web) -> None:
     """A site that does not answer in time is a failed call, and the request ends."""
     outcome = await call(browse(), "open", 0.1, id=f"{site.url}/slow")
     assert outcome.error == "It took longer than 0.1 seconds."
-    await asyncio.wait_for(site.ended.wait(), 30)
+    await asyncio.wait_for(site.ended.wait(), 120)
 
 
 async def test_cancelling_a_call_ends_its_request(browse: Opening, site: Web) -> None:
     """Nothing goes on for a response that was cancelled."""
     running = asyncio.create_task(call(browse(), "open", id=f"{site.url}/slow"))
-    await asyncio.wait_for(site.began.wait(), 30)
+    await asyncio.wait_for(site.began.wait(), 120)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    await asyncio.wait_for(site.ended.wait(), 30)
+    await asyncio.wait_for(site.ended.wait(), 120)
 
 
 async def test_closing_a_session_ends_its_calls(browse: Opening, site: Web) -> None:
@@ -333,10 +333,10 @@ async def test_closing_a_session_ends_its_calls(browse: Opening, site: Web) -> N
     session = browse()
     await call(session, "open", id=f"{site.url}/data")
     running = asyncio.create_task(call(session, "open", id=f"{site.url}/slow"))
-    await asyncio.wait_for(site.began.wait(), 30)
+    await asyncio.wait_for(site.began.wait(), 120)
     await session.close()
     await session.close()
-    assert (await asyncio.wait_for(running, 30)).error == "The call was broken off."
+    assert (await asyncio.wait_for(running, 120)).error == "The call was broken off."
     assert (await call(session, "open", id=f"{site.url}/slow")).error == "The call was broken off."
     assert session.source(0) == Source("data", f"{site.url}/data")
 
@@ -345,7 +345,7 @@ async def test_closing_the_host_ends_requests(site: Web) -> None:
     """The server may end in the middle of a call."""
     host = BrowserHost(backend_of("searxng", site.url), LOCAL)
     running = asyncio.create_task(call(host.session(conversation()), "open", id=f"{site.url}/slow"))
-    await asyncio.wait_for(site.began.wait(), 30)
+    await asyncio.wait_for(site.began.wait(), 120)
     await host.close()
     assert (await running).error
 

@@ -171,7 +171,7 @@ async def test_a_call_that_is_told_of_for_ever_ends_in_time(make: Make, caplog: 
         server = McpServer("x", f"{hostile}/mcp")
         assert await servers.tools(server, PATIENT)
         session = servers.session(server)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             outcome = await session.run("do", "{}", 0.3)
         await session.close()
     assert outcome.error == "The server did not answer within 0.3 seconds."

@@ -284,7 +284,7 @@ async def test_files_are_limited_between_calls_too(small: PythonSession) -> None
 async def ended(session: PythonSession) -> None:
     """Wait until a sandbox has ended by itself."""
     assert session._tenancy._process is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await session._tenancy._process._channel.ended.wait()
 
 
@@ -378,10 +378,10 @@ async def test_a_deep_tree_is_removed(python: PythonSession) -> None:
 async def test_cancelling_kills_at_once(others: set[int], python: PythonSession) -> None:
     """Whoever leaves leaves nothing running."""
     before = descendants(os.getpid()) - others
-    running = asyncio.create_task(python.run("python", "sum(range(10**12))", 60))
+    running = asyncio.create_task(python.run("python", "sum(range(10**12))", 600))
     await asyncio.sleep(0.1)
     running.cancel()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         with pytest.raises(asyncio.CancelledError):
             await running
         while alive(before):
