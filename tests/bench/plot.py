@@ -73,7 +73,7 @@ def _goals(axes: Axes, goals: list[Goal]) -> None:
     _lay_out(
         axes,
         [f"{goal.name}  {goal.what}" for goal in goals],
-        "parts of the bound: up to 1 it is met (on the right: whether)",
+        "parts of the bound: met up to 1",
     )
 
 
