@@ -273,9 +273,9 @@ class ChatParser:
 
     def _claim(self, text: str, base: int, logprobs: AlignedLogprobs) -> None:
         """Line up the tokens whose text ``text`` is made of, which comes at ``base``."""
-        spelled = ["" if token.is_mark else token.text for token in self._unclaimed]
-        if text not in "".join(spelled):  # a mark that means nothing to the parser is text
-            spelled = [token.text for token in self._unclaimed]
+        plain = ["" if token.is_mark else token.text for token in self._unclaimed]
+        marked = [token.text for token in self._unclaimed]
+        spelled = plain if text in "".join(plain) else marked  # a mark that means nothing to the parser is text
         joined = "".join(spelled)
         begin = 0 if joined.startswith(text) else joined.rfind(text)
         end = begin + len(text)
