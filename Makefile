@@ -21,9 +21,9 @@ INSTALLED := $(DONE)/$(ENGINE)
 PIP_OPTIONS := -qq --disable-pip-version-check --no-input
 PIP := $(BIN)/python -m pip install $(PIP_OPTIONS)
 CLIENTS := .venv-clients
-NODE_CLIENTS := tests/clients/node
-CODEX := tests/codex/node
-PAGE := tests/page/node
+NODE_CLIENTS := tests/live/clients/node
+CODEX := tests/live/codex/node
+PAGE := tests/live/page/node
 # The browser that pages are tested in: the machine's own, or the one that npm brings.
 BROWSER ?= $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 # Node as pyright's wheel brings it: the machine's own may be missing, or too old for the clients.
@@ -143,7 +143,7 @@ ASKED_FOR := --served-model-name tiny-gpt-oss $(TINY_ENGINE)
 define against
 	@HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(CLIENTS)/bin/python -m pytest --quiet \
 	    -p no:langsmith_plugin -p no:unraisableexception -W ignore::ResourceWarning \
-	    tests/clients --confcutdir tests/clients --node $(NODE)/bin/node \
+	    tests/live/clients --confcutdir tests/live/clients --node $(NODE)/bin/node \
 	    $(1) $(ARGS)
 	@test -e $(NODE_CLIENTS)/.installed || echo "THE NODE CLIENTS WERE NOT TESTED: npm COULD NOT INSTALL THEM."
 endef
@@ -161,20 +161,20 @@ test-page: $(DONE)/test $(PAGE)/.installed ## Pages of recordings in a browser; 
 	@test -e $(PAGE)/.installed || echo "THE BROWSER'S CHECK FOR ACCESSIBILITY WAS NOT RUN: npm COULD NOT INSTALL IT."
 	@test -n "$(BROWSER)" -o -e $(PAGE)/.installed || echo "PAGES WERE NOT TESTED: npm COULD NOT INSTALL A BROWSER."
 	@test -z "$(BROWSER)" -a ! -e $(PAGE)/.installed || \
-	    $(BIN)/pytest --quiet tests/page --confcutdir tests/page $(if $(BROWSER),--browser $(BROWSER)) $(ARGS)
+	    $(BIN)/pytest --quiet tests/live/page --confcutdir tests/live/page $(if $(BROWSER),--browser $(BROWSER)) $(ARGS)
 
 picture: ## The picture of a page for the README
-	@$(MAKE) --no-print-directory test-page ARGS="-k test_picture --screenshot tests/page/inspect.png"
+	@$(MAKE) --no-print-directory test-page ARGS="-k test_picture --screenshot tests/live/page/inspect.png"
 
 # Codex's prompts are longer than what the other tests leave room for.
 test-codex: $(TINY).built $(CODEX)/.installed ## Codex against the real server; ARGS go to pytest
 	@test -e $(CODEX)/.installed || echo "CODEX WAS NOT TESTED: npm COULD NOT INSTALL IT."
 	@test ! -e $(CODEX)/.installed || HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(BIN)/pytest --quiet \
-	    tests/codex --confcutdir tests/codex --node $(NODE)/bin/node \
+	    tests/live/codex --confcutdir tests/live/codex --node $(NODE)/bin/node \
 	    --serve "$(BIN)/penstock serve $(TINY) --served-model-name tiny-gpt-oss $(TINY_ENGINE) --max-model-len 16384" $(ARGS)
 
 soak: $(DONE)/test ## 20,000 responses through one server, which may not grow; ARGS: --count N, --store postgres
-	@$(BIN)/python -m tests.soak $(ARGS)
+	@$(BIN)/python -m tests.bench.soak $(ARGS)
 
 # Both servers, each with an engine of its own, get BENCH_ARGS.
 BENCH_ARGS ?= $(if $(filter $(TINY) fixtures/%,$(BENCH_MODEL)),$(TINY_ENGINE))

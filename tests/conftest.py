@@ -4,7 +4,7 @@ import pytest
 
 from stages.harmony import HarmonyEncoding, load_encoding
 
-pytest_plugins = ["tests.databases"]
+pytest_plugins = ["tests.support.databases"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

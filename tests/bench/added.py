@@ -29,7 +29,7 @@ from tests.bench.figures import Comparison, Figure
 from tests.bench.first_token import FIRST, SHORT, long_text, prompts
 from tests.bench.inprocess import Ready, engine_outputs, serving_of
 from tests.bench.server import NAME
-from tests.databases import opened
+from tests.support.databases import opened
 
 ADDED, TO_ENGINE, FROM_TOKEN = "ms added", "ms from the body to the engine", "ms from the first token to its delta"
 CPU, ON_LOOP = "ms of CPU of both", "ms of that on the loop"

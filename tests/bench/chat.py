@@ -32,8 +32,8 @@ from stages.persist.database import Nowhere
 from stages.persist.live import LiveResponses
 from stages.persist.store import Store
 from stages.responses import chat_responses
-from tests.chat_families import chat_model
-from tests.stages.persist.samples import response
+from tests.support.chat_families import chat_model
+from tests.support.stored_responses import response
 
 PROSE = "The weather in Paris is mild today, with a light wind from the west and some clouds by the evening. "
 PARAMETERS = {"type": "object", "properties": {"text": {"type": "string"}}}

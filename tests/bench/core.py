@@ -22,8 +22,9 @@ import msgspec
 from pipeline.frames import TokenChunk, TokenFrame
 from pipeline.record import read_frames
 from stages.harmony import TEXT_TOKENS, load_encoding
+from tests.support.paths import HARMONY
 
-RECORDING = Path(__file__).parents[2] / "fixtures/harmony/long_reasoning/tokens.jsonl"
+RECORDING = HARMONY / "long_reasoning/tokens.jsonl"
 
 FILL = 64
 """Tokens per step of what comes ahead of the measured text."""

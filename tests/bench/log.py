@@ -5,16 +5,16 @@ from __future__ import annotations
 import statistics
 import time
 from itertools import cycle, islice
-from pathlib import Path
 
 from pipeline.frames import GenerationStarted, ItemClosed, ItemDelta, ParsedFrame, ReasoningOpened, TurnFinished
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.response import Response
 from pipeline.record import read_frames
 from stages.persist.log import EventLog
-from tests.building import written
+from tests.support.frames import written
+from tests.support.paths import HARMONY
 
-RECORDING = Path(__file__).parents[2] / "fixtures/harmony/long_reasoning/parsed.jsonl"
+RECORDING = HARMONY / "long_reasoning/parsed.jsonl"
 TOKENS = 16_000
 ROUNDS = 15
 

@@ -29,7 +29,7 @@ from stages.harmony import HarmonyEncoding, load_encoding
 from stages.persist.live import LiveResponses
 from stages.persist.persist import Persist
 from tests.bench.core import SETTLING
-from tests.serving import Served, serving
+from tests.support.server import Served, serving
 
 STREAMS = 16
 TOKENS = 1_000

@@ -11,7 +11,7 @@ from typing import Any
 
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import load_encoding
-from tests.serving import serving
+from tests.support.server import serving
 
 ROUNDS = 5
 

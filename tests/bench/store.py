@@ -21,9 +21,9 @@ from typing import TypeAlias
 
 from stages.persist.log import Block
 from stages.persist.store import Store
-from tests.databases import opened
-from tests.postgres import empty_schema, running
-from tests.stages.persist.samples import begun, keep, stored
+from tests.support.databases import opened
+from tests.support.postgres import empty_schema, running
+from tests.support.stored_responses import begun, keep, stored
 
 SECONDS = 2.0
 WRITERS = (1, 64)

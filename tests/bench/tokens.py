@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import cycle, islice
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace as with_fields
@@ -22,8 +21,9 @@ from pipeline.protocol.events import Delta, ResponseEvent, to_sse
 from pipeline.record import read_frames, replay
 from stages.harmony import TEXT_TOKENS, load_encoding
 from stages.responses import recorded_responses
+from tests.support.paths import HARMONY
 
-RECORDING = Path(__file__).parents[2] / "fixtures/harmony/long_reasoning/tokens.jsonl"
+RECORDING = HARMONY / "long_reasoning/tokens.jsonl"
 DEPTHS = (0, 1_000, 4_000, 16_000)
 CHUNK_SIZES = (1, 8)
 MEASURED = 4_096

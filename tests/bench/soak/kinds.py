@@ -1,0 +1,124 @@
+"""Short responses of every kind, each of which leaves nothing behind: it ends, it is checked, and some are deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import cycle
+from typing import Any, TypeAlias
+
+from tests.support.response_lives import begun, cancelled, ended, reading
+from tests.support.server import Asked
+
+Kind: TypeAlias = Callable[[Asked], Awaitable[object]]
+
+CONVERSATIONS = "/v1/conversations"
+
+
+async def at_once(server: Asked) -> None:
+    """One object."""
+    await completed(server)
+
+
+async def unstored(server: Asked) -> None:
+    """One object, of which nothing is kept."""
+    await completed(server, store=False)
+
+
+async def streamed(server: Asked) -> None:
+    """A stream."""
+    assert is_whole(await server.stream({"input": "Hi"}))
+
+
+async def in_the_background(server: Asked) -> None:
+    """One that is polled."""
+    assert (await ended(server, await begun(server)))["status"] == "completed"
+
+
+async def followed(server: Asked) -> None:
+    """Two in the background: one is followed, the other's reader leaves and comes back."""
+    assert is_whole(await server.stream({"input": "Hi", "background": True}))
+    async with reading(server, {"background": True}) as stream:
+        response_id = await stream.response_id()
+    assert is_whole(await server.again(f"/v1/responses/{response_id}?stream=true"))
+
+
+async def continued(server: Asked) -> None:
+    """Two, one of which goes on from the other."""
+    first = await completed(server)
+    await completed(server, previous_response_id=first)
+
+
+async def conversing(server: Asked) -> None:
+    """Two in a conversation, which is deleted behind them."""
+    _, conversation = await server.post({}, CONVERSATIONS)
+    name = conversation["id"]
+    await completed(server, conversation=name)
+    assert (await ended(server, await begun(server, {"conversation": name})))["status"] == "completed"
+    assert (await server.delete(f"{CONVERSATIONS}/{name}"))[0] == 200
+
+
+async def called_off(server: Asked) -> None:
+    """One that is cancelled, unless it was quicker."""
+    status, answer = await cancelled(server, await begun(server))
+    assert (status, answer["status"] in ("cancelled", "completed")) == (200, True)
+
+
+async def left(server: Asked) -> None:
+    """One whose client leaves when it has begun."""
+    async with reading(server) as stream:
+        response_id = await stream.response_id()
+    await ended(server, response_id)
+
+
+async def deleted(server: Asked) -> None:
+    """One that is deleted, before it is over or behind that."""
+    for response_id in (await begun(server), await completed(server)):
+        assert (await server.delete(f"/v1/responses/{response_id}"))[0] == 200
+
+
+KINDS: dict[Kind, int] = {
+    at_once: 1,
+    unstored: 1,
+    streamed: 1,
+    in_the_background: 1,
+    followed: 2,
+    continued: 2,
+    conversing: 2,
+    called_off: 1,
+    left: 1,
+    deleted: 2,
+}
+"""Each kind, and how many responses it makes."""
+
+
+async def completed(server: Asked, **fields: Any) -> str:
+    """The id of a response that has completed."""
+    status, answer = await server.post({"input": "Hi", **fields})
+    assert (status, answer.get("status")) == (200, "completed"), answer
+    return str(answer["id"])
+
+
+def is_whole(stream: bytes) -> bool:
+    """Whether a stream ends as it should."""
+    *_, end, done, rest = stream.split(b"\n\n")
+    return (end.startswith(b"event: response.completed\n"), done, rest) == (True, b"data: [DONE]", b"")
+
+
+async def soak(server: Asked, count: int, at_a_time: int = 24, tell: Callable[[int], None] = lambda made: None) -> None:
+    """Make so many responses, of all kinds in turn, so many ``at_a_time``; ``tell`` how many are made."""
+    taken_on = made = 0
+    kinds = cycle(KINDS.items())
+
+    async def work() -> None:
+        nonlocal taken_on, made
+        while taken_on < count:
+            kind, responses = next(kinds)
+            taken_on += responses
+            await kind(server)
+            made += responses
+            tell(made)
+
+    async with asyncio.TaskGroup() as workers:
+        for _ in range(at_a_time):
+            workers.create_task(work())

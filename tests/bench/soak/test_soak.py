@@ -1,0 +1,57 @@
+"""That nothing stays in memory of a response that is over, whatever its kind and in any database."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+
+import aiohttp
+import pytest
+
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from stages.persist.live import LiveResponse
+from stages.persist.log import EventLog
+from tests.bench.soak.__main__ import Look, faults
+from tests.bench.soak.kinds import soak
+from tests.support.response_lives import until
+from tests.support.scripts import script
+from tests.support.server import Asked, serving
+
+RESPONSES = 150
+HELD = (LiveResponse, EventLog, asyncio.Task, asyncio.Future)
+
+
+def held() -> Counter[str]:
+    """How many there are of what a response in the making needs."""
+    gc.collect()
+    return Counter(type(each).__name__ for each in gc.get_objects() if issubclass(type(each), HELD))
+
+
+async def test_row17_v25_b17_nothing_stays_of_a_response(encoding: HarmonyEncoding, store_at: str) -> None:
+    """Behind many responses of all kinds there is no run, task or future more than before them."""
+    engine = ScriptedEngine(script(encoding, latency=0.001))
+    async with serving(engine, encoding, store_at) as served:
+        await served.get("/health")
+        before = held()
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as client:
+            await soak(Asked(served.url, client), RESPONSES)
+        await until(lambda: not len(served.runs.live) and not served.store.backlog)
+        await until(lambda: not held() - before)
+        background = served.runs.background
+        assert (background._waiting, background._tasks, served.runs._interrupts) == ({}, {}, {})
+        assert served.runs.admission.running == 0
+        assert (served.store._writer._last, engine.running) == ({}, 0)
+
+
+@pytest.mark.parametrize(
+    ("memory", "stored", "told"),
+    [(100, 0, None), (1000, 0, "memory grew by 1000 bytes"), (0, 100, "the store grew")],
+)
+def test_row17_what_grows_is_told(memory: int, stored: int, told: str | None) -> None:
+    """A soak fails by what each response leaves in memory or in the store, not by what comes first."""
+    looks = [
+        Look(made, 10**8 + min(made, 5000) * 2000 + made * memory, made * stored) for made in range(0, 20_001, 100)
+    ]
+    assert [fault[: len(told or "")] for fault in faults(looks)] == ([told] if told else [])

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from stages.converse.sandbox.probe import Sandbox, Unavailable, probe
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.support.mcp_servers import HttpServers, http_servers
+from tests.support.scripts import Scripted, script
+from tests.support.server import serving
+
+
+@pytest.fixture
+def models() -> tuple[str, ...]:
+    """What the server calls its model."""
+    return ("tiny",)
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> Path | str:
+    """Where the server's store is."""
+    return tmp_path
+
+
+@pytest.fixture
+async def served(
+    encoding: HarmonyEncoding, where: Path | str, models: tuple[str, ...]
+) -> AsyncGenerator[Scripted, None]:
+    """A server whose engine says hello."""
+    async with serving(ScriptedEngine(script(encoding)), encoding, where, models=models) as served:
+        yield served
+
+
+@pytest.fixture
+async def sdk(served: Scripted) -> AsyncGenerator[openai.AsyncOpenAI, None]:
+    """openai-python as its client."""
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def http() -> Iterator[HttpServers]:
+    """MCP servers of all kinds over HTTP, for all tests."""
+    with http_servers() as servers:
+        yield servers
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Sandbox:
+    """A sandbox for code."""
+    found = asyncio.run(probe("python"))
+    if isinstance(found, Unavailable):
+        pytest.skip(found.reason)
+    return found

@@ -1,0 +1,349 @@
+"""Cancelling: whatever a response is at, it ends at once, keeps what it had, and each of its readers gets an end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+
+from api import runs
+from pipeline.core import Pipeline
+from pipeline.errors import EngineFailed
+from pipeline.frames import ItemDelta, ParsedFrame, TokenFrame
+from pipeline.protocol.events import ResponseIncomplete
+from pipeline.protocol.response import Response
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from stages.persist.database import Row, Value
+from stages.persist.live import RunMoved
+from tests.support.databases import database, opened
+from tests.support.event_streams import final, read_sse
+from tests.support.faulty_database import Faulty
+from tests.support.response_lives import begun, cancelled, ended, found, idle, reading, until
+from tests.support.scripts import ENDLESS, Scripted, script
+from tests.support.server import serving
+
+ENDINGS: list[dict[str, Any]] = [{}, {"error": EngineFailed("It failed.")}]
+
+
+@pytest.fixture
+def where(store_at: str) -> str:
+    return store_at
+
+
+def endless(served: Scripted, encoding: HarmonyEncoding, latency: float = 0.005) -> None:
+    served.engine.script = script(encoding, ENDLESS, endless=True, latency=latency)
+
+
+def assert_cancelled(response: Response | dict[str, Any]) -> None:
+    said = response if isinstance(response, dict) else {name: getattr(response, name) for name in FIELDS}
+    assert [said[name] for name in FIELDS] == ["cancelled", None, None, None]
+
+
+FIELDS = ("status", "error", "incomplete_details", "completed_at")
+
+
+async def test_row13_nobody_cancels_what_is_not_there(served: Scripted) -> None:
+    """An unknown id is a 404."""
+    status, error = await cancelled(served, "resp_0")
+    assert (status, error["error"]["code"]) == (404, "response_not_found")
+
+
+@pytest.mark.parametrize("fault", ENDINGS, ids=["completed", "failed"])
+async def test_row13_what_ended_in_the_background_stays_as_it_is(
+    served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any]
+) -> None:
+    """To cancel a background response that has ended changes nothing, and the answer is the response."""
+    served.engine.script = script(encoding, **fault)
+    answer = await ended(served, await begun(served))
+    for _ in range(2):
+        assert await cancelled(served, answer["id"]) == (200, answer)
+    assert await found(served, answer["id"]) == answer
+
+
+@pytest.mark.parametrize("fault", ENDINGS, ids=["completed", "failed"])
+async def test_row13_what_ended_before_its_client_is_past_cancelling(
+    served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any]
+) -> None:
+    """To cancel a response that ended, and was not in the background, is a 400 that says why."""
+    served.engine.script = script(encoding, **fault)
+    _, answer = await served.post({"input": "Hi"})
+    status, error = await cancelled(served, answer["id"])
+    assert (status, error["error"]["param"]) == (400, "response_id")
+    assert "background" in error["error"]["message"]
+
+
+async def test_row13_what_waits_never_runs(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """A queued response that is cancelled never comes to the engine; its stream says that it waited, and its end."""
+    endless(served, encoding)
+    served.runs.background.limit = 1
+    running, waiting = await begun(served), await begun(served)
+    status, answer = await cancelled(served, waiting)
+    assert status == 200
+    assert_cancelled(answer)
+    assert (answer["output"], answer["usage"]) == ([], None)
+    assert await found(served, waiting) == answer
+    events = read_sse(await served.again(f"/v1/responses/{waiting}?stream=true"))
+    assert [event.__struct_config__.tag for event in events] == [
+        "response.created",
+        "response.queued",
+        "response.incomplete",
+    ]
+    await cancelled(served, running)
+    await until(lambda: len(served.runs.live) == 0)
+    assert [prompt.response.id for prompt in served.engine.prompts] == [running]
+
+
+async def test_v17_b22_what_runs_in_the_background_keeps_what_it_has(
+    served: Scripted, encoding: HarmonyEncoding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The response is cancelled, never completed: with its output so far, its usage, and an end for its reader."""
+    monkeypatch.setattr(runs, "CANCEL_WAIT", 3600)
+    endless(served, encoding)
+    async with reading(served, {"background": True}) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        status, answer = await cancelled(served, response_id)
+        assert (status, served.engine.running) == (200, 0)
+        events = read_sse(await stream.rest())
+    assert_cancelled(answer)
+    assert_cancelled(final(events))
+    assert isinstance(events[-1], ResponseIncomplete)
+    assert answer["output"][-1]["status"] == "incomplete"
+    assert answer["output"][-1]["content"][0]["text"].startswith("la")
+    assert answer["usage"]["output_tokens"] > 0
+    assert await found(served, response_id) == answer
+    assert await served.again(f"/v1/responses/{response_id}?stream=true") == stream.read
+
+
+@pytest.mark.parametrize("store", [True, False])
+async def test_row42_any_stream_can_be_cancelled(served: Scripted, encoding: HarmonyEncoding, store: bool) -> None:
+    """A response in front of its client is cancelled by its id, stored or not; its stream ends in good order."""
+    endless(served, encoding)
+    async with reading(served, {"store": store}) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        status, answer = await cancelled(served, response_id)
+        response = final(read_sse(await stream.rest()))
+    assert (status, served.engine.running) == (200, 0)
+    assert_cancelled(answer)
+    assert_cancelled(response)
+    if store:
+        assert await cancelled(served, response_id) == (200, answer)
+        assert await found(served, response_id) == answer
+    else:
+        assert (await cancelled(served, response_id))[0] == 404
+
+
+async def test_row42_what_is_not_streamed_can_be_cancelled(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Whoever waits for the whole response gets it, cancelled."""
+    endless(served, encoding)
+    asked = asyncio.create_task(served.post({"input": "Hi"}))
+    await until(lambda: len(served.runs.live.running) == 1)
+    (run,) = served.runs.live
+    _, answer = await cancelled(served, run.response.id)
+    assert await asked == (200, answer)
+    assert_cancelled(answer)
+
+
+async def test_b22_several_cancels_agree(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """All who cancel a response at once are told the same."""
+    endless(served, encoding)
+    response_id = await begun(served)
+    await until(lambda: served.engine.running == 1)
+    first, *others = await asyncio.gather(*(cancelled(served, response_id) for _ in range(5)))
+    assert first[0] == 200
+    assert_cancelled(first[1])
+    assert others == [first] * 4
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_b22_whatever_ends_a_response_first_counts(
+    served: Scripted, encoding: HarmonyEncoding, background: bool
+) -> None:
+    """A response that completes just when it is cancelled has one end, and everybody is told that one."""
+    served.engine.script = script(encoding, latency=0.001)
+    for pause in range(12):
+        async with reading(served, {"background": background}) as stream:
+            response_id = await stream.response_id()
+            await asyncio.sleep(pause * 0.004)
+            status, answer = await cancelled(served, response_id)
+            response = final(read_sse(await stream.rest()))
+        stored = await found(served, response_id)
+        assert stored["status"] == response.status
+        assert (status, answer) in ((200, stored), (400, answer))
+        assert status == 200 or (response.status == "completed" and not background)
+        assert read_sse(await served.again(f"/v1/responses/{response_id}?stream=true")) == read_sse(stream.read)
+
+
+# Stages that make it hard
+
+
+async def never_ends(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:
+    """Forget about its source in the middle."""
+    count = 0
+    async for frame in source:
+        yield frame
+        count += 1
+        if count == 20:
+            await asyncio.Event().wait()
+
+
+async def breaks_when_cancelled(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:
+    """Have a bug in what it does when it is called off."""
+    try:
+        async for frame in never_ends(source):
+            yield frame
+    except asyncio.CancelledError:
+        raise ValueError("a bug") from None
+
+
+@pytest.mark.parametrize("stage", [never_ends, breaks_when_cancelled])
+@pytest.mark.parametrize("background", [False, True])
+async def test_b22_a_stage_that_hangs_is_called_off(
+    encoding: HarmonyEncoding, where: str, stage: Any, background: bool
+) -> None:
+    """A response ends within moments even where a stage hears nothing of it, or breaks when it is called off."""
+
+    def hanging(whole: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+        return whole.after("generate", "hanging", stage)
+
+    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.001))
+    async with serving(engine, encoding, where, edit=hanging) as served:
+        async with reading(served, {"background": background}) as stream:
+            response_id = await stream.response_id()
+            await asyncio.sleep(0.2)
+            status, answer = await cancelled(served, response_id)
+            assert status == 200
+            response = final(read_sse(await stream.rest()))
+        assert_cancelled(answer)
+        assert_cancelled(response)
+        assert await found(served, response_id) == answer
+        await idle(served)
+        await until(lambda: served.runs.admission.running == 0)
+
+
+async def loud(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+    """Make much of every word."""
+    async for frame in source:
+        yield ItemDelta(frame.text * 10_000) if isinstance(frame, ItemDelta) else frame
+
+
+async def test_row42_a_client_that_does_not_read_gets_an_end(encoding: HarmonyEncoding, where: str) -> None:
+    """A response whose client lets the stream pile up is cancelled all the same; once it reads, it reads the end."""
+    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.001))
+    async with serving(engine, encoding, where, edit=lambda whole: whole.after("parse", "loud", loud)) as served:
+        async with reading(served) as stream:
+            response_id = await stream.response_id()
+            (run,) = served.runs.live
+            written = -1
+            while written < (written := run._log.last_number):  # until the stream takes no more
+                await asyncio.sleep(0.2)
+            status, answer = await cancelled(served, response_id)
+            assert (status, engine.running) == (200, 0)
+            events = read_sse(await stream.rest())
+        assert_cancelled(answer)
+        assert_cancelled(final(events))
+        assert await found(served, response_id) == answer
+
+
+async def test_row13_a_cancel_that_was_answered_lasts(encoding: HarmonyEncoding, where: str) -> None:
+    """The answer comes once the end is stored: no server that comes after a crash makes the response all the same."""
+    kept = Faulty(database(where))
+    async with serving(ScriptedEngine(script(encoding)), encoding, kept, limit=0) as served:
+        response_id = await begun(served)
+        kept.stalls.clear()
+        answer = asyncio.ensure_future(cancelled(served, response_id))
+        await asyncio.sleep(0.2)
+        is_answered = answer.done()
+        kept.stalls.set()
+        assert not is_answered
+        assert (await answer)[0] == 200
+        async with opened(where) as after:
+            stored = await after.get(response_id, "")
+            assert stored
+            assert stored.response.status == "cancelled"
+
+
+async def test_row13_what_has_moved_on_is_not_called_cancelled(served: Scripted) -> None:
+    """A cancel that meets a response on its way to another server says that it has to be asked again."""
+    served.runs.background.limit = 0
+    response_id = await begun(served)
+    run = served.runs.live.get(response_id, "")
+    assert run
+    served.runs.background.release()
+    with pytest.raises(RunMoved):
+        await served.runs.cancel(run)
+
+
+# What goes with it
+
+
+async def test_a_response_that_is_deleted_runs_no_further(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Deleting a response that runs cancels it first: the engine is free, its reader gets an end, and it is gone."""
+    endless(served, encoding)
+    async with reading(served, {"background": True}) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        assert (await served.delete(f"/v1/responses/{response_id}"))[1]["deleted"] is True
+        assert served.engine.running == 0
+        assert_cancelled(final(read_sse(await stream.rest())))
+    assert (await served.get(f"/v1/responses/{response_id}"))[0] == 404
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+async def test_a_cancelled_response_lets_go_of_its_conversation(
+    served: Scripted, encoding: HarmonyEncoding, limit: int
+) -> None:
+    """Cancelled while it waits or runs, a response adds nothing to its conversation, which is free for the next."""
+    endless(served, encoding)
+    served.runs.background.limit = limit
+    _, conversation = await served.post({}, "/v1/conversations")
+    body = {"input": "Hi", "conversation": conversation["id"]}
+    response_id = await begun(served, body)
+    await until(lambda: served.engine.running == limit)
+    await cancelled(served, response_id)
+    served.engine.script = script(encoding)
+    assert (await served.post(body))[1]["status"] == "completed"
+    _, items = await served.get(f"/v1/conversations/{conversation['id']}/items")
+    assert len(items["data"]) == 3
+
+
+class Interrupted(Faulty):
+    """A database behind whose next answer about responses something happens."""
+
+    happens: Callable[[], Awaitable[object]] | None = None
+
+    async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
+        rows = await super().read(sql, *arguments)
+        if "from responses" in sql and self.happens:
+            happens, self.happens = self.happens, None
+            await happens()
+        return rows
+
+
+async def test_what_ends_meanwhile_does_not_change_what_it_was_given(encoding: HarmonyEncoding, where: str) -> None:
+    """The input of a response that ends while it is listed has nothing of the output."""
+    kept = Interrupted(database(where))
+    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.005))
+    async with serving(engine, encoding, kept) as served, reading(served) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        kept.happens = partial(cancelled, served, response_id)
+        _, listed = await served.get(f"/v1/responses/{response_id}/input_items")
+        assert [item["role"] for item in listed["data"]] == ["user"]
+        _, again = await served.get(f"/v1/responses/{response_id}/input_items")
+        assert again == listed
+
+
+async def test_a_cancelled_response_is_not_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """What was cancelled has no end to go on from: a 400 that says so."""
+    endless(served, encoding)
+    response_id = await begun(served)
+    await cancelled(served, response_id)
+    status, error = await served.post({"input": "Go on", "previous_response_id": response_id})
+    assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
+    assert "cancelled" in error["error"]["message"]

@@ -1,0 +1,163 @@
+"""Which responses can be continued, and under which ids they are known."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+
+from pipeline.errors import EngineFailed
+from stages.harmony import HarmonyEncoding
+from tests.support.conversations_api import ended
+from tests.support.event_streams import final, read_sse
+from tests.support.scripts import CALL, ENDLESS, WEATHER, Scripted, script
+
+
+def name_of(frame: bytes) -> str:
+    """The id of the response that an event tells of."""
+    response_id: str = json.loads(frame.decode().partition("data: ")[2])["response"]["id"]
+    return response_id
+
+
+@pytest.mark.parametrize("way", [{}, {"stream": True}, {"background": True}], ids=str)
+async def test_v16_b19_what_still_runs_cannot_be_continued(
+    served: Scripted, encoding: HarmonyEncoding, way: dict[str, Any]
+) -> None:
+    """Nobody reads half of a response: until it has ended a 400 says so, and then all of it is there."""
+    served.engine.script = script(encoding, latency=0.02)
+    async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer:
+        first = await answer.content.readuntil(b"\n\n")
+        following = {"input": "Go on", "previous_response_id": name_of(first)}
+        status, error = await served.post(following | way)
+        assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
+        response = final(read_sse(first + await answer.content.read()))
+    assert response.status == "completed"
+    assert (await served.post(following))[0] == 200
+    prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+    assert prompt.endswith(
+        "<|start|>user<|message|>Hi<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|end|>"
+        "<|start|>user<|message|>Go on<|end|><|start|>assistant"
+    )
+
+
+async def test_v16_what_waits_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """What runs in the background can be continued once it has ended, and no sooner."""
+    served.engine.script = script(encoding, latency=0.02)
+    _, queued = await served.post({"input": "Hi", "background": True})
+    following = {"input": "Go on", "previous_response_id": queued["id"]}
+    status, error = await served.post(following)
+    assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
+    assert (await ended(served, queued["id"]))["status"] == "completed"
+    assert (await served.post(following))[0] == 200
+
+
+async def test_v16_what_was_left_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """A response whose client left was cancelled: it is kept, and goes no further."""
+    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
+    async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer:
+        left = name_of(await answer.content.readuntil(b"\n\n"))
+        await answer.content.readuntil(b"output_text.delta")
+        answer.close()
+    assert (await ended(served, left))["status"] == "cancelled"
+    status, error = await served.post({"input": "Go on", "previous_response_id": left})
+    assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
+
+
+async def test_v16_what_failed_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Half of an answer is no ground to go on from, where its client did not want it to be half."""
+    served.engine.script = script(encoding, ENDLESS, error=EngineFailed("It failed."))
+    _, failed = await served.post({"input": "Hi"})
+    assert failed["status"] == "failed"
+    status, error = await served.post({"input": "Go on", "previous_response_id": failed["id"]})
+    assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
+
+
+async def test_what_came_to_its_limit_can_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """A response that its client cut short is gone on with from where it is."""
+    served.engine.script = script(encoding, ENDLESS)
+    _, cut = await served.post({"input": "Hi", "max_output_tokens": 16})
+    assert cut["status"] == "incomplete"
+    assert (await served.post({"input": "Go on", "previous_response_id": cut["id"]}))[0] == 200
+    assert cut["output"][0]["content"][0]["text"] in encoding.decode(served.engine.prompts[-1].token_ids)
+
+
+async def test_v11_b20_a_continuation_is_told_what_its_own_request_says(
+    served: Scripted, encoding: HarmonyEncoding
+) -> None:
+    """Instructions, tools and effort of the new request are in the prompt, and those of the old one are not."""
+    before = {"instructions": "Rhyme.", "tools": [{**WEATHER, "name": "old"}], "reasoning": {"effort": "high"}}
+    after = {"instructions": "Sing.", "tools": [{**WEATHER, "name": "new"}], "reasoning": {"effort": "low"}}
+    _, first = await served.post({"input": "one", **before})
+    _, second = await served.post({"input": "two", "previous_response_id": first["id"], **after})
+    prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+    for told, forgotten in (("Sing.", "Rhyme."), ("type new = ", "type old = "), ("Reasoning: low", "Reasoning: high")):
+        assert told in prompt
+        assert forgotten not in prompt
+    assert (await served.post({"input": "three", "previous_response_id": second["id"]}))[0] == 200
+    prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+    assert "Reasoning: medium" in prompt
+    assert "Sing." not in prompt
+
+
+async def test_v12_row19_b28_a_loop_of_tools_is_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Thoughts, calls and what they returned are read by the next turn, where only their last id was sent."""
+    custom = {"type": "custom", "name": "say"}
+    asked = {"tools": [WEATHER, custom]}
+    served.engine.script = script(encoding, CALL)
+    _, first = await served.post({"input": "How is Paris?", **asked})
+    called = "<|channel|>commentary to=functions.say code<|message|>Rain!<|call|>"
+    served.engine.script = script(encoding, called)
+    output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "It drizzles."}
+    _, second = await served.post({"input": [output], "previous_response_id": first["id"], **asked})
+    served.engine.script = script(encoding)
+    output = {"type": "custom_tool_call_output", "call_id": second["output"][-1]["call_id"], "output": "It is said."}
+    assert (await served.post({"input": [output], "previous_response_id": second["id"], **asked}))[0] == 200
+    prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+    said = ("How is Paris?", "Look it up.", '{"city":"Paris"}', "It drizzles.", "Rain!", "It is said.")
+    places = [prompt.index(text) for text in said]
+    assert places == sorted(places)
+
+
+async def test_b18_row46_branches_are_isolated(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """One response continued many times at once: no branch sees another, and nobody changes what they share."""
+    _, root = await served.post({"input": "root"})
+    seen = [await served.get(f"/v1/responses/{root['id']}{end}") for end in ("", "/input_items")]
+    branches = [{"input": f"branch {name}", "previous_response_id": root["id"]} for name in "abcd"]
+    answers = await asyncio.gather(*(served.post(branch) for branch in branches))
+    for name, (_, branch) in zip("abcd", answers, strict=True):
+        assert (await served.post({"input": f"leaf {name}", "previous_response_id": branch["id"]}))[0] == 200
+        prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+        said = re.findall(r"<\|start\|>user<\|message\|>(.*?)<\|end\|>", prompt)
+        assert said == ["root", f"branch {name}", f"leaf {name}"]
+    assert [await served.get(f"/v1/responses/{root['id']}{end}") for end in ("", "/input_items")] == seen
+
+
+async def test_a_chain_goes_on_without_what_was_deleted(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """A deleted response, and what came before it, is missing from what continued it, which goes on all the same."""
+    chain = list[str]()
+    for said in ("one", "two", "three"):
+        _, response = await served.post({"input": said, "previous_response_id": chain[-1] if chain else None})
+        chain.append(response["id"])
+    assert (await served.delete(f"/v1/responses/{chain[1]}"))[0] == 200
+    assert (await served.post({"input": "four", "previous_response_id": chain[2]}))[0] == 200
+    prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+    assert re.findall(r"<\|start\|>user<\|message\|>(.*?)<\|end\|>", prompt) == ["three", "four"]
+
+
+async def test_row28_b30_an_id_is_never_the_clients(served: Scripted) -> None:
+    """Whatever ids a request brings, its response has one of the server's own: none takes another's place."""
+    _, first = await served.post({"input": "one"})
+    own: dict[str, Any] = {"request_id": first["id"], "id": first["id"], "response_id": first["id"]}
+    headers = {"X-Request-Id": first["id"]}
+    async with served.client.post(f"{served.url}/v1/responses", json={"input": "two"} | own, headers=headers) as answer:
+        assert answer.status == 200
+        second = await answer.json()
+    assert second["id"].startswith("resp_")
+    assert second["id"] != first["id"]
+    assert await served.get(f"/v1/responses/{first['id']}") == (200, first)
+    assert await served.get(f"/v1/responses/{second['id']}") == (200, second)
+    items = [{item["id"] for item in response["output"]} for response in (first, second)]
+    assert not items[0] & items[1]

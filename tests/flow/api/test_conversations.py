@@ -1,0 +1,259 @@
+"""The Conversations API."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types.conversations import Conversation, ConversationDeletedResource, ConversationItem, ConversationItemList
+from pydantic import TypeAdapter
+
+from api.keys import Keys
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.support.conversations_api import CONVERSATIONS, HI, ITEMS, Json, created, items_of, name_of
+from tests.support.images import data_url, png
+from tests.support.scripts import Scripted, script
+from tests.support.server import serving
+
+
+@pytest.fixture
+def where(store_at: str) -> str:
+    """Each of the databases."""
+    return store_at
+
+
+async def test_row33_openai_python_keeps_a_conversation(sdk: openai.AsyncOpenAI) -> None:
+    """A conversation is begun, found, marked anew and forgotten, with the words of the SDK."""
+    conversation = await sdk.conversations.create(metadata={"topic": "rain"})
+    assert re.fullmatch("conv_[0-9a-f]{32}", conversation.id)
+    assert await sdk.conversations.retrieve(conversation.id) == conversation
+    updated = await sdk.conversations.update(conversation.id, metadata={"topic": "sun"})
+    assert (updated.id, updated.created_at, updated.metadata) == (
+        conversation.id,
+        conversation.created_at,
+        {"topic": "sun"},
+    )
+    assert await sdk.conversations.retrieve(conversation.id) == updated
+    deleted = await sdk.conversations.delete(conversation.id)
+    assert (deleted.id, deleted.deleted) == (conversation.id, True)
+    with pytest.raises(openai.NotFoundError):
+        await sdk.conversations.retrieve(conversation.id)
+
+
+async def test_row33_openai_python_keeps_items(sdk: openai.AsyncOpenAI) -> None:
+    """Items are listed, added, found and deleted one by one, with the words of the SDK."""
+    first: Any = ITEMS[:3]
+    conversation = await sdk.conversations.create(items=first)
+    more: Any = ITEMS[3:]
+    includes: Any = ["reasoning.encrypted_content"]
+    added = await sdk.conversations.items.create(conversation.id, items=more, include=includes)
+    assert [item.type for item in added.data] == [item["type"] for item in more]
+    pages = sdk.conversations.items.list(conversation.id, order="asc", limit=3, include=includes)
+    listed = [item async for item in pages]
+    first_id = listed[0].id or ""
+    assert [item.type for item in listed] == ["message", "message", *(item["type"] for item in ITEMS[2:])]
+    for item in listed:
+        assert await sdk.conversations.items.retrieve(item.id or "", conversation_id=conversation.id) == item
+    assert await sdk.conversations.items.delete(first_id, conversation_id=conversation.id) == conversation
+    with pytest.raises(openai.NotFoundError):
+        await sdk.conversations.items.retrieve(first_id, conversation_id=conversation.id)
+    newest_first = [item async for item in sdk.conversations.items.list(conversation.id)]
+    assert newest_first == listed[:0:-1]
+
+
+@pytest.mark.parametrize("base", ["/v1", "/openresponses/v1"])
+async def test_what_is_answered_is_as_the_sdk_has_it(served: Scripted, base: str) -> None:
+    """Every object has the fields that the SDK's types have, and no others that they do not know."""
+    _, conversation = await served.post({"items": ITEMS, "metadata": {"a": "b"}}, f"{base}/conversations")
+    assert Conversation.model_validate(conversation, strict=True).to_dict() == conversation
+    path = f"{base}/conversations/{conversation['id']}"
+    _, page = await served.get(f"{path}/items")
+    assert (
+        ConversationItemList.model_validate(page).to_dict(exclude_unset=False, exclude_none=True).keys() == page.keys()
+    )
+    read: TypeAdapter[Any] = TypeAdapter(ConversationItem)
+    for item in page["data"]:
+        assert read.validate_python(item).id == item["id"]
+        assert await served.get(f"{path}/items/{item['id']}") == (200, item)
+    _, deleted = await served.delete(path)
+    assert ConversationDeletedResource.model_validate(deleted, strict=True).to_dict() == deleted
+
+
+async def test_v14_a_conversation_keeps_images_but_not_for_a_model_that_reads_text(served: Scripted) -> None:
+    """They are listed as they came; a model that cannot see them refuses the conversation and drops nothing of it."""
+    image = {"type": "input_image", "image_url": data_url(png()), "detail": "high"}
+    call = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": [image | {"detail": "auto"}]}
+    path = await created(served, {"role": "user", "content": [{"type": "input_text", "text": "Look."}, image]})
+    status, _ = await served.post({"items": [call, output]}, f"{path}/items")
+    assert status == 200
+    message, _, shown = await items_of(served, path)
+    read: TypeAdapter[Any] = TypeAdapter(ConversationItem)
+    assert [read.validate_python(item).type for item in (message, shown)] == ["message", "function_call_output"]
+    assert (message["content"][1], shown["output"]) == (image, output["output"])
+    status, answer = await served.post({"input": "Hi", "conversation": name_of(path)})
+    assert (status, answer["error"]["param"]) == (400, "conversation")
+    assert answer["error"]["message"] == "This model reads text only, no input_image."
+
+
+async def test_items_get_ids_of_the_server(served: Scripted) -> None:
+    """An item without an id, or with one that the conversation has, gets one; clients' own ids are kept otherwise."""
+    path = await created(served, HI, {**HI, "id": "mine"}, {**HI, "id": "mine"})
+    _, page = await served.post({"items": [HI, {**HI, "id": "mine"}]}, f"{path}/items")
+    ids = [item["id"] for item in await items_of(served, path)]
+    assert [item["id"] for item in page["data"]] == ids[3:]
+    assert ids[1] == "mine"
+    assert len(set(ids)) == 5
+    assert all(re.fullmatch("msg_[0-9a-f]{32}i[0-9a-f]{4}", item_id) for item_id in (ids[0], *ids[2:]))
+
+
+@pytest.mark.parametrize("item_id", ["a/b", "ü 🐍", "...", "%2F", "?#", "x" * 200])
+async def test_items_are_found_by_any_id(sdk: openai.AsyncOpenAI, item_id: str) -> None:
+    """Clients make up ids as they like."""
+    item: Any = {**HI, "id": item_id, "type": "message"}
+    conversation = await sdk.conversations.create(items=[item])
+    assert (await sdk.conversations.items.retrieve(item_id, conversation_id=conversation.id)).id == item_id
+    await sdk.conversations.items.delete(item_id, conversation_id=conversation.id)
+    assert not [item async for item in sdk.conversations.items.list(conversation.id)]
+
+
+async def test_items_are_added_by_reference(served: Scripted) -> None:
+    """Any stored item can be added by its id; one that the conversation has already is not added again."""
+    _, response = await served.post({"input": "Hi"})
+    thought, answer = response["output"]
+    path = await created(served, {"type": "item_reference", "id": answer["id"]})
+    _, page = await served.post({"items": [{"id": answer["id"]}, {"id": thought["id"]}]}, f"{path}/items")
+    assert page["data"] == [thought]
+    assert await items_of(served, path) == [answer, thought]
+
+
+async def test_metadata_can_be_taken_away(served: Scripted) -> None:
+    """What a conversation is marked with is replaced as a whole; null leaves nothing."""
+    _, conversation = await served.post({"metadata": {"a": "b", "c": "d"}}, CONVERSATIONS)
+    path = f"{CONVERSATIONS}/{conversation['id']}"
+    for said, left in (({"e": "f"}, {"e": "f"}), (None, {})):
+        assert await served.post({"metadata": said}, path) == (200, conversation | {"metadata": left})
+        assert await served.get(path) == (200, conversation | {"metadata": left})
+
+
+async def test_items_come_in_pages(served: Scripted) -> None:
+    """Twenty items make a page where nothing is said, newest first; ``after`` leads to the next one."""
+    path = await created(served, *[HI] * 20)
+    assert (await served.post({"items": [HI] * 5}, f"{path}/items"))[0] == 200
+    listed = [item["id"] for item in await items_of(served, path)]
+    _, page = await served.get(f"{path}/items")
+    assert [item["id"] for item in page["data"]] == listed[:4:-1]
+    assert (page["object"], page["first_id"], page["last_id"], page["has_more"]) == (
+        "list",
+        listed[-1],
+        listed[5],
+        True,
+    )
+    _, page = await served.get(f"{path}/items?after={page['last_id']}&limit=100")
+    assert [item["id"] for item in page["data"]] == listed[4::-1]
+    empty: Json = {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+    assert await served.get(f"{path}/items?after={listed[0]}") == (200, empty)
+
+
+@pytest.mark.parametrize(
+    ("method", "end", "body", "param"),
+    [
+        ("POST", "", {}, "metadata"),
+        ("POST", "", {"metadata": {"a": 5}}, "metadata.a"),
+        ("POST", "/items", {}, "items"),
+        ("POST", "/items", {"items": [HI] * 21}, "items"),
+        ("POST", "/items", {"items": [{"type": "image_generation_call", "id": "x"}]}, "items[0].type"),
+        ("POST", "/items", {"items": [HI, {"id": "msg_nowhere"}]}, "items[1].id"),
+        ("POST", "/items", {"items": [{"id": "msg_mine"}] * 2}, "items[1].id"),
+        ("POST", "/items", {"items": [HI, {**ITEMS[4], "call_id": "e"}]}, "items[1].call_id"),
+        (
+            "POST",
+            "/items",
+            {"items": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            "items[0].content[0].image_url",
+        ),
+        ("POST", "/items", {"items": [{**ITEMS[7], "tools": [{"type": "unheard_of"}]}]}, "items[0].tools[0].type"),
+        ("POST", "/items", {"items": [{**ITEMS[7], "tools": [{"type": "mcp"}]}]}, "items[0].tools[0].server_label"),
+        ("POST", "/items?include=x", {"items": []}, "include"),
+        ("GET", "/items?limit=101", None, "limit"),
+        ("GET", "/items?limit=0", None, "limit"),
+        ("GET", "/items?order=up", None, "order"),
+        ("GET", "/items?after=x", None, "after"),
+        ("GET", "/items?include=x", None, "include"),
+        ("GET", "/items/msg_mine?include=x", None, "include"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused(served: Scripted, method: str, end: str, body: Any, param: str) -> None:
+    """A bad value is a 400 that names it, and changes nothing."""
+    path = await created(served, *ITEMS)
+    status, error = await served.ask(method, path + end, body)
+    assert (status, error["error"]["param"]) == (400, param)
+    assert len(await items_of(served, path)) == len(ITEMS)
+
+
+async def test_a_conversation_that_makes_no_sense_is_not_begun(served: Scripted) -> None:
+    """The items of a new conversation are held to the same rules."""
+    for items, param in (([{"id": "msg_nowhere"}], "items[0].id"), ([HI, ITEMS[4]], "items[1].call_id")):
+        status, error = await served.post({"items": items}, CONVERSATIONS)
+        assert (status, error["error"]["param"]) == (400, param)
+
+
+async def test_an_item_that_is_not_there_is_not_found(served: Scripted) -> None:
+    """An item belongs to its conversation: no other one finds it."""
+    other = await created(served, {**HI, "id": "msg_1"})
+    path = await created(served, HI)
+    for method in ("GET", "DELETE"):
+        status, error = await served.ask(method, f"{path}/items/msg_1")
+        assert (status, error["error"]["code"], error["error"]["param"]) == (404, "item_not_found", "item_id")
+    assert len(await items_of(served, other)) == 1
+
+
+# Owners
+
+ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
+
+
+@pytest.fixture
+async def shared(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Scripted, None]:
+    """A server that Alice and Bob have keys of."""
+    async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, keys=Keys((ALICE, BOB))) as served:
+        yield served
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", "/v1/conversations/{}", None),
+        ("POST", "/v1/conversations/{}", {"metadata": {}}),
+        ("DELETE", "/v1/conversations/{}", None),
+        ("GET", "/v1/conversations/{}/items", None),
+        ("POST", "/v1/conversations/{}/items", {"items": [HI]}),
+        ("GET", "/v1/conversations/{}/items/msg_1", None),
+        ("DELETE", "/v1/conversations/{}/items/msg_1", None),
+        ("POST", "/v1/responses", {"input": "Hi", "conversation": "{}"}),
+    ],
+)
+async def test_v21_what_is_anothers_is_not_there(shared: Scripted, method: str, path: str, body: Json | None) -> None:
+    """Whatever Bob does with Alice's conversation, he is told what he is told of one that does not exist."""
+
+    async def ask(key: str, name: str) -> tuple[int, Any]:
+        said = body and {field: name if value == "{}" else value for field, value in body.items()}
+        headers = {"Authorization": f"Bearer {key}"}
+        async with shared.client.request(method, shared.url + path.format(name), json=said, headers=headers) as answer:
+            return answer.status, await answer.json()
+
+    async with openai.AsyncOpenAI(base_url=f"{shared.url}/v1", api_key=ALICE) as alice:
+        item: Any = {**HI, "id": "msg_1", "type": "message"}
+        conversation = await alice.conversations.create(items=[item])
+    nothing = f"conv_{'0' * 32}"
+    status, theirs = await ask(BOB, conversation.id)
+    assert status == 404
+    assert (await ask(BOB, nothing))[1] == {
+        "error": theirs["error"] | {"message": theirs["error"]["message"].replace(conversation.id, nothing)}
+    }
+    assert (await ask(ALICE, conversation.id))[0] == 200

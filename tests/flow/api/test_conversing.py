@@ -1,0 +1,249 @@
+"""Responses that belong to a conversation, as they are seen from outside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from pipeline.errors import EngineFailed
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from stages.persist.database import Unit
+from stages.persist.sqlite import SqliteDatabase
+from tests.support.conversations_api import HI, ITEMS, Json, created, ended, items_of, name_of
+from tests.support.event_streams import final, read_sse
+from tests.support.scripts import CALL, ENDLESS, HELLO, WEATHER, Scripted, script
+from tests.support.server import serving
+
+
+@pytest.fixture
+def where(store_at: str) -> str:
+    """Each of the databases."""
+    return store_at
+
+
+async def test_row33_responses_are_added_one_after_another(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Asked for as one object, as a stream or in the background: each response reads those before it, and is added."""
+    path = await created(served, {"role": "developer", "content": "Be kind."})
+    conversation = {"conversation": name_of(path)}
+    _, first = await served.post({"input": "one", **conversation})
+    assert first["conversation"] == {"id": name_of(path)}
+    second = final(read_sse(await served.stream({"input": "two", **conversation})))
+    _, third = await served.post({"input": "three", "background": True, **conversation})
+    third = await ended(served, third["id"])
+    assert first["status"] == second.status == third["status"] == "completed"
+    listed = await items_of(served, path)
+    spoken = [item["content"][0]["text"] for item in listed if item["type"] == "message"]
+    assert spoken == ["Be kind.", "one", "Hello!", "two", "Hello!", "three", "Hello!"]
+    assert [item for item in listed if item in first["output"]] == first["output"]
+    assert listed[-2:] == third["output"]
+    prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+    assert prompt.index("Be kind.") < prompt.index("one") < prompt.index("two") < prompt.index("three")
+
+
+async def test_input_items_have_the_conversation(served: Scripted) -> None:
+    """What a response was given to read is its conversation as it was then, and its own input."""
+    path = await created(served, *ITEMS)
+    asked = {"input": "Hi", "conversation": name_of(path)}
+    responses = [(await served.post(asked))[1] for _ in range(2)]
+    listed = await items_of(served, path)
+    for response, length in zip(responses, (9, 12), strict=True):
+        assert await served.get(f"/v1/responses/{response['id']}") == (200, response)
+        _, page = await served.get(f"/v1/responses/{response['id']}/input_items?order=asc")
+        assert page["data"] == listed[:length]
+
+
+async def test_a_prompt_with_a_conversation_is_counted(served: Scripted) -> None:
+    """Counting reads the conversation, and neither locks it nor adds to it."""
+    path = await created(served, *ITEMS)
+    asked = {"input": "Hi", "conversation": name_of(path)}
+    _, counted = await served.post(asked, "/v1/responses/input_tokens")
+    _, response = await served.post(asked)
+    assert counted["input_tokens"] == response["usage"]["input_tokens"]
+
+
+async def test_openai_python_goes_on_with_a_conversation(sdk: openai.AsyncOpenAI) -> None:
+    """The SDK names it by its id or by the object."""
+    conversation = await sdk.conversations.create()
+    names: tuple[Any, ...] = (conversation.id, {"id": conversation.id})
+    for name in names:
+        response = await sdk.responses.create(input="Hi", conversation=name)
+        assert response.conversation
+        assert response.conversation.id == conversation.id
+    assert len([item async for item in sdk.conversations.items.list(conversation.id)]) == 6
+
+
+async def test_v12_row19_calls_and_outputs_go_through_a_conversation(
+    served: Scripted, encoding: HarmonyEncoding
+) -> None:
+    """A tool's call is kept in the conversation, where the next request's output finds it."""
+    path = await created(served)
+    served.engine.script = script(encoding, CALL)
+    asked = {"conversation": name_of(path), "tools": [WEATHER]}
+    _, first = await served.post({"input": "How is Paris?", **asked})
+    served.engine.script = script(encoding)
+    output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "rain"}
+    assert (await served.post({"input": [output], **asked}))[0] == 200
+    kinds = [item["type"] for item in await items_of(served, path)]
+    assert kinds == ["message", "reasoning", "function_call", "function_call_output", "reasoning", "message"]
+    assert '{"city":"Paris"}<|call|>' in encoding.decode(served.engine.prompts[-1].token_ids)
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        ({}, None, "completed", 3),
+        ({"endless": True}, 16, "incomplete", 3),
+        ({"error": EngineFailed("It failed.")}, None, "failed", 0),
+    ],
+)
+async def test_what_failed_is_not_added(
+    served: Scripted, encoding: HarmonyEncoding, background: bool, outcome: tuple[Json, int | None, str, int]
+) -> None:
+    """Input and output are added together or not at all: behind a failure the next finds what the last one found."""
+    options, limit, status, added = outcome
+    path = await created(served)
+    served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), **options)
+    asked = {"input": "Hi", "conversation": name_of(path), "max_output_tokens": limit, "background": background}
+    _, response = await served.post(asked)
+    assert (await ended(served, response["id"]))["status"] == status
+    assert len(await items_of(served, path)) == added
+    served.engine.script = script(encoding)
+    assert (await served.post({"input": "Hi", "conversation": name_of(path)}))[0] == 200
+
+
+async def test_what_was_cancelled_is_not_added(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Whoever calls a response off leaves its conversation as it was, and free."""
+    path = await created(served)
+    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
+    asked = {"input": "Hi", "conversation": name_of(path)}
+    _, response = await served.post({**asked, "background": True})
+    _, cancelled = await served.ask("POST", f"/v1/responses/{response['id']}/cancel")
+    assert cancelled["status"] == "cancelled"
+    assert await items_of(served, path) == []
+    served.engine.script = script(encoding)
+    assert (await served.post(asked))[0] == 200
+
+
+async def test_what_was_left_is_not_added(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """A client that leaves its stream frees the conversation."""
+    path = await created(served)
+    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
+    asked = {"input": "Hi", "conversation": name_of(path)}
+    async with served.client.post(f"{served.url}/v1/responses", json={**asked, "stream": True}) as answer:
+        await answer.content.readuntil(b"output_text.delta")
+        answer.close()
+    served.engine.script = script(encoding)
+    async with asyncio.timeout(120):
+        while (await served.post(asked))[0] != 200:
+            await asyncio.sleep(0.02)
+    assert len(await items_of(served, path)) == 3
+
+
+async def test_what_is_not_stored_is_added_all_the_same(served: Scripted) -> None:
+    """``store: false`` keeps no response; its conversation goes on with what was said."""
+    path = await created(served)
+    _, response = await served.post({"input": "Hi", "conversation": name_of(path), "store": False})
+    assert (await served.get(f"/v1/responses/{response['id']}"))[0] == 404
+    assert len(await items_of(served, path)) == 3
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_two_responses_at_once_are_one_too_many(
+    served: Scripted, encoding: HarmonyEncoding, background: bool
+) -> None:
+    """While a response is made nobody else adds to its conversation: a 409 says to try again, and then it works."""
+    path = await created(served, {**HI, "id": "msg_1"})
+    asked = {"input": "Hi", "conversation": name_of(path)}
+    served.engine.script = script(encoding, latency=0.05)
+    running = asyncio.create_task(served.post({**asked, "background": background}))
+    async with asyncio.timeout(120):
+        while not served.engine.running:
+            await asyncio.sleep(0.005)
+    for method, where, body in (
+        ("POST", "/v1/responses", asked),
+        ("POST", "/v1/responses", {**asked, "stream": True}),
+        ("POST", "/v1/responses", {**asked, "background": True}),
+        ("POST", f"{path}/items", {"items": [HI]}),
+        ("DELETE", f"{path}/items/msg_1", None),
+    ):
+        status, error = await served.ask(method, where, body)
+        assert (status, error["error"]["code"]) == (409, "conversation_locked")
+    assert len(await items_of(served, path)) == 1
+    _, first = await running
+    await ended(served, first["id"])
+    assert (await served.post(asked))[0] == 200
+    assert len(await items_of(served, path)) == 7
+
+
+async def test_openai_python_tries_again_by_itself(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """The SDK takes the 409 for what it is: both responses are added, one after the other."""
+    path = await created(served)
+    served.engine.script = script(encoding, latency=0.01)
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=9) as client:
+        asked: Any = {"conversation": name_of(path)}
+        await asyncio.gather(*(client.responses.create(input=said, **asked) for said in ("one", "two")))
+    assert len(await items_of(served, path)) == 6
+
+
+async def test_a_conversation_may_go_while_a_response_runs(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Deleting it forgets its items and nothing else: its responses stay, and what runs ends in good order."""
+    path = await created(served)
+    asked = {"input": "Hi", "conversation": name_of(path)}
+    _, first = await served.post(asked)
+    served.engine.script = script(encoding, latency=0.02)
+    _, second = await served.post({**asked, "background": True})
+    deleted = {"id": name_of(path), "object": "conversation.deleted", "deleted": True}
+    assert await served.delete(path) == (200, deleted)
+    assert (await ended(served, second["id"]))["status"] == "completed"
+    assert await served.get(f"/v1/responses/{first['id']}") == (200, first)
+    assert (await served.post({"input": "Go on", "previous_response_id": first["id"]}))[0] == 200
+    status, error = await served.post(asked)
+    assert (status, error["error"]["code"], error["error"]["param"]) == (404, "conversation_not_found", "conversation")
+
+
+async def test_a_call_may_be_deleted_before_its_output(served: Scripted) -> None:
+    """Whatever is taken out of a conversation, what is left can be gone on with."""
+    path = await created(served, *ITEMS)
+    calls = [item["id"] for item in await items_of(served, path) if item["type"].endswith("_call")]
+    for call in calls:
+        assert (await served.delete(f"{path}/items/{call}"))[0] == 200
+    status, response = await served.post({"input": "Go on", "conversation": name_of(path)})
+    assert (status, response["status"]) == (200, "completed")
+
+
+class Stalled(SqliteDatabase):
+    """A database that writes nothing unless it ``flows``."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.flows = asyncio.Event()
+        self.flows.set()
+
+    async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
+        await self.flows.wait()
+        return await super().write(units)
+
+
+@pytest.mark.parametrize("way", [{}, {"stream": True}, {"background": True}], ids=str)
+async def test_who_leaves_early_leaves_no_lock(encoding: HarmonyEncoding, tmp_path: Path, way: Json) -> None:
+    """Whoever gives up while the store stalls has locked nothing: the conversation is free once it flows."""
+    database = Stalled(tmp_path / "store.sqlite3")
+    async with serving(ScriptedEngine(script(encoding)), encoding, database) as served:
+        path = await created(served)
+        asked = {"input": "Hi", "conversation": name_of(path)}
+        database.flows.clear()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await served.post({**asked, **way})
+        database.flows.set()
+        async with asyncio.timeout(120):
+            while (await served.post(asked))[0] != 200:
+                await asyncio.sleep(0.02)
+        assert len(await items_of(served, path)) % 3 == 0

@@ -1,0 +1,187 @@
+"""Stages of one's own that break, at every place of the pipeline, in a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from pipeline.core import Pipeline
+from pipeline.errors import EngineFailed
+from pipeline.frames import ConversedFrame, EmittedFrame, ItemClosed, ItemDelta, ParsedFrame, TurnFinished
+from pipeline.protocol.events import OutputTextDelta
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.support.event_streams import final, read_sse
+from tests.support.response_lives import ended, idle, until
+from tests.support.scripts import Scripted, script
+from tests.support.server import serving
+
+Frame = TypeVar("Frame")
+
+PATIENCE = 120.0
+
+PLACES = ("normalize", "render", "generate", "parse", "converse", "emit", "persist")
+"""The stages behind which the broken one stands."""
+
+FAULTS = ("raises at once", "raises at the first", "raises in the middle", "raises at the end")
+ENDS = ("ends at once", "ends at the first", "ends in the middle", "loses the last", "loses everything")
+
+
+@dataclass(frozen=True)
+class Broken:
+    """A pass-through, but for one thing."""
+
+    fault: str
+
+    async def __call__(self, source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
+        self._do("at once")
+        if self.fault == "ends at once":
+            return
+        held: list[Frame] = []
+        seen = 0
+        async for frame in source:
+            seen += 1
+            self._do("at the first" if seen == 1 else "in the middle" if seen == 4 else "")
+            if self.fault == "loses everything":
+                continue
+            if (self.fault, seen) in (("ends at the first", 1), ("ends in the middle", 4)):
+                return
+            if self.fault == "loses the last":
+                if held:
+                    yield held.pop()
+                held.append(frame)
+            else:
+                yield frame
+        self._do("at the end")
+
+    def _do(self, when: str) -> None:
+        if self.fault == f"raises {when}":
+            raise ZeroDivisionError
+
+
+def breaking(place: str, fault: str) -> Callable[[Pipeline[Any, Any]], Pipeline[Any, Any]]:
+    return lambda pipeline: pipeline.after(place, "crooked", Broken(fault))
+
+
+def is_harmless(place: str, fault: str) -> bool:
+    """Whether it never comes to that, or only once the response has ended."""
+    has_one_frame, comes_late = place in ("normalize", "render"), place in ("emit", "persist")
+    return (
+        (has_one_frame and fault.endswith("in the middle"))
+        or (comes_late and fault == "raises at the end")
+        or (place == "persist" and fault.startswith("loses"))
+    )
+
+
+async def streamed(served: Scripted) -> str:
+    """How a stream ends: as a response of that status, once and in good order, or as an HTTP error."""
+    body = {"input": "Hi", "stream": True}
+    async with served.client.post(f"{served.url}/v1/responses", json=body) as answer:
+        raw = await answer.read()
+        assert (answer.status == 200) == (b"event: " in raw)
+        return str(json.loads(raw)["error"]["code"]) if answer.status != 200 else final(read_sse(raw)).status
+
+
+async def in_one(served: Scripted) -> str:
+    """How a request without a stream ends."""
+    status, answer = await served.post({"input": "Hi"})
+    return str(answer["error"]["code"] if status != 200 else answer["status"])
+
+
+async def behind(served: Scripted) -> str:
+    """How a response in the background ends."""
+    status, answer = await served.post({"input": "Hi", "background": True})
+    return str(answer["error"]["code"] if status != 200 else (await ended(served, answer["id"]))["status"])
+
+
+@pytest.mark.parametrize("ask", [streamed, in_one, behind])
+@pytest.mark.parametrize("fault", [*FAULTS, *ENDS])
+@pytest.mark.parametrize("place", PLACES)
+async def test_a_broken_stage_ends_its_response_and_nothing_else(
+    place: str, fault: str, ask: Any, encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One error, or one terminal event; the log names who raised, or the rule that is broken; the engine is idle."""
+    async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=breaking(place, fault)) as served:
+        async with asyncio.timeout(PATIENCE):
+            outcome = await ask(served)
+            await idle(served)
+            await until(lambda: served.runs.admission.running == 0)
+    if is_harmless(place, fault):
+        assert outcome in ("completed", "server_error")
+    else:
+        assert outcome in ("failed", "server_error")
+        assert ("crooked" if fault.startswith("raises") else "InvariantBroken") in caplog.text
+
+
+# What it says
+
+
+async def drop_a_delta(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
+    dropped = False
+    async for frame in source:
+        if dropped or not isinstance(frame, OutputTextDelta):
+            yield frame
+        dropped |= isinstance(frame, OutputTextDelta)
+
+
+async def forget_an_end(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+    async for frame in source:
+        if not isinstance(frame, ItemClosed):
+            yield frame
+
+
+async def forget_the_turn(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+    async for frame in source:
+        if not isinstance(frame, TurnFinished):
+            yield frame
+
+
+async def forget_all_turns(source: AsyncIterator[ConversedFrame]) -> AsyncGenerator[ConversedFrame, None]:
+    async for frame in source:
+        if not isinstance(frame, TurnFinished):
+            yield frame
+
+
+async def talk_nonsense(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+    async for frame in source:
+        yield "nonsense" if isinstance(frame, ItemDelta) else frame  # type: ignore[misc]
+
+
+async def give_up(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+    async for frame in source:
+        if isinstance(frame, ItemDelta):
+            raise EngineFailed("It gave up.")
+        yield frame
+
+
+@pytest.mark.parametrize(
+    ("place", "stage", "told"),
+    [
+        ("emit", drop_a_delta, "sequence numbers count from 0 without gaps"),
+        ("parse", forget_an_end, "an item was not closed before what follows it"),
+        ("parse", forget_the_turn, "every turn ends with TurnFinished"),
+        ("parse", talk_nonsense, "met a bug in "),
+        ("converse", forget_all_turns, "every turn ends with TurnFinished"),
+        ("parse", give_up, "failed in crooked: It gave up."),
+    ],
+)
+async def test_the_log_has_the_rule_that_is_broken(
+    place: str, stage: Any, told: str, encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In the words of the checker; the client gets one end, and nothing of what is inside."""
+
+    def edit(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+        return pipeline.after(place, "crooked", stage)
+
+    async with asyncio.timeout(PATIENCE):
+        async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=edit) as served:
+            response = final(read_sse(await served.stream({"input": "Hi"})))
+            assert await served.again(f"/v1/responses/{response.id}?stream=true")
+    assert response.status == "failed"
+    assert told in caplog.text

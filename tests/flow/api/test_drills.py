@@ -1,0 +1,204 @@
+"""Fault drills: at every point of a stream something breaks, or somebody leaves.
+
+After each of them there is exactly one terminal event or a closed connection, the engine's request is gone within a
+second, no task is left behind, and the server answers the next request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from pipeline.core import Pipeline
+from pipeline.errors import EngineDead, EngineFailed
+from pipeline.frames import Prompt
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.items import Reasoning
+from pipeline.protocol.response import Response
+from stages.generate.scripted import Script, ScriptedEngine
+from stages.harmony import CHANNEL, END, MESSAGE, START, HarmonyEncoding
+from tests.support.event_streams import final, read_sse
+from tests.support.response_lives import idle, until
+from tests.support.scripts import CALL, ENDLESS, HELLO, WEATHER, Scripted, script
+from tests.support.server import serving
+
+BODY = {"input": "Hi", "tools": [WEATHER]}
+TALK = HELLO.removesuffix("<|return|>") + "<|end|><|start|>assistant" + CALL
+
+
+@asynccontextmanager
+async def drill(served: Scripted) -> AsyncGenerator[None, None]:
+    """What must be true after each drill: nothing runs that did not run before, and the server answers."""
+    await served.post(BODY)
+    before = len(asyncio.all_tasks())
+    yield
+    await until(lambda: not served.engine.running and len(asyncio.all_tasks()) <= before)
+    served.engine.script = Script(served.engine.script.token_ids)
+    assert (await served.post(BODY))[0] == 200
+
+
+async def streamed(served: Scripted) -> Response:
+    """The end of a stream, checked down to its bytes."""
+    return final(read_sse(await served.stream(BODY)))
+
+
+@pytest.mark.parametrize(
+    ("error", "step"), [(EngineFailed("It failed."), 1), (EngineDead("It died."), 3), (ValueError("a bug"), 3)], ids=str
+)
+async def test_row11_row12_b14_a_fault_at_any_token(
+    served: Scripted, encoding: HarmonyEncoding, error: Exception, step: int
+) -> None:
+    """Wherever the engine fails, the stream ends in one response.failed, and what was open in it is incomplete."""
+    tokens = encoding.encode_markup(TALK)
+    async with drill(served):
+        for count in range(0, len(tokens), step):
+            served.engine.script = Script(tokens[:count], error=error)
+            response = await streamed(served)
+            assert response.status == "failed"
+            assert response.error is not None
+            assert response.error.code == "server_error"
+            assert all(item.status == "completed" for item in response.output[:-1])
+
+
+async def test_row12_a_death_turns_later_requests_away(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """An engine that dies in mid-stream fails that stream, and later requests are a 503 until another one is up."""
+    async with drill(served):
+        served.engine.script = script(
+            encoding, HELLO.removesuffix("<|return|>"), error=EngineDead("It died."), dies=True
+        )
+        assert (await streamed(served)).status == "failed"
+        assert (await served.post(BODY))[0] == 503
+        served.engine.is_alive = True
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_turns_away_what_is_on_its_way(encoding: HarmonyEncoding, tmp_path: Path, stream: bool) -> None:
+    """A request that was let in, and comes to the engine when that has been stopped, is a 503 and never runs."""
+    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True))
+
+    async def stop(source: AsyncIterator[Prompt]) -> AsyncGenerator[Prompt, None]:
+        async for prompt in source:
+            await engine.stop()
+            yield prompt
+
+    async with serving(engine, encoding, tmp_path, edit=lambda whole: whole.before("generate", "stop", stop)) as served:
+        async with served.client.post(f"{served.url}/v1/responses", json={**BODY, "stream": stream}) as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+            assert (await answer.json())["error"]["type"] == "server_error"
+        assert (engine.prompts, served.runs.admission.running) == ([], 0)
+
+
+JUNK = [[START], [START, START], [CHANNEL], [MESSAGE], [END, END], [200_010], [201_087], [185], [CHANNEL, 185, MESSAGE]]
+
+
+@pytest.mark.parametrize("shift", [0, 4])
+async def test_malformed_tokens_at_any_place(served: Scripted, encoding: HarmonyEncoding, shift: int) -> None:
+    """Whatever markup the model makes of it, every rule of the wire holds and the stream ends by itself."""
+    tokens = encoding.encode_markup(TALK)
+    async with drill(served):
+        for count in range(len(tokens)):
+            junk = JUNK[(count + shift) % len(JUNK)]
+            served.engine.script = Script([*tokens[:count], *junk, *tokens[count:]])
+            assert (await streamed(served)).status == "completed"
+
+
+@pytest.mark.parametrize("ending", ["", "<|end|>", "<|start|>", "<|start|>assistant<|channel|>"])
+async def test_row38_a_stream_that_ends_in_reasoning_has_an_end(
+    served: Scripted, encoding: HarmonyEncoding, ending: str
+) -> None:
+    """A model that stops while it thinks gets its terminal event like any other."""
+    served.engine.script = script(encoding, "<|channel|>analysis<|message|>Hm" + ending)
+    response = await streamed(served)
+    assert response.status == "completed"
+    assert [type(item) for item in response.output] == [Reasoning]
+
+
+async def test_row31_a_client_that_leaves_at_any_event(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """After whichever event a client leaves, the engine stops."""
+    patient = script(encoding, TALK, latency=0.002)
+    async with drill(served):
+        served.engine.script = patient
+        count = (await served.stream(BODY)).count(b"\n\n")
+        for number in range(0, count, 3):
+            async with served.client.post(f"{served.url}/v1/responses", json={**BODY, "stream": True}) as answer:
+                for _ in range(number):
+                    await answer.content.readuntil(b"\n\n")
+                answer.close()
+            await idle(served)
+
+
+async def connected(served: Scripted, body: dict[str, Any]) -> socket.socket:
+    """A connection with a small buffer, over which a request has gone out."""
+    loop, connection = asyncio.get_running_loop(), socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setblocking(False)
+    host, port = served.url.removeprefix("http://").split(":")
+    await loop.sock_connect(connection, (host, int(port)))
+    data = json.dumps({**body, "stream": True}).encode()
+    head = f"POST /v1/responses HTTP/1.0\r\nHost: {host}\r\nContent-Length: {len(data)}\r\n\r\n"
+    await loop.sock_sendall(connection, head.encode() + data)
+    return connection
+
+
+async def test_a_slow_reader_gets_it_all(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """A reader that dawdles holds up nobody else, and gets the whole stream."""
+    loop = asyncio.get_running_loop()
+    async with drill(served):
+        served.engine.script = script(encoding, ENDLESS, endless=True, chunk_size=20)
+        connection = await connected(served, BODY | {"max_output_tokens": 8_000})
+        read = bytearray()
+        while piece := await loop.sock_recv(connection, 16_384):
+            read += piece
+            await asyncio.sleep(0.001)
+            if len(read) < 100_000:
+                assert (await served.get("/health"))[0] == 200
+        connection.close()
+    response = final(read_sse(bytes(read.partition(b"\r\n\r\n")[2])))
+    assert (response.status, response.usage and response.usage.output_tokens) == ("incomplete", 8_000)
+
+
+async def test_a_reader_that_stops_does_not_let_the_engine_run_on(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Where nobody reads, nothing is generated without end; when the reader leaves, the engine's request goes too."""
+    async with drill(served):
+        served.engine.script = script(encoding, ENDLESS, endless=True, chunk_size=20)
+        connection = await connected(served, BODY)
+        while not served.engine.running:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.3)
+        assert served.engine.running == 1
+        connection.close()
+
+
+def cancelled_at(number: int) -> Any:
+    """A change to a pipeline: the task that answers is cancelled at the event of that number."""
+
+    async def cancel(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ResponseEvent, None]:
+        async for event in source:
+            task = asyncio.current_task()
+            if event.sequence_number == number and task:
+                task.cancel()
+            yield event
+
+    def edit(pipeline: Pipeline[Any, ResponseEvent]) -> Pipeline[Any, ResponseEvent]:
+        return pipeline.then("cancel", cancel)
+
+    return edit
+
+
+@pytest.mark.parametrize("number", range(0, 24, 3))
+async def test_a_cancelled_task_closes_its_connection(encoding: HarmonyEncoding, tmp_path: Path, number: int) -> None:
+    """A handler that is cancelled ends at once: its connection is closed, and no end is made up for its stream."""
+    engine = ScriptedEngine(script(encoding, TALK))
+    async with serving(engine, encoding, tmp_path, edit=cancelled_at(number)) as served:
+        with pytest.raises(aiohttp.ClientError):
+            await served.stream(BODY)
+        assert (engine.running, engine.aborted) == (0, 1)
+        assert (await served.get("/v1/models"))[0] == 200

@@ -1,0 +1,125 @@
+"""What breaks, and who leaves, after a response began."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.core import Pipeline
+from pipeline.errors import EngineDead, EngineFailed
+from pipeline.protocol.events import OutputTextDelta, ResponseEvent
+from stages.generate.scripted import Script, ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.support.event_streams import final, read_sse
+from tests.support.response_lives import ended, idle, reading
+from tests.support.scripts import ENDLESS, HELLO, Scripted, script
+from tests.support.server import serving
+
+
+@pytest.mark.parametrize("error", [EngineDead("The engine has died."), EngineFailed("It failed."), ValueError("a bug")])
+async def test_v6_a_fault_in_mid_stream_is_one_failed_event(
+    error: Exception, served: Scripted, encoding: HarmonyEncoding
+) -> None:
+    """A fault after the headers ends in exactly one response.failed, which is stored."""
+    served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), error=error, dies=False)
+    response = final(read_sse(await served.stream({"input": "Hi"})))
+    assert response.status == "failed"
+    assert response.error is not None
+    assert "bug" not in response.error.message
+    assert [item.status for item in response.output] == ["completed", "incomplete"]
+    assert (await served.get(f"/v1/responses/{response.id}"))[1]["status"] == "failed"
+
+
+async def test_health_tells_that_the_engine_died(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Health is 200 while the engine lives, and 503 from its death on; later requests are 503 too."""
+    assert await served.get("/health") == (200, {"status": "ok"})
+    served.engine.script = script(encoding, error=EngineDead("The engine has died."), dies=True)
+    assert final(read_sse(await served.stream({"input": "Hi"}))).status == "failed"
+    assert (await served.get("/health"))[0] == 503
+    assert (await served.post({"input": "Hi"}))[0] == 503
+
+
+async def test_without_stream_a_fault_is_a_failed_response(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """A response that fails after it began is answered as a response with status failed."""
+    served.engine.script = script(encoding, error=EngineFailed("It failed."))
+    status, answer = await served.post({"input": "Hi"})
+    assert (status, answer["status"], answer["error"]["message"]) == (200, "failed", "It failed.")
+
+
+async def break_at_text(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ResponseEvent, None]:
+    async for event in source:
+        if isinstance(event, OutputTextDelta):
+            raise ZeroDivisionError
+        yield event
+
+
+async def test_a_stage_behind_emit_that_breaks_ends_the_stream(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Even where emit can no longer help, the stream has one terminal event and [DONE]."""
+
+    def broken(pipeline: Pipeline[Any, ResponseEvent]) -> Pipeline[Any, ResponseEvent]:
+        return pipeline.then("broken", break_at_text)
+
+    async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=broken) as served:
+        body = await served.stream({"input": "Hi"})
+    response = final(read_sse(body))
+    assert response.status == "failed"
+    assert [item.status for item in response.output] == ["completed", "incomplete"]
+    assert b"ZeroDivision" not in body
+
+
+# Clients that leave, and silence
+
+
+async def test_row31_a_client_that_leaves_aborts_the_engine(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Closing the connection ends the generation within moments; what there was is kept, as a cancelled response."""
+    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
+    async with reading(served) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        assert served.engine.running == 1
+    await idle(served)
+    assert served.engine.aborted == 1
+    answer = await ended(served, response_id)
+    assert (answer["status"], answer["output"][-1]["status"]) == ("cancelled", "incomplete")
+    again = await served.again(f"/v1/responses/{response_id}?stream=true")
+    assert again.startswith(stream.read)
+    assert final(read_sse(again)).status == "cancelled"
+
+
+async def test_a_client_that_leaves_before_the_first_event(served: Scripted) -> None:
+    """The same before any header, and without streaming."""
+    served.engine.script = Script(token_ids=[5], endless=True, latency=0.01)
+    with pytest.raises(asyncio.TimeoutError):
+        await asyncio.wait_for(served.post({"input": "Hi"}), 0.3)
+    await idle(served)
+    assert served.engine.aborted == 1
+
+
+async def test_silence_is_broken_by_comments(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """A stream that says nothing for a while sends comments between whole events."""
+    slow = ScriptedEngine(script(encoding, latency=0.3, chunk_size=8))
+    async with serving(slow, encoding, tmp_path, keep_alive=0.05) as served:
+        body = await served.stream({"input": "Hi"})
+    assert body.count(b": keep-alive\n\n") >= 2
+    assert final(read_sse(body)).status == "completed"
+
+
+# Stopping
+
+
+async def test_stopping_ends_every_stream_in_good_order(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """What runs when the server stops ends as failed, stored and told; what comes then is turned away."""
+    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
+    reading = asyncio.create_task(served.stream({"input": "Hi"}))
+    while not served.engine.running:
+        await asyncio.sleep(0.01)
+    await served.runs.drain(0.1)
+    assert (await served.post({"input": "Hi"}))[0] == 503
+    assert served.runs.admission.running == 0
+    response = final(read_sse(await reading))
+    assert response.status == "failed"
+    assert (await served.get(f"/v1/responses/{response.id}"))[1]["status"] == "failed"

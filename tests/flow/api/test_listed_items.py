@@ -1,0 +1,55 @@
+"""Items of every type on the wire, from the store: listed, looked up, deleted, and referred to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.scripts import Scripted
+from tests.support.stored_responses import ITEMS, conversation, keep, stored
+
+WIRE: list[dict[str, Any]] = [msgspec.to_builtins(item, str_keys=True) for item in ITEMS]
+
+
+def listed(item: dict[str, Any]) -> Any:
+    """An item as JSON spells it."""
+    return msgspec.json.decode(msgspec.json.encode(item))
+
+
+@pytest.fixture
+def where(store_at: str) -> str:
+    return store_at
+
+
+async def pages(served: Scripted, path: str, limit: int) -> list[dict[str, Any]]:
+    """All items of a list, oldest first, read page by page."""
+    items, after = list[dict[str, Any]](), ""
+    while True:
+        status, page = await served.get(f"{path}?order=asc&limit={limit}{after}")
+        assert status == 200
+        items += page["data"]
+        if not page["has_more"]:
+            return items
+        after = f"&after={page['last_id']}"
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100])
+async def test_items_of_every_type_are_listed(served: Scripted, limit: int) -> None:
+    """The items of a conversation, and the input of a response, come back whole, whatever the pages."""
+    await served.store.conversations.create(conversation(), "", ITEMS)
+    await keep(served.store, stored("resp_1", *ITEMS))
+    for path in ("/v1/conversations/conv_1/items", "/v1/responses/resp_1/input_items"):
+        assert await pages(served, path, limit) == [listed(item) for item in WIRE]
+
+
+async def test_each_item_is_looked_up_and_deleted_by_its_id(served: Scripted) -> None:
+    """Every type has an id of its own, and goes by it."""
+    await served.store.conversations.create(conversation(), "", ITEMS)
+    for item in WIRE:
+        path = f"/v1/conversations/conv_1/items/{item['id']}"
+        assert await served.get(path) == (200, listed(item))
+        assert (await served.delete(path))[0] == 200
+        assert (await served.get(path))[0] == 404
+    assert await pages(served, "/v1/conversations/conv_1/items", 100) == []

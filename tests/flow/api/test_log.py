@@ -1,0 +1,134 @@
+"""What the log says of requests, and what it does not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Generator
+
+import pytest
+
+from pipeline.errors import EngineFailed
+from pipeline.logs import name_response
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from stages.log import log_outputs
+from tests.support.response_lives import begun, cancelled, ended, reading, until
+from tests.support.scripts import ENDLESS, Scripted, script
+from tests.support.server import serving
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Generator[pytest.LogCaptureFixture, None, None]:
+    """The log, its records with the id of their response."""
+    caplog.handler.addFilter(name_response)
+    with caplog.at_level(logging.INFO):
+        yield caplog
+    caplog.handler.removeFilter(name_response)
+
+
+def lines(log: pytest.LogCaptureFixture, logger: str) -> list[tuple[str, str]]:
+    """Response id and message of what a logger has said."""
+    return [(getattr(each, "response", ""), each.getMessage()) for each in log.records if each.name == logger]
+
+
+async def test_a_request_leaves_one_line(served: Scripted, log: pytest.LogCaptureFixture) -> None:
+    """The line tells how a request was answered, what became of the response, its tokens and seconds, and its id."""
+    _, answer = await served.post({"input": "A secret"})
+    await served.stream({"input": "A secret", "previous_response_id": answer["id"]})
+    (first, one), (second, two) = lines(log, "api.log")
+    assert (first, len(second)) == (answer["id"], len(first))
+    assert second not in ("-", first)
+    for line in (one, two):
+        assert re.fullmatch(r"POST /v1/responses: 200, completed, [0-9]+ tokens in, [0-9]+ out in [0-9.]+ s", line), (
+            line
+        )
+    assert "secret" not in log.text
+    assert "greeting" not in log.text
+
+
+async def test_requests_of_one_connection_keep_their_names_apart(
+    served: Scripted, log: pytest.LogCaptureFixture
+) -> None:
+    """A request without a response does not inherit the id of the one before it on the same connection."""
+    _, answer = await served.post({"input": "Hi"})
+    await served.get("/v1/models")
+    await served.get(f"/v1/responses/{answer['id']}")
+    await served.get("/v1/responses/resp_0%0Aforged")
+    assert [said for said, _ in lines(log, "api.log")] == [answer["id"], "-", answer["id"], "-"]
+    assert lines(log, "api.log")[-1][1].startswith("GET /v1/responses/resp_0%0Aforged: 404 in ")
+
+
+async def test_a_client_that_leaves_is_told_of(
+    served: Scripted, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture
+) -> None:
+    """A request that its client gave up has its line too."""
+    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
+    answer = await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True})
+    await answer.content.readline()
+    answer.close()
+    async with asyncio.timeout(120):
+        while not lines(log, "api.log"):
+            await asyncio.sleep(0.01)
+    assert lines(log, "api.log")[0][1].startswith("POST /v1/responses: broken off in ")
+
+
+async def test_a_background_response_leaves_two_lines(served: Scripted, log: pytest.LogCaptureFixture) -> None:
+    """The request tells that it is queued; when it is over, a line of its own tells how it ended, under the same id."""
+    response_id = await begun(served)
+    await ended(served, response_id)
+    await until(lambda: lines(log, "api.background"))
+    (asked,) = [line for said, line in lines(log, "api.log") if said == response_id and "POST" in line]
+    assert asked.startswith("POST /v1/responses: 200, queued in ")
+    ((said, line),) = lines(log, "api.background")
+    assert said == response_id
+    assert re.fullmatch("In the background: completed, [0-9]+ tokens in, [0-9]+ out", line)
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_b22_to_cancel_is_no_error(
+    served: Scripted, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture, background: bool
+) -> None:
+    """A response that is cancelled, where it waits or runs, leaves nothing in the log that would alarm anybody."""
+    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
+    served.runs.background.limit = 1
+    async with reading(served, {"background": background}) as stream:
+        running, waiting = await stream.response_id(), await begun(served)
+        await stream.upto(b"output_text.delta")
+        for response_id in (waiting, running):
+            assert (await cancelled(served, response_id))[0] == 200
+        await stream.rest()
+    await until(lambda: len(served.runs.live) == 0)
+    assert [each.getMessage() for each in log.records if each.levelno > logging.INFO] == []
+
+
+async def test_what_is_read_again_is_told_once(served: Scripted, log: pytest.LogCaptureFixture) -> None:
+    """Only the request that made a response tells its tokens, so that the lines add up."""
+    response_id = (await served.post({"input": "Hi"}))[1]["id"]
+    await served.again(f"/v1/responses/{response_id}?stream=true")
+    assert [" tokens in, " in line for _, line in lines(log, "api.log")] == [True, False]
+
+
+async def test_a_failure_names_its_response(
+    served: Scripted, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture
+) -> None:
+    """Whatever a stage logs while it works on a response has the response's id, and the end of the line says failed."""
+    served.engine.script = script(encoding, error=EngineFailed("It failed."))
+    _, answer = await served.post({"input": "Hi"})
+    assert {said for said, _ in lines(log, "stages.emit.emit")} == {answer["id"]}
+    assert ": 200, failed in " in lines(log, "api.log")[0][1]
+
+
+async def test_outputs_are_logged_under_their_response(
+    encoding: HarmonyEncoding, tmp_path_factory: pytest.TempPathFactory, log: pytest.LogCaptureFixture
+) -> None:
+    """With the log stage in the pipeline, each item is logged with the id of its response, one behind the other."""
+    folder = tmp_path_factory.mktemp("store")
+    logged = lambda pipeline: pipeline.after("emit", "log", log_outputs)  # noqa: E731
+    async with serving(ScriptedEngine(script(encoding, latency=0.001)), encoding, folder, edit=logged) as served:
+        answers = await asyncio.gather(*(served.post({"input": "Hi"}) for _ in range(3)))
+    said = lines(log, "stages.log")
+    for _, answer in answers:
+        mine = [line for response_id, line in said if response_id == answer["id"]]
+        assert mine == ["reasoning: 'A greeting.'", "message: 'Hello!'"]

@@ -1,0 +1,233 @@
+"""Servers of one store that break off, cannot be reached, fall silent or die: no reader waits for ever or is misled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from api.keys import Keys
+from api.peers import FORWARDED, Peers
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.support.databases import database
+from tests.support.event_streams import final, read_sse
+from tests.support.faulty_database import Faulty
+from tests.support.response_lives import Reading, begun, cancelled, ended, found, until
+from tests.support.scripts import COUNT, ENDLESS, script
+from tests.support.server import serving
+from tests.support.stored_responses import stop_hearts
+
+NEVER = 1000.0
+NOWHERE = "http://127.0.0.1:9"
+"""Where nobody listens."""
+
+
+def counting(encoding: HarmonyEncoding, latency: float = 0.01) -> ScriptedEngine:
+    """An engine that takes three seconds."""
+    return ScriptedEngine(script(encoding, COUNT, latency=latency))
+
+
+def endless(encoding: HarmonyEncoding) -> ScriptedEngine:
+    """An engine that never ends by itself."""
+    return ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
+
+
+def quick(encoding: HarmonyEncoding) -> ScriptedEngine:
+    """An engine that does not take any time."""
+    return ScriptedEngine(script(encoding))
+
+
+def stream_of(response_id: str) -> str:
+    """The path of a response's stream."""
+    return f"/v1/responses/{response_id}?stream=true"
+
+
+def events_of(stream: bytes) -> list[bytes]:
+    """Its frames, without comments."""
+    return [frame for frame in stream.split(b"\n\n") if not frame.startswith(b":")]
+
+
+@dataclass
+class Way:
+    """A way to a server, on which each connection breaks after ``size`` bytes."""
+
+    client: aiohttp.ClientSession
+    size: int
+    url: str = ""
+    target: str = ""
+    cuts: int = 0
+
+    async def hand_on(self, request: web.Request) -> web.StreamResponse:
+        """Ask the server, and pass on what it says, as long as that goes well."""
+        url, headers = self.target + request.path_qs, {FORWARDED: request.headers[FORWARDED]}
+        async with self.client.request(request.method, url, headers=headers) as answer:
+            response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
+            await response.prepare(request)
+            left = self.size
+            async for piece in answer.content.iter_any():
+                await response.write(piece[:left])
+                left -= len(piece)
+                if left <= 0:
+                    self.cuts += 1
+                    raise ConnectionResetError
+            return response
+
+
+@asynccontextmanager
+async def cutting(size: int) -> AsyncGenerator[Way, None]:
+    """Such a way, for the length of the block."""
+    async with aiohttp.ClientSession() as client:
+        way = Way(client, size)
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", way.hand_on)
+        runner = web.AppRunner(app, shutdown_timeout=1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        way.url = f"http://{host}:{port}"
+        try:
+            yield way
+        finally:
+            await runner.cleanup()
+
+
+async def test_row39_what_breaks_between_servers_goes_on(encoding: HarmonyEncoding, store_at: str) -> None:
+    """However often the connection breaks, and wherever, the reader misses nothing and gets nothing twice."""
+    async with (
+        cutting(12_000) as way,
+        serving(counting(encoding, 0.006), encoding, store_at, url=way.url) as one,
+        serving(quick(encoding), encoding, store_at) as other,
+    ):
+        way.target = one.url
+        response_id = await begun(one)
+        stream = await other.again(stream_of(response_id))
+        assert way.cuts > 1
+        assert final(read_sse(stream)).status == "completed"
+        assert events_of(stream) == events_of(await one.again(stream_of(response_id)))
+
+
+async def test_b15_who_cannot_be_reached_keeps_no_reader_waiting(encoding: HarmonyEncoding, store_at: str) -> None:
+    """A server that lives where nobody finds it: its streams end when they end there, and a cancel is a 503."""
+    async with (
+        serving(counting(encoding, 0.003), encoding, store_at, url=NOWHERE) as one,
+        serving(quick(encoding), encoding, store_at, peers=Peers(patience=0.1)) as other,
+    ):
+        response_id = await begun(one)
+        stream = asyncio.create_task(other.again(stream_of(response_id)))
+        status, error = await cancelled(other, response_id)
+        assert (status, error["error"]["type"]) == (503, "server_error")
+        assert (await found(other, response_id))["status"] in ("queued", "in_progress")
+        assert events_of(await stream) == events_of(await one.again(stream_of(response_id)))
+
+
+async def test_b15_who_says_nothing_keeps_no_reader_waiting(encoding: HarmonyEncoding, store_at: str) -> None:
+    """A server that takes connections and never answers is lost after a while of silence."""
+
+    async def say_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held.append(writer)
+
+    held: list[asyncio.StreamWriter] = []
+    silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    host, port = silent.sockets[0].getsockname()
+    async with (
+        serving(counting(encoding, 0.003), encoding, store_at, url=f"http://{host}:{port}") as one,
+        serving(quick(encoding), encoding, store_at, peers=Peers(silence=0.2)) as other,
+    ):
+        response_id = await begun(one)
+        assert final(read_sse(await other.again(stream_of(response_id)))).status == "completed"
+        assert held
+    for writer in held:
+        writer.close()
+    silent.close()
+
+
+async def test_v21_a_key_goes_along(encoding: HarmonyEncoding, store_at: str) -> None:
+    """Through another server a response is its owner's too, and nobody else's."""
+    keys = Keys(["sk-alice-0123456789", "sk-bob-0123456789ab"])
+    alice, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-alice-0123456789", "sk-bob-0123456789ab"))
+    async with (
+        serving(endless(encoding), encoding, store_at, keys=keys) as one,
+        serving(quick(encoding), encoding, store_at, keys=keys) as other,
+        aiohttp.ClientSession(headers=alice) as client,
+    ):
+        one.client.headers.update(alice)
+        response_id = await begun(one)
+        async with client.get(other.url + stream_of(response_id)) as answer:
+            await Reading(answer).upto(b"output_text.delta")
+        for method, path in (("GET", "?stream=true"), ("GET", ""), ("POST", "/cancel"), ("DELETE", "")):
+            url = f"{other.url}/v1/responses/{response_id}{path}"
+            async with client.request(method, url, headers=bob) as answer:
+                assert answer.status == 404
+        async with client.post(f"{other.url}/v1/responses/{response_id}/cancel") as answer:
+            assert (await answer.json())["status"] == "cancelled"
+
+
+async def test_a_silent_server_loses_what_it_made(encoding: HarmonyEncoding, store_at: str) -> None:
+    """What others have settled stays as it is, whatever the server that was taken for dead still writes."""
+    async with (
+        serving(counting(encoding, 0.004), encoding, store_at, heartbeat=NEVER) as one,
+        serving(quick(encoding), encoding, store_at, heartbeat=0.1, stale=0.5) as other,
+    ):
+        response_id = await begun(one)
+        answer = await ended(other, response_id)
+        assert (answer["status"], answer["error"]["code"]) == ("failed", "server_error")
+        stream = await other.again(stream_of(response_id))
+        assert final(read_sse(stream)).status == "failed"
+        await until(lambda: len(one.runs.live) == 0)
+        for served in (one, other):
+            assert await found(served, response_id) == answer
+            assert await served.again(stream_of(response_id)) == stream
+
+
+async def test_a_server_that_was_silent_lets_go(encoding: HarmonyEncoding, store_at: str) -> None:
+    """When it comes back it makes nothing that others have settled or taken over; its readers ask again, and learn."""
+    async with (
+        serving(endless(encoding), encoding, store_at, limit=1, heartbeat=1.0, stale=0.5) as one,
+        serving(quick(encoding), encoding, store_at, heartbeat=0.1, stale=0.5) as other,
+    ):
+        running, waiting = await begun(one), await begun(one)
+        async with one.client.get(one.url + stream_of(running)) as answer:
+            await Reading(answer).upto(b"output_text.delta")
+            with pytest.raises(aiohttp.ClientError):
+                await Reading(answer).rest()
+        assert one.engine.running == 0
+        assert final(read_sse(await one.again(stream_of(running)))).status == "failed"
+        assert (await ended(other, waiting))["output"][-1]["content"][0]["text"] == "Hello!"
+
+
+async def test_an_outage_of_the_store_kills_nobody(encoding: HarmonyEncoding, store_at: str) -> None:
+    """When no server could beat, the first that can again waits for the others before it takes them for dead."""
+    near, far = (Faulty(database(store_at)) for _ in range(2))
+    async with (
+        serving(endless(encoding), encoding, far, heartbeat=0.1, stale=1.0) as one,
+        serving(quick(encoding), encoding, near, heartbeat=0.1, stale=1.0) as other,
+    ):
+        response_id = await begun(one)
+        near.is_down = far.is_down = True
+        await asyncio.sleep(1.2)
+        near.is_down = False
+        await asyncio.sleep(0.2)
+        far.is_down = False
+        await asyncio.sleep(0.5)
+        assert one.engine.running == 1
+        assert (await found(other, response_id))["status"] == "in_progress"
+
+
+async def test_a_clock_that_jumps_kills_nobody(encoding: HarmonyEncoding, store_at: str) -> None:
+    """When all servers look dead at once, as on a machine that slept, the first that beats waits for the others."""
+    async with (
+        serving(endless(encoding), encoding, store_at, heartbeat=0.4, stale=2.0) as one,
+        serving(quick(encoding), encoding, store_at, heartbeat=0.05, stale=2.0) as other,
+    ):
+        response_id = await begun(one)
+        await until(lambda: one.engine.running == 1)
+        await stop_hearts(other.store)
+        await asyncio.sleep(1.5)
+        assert one.engine.running == 1
+        assert (await found(other, response_id))["status"] == "in_progress"

@@ -1,0 +1,72 @@
+"""Models, their names, and how many tokens a request would be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.scripts import WEATHER, Scripted
+
+NAMES = ("tiny", "folder/tiny-lora")
+
+
+@pytest.fixture
+def models() -> tuple[str, ...]:
+    return NAMES
+
+
+async def test_every_name_is_a_model(served: Scripted) -> None:
+    """Clients find the names to ask for, adapters included, and each of them by itself."""
+    status, models = await served.get("/v1/models")
+    assert (status, models["object"]) == (200, "list")
+    assert tuple(model["id"] for model in models["data"]) == NAMES
+    for model in models["data"]:
+        assert await served.get(f"/v1/models/{model['id']}") == (200, model)
+        assert await served.get(f"/v1/models/{model['id'].replace('/', '%2F')}") == (200, model)
+        assert (await served.post({"input": "Hi", "model": model["id"]}))[1]["model"] == model["id"]
+
+
+async def test_an_unknown_model_is_not_found(served: Scripted) -> None:
+    """A name that nobody serves is a 404."""
+    status, error = await served.get("/v1/models/gpt-9")
+    assert (status, error["error"]["param"], error["error"]["code"]) == (404, "model", "model_not_found")
+
+
+BODIES: list[dict[str, Any]] = [
+    {"input": "Hi"},
+    {"input": "Hi", "instructions": "Be brief.", "tools": [WEATHER], "reasoning": {"effort": "high"}},
+    {"input": [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]},
+]
+
+
+@pytest.mark.parametrize("body", BODIES)
+async def test_tokens_are_counted_as_they_are_used(served: Scripted, body: dict[str, Any]) -> None:
+    """The count is what the same request has as its usage, and asks the engine for nothing."""
+    status, counted = await served.post(body, "/v1/responses/input_tokens")
+    assert served.engine.prompts == []
+    _, answer = await served.post(body)
+    expected = answer["usage"]["input_tokens"]
+    assert (status, counted) == (200, {"object": "response.input_tokens", "input_tokens": expected})
+
+
+async def test_the_count_follows_what_a_request_continues(served: Scripted) -> None:
+    """History counts too."""
+    _, first = await served.post({"input": "Hi"})
+    body = {"input": "And?", "previous_response_id": first["id"]}
+    _, counted = await served.post(body, "/v1/responses/input_tokens")
+    _, second = await served.post(body)
+    assert counted["input_tokens"] == second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+
+
+async def test_what_cannot_be_asked_cannot_be_counted(served: Scripted) -> None:
+    """A body is refused as it would be where a response is made of it."""
+    for body in ({"input": 7}, {}, {"input": "Hi", "model": "gpt-9"}, b"{"):
+        assert await served.post(body, "/v1/responses/input_tokens") == await served.post(body)
+
+
+async def test_openai_python_counts(sdk: openai.AsyncOpenAI) -> None:
+    """The SDK reads the count."""
+    counted = await sdk.responses.input_tokens.count(model="tiny", input="Hi")
+    assert (counted.object, counted.input_tokens > 10) == ("response.input_tokens", True)

@@ -1,0 +1,61 @@
+"""Deltas whose size tells nothing, where that is asked for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from api.stream import BLOCK, obfuscated
+from pipeline.protocol.events import FunctionCallArgumentsDelta, OutputTextDelta, OutputTextDone, to_sse
+from tests.support.event_streams import final, read_sse
+from tests.support.scripts import WEATHER, Scripted
+
+
+def data(frame: bytes) -> dict[str, Any]:
+    """The JSON of a frame."""
+    name, line, *rest = frame.decode().split("\n")
+    assert (name[:7], rest) == ("event: ", ["", ""])
+    body: dict[str, Any] = json.loads(line.removeprefix("data: "))
+    return body
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(min_size=1, max_size=40))
+def test_the_size_of_a_delta_is_hidden(text: str) -> None:
+    """Frames grow in steps of a block, whatever stands in the delta; nothing else in them changes."""
+    event = OutputTextDelta(7, "msg_1", 0, 0, text)
+    frame, plain = obfuscated(event), to_sse(event)
+    body = data(frame)
+    body.pop("obfuscation")
+    assert body == data(plain)
+    shortest = obfuscated(OutputTextDelta(7, "msg_1", 0, 0, "a"))
+    assert (len(frame) - len(shortest)) % BLOCK == 0
+
+
+def test_other_events_stay_as_they_are() -> None:
+    """Only deltas are obfuscated, of every kind."""
+    done = OutputTextDone(7, "msg_1", 0, 0, "text")
+    assert obfuscated(done) == to_sse(done)
+    assert len(data(obfuscated(FunctionCallArgumentsDelta(7, "fc_1", 0, "{}")))["obfuscation"]) == BLOCK - 2
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_obfuscation": False}])
+async def test_it_is_off_unless_asked_for(served: Scripted, options: Any) -> None:
+    """A stream has no obfuscation by itself."""
+    assert b"obfuscation" not in await served.stream({"input": "Hi", "tools": [WEATHER], "stream_options": options})
+
+
+async def test_it_is_on_where_asked_for(served: Scripted) -> None:
+    """Each delta of the stream has random characters beside it, and so has the stream that is told again."""
+    body = await served.stream({"input": "Hi", "stream_options": {"include_obfuscation": True}})
+    response = final(read_sse(body))
+    path = f"/v1/responses/{response.id}?stream=true"
+    hidden, plain = await served.again(f"{path}&include_obfuscation=true"), await served.again(path)
+    for stream in (body, hidden):
+        assert stream.count(b'"obfuscation":"') == stream.count(b'"delta":"') > 1
+    assert b"obfuscation" not in plain
+    assert read_sse(hidden) == read_sse(plain)

@@ -1,0 +1,67 @@
+"""The second base URL: the same server in the words of Open Responses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pipeline.errors import EngineFailed
+from stages.harmony import HarmonyEncoding
+from tests.support.event_streams import final, read_sse
+from tests.support.openapi_document import renamed
+from tests.support.scripts import CALL, HELLO, Scripted, script
+
+BASE = "/openresponses/v1"
+BARE = {"type": "function", "name": "get_weather"}
+SPELLED_OUT = BARE | {"description": None, "parameters": None, "strict": None}
+
+
+async def test_raw_reasoning_has_its_other_name(served: Scripted) -> None:
+    """The stream keeps every rule of the wire; only the events of raw reasoning are called otherwise."""
+    body = await served.stream({"input": "Hi"}, f"{BASE}/responses")
+    assert body.count(b"event: response.reasoning.delta\n") == body.count(b'"type":"response.reasoning.delta"') > 0
+    assert final(read_sse(renamed(body))).status == "completed"
+
+
+async def test_what_runs_under_one_name_is_found_under_both(served: Scripted) -> None:
+    """Both base URLs share one store: each tells a response in its own words, streamed again or as an object."""
+    _, theirs = await served.post({"input": "Hi", "tools": [BARE]}, f"{BASE}/responses")
+    _, ours = await served.get(f"/v1/responses/{theirs['id']}")
+    assert theirs["tools"] == [SPELLED_OUT]
+    assert ours | {"tools": theirs["tools"]} == theirs
+    assert await served.get(f"{BASE}/responses/{theirs['id']}") == (200, theirs)
+    query = f"responses/{theirs['id']}?stream=true&include_obfuscation=true"
+    again, told = await served.again(f"{BASE}/{query}"), await served.again(f"/v1/{query}")
+    assert again.count(b'"obfuscation":') == told.count(b'"obfuscation":') > 1
+    assert [event.sequence_number for event in read_sse(renamed(again))] == list(range(len(read_sse(told))))
+
+
+@pytest.mark.parametrize("text", [HELLO, CALL])
+async def test_a_failure_is_told_in_the_same_words(served: Scripted, encoding: HarmonyEncoding, text: str) -> None:
+    """A stream that fails half-way keeps to its names to the end."""
+    cut = text.partition("A greeting" if text == HELLO else "Look")[0]
+    served.engine.script = script(encoding, cut + "Hm", error=EngineFailed("It failed."))
+    response = final(read_sse(renamed(await served.stream({"input": "Hi", "tools": [BARE]}, f"{BASE}/responses"))))
+    assert response.status == "failed"
+    assert response.tools == (SPELLED_OUT,)
+
+
+async def test_all_its_routes_answer(served: Scripted) -> None:
+    """Whatever is found under /v1 is found here."""
+    _, answer = await served.post({"input": "Hi"}, f"{BASE}/responses")
+    path = f"{BASE}/responses/{answer['id']}"
+    expected: list[tuple[str, str, Any, int]] = [
+        ("GET", f"{path}/input_items", None, 200),
+        ("POST", f"{BASE}/responses/input_tokens", {"input": "Hi"}, 200),
+        ("POST", f"{path}/cancel", None, 400),
+        ("DELETE", path, None, 200),
+        ("GET", path, None, 404),
+        ("GET", f"{BASE}/models", None, 200),
+        ("GET", f"{BASE}/models/tiny", None, 200),
+        ("POST", f"{BASE}/responses", {"input": 7}, 400),
+    ]
+    for method, route, body, status in expected:
+        answered, said = await served.ask(method, route, body)
+        assert answered == status, (method, route, json.dumps(said))

@@ -1,0 +1,95 @@
+"""The description of the server: valid in itself, and true of the routes and answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from api.keys import OPEN
+from pipeline.protocol.request import CreateResponse
+from tests.support.openapi_document import Description
+from tests.support.paths import ROOT
+from tests.support.scripts import CALL, WEATHER, Scripted, script
+
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture
+async def description(served: Scripted) -> Description:
+    """What the server says of itself."""
+    status, document = await served.get("/openapi.json")
+    assert status == 200
+    return Description(document)
+
+
+def references(value: Any) -> set[str]:
+    """All that ``$ref`` and the mappings of discriminators point to."""
+    if isinstance(value, list):
+        return set().union(*map(references, value))
+    if not isinstance(value, dict):
+        return set()
+    here = {value["$ref"]} if isinstance(value.get("$ref"), str) else set()
+    return here.union(value.get("mapping", {}).values(), *map(references, value.values()))
+
+
+async def test_every_schema_is_a_schema(description: Description) -> None:
+    """Each component holds to JSON Schema 2020-12, which OpenAPI 3.1 builds on, and whatever is referred to exists."""
+    assert description.document["openapi"] == "3.1.0"
+    schemas = description.document["components"]["schemas"]
+    for schema in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    assert references(description.document) <= {f"#/components/schemas/{name}" for name in schemas}
+
+
+async def test_every_route_is_described_and_no_other(served: Scripted, description: Description) -> None:
+    """The document and the router name the same methods of the same paths, each with a summary and an answer."""
+    described = {(method, path) for method, path, _ in description.operations}
+    app = served.api.app(1000)
+    routed = {(route.method, route.resource.canonical) for route in app.router.routes() if route.resource}
+    assert described == {(method, path) for method, path in routed if method != "HEAD"}
+    for _, path, operation in description.operations:
+        assert operation["summary"]
+        assert {"500"} < set(operation["responses"])
+        assert ("401" in operation["responses"]) is ("security" in operation) is (path not in OPEN)
+        named = [each["name"] for each in operation["parameters"] if each["in"] == "path"]
+        assert named == [part.strip("{}") for part in path.split("/") if part.startswith("{")]
+    names = [operation["operationId"] for _, _, operation in description.operations]
+    assert len(set(names)) == len(names)
+
+
+async def test_the_readme_names_every_route(description: Description) -> None:
+    """The table of routes is that of the server; the second base URL has the same ones."""
+    for method, path, _ in description.operations:
+        shown = path.replace("/openresponses/", "/").replace("{model}", "{name}")
+        shown = shown.replace("{response_id}", "{id}").replace("{conversation_id}", "{id}")
+        assert any(f"`{method} {shown}`" in line for line in README.splitlines()), (method, path)
+
+
+async def test_every_parameter_is_described(description: Description) -> None:
+    """The body of a request is what the server reads it with."""
+    (body,) = description.operation("POST", "/v1/responses")["requestBody"]["content"].values()
+    assert set(description.resolved(body["schema"])["properties"]) == set(CreateResponse.model_fields)
+
+
+async def test_what_the_server_says_is_as_described(served: Scripted, description: Description, encoding: Any) -> None:
+    """A response and each event of a stream validate against their schemas, under both base URLs."""
+    served.engine.script = script(encoding, CALL)
+    for base in ("/v1", "/openresponses/v1"):
+        answers = description.operation("POST", f"{base}/responses")["responses"]["200"]["content"]
+        _, answer = await served.post({"input": "Hi", "tools": [WEATHER]}, f"{base}/responses")
+        description.check(answer, answers["application/json"]["schema"])
+        stream = await served.stream({"input": "Hi", "tools": [WEATHER]}, f"{base}/responses")
+        for frame in stream.decode().split("\n\n")[:-2]:
+            description.check(json.loads(frame.partition("data: ")[2]), answers["text/event-stream"]["schema"])
+
+
+async def test_a_schema_notices_what_is_missing(served: Scripted, description: Description) -> None:
+    """All 31 fields of a response are required by its schema, as are those that only some states fill."""
+    _, answer = await served.post({"input": "Hi"})
+    schema = {"$ref": "#/components/schemas/Response"}
+    for name in ("usage", "error", "completed_at", "object", "output", "metadata"):
+        with pytest.raises(jsonschema.ValidationError):
+            description.check({key: value for key, value in answer.items() if key != name}, schema)

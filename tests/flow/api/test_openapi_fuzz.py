@@ -1,0 +1,183 @@
+"""The description of the server, turned against it: whatever is sent, it answers as it says it does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Generator
+from contextlib import AsyncExitStack
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from yarl import URL
+
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.support.event_streams import read_sse
+from tests.support.openapi_document import Description, Schema, renamed
+from tests.support.openapi_values import ODD, bodies, valid, words
+from tests.support.scripts import CALL, Scripted, script
+from tests.support.server import serving
+
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+QUICK = settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
+LONG = settings(QUICK, max_examples=150)
+
+
+class Target:
+    """A server on a loop of its own, for tests that are not."""
+
+    def __init__(self, runner: asyncio.Runner, served: Scripted) -> None:
+        self.runner = runner
+        self.served = served
+        self.description = Description(self.ask("GET", "/openapi.json")[2])
+        response = self.ask("POST", "/v1/responses", b'{"input": "Hi"}')[2]["id"]
+        items = b'{"items": [{"role": "user", "id": "msg_0", "content": "Hi"}]}'
+        self.conversation: str = self.ask("POST", "/v1/conversations", items)[2]["id"]
+        self.ids = [response, self.conversation, "msg_0", "resp_0"]
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, str, Any]:
+        """Status, content type and body of an answer; a stream is checked, and None."""
+        return self.runner.run(self._ask(method, path, body))
+
+    async def _ask(self, method: str, path: str, body: bytes | None) -> tuple[int, str, Any]:
+        url = URL(self.served.url + path, encoded=True)
+        async with self.served.client.request(method, url, data=body) as answer:
+            said = await answer.read()
+        if answer.content_type == "text/event-stream":
+            if "starting_after" not in path:
+                read_sse(renamed(said) if path.startswith("/openresponses") else said)
+            return answer.status, answer.content_type, None
+        return answer.status, answer.content_type, json.loads(said)
+
+    def check(self, method: str, template: str, path: str, body: bytes | None = None) -> Any:
+        """Ask, and hold the answer against the description; its JSON comes back, if it is JSON and no error."""
+        status, kind, said = self.ask(method, path, body)
+        assert status < 500, said
+        described: Schema = self.description.operation(method, template)["responses"][str(status)]["content"][kind]
+        if said is not None:
+            self.description.check(said, described["schema"])
+        if said is not None and said.get("background"):
+            said = self._ended(said)
+        assert self.served.engine.running == 0
+        return said if status == 200 else None
+
+    def _ended(self, response: Any) -> Any:
+        """The response once it does not run any more."""
+        while response["status"] in ("queued", "in_progress") or self.served.engine.running:
+            response = self.ask("GET", f"/v1/responses/{response['id']}")[2]
+        return response
+
+
+@pytest.fixture(scope="module")
+def target(encoding: HarmonyEncoding, tmp_path_factory: pytest.TempPathFactory) -> Generator[Target, None, None]:
+    """A server that answers everything with a call."""
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        engine = ScriptedEngine(script(encoding, CALL))
+        served = serving(engine, encoding, tmp_path_factory.mktemp("fuzz"))
+        yield Target(runner, runner.run(stack.enter_async_context(served)))
+        runner.run(stack.aclose())
+
+
+def test_the_strategy_makes_requests_that_are_answered(target: Target) -> None:
+    """What the schema calls valid is mostly accepted, so that the tests below reach further than the first check."""
+    answered = list[Any]()
+
+    @settings(QUICK, max_examples=100)
+    @given(valid(target.description, {"$ref": "#/components/schemas/CreateResponseParam"}))
+    def ask(body: Any) -> None:
+        answered.append(target.check("POST", "/v1/responses", "/v1/responses", json.dumps(body).encode()))
+
+    ask()
+    assert sum(answer is not None for answer in answered) > len(answered) // 10
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens", "/openresponses/v1/responses"])
+def test_no_body_is_a_fault_of_the_server(target: Target, path: str) -> None:
+    """Whatever body comes, valid, damaged or no JSON at all: no 5xx, and every answer is as it is described."""
+    (content,) = target.description.operation("POST", path)["requestBody"]["content"].values()
+    wanted = valid(target.description, content["schema"])
+
+    @(LONG if path == "/v1/responses" else QUICK)
+    @given(bodies(st.one_of(wanted, wanted.map(lambda body: body | {"stream": True}))))
+    def ask(body: bytes) -> None:
+        answer = target.check("POST", path, path, body)
+        if answer and answer.get("store"):
+            again = target.check("GET", "/v1/responses/{response_id}", f"/v1/responses/{answer['id']}")
+            assert path.startswith("/openresponses") or again == answer
+            target.check("GET", "/v1/responses/{response_id}", f"/v1/responses/{answer['id']}?stream=true")
+            items = "/v1/responses/{response_id}/input_items"
+            assert target.check("GET", items, items.replace("{response_id}", answer["id"]))["data"]
+
+    ask()
+
+
+@pytest.mark.parametrize("end", ["", "/{conversation_id}", "/{conversation_id}/items"])
+def test_no_body_of_a_conversation_is_a_fault_of_the_server(target: Target, end: str) -> None:
+    """The same for conversations, and for what is added to them."""
+    template = f"/v1/conversations{end}"
+    (content,) = target.description.operation("POST", template)["requestBody"]["content"].values()
+
+    @LONG
+    @given(bodies(valid(target.description, content["schema"])))
+    def ask(body: bytes) -> None:
+        target.check("POST", template, template.replace("{conversation_id}", target.conversation), body)
+
+    ask()
+
+
+PLAIN = [
+    ("GET", "/health"),
+    ("GET", "/openapi.json"),
+    ("GET", "/v1/responses/{response_id}"),
+    ("DELETE", "/v1/responses/{response_id}"),
+    ("POST", "/v1/responses/{response_id}/cancel"),
+    ("GET", "/v1/responses/{response_id}/input_items"),
+    ("GET", "/v1/conversations/{conversation_id}"),
+    ("GET", "/v1/conversations/{conversation_id}/items"),
+    ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"),
+    ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}"),
+    ("DELETE", "/v1/conversations/{conversation_id}"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/{model}"),
+]
+
+
+@pytest.mark.parametrize(("method", "template"), PLAIN)
+def test_no_path_and_no_query_is_a_fault_of_the_server(target: Target, method: str, template: str) -> None:
+    """The same for everything that a path or a query may hold, of every operation that takes no body."""
+    parameters = target.description.operation(method, template)["parameters"]
+    queried = {each["name"]: words(each["schema"]) for each in parameters if each["in"] == "query"}
+    names = st.one_of(
+        st.sampled_from(target.ids),
+        st.sampled_from([text for text in ODD if text and isinstance(text, str)]),
+        st.text(min_size=1),
+    )
+
+    @QUICK
+    @given(names=st.tuples(names, names), query=st.fixed_dictionaries({}, optional=queried))
+    def ask(names: tuple[str, str], query: dict[str, str]) -> None:
+        rest = iter(names)
+        path = re.sub(r"{\w+}", lambda _: _escaped(next(rest)), template)
+        said = "&".join(f"{key}={_escaped(value)}" for key, value in query.items())
+        target.check(method, template, f"{path}?{said}")
+
+    ask()
+
+
+def test_no_operation_is_left_out(target: Target) -> None:
+    """The tests above are about all operations; those of the second base URL are the same."""
+    bodied = {(method, path) for method, path, operation in target.description.operations if "requestBody" in operation}
+    named = {(method, path) for method, path, _ in target.description.operations}
+    assert {each for each in named - bodied if not each[1].startswith("/openresponses")} == set(PLAIN)
+
+
+def _escaped(text: str) -> str:
+    """A text in a path, where a dot alone would mean another one."""
+    escaped = quote(text, safe="", errors="surrogatepass")
+    return "%2E" * len(text) if set(text) == {"."} else escaped

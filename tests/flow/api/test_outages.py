@@ -1,0 +1,286 @@
+"""Outages of the store: streams go on unharmed, `/health` tells of it, and what was generated is stored afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import sys
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from stages.persist.database import Database
+from stages.persist.live import PATIENCE
+from stages.persist.log import Block
+from stages.persist.postgres import PostgresDatabase
+from stages.persist.sqlite import SqliteDatabase
+from stages.persist.writer import LIMIT
+from tests.support.databases import database
+from tests.support.event_streams import final, read_sse
+from tests.support.faulty_database import Faulty
+from tests.support.postgres import Postgres, running
+from tests.support.response_lives import begun, ended, until
+from tests.support.scripts import Scripted, script
+from tests.support.server import serving
+
+TALK = "<|channel|>final<|message|>" + "la " * 12_000 + "<|return|>"
+CHUNKS = {"chunk_size": 200, "latency": 0.005}
+"""So many tokens at a time that a disk without room notices."""
+
+NOTICED = 4.0
+"""Seconds between two tokens on a busy machine; who waited for the store would wait until the outage is over."""
+
+
+class Outage(Protocol):
+    """A database that can be away for a time."""
+
+    @property
+    def database(self) -> Database: ...
+    def begin(self) -> None: ...
+    def end(self) -> None: ...
+
+
+# Those that stall: nothing fails, and nothing comes back
+
+
+@dataclass
+class Stalled:
+    """What is written is taken, and not answered."""
+
+    database: Faulty
+
+    def begin(self) -> None:
+        self.database.stalls.clear()
+
+    def end(self) -> None:
+        self.database.stalls.set()
+
+
+@dataclass
+class Held:
+    """Another process holds the file, for less time than ours waits for it."""
+
+    path: Path
+    database: SqliteDatabase = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.database = SqliteDatabase(self.path)
+
+    def begin(self) -> None:
+        self._other = sqlite3.connect(self.path, isolation_level=None)
+        self._other.execute("begin exclusive")
+
+    def end(self) -> None:
+        self._other.close()
+
+
+# Those that fail
+
+
+class Locked(Held):
+    """Another process holds the file for good."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.database._writing.execute("pragma busy_timeout = 50")
+
+
+@dataclass
+class Full:
+    """The disk has no room for another page."""
+
+    database: SqliteDatabase
+
+    def begin(self) -> None:
+        (pages,) = self.database._writing.execute("pragma page_count").fetchone()
+        self.database._writing.execute(f"pragma max_page_count = {pages}")
+
+    def end(self) -> None:
+        self.database._writing.execute("pragma max_page_count = 1000000")
+
+
+@dataclass
+class Stopped:
+    """PostgreSQL is stopped, and started again."""
+
+    server: Postgres
+    database: PostgresDatabase = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.database = PostgresDatabase(self.server.url)
+
+    def begin(self) -> None:
+        self.server.stop()
+
+    def end(self) -> None:
+        self.server.start()
+
+
+@dataclass
+class Gone:
+    """The database cannot be reached."""
+
+    database: Faulty
+
+    def begin(self) -> None:
+        self.database.is_down = True
+
+    def end(self) -> None:
+        self.database.is_down = False
+
+
+@pytest.fixture(scope="module")
+def own_postgres() -> Iterator[Postgres]:
+    """A PostgreSQL that nobody else misses."""
+    with running() as server:
+        yield server
+
+
+@pytest.fixture(params=["locked", "full", "stopped"])
+def outage(request: pytest.FixtureRequest, tmp_path: Path) -> Outage:
+    path = tmp_path / "store.sqlite3"
+    if request.param == "stopped":
+        return Stopped(request.getfixturevalue("own_postgres"))
+    return Locked(path) if request.param == "locked" else Full(SqliteDatabase(path))
+
+
+# What is common to all of them
+
+
+@asynccontextmanager
+async def talking(encoding: HarmonyEncoding, where: Database) -> AsyncGenerator[Scripted, None]:
+    """A server whose responses take a second."""
+    engine = ScriptedEngine(script(encoding, TALK, **CHUNKS))
+    async with serving(engine, encoding, where, heartbeat=0.2, stale=60) as served:
+        yield served
+
+
+async def health(served: Scripted, wanted: str) -> None:
+    """Wait until the server is of that health."""
+    async with asyncio.timeout(120):
+        while (await served.get("/health"))[1]["status"] != wanted:
+            await asyncio.sleep(0.02)
+
+
+async def refused(served: Scripted, **fields: Any) -> None:
+    """A request is a 503 that says why, and when to try again."""
+    async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **fields}) as answer:
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+        error = (await answer.json())["error"]
+        assert (error["type"], "store" in error["message"].lower()) == ("server_error", True)
+
+
+async def streamed_through(served: Scripted, outage: Outage) -> bytes:
+    """A stream that begins ahead of an outage and ends within it, without a delay."""
+    async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer:
+        stream = await answer.content.readuntil(b"\n\n")
+        outage.begin()
+        last, gap, gap_at_the_end = time.monotonic(), 0.0, 0.0
+        async for data in answer.content.iter_any():
+            gap, gap_at_the_end = max(gap, gap_at_the_end), time.monotonic() - last
+            stream, last = stream + data, time.monotonic()
+    assert gap < NOTICED
+    assert gap_at_the_end < PATIENCE + NOTICED
+    assert final(read_sse(stream)).status == "completed"
+    return stream
+
+
+async def is_stored(served: Scripted, stream: bytes) -> None:
+    """The store has a response, as the client of its first stream has seen it."""
+    await health(served, "ok")
+    await until(lambda: not len(served.runs.live) and not served.store.backlog)
+    response = final(read_sse(stream))
+    assert await served.again(f"/v1/responses/{response.id}?stream=true") == stream
+    stored = await served.store.get(response.id, "")
+    assert stored is not None
+    assert stored.response == response
+
+
+async def test_a_store_that_stalls_holds_up_no_stream(encoding: HarmonyEncoding, store_at: str) -> None:
+    """No token waits for a store that does not answer, nor does the end for long; later all of it is stored."""
+    await held_up_by(encoding, Stalled(Faulty(database(store_at))))
+
+
+async def test_a_file_that_another_process_holds_holds_up_no_stream(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """As long as another process has the SQLite file, its streams go on."""
+    await held_up_by(encoding, Held(tmp_path / "store.sqlite3"))
+
+
+async def held_up_by(encoding: HarmonyEncoding, stall: Outage) -> None:
+    async with talking(encoding, stall.database) as served:
+        stream = await streamed_through(served, stall)
+        await health(served, "degraded")
+        assert await served.again(f"/v1/responses/{final(read_sse(stream)).id}?stream=true") == stream
+        stall.end()
+        await is_stored(served, stream)
+
+
+async def test_an_outage_harms_no_stream(encoding: HarmonyEncoding, outage: Outage) -> None:
+    """A stream goes on, ends and can be had again; what has to be kept is refused; and behind the outage all is stored.
+
+    What was refused is not kept, not even a half of it.
+    """
+    async with talking(encoding, outage.database) as served:
+        before = await ended(served, await begun(served))
+        kept = (await served.store.sweep(3600, 3600)).responses
+        stream = await streamed_through(served, outage)
+        await health(served, "degraded")
+        response_id = final(read_sse(stream)).id
+        await refused(served, background=True)
+        if isinstance(outage, Stopped):  # the others can still be read
+            await refused(served, previous_response_id=before["id"])
+        if isinstance(outage, Locked):  # one is enough, as it is waited for
+            await refused(served, previous_response_id=response_id)
+        assert await served.again(f"/v1/responses/{response_id}?stream=true") == stream
+        outage.end()
+        await is_stored(served, stream)
+        assert (await served.store.sweep(3600, 3600)).responses == kept + 1
+        going_on = await begun(served, {"previous_response_id": response_id})
+        assert (await ended(served, going_on))["status"] == "completed"
+
+
+async def test_what_an_outage_outlives_is_lost_by_name(
+    encoding: HarmonyEncoding, store_at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server whose store does not come back stops all the same, soon, and its log names what could not be kept."""
+    faulty = Faulty(database(store_at))
+    async with talking(encoding, faulty) as served:
+        stream = await streamed_through(served, Gone(faulty))
+        stopping = time.monotonic()
+    assert time.monotonic() - stopping < 20
+    with caplog.at_level(logging.ERROR):
+        assert f"lost to the store: {final(read_sse(stream)).id}" in caplog.text
+
+
+async def test_what_waits_for_the_store_is_bounded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Beyond a limit what would have to be stored is refused; the rest goes on, and so does all of it afterwards."""
+    faulty = Faulty(SqliteDatabase(tmp_path / "store.sqlite3"))
+    async with talking(encoding, faulty) as served:
+        faulty.stalls.clear()
+        served.store.append("resp_huge", Block(0, 1, bytes(LIMIT)))
+        await refused(served)
+        await refused(served, stream=True)
+        assert (await served.post({"input": "Hi", "store": False}))[1]["status"] == "completed"
+        faulty.stalls.set()
+        await until(lambda: not served.store.backlog)
+        assert (await served.post({"input": "Hi"}))[0] == 200
+
+
+async def test_a_store_that_is_away_at_the_start_is_one_clear_line() -> None:
+    """A server does not start without its store: one line says which and why, without a password."""
+    store = "postgresql://me:secret@127.0.0.1:1/penstock"
+    command = (sys.executable, "-m", "pipeline", "serve", "tiny", "--port", "0", "--store", store)
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, said = await process.communicate()
+    assert process.returncode == 1
+    (line,) = said.decode().splitlines()
+    assert line.startswith("penstock: The store 127.0.0.1:1/penstock cannot be opened:")
+    assert "secret" not in line

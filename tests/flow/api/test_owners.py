@@ -1,0 +1,144 @@
+"""Owners: what was made with one key does not exist for another, whichever route or part of a request names it.
+
+The routes are those of the router, so that a new one is tried by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from api.app import DIALECTS
+from api.keys import Keys
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.support.response_lives import begun, cancelled
+from tests.support.scripts import ENDLESS, Scripted, script
+from tests.support.server import PATIENCE, Asked, serving
+
+ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
+SECRET = {"role": "user", "content": "A secret"}
+
+ANYTHING: dict[str, Any] = {"input": "Hi", "metadata": {}, "items": [{"role": "user", "content": "Hi"}]}
+"""A body that every route takes."""
+
+QUERIES = ("", "?stream=true", "?stream=true&starting_after=1", "?order=asc")
+
+Answers = list[tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Ids:
+    """What the parameters of paths may be."""
+
+    response_id: str
+    conversation_id: str
+    item_id: str
+
+    def unknown(self) -> Ids:
+        """Ids that look like these and are nobody's."""
+        return Ids(**{name: f"{value[:-8]}{'0' * 8}" for name, value in asdict(self).items()})
+
+    def hidden(self, text: str) -> str:
+        """A text without them."""
+        return re.sub("|".join(map(re.escape, asdict(self).values())), "ID", text)
+
+
+@dataclass
+class Person(Asked):
+    """A client with a key of its own."""
+
+    served: Scripted
+
+    async def own(self) -> Ids:
+        """A response that is being made, and belongs to a conversation with an item."""
+        _, conversation = await self.post({"items": [SECRET]}, "/v1/conversations")
+        _, items = await self.get(f"/v1/conversations/{conversation['id']}/items")
+        response_id = await begun(self, {"conversation": conversation["id"]})
+        return Ids(response_id, conversation["id"], items["data"][0]["id"])
+
+    async def answers(self, asked: Iterable[tuple[str, str, Any]], ids: Ids) -> Answers:
+        """Status and text of all that is answered, the ids left out."""
+        answers = []
+        for method, path, body in asked:
+            async with self.client.request(method, self.url + path, json=body, timeout=PATIENCE) as answer:
+                answers.append((answer.status, ids.hidden(await answer.text())))
+        return answers
+
+
+@pytest.fixture
+async def people(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[tuple[Person, Person], None]:
+    """Alice and Bob, clients of one server whose engine never stops by itself."""
+    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
+    alice, bob = ({"Authorization": f"Bearer {key}"} for key in (ALICE, BOB))
+    async with (
+        serving(engine, encoding, tmp_path, keys=Keys((ALICE, BOB))) as served,
+        aiohttp.ClientSession(headers=alice) as hers,
+        aiohttp.ClientSession(headers=bob) as his,
+    ):
+        yield Person(served.url, hers, served), Person(served.url, his, served)
+
+
+def named_in_paths(served: Scripted, ids: Ids, *parameters: str) -> Iterator[tuple[str, str, Any]]:
+    """A request for each route whose path has one of those parameters."""
+    for route in served.api.app(1).router.routes():
+        path = route.resource.canonical if route.resource else ""
+        if set(re.findall(r"{(\w+)}", path)) & {*parameters}:
+            for query in QUERIES if route.method == "GET" else ("",):
+                body = ANYTHING if route.method == "POST" else None
+                yield route.method, path.format(**asdict(ids)) + query, body
+
+
+def named_in_bodies(ids: Ids, own: Ids) -> Iterator[tuple[str, str, Any]]:
+    """A request for each part of a body that names what is stored."""
+    reference = [{"type": "item_reference", "id": ids.item_id}]
+    for base in DIALECTS:
+        for path in ("responses", "responses/input_tokens"):
+            yield "POST", f"{base}/{path}", {"input": "Hi", "previous_response_id": ids.response_id}
+            yield "POST", f"{base}/{path}", {"input": "Hi", "conversation": ids.conversation_id}
+            yield "POST", f"{base}/{path}", {"input": "Hi", "conversation": {"id": ids.conversation_id}}
+            yield "POST", f"{base}/{path}", {"input": reference}
+        yield "POST", f"{base}/conversations", {"items": reference}
+        yield "POST", f"{base}/conversations/{own.conversation_id}/items", {"items": reference}
+        yield "GET", f"{base}/conversations/{own.conversation_id}/items?after={ids.item_id}", None
+
+
+def everywhere(served: Scripted, ids: Ids, own: Ids) -> list[tuple[str, str, Any]]:
+    """Every way to name them, also an item in a conversation of one's own."""
+    misplaced = replace(ids, conversation_id=own.conversation_id)
+    return [
+        *named_in_paths(served, ids, "response_id", "conversation_id"),
+        *named_in_paths(served, misplaced, "item_id"),
+        *named_in_bodies(ids, own),
+    ]
+
+
+@pytest.mark.parametrize("live", [True, False])
+async def test_v21_b30_what_others_own_does_not_exist(people: tuple[Person, Person], live: bool) -> None:
+    """A response, live or over, a conversation and an item of Alice are for Bob as what nobody has; hers they stay."""
+    alice, bob = people
+    hers, his = await alice.own(), await bob.own()
+    await cancelled(bob, his.response_id)
+    if not live:
+        await cancelled(alice, hers.response_id)
+    found = await bob.answers(everywhere(bob.served, hers, his), hers)
+    nobodys = hers.unknown()
+    assert found == await bob.answers(everywhere(bob.served, nobodys, his), nobodys)
+    assert len(found) > 60
+    assert {status // 100 for status, _ in found} == {4}
+    for path in (f"responses/{hers.response_id}", f"conversations/{hers.conversation_id}/items/{hers.item_id}"):
+        assert (await alice.get(f"/v1/{path}"))[0] == 200
+    assert alice.served.engine.running == live
+
+
+async def test_every_route_that_names_something_is_tried(people: tuple[Person, Person]) -> None:
+    """A route with a parameter of a new kind has to be thought of here."""
+    alice, _ = people
+    paths = " ".join(route.resource.canonical for route in alice.served.api.app(1).router.routes() if route.resource)
+    assert set(re.findall(r"{(\w+)}", paths)) == {*Ids.__dataclass_fields__, "model"}

@@ -1,0 +1,204 @@
+"""Several servers over one store: each answers for the others, and ends what a dead one has left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from api.app import DIALECTS
+from api.peers import FORWARDED, Relayed
+from api.settings import Settings
+from pipeline.protocol.events import DONE, KEEP_ALIVE, Event, to_sse
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.support.event_streams import final, read_sse
+from tests.support.frame_strategies import turns
+from tests.support.frames import written
+from tests.support.response_lives import Reading, begun, cancelled, ended, found, reading, until
+from tests.support.scripts import COUNT, Scripted, script
+from tests.support.server import serving
+
+
+def settings(**options: Any) -> Settings:
+    return Settings.model_validate({"engine_arguments": [], **options})
+
+
+def body(events: Iterable[Event], *, silences: bool) -> bytes:
+    """A stream as it goes over the wire."""
+    return b"".join(KEEP_ALIVE * silences + to_sse(event) for event in events) + DONE
+
+
+def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    """The same bytes, cut in those places."""
+    places = sorted({0, *(cut % len(data) for cut in cuts), len(data)})
+    return [data[start:end] for start, end in pairwise(places)]
+
+
+@given(turns(), st.lists(st.integers(0), max_size=20), st.booleans())
+def test_row39_only_whole_frames_are_passed_on(frames: Any, cuts: list[int], silences: bool) -> None:
+    """However the bytes of a stream come, they go on as they are, never a part of a frame, and each event counts."""
+    events = written(frames)
+    data, relayed, passed = body(events, silences=silences), Relayed(), bytearray()
+    for piece in pieces(data, cuts):
+        whole = relayed.feed(piece)
+        assert not whole or whole.endswith(b"\n\n")
+        passed += whole
+        assert relayed.last == passed.count(b"\ndata: ") - 1
+        assert relayed.ended is (relayed.last == len(events) - 1)
+    assert passed == data.removesuffix(DONE)
+
+
+@pytest.mark.parametrize(
+    ("options", "url"),
+    [
+        ({}, "http://127.0.0.1:81"),
+        ({"host": "10.0.0.7", "store": "postgresql://db/it"}, "http://10.0.0.7:81"),
+        ({"store": "postgresql://me@localhost/it"}, "http://127.0.0.1:81"),
+        ({"store": "postgresql://me@/it?host=/run/postgresql"}, "http://127.0.0.1:81"),
+        ({"host": "fe80::1"}, "http://[fe80::1]:81"),
+        ({"host": "0.0.0.0"}, "http://127.0.0.1:81"),
+        ({"host": "0.0.0.0", "store": "postgresql://db/it", "peer_url": "http://one:8000"}, "http://one:8000"),
+    ],
+)
+def test_a_server_says_where_it_is_reached(options: dict[str, str], url: str) -> None:
+    """Without a word from the operator it is where it listens; on the machine of the store that is enough."""
+    assert settings(**options).reached_at(81) == url
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"host": "::", "store": "postgresql://db/it"},
+        {"store": "postgresql:///it?host=db"},
+        {"peer_url": "one:8000"},
+        {"peer_url": "http:///x"},
+    ],
+)
+def test_a_server_that_nobody_would_find_is_refused(options: dict[str, str]) -> None:
+    """What only one machine calls itself is no address for the others of a store, and neither is what is no URL."""
+    with pytest.raises(ValidationError, match="peer_url"):
+        settings(**options)
+
+
+Pair: TypeAlias = tuple[Scripted, Scripted]
+
+
+@pytest.fixture
+async def pair(encoding: HarmonyEncoding, store_at: str) -> AsyncGenerator[Pair, None]:
+    """Two servers over one store; the engine of the first one takes its time, and runs one response at once."""
+    slow, quick = ScriptedEngine(script(encoding, COUNT, latency=0.004)), ScriptedEngine(script(encoding))
+    async with serving(slow, encoding, store_at, limit=1) as one, serving(quick, encoding, store_at) as other:
+        yield one, other
+
+
+def stream_of(response_id: str, after: int = -1, base: str = "/v1") -> str:
+    """The path of a response's stream."""
+    return f"{base}/responses/{response_id}?stream=true" + (f"&starting_after={after}" if after >= 0 else "")
+
+
+def frames_of(stream: bytes) -> list[bytes]:
+    """The frames of its events."""
+    return [frame for frame in stream.split(b"\n\n")[:-2] if not frame.startswith(b":")]
+
+
+async def test_row18_servers_share_what_is_stored(pair: Pair) -> None:
+    """What one server has made is retrieved, listed, streamed, continued and deleted at another."""
+    one, other = pair
+    _, answer = await one.post({"input": "Hi"})
+    path = f"/v1/responses/{answer['id']}"
+    for look in (path, f"{path}/input_items"):
+        assert await other.get(look) == await one.get(look)
+    assert await other.again(stream_of(answer["id"])) == await one.again(stream_of(answer["id"]))
+    status, continued = await other.post({"input": "And?", "previous_response_id": answer["id"]})
+    assert (status, continued["status"]) == (200, "completed")
+    assert (await other.delete(path))[0] == 200
+    assert (await one.get(path))[0] == (await other.get(path))[0] == 404
+
+
+@pytest.mark.parametrize("base", DIALECTS)
+async def test_row39_a_live_stream_comes_through_another_server(pair: Pair, base: str) -> None:
+    """From any number, and for any number of readers at once, it is the stream of the server that makes it."""
+    one, other = pair
+    response_id, numbers = await begun(one), (-1, 0, 7, 40, 41)
+    readers = [other.again(stream_of(response_id, number, base)) for number in numbers]
+    first, *bodies = await asyncio.gather(one.again(stream_of(response_id, -1, base)), *readers)
+    frames = frames_of(first)
+    assert len(frames) > 100
+    for number, stream in zip(numbers, bodies, strict=True):
+        assert frames_of(stream) == frames[number + 1 :]
+    assert frames_of(await other.again(stream_of(response_id, -1, base))) == frames
+
+
+async def test_a_stream_is_passed_on_as_it_grows(pair: Pair) -> None:
+    """What one server makes is at the other's client long before the end, and lengths that are hidden stay so."""
+    one, other = pair
+    path = f"{stream_of(await begun(one))}&include_obfuscation=true"
+    async with other.client.get(other.url + path) as answer:
+        reader = Reading(answer)
+        await reader.upto(b'"obfuscation":')
+        assert one.engine.running == 1
+        assert final(read_sse(await reader.rest())).status == "completed"
+
+
+async def test_whoever_leaves_another_server_ends_nothing(pair: Pair) -> None:
+    """A reader that goes away takes nothing but its own connections along."""
+    one, other = pair
+    response_id = await begun(one)
+    async with other.client.get(other.url + stream_of(response_id)) as answer:
+        await Reading(answer).upto(b"output_text.delta")
+    assert (await ended(other, response_id))["status"] == "completed"
+
+
+@pytest.mark.parametrize("background", [True, False])
+async def test_row13_row42_a_cancel_reaches_whoever_makes_the_response(pair: Pair, background: bool) -> None:
+    """Cancelled at one server, a response that another one makes ends for all, and every cancel is answered alike."""
+    one, other = pair
+    async with reading(one, {"background": background}) as first:
+        response_id = await first.response_id()
+        await first.upto(b"output_text.delta")
+        status, answer = await cancelled(other, response_id)
+        assert (status, answer["status"], one.engine.running) == (200, "cancelled", 0)
+        assert final(read_sse(await first.rest())).status == "cancelled"
+    assert await cancelled(other, response_id) == await cancelled(one, response_id) == (200, answer)
+    assert await found(other, response_id) == answer
+
+
+async def test_row13_what_waits_at_one_server_is_cancelled_at_another(pair: Pair) -> None:
+    """It is never made, neither here nor there."""
+    one, other = pair
+    running, waiting = await begun(one), await begun(one)
+    assert (await found(other, waiting))["status"] == "queued"
+    assert (await cancelled(other, waiting))[1]["status"] == "cancelled"
+    assert (await ended(other, running))["status"] == "completed"
+    assert [len(one.engine.prompts), len(other.engine.prompts)] == [1, 0]
+
+
+async def test_what_is_deleted_at_one_server_ends_at_another(pair: Pair) -> None:
+    """A response that is deleted while another server makes it is made no further."""
+    one, other = pair
+    response_id = await begun(one)
+    await until(lambda: one.engine.running == 1)
+    assert (await other.delete(f"/v1/responses/{response_id}"))[0] == 200
+    assert one.engine.running == 0
+    assert (await one.get(f"/v1/responses/{response_id}"))[0] == 404
+
+
+async def test_a_request_goes_on_once(pair: Pair) -> None:
+    """What came through another server goes no further: it is answered from the store, or with a 503."""
+    one, other = pair
+    response_id = await begun(one)
+    await until(lambda: one.engine.running == 1)
+    for method, path in (("GET", "?stream=true"), ("POST", "/cancel"), ("DELETE", "")):
+        url = f"{other.url}/v1/responses/{response_id}{path}"
+        async with other.client.request(method, url, headers={FORWARDED: "1"}) as answer:
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+    await ended(other, response_id)
+    async with other.client.get(other.url + stream_of(response_id), headers={FORWARDED: "1"}) as answer:
+        assert final(read_sse(await answer.read())).status == "completed"

@@ -1,0 +1,105 @@
+"""A proxy between client and server, as they really behave: nothing may be lost or held back on the way."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+
+import aiohttp
+import openai
+import pytest
+from aiohttp import web
+
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.support.event_streams import read_sse
+from tests.support.response_lives import until
+from tests.support.scripts import Scripted, script
+from tests.support.server import serving
+
+
+@asynccontextmanager
+async def proxied(url: str, *, version: aiohttp.HttpVersion, size: int) -> AsyncGenerator[str, None]:
+    """The address of a proxy that asks ``url`` by that version of HTTP, and hands on ``size`` bytes at a time.
+
+    Like nginx it asks anew for each request, and ends its answer when the server ends its own.
+    """
+
+    async def hand_on(request: web.Request) -> web.StreamResponse:
+        async with (
+            aiohttp.ClientSession(version=version) as session,
+            session.request(request.method, url + request.path_qs, data=await request.read()) as answer,
+        ):
+            kept = {name: answer.headers[name] for name in ("Content-Type", "Cache-Control") if name in answer.headers}
+            response = web.StreamResponse(status=answer.status, headers=kept)
+            await response.prepare(request)
+            async for piece in answer.content.iter_any():
+                for at in range(0, len(piece), size):
+                    await response.write(piece[at : at + size])
+            return response
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", hand_on)
+    runner = web.AppRunner(app, shutdown_timeout=1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    yield f"http://{host}:{port}"
+    await runner.cleanup()
+
+
+VERSIONS = [aiohttp.HttpVersion10, aiohttp.HttpVersion11]
+
+
+@pytest.mark.parametrize("size", [1, 17, 100_000])
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
+async def test_row39_a_stream_comes_whole_through_a_proxy(
+    served: Scripted, version: aiohttp.HttpVersion, size: int
+) -> None:
+    """Whatever pieces a proxy makes of a stream, and by whichever HTTP it asks, its client reads what we wrote."""
+    async with (
+        proxied(served.url, version=version, size=size) as url,
+        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        async with client.responses.stream(model="tiny", input="Hi") as stream:
+            response = await stream.get_final_response()
+        assert response.output_text == "Hello!"
+        events = [event async for event in await client.responses.retrieve(response.id, stream=True)]
+        for number in range(len(events)):
+            rest = await client.responses.retrieve(response.id, stream=True, starting_after=number)
+            assert [event async for event in rest] == events[number + 1 :]
+        assert (await client.responses.retrieve(response.id)).output_text == "Hello!"
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve("resp_0", stream=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
+async def test_row39_a_proxy_gets_events_as_they_come(
+    encoding: HarmonyEncoding, tmp_path: Path, version: aiohttp.HttpVersion
+) -> None:
+    """Behind a proxy that only passes on what it gets, the first event is there long before the last."""
+    slow = ScriptedEngine(script(encoding, latency=0.05))
+    async with serving(slow, encoding, tmp_path) as served, proxied(served.url, version=version, size=100_000) as url:
+        body = {"input": "Hi", "stream": True}
+        async with served.client.post(f"{url}/v1/responses", json=body) as answer:
+            first = await answer.content.readuntil(b"\n\n")
+            at = monotonic()
+            rest = await answer.content.read()
+    assert monotonic() - at > 0.3
+    assert len(read_sse(first + rest)) > 10
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=str)
+async def test_row39_row31_a_client_that_leaves_its_proxy_leaves_us(
+    encoding: HarmonyEncoding, tmp_path: Path, version: aiohttp.HttpVersion
+) -> None:
+    """When the client hangs up, its proxy does too, and the engine stops."""
+    endless = ScriptedEngine(script(encoding, "<|channel|>final<|message|>la la", endless=True, latency=0.005))
+    async with serving(endless, encoding, tmp_path) as served, proxied(served.url, version=version, size=17) as url:
+        body = {"input": "Hi", "stream": True}
+        async with served.client.post(f"{url}/v1/responses", json=body) as answer:
+            await answer.content.readuntil(b"\n\n")
+            answer.close()
+        await until(lambda: endless.aborted and not endless.running)

@@ -1,0 +1,342 @@
+"""Recordings of a server: whatever became of a response, its folder says so, and replays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from api.keys import Keys
+from pipeline.errors import EngineFailed, EngineOverloaded
+from pipeline.frames import (
+    GenerationFinished,
+    GenerationStarted,
+    Prompt,
+    ResponseStarted,
+    TokenChunk,
+    TokenLogprob,
+)
+from pipeline.protocol.events import DONE, Delta, to_sse
+from pipeline.record import replay_recording
+from pipeline.recording.sampled import Condition
+from stages.generate.scripted import Script, ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from stages.persist.live import LiveResponses
+from stages.redacted import WithoutTexts, harmony_words
+from stages.responses import harmony_responses
+from tests.flow.fixtures.test_harmony_fixtures import generated, understood
+from tests.support.databases import opened
+from tests.support.event_streams import read_sse
+from tests.support.fixture_cases import Case, told
+from tests.support.recording_server import DESCRIBED, files, folders, read, recording, the_one
+from tests.support.scripts import CALL, COUNT, ENDLESS, HELLO, WEATHER, script
+
+PLAIN = {"request.json", "conversation.jsonl", "prompt.jsonl", "tokens.jsonl", "parsed.jsonl", "events.jsonl"}
+WHOLE = PLAIN | {"response.json"}
+ASKED: dict[str, Any] = {"model": "tiny", "input": "Say hello.", "temperature": 0}
+
+
+async def replayed(folder: Path, stage: str, source: str, encoding: HarmonyEncoding) -> bytes:
+    """What a client sees of a recording that is replayed since ``stage``."""
+    async with opened(str(folder.parent / "replay.sqlite3")) as store:
+        pipeline = harmony_responses(("tiny",), ScriptedEngine(), encoding, LiveResponses(store))
+        async with pipeline.since(stage).open(replay_recording(read(folder, source))) as events:
+            return b"".join([to_sse(event) async for event in events]) + DONE
+
+
+@pytest.mark.parametrize("text", [HELLO, CALL, COUNT], ids=["hello", "call", "count"])
+async def test_a_recording_replays_to_the_bytes_that_the_client_saw(
+    encoding: HarmonyEncoding, tmp_path: Path, text: str
+) -> None:
+    """Since the parser, and since every stage behind it."""
+    engine = ScriptedEngine(script(encoding, text, chunk_size=3))
+    async with recording(engine, encoding, tmp_path / "recorded") as served:
+        seen = await served.stream({**ASKED, "tools": [WEATHER]})
+    folder = the_one(tmp_path / "recorded")
+    assert files(folder) == WHOLE
+    for stage, source in (("parse", "generate"), ("emit", "parse"), ("persist", "emit")):
+        assert await replayed(folder, stage, source, encoding) == seen
+
+
+async def test_a_recording_is_a_fixture(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Copied beside the fixtures it passes what they pass: every stage gives again what it gave in production."""
+    engine = ScriptedEngine(script(encoding, CALL, chunk_size=4), models=("tiny",))
+    async with recording(engine, encoding, tmp_path / "recorded") as served:
+        tool = {**WEATHER, "unknown": {"key": 1}}
+        await served.stream({**ASKED, "tools": [tool], "metadata": {"a": "b"}, "text": {"verbosity": "low", "more": 1}})
+    copied = shutil.copytree(the_one(tmp_path / "recorded"), tmp_path / "any_name")
+    case = Case(copied, regen=False)
+    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+        await understood(case, store, None)
+        await generated(case, encoding, None)
+        await told(case, store, "parsed.jsonl")
+
+
+async def test_every_way_to_make_a_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """In front of a client, streaming or not, in the background, and detached."""
+    async with recording(ScriptedEngine(script(encoding)), encoding, tmp_path / "r", detaches=True) as served:
+        _, once = await served.post({**ASKED, "store": False})
+        _, detached = await served.post(ASKED)
+        _, queued = await served.post({**ASKED, "background": True})
+        while (await served.get(f"/v1/responses/{queued['id']}"))[1]["status"] in ("queued", "in_progress"):
+            await asyncio.sleep(0.01)
+    for response in (once, detached, queued):
+        folder = tmp_path / "r" / response["id"]
+        assert files(folder) == WHOLE
+        assert json.loads((folder / "response.json").read_bytes())["status"] == "completed"
+        assert not read(folder, "emit").end.abandoned
+
+
+async def test_what_never_began_leaves_nothing(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Neither a request that was refused, wherever that was, nor one whose tokens were only counted."""
+    engine = ScriptedEngine(Script(refusal=EngineOverloaded("full")))
+    async with recording(engine, encoding, tmp_path) as served:
+        assert (await served.post(ASKED))[0] == 503
+        assert (await served.post({**ASKED, "include": ["nothing"]}))[0] == 400
+        assert (await served.post(ASKED, "/v1/responses/input_tokens"))[0] == 200
+    assert not folders(tmp_path)
+
+
+async def test_an_engine_that_fails_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Where the stream broke, each file says by what; behind emit it is an event like others."""
+    engine = ScriptedEngine(script(encoding, COUNT, error=EngineFailed("the engine broke")))
+    async with recording(engine, encoding, tmp_path / "r") as served:
+        seen = await served.stream(ASKED)
+    folder = the_one(tmp_path / "r")
+    for stage in ("generate", "parse"):
+        failure = read(folder, stage).end.failure
+        assert failure is not None
+        assert (failure.error, failure.message) == ("EngineFailed", "the engine broke")
+    assert read(folder, "emit").end.failure is None
+    assert json.loads((folder / "response.json").read_bytes())["status"] == "failed"
+    assert await replayed(folder, "parse", "generate", encoding) == seen
+
+
+async def test_a_client_that_leaves_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """All files have an end, which says that nobody wanted more; there is no last response."""
+    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
+    async with recording(engine, encoding, tmp_path) as served:
+        async with served.client.post(f"{served.url}/v1/responses", json={**ASKED, "stream": True}) as answer:
+            await answer.content.readany()
+        while engine.running:
+            await asyncio.sleep(0.01)
+    folder = the_one(tmp_path)
+    assert files(folder) == PLAIN
+    assert all(read(folder, stage).end.abandoned for stage in ("generate", "parse", "emit"))
+
+
+async def test_a_cancelled_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The engine says that it was cancelled, and the stream ends by itself."""
+    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
+    async with recording(engine, encoding, tmp_path) as served:
+        streaming = asyncio.create_task(served.stream(ASKED))
+        while not engine.running:
+            await asyncio.sleep(0.01)
+        (run,) = served.runs.live
+        await served.runs.cancel(run)
+        await streaming
+    folder = the_one(tmp_path)
+    assert read(folder, "generate").frames[-1] == GenerationFinished("cancelled", cached_tokens=0, duration=0.0)
+    assert json.loads((folder / "response.json").read_bytes())["status"] == "cancelled"
+
+
+async def test_a_server_that_stops_leaves_whole_files(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """What was cut short by the end of the server says so."""
+    engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
+    async with recording(engine, encoding, tmp_path) as served:
+        streaming = asyncio.create_task(served.stream(ASKED))
+        while not engine.running:
+            await asyncio.sleep(0.01)
+        await served.runs.drain(0)
+        await streaming
+    folder = the_one(tmp_path)
+    assert read(folder, "generate").end.failure or read(folder, "generate").end.abandoned
+
+
+async def test_turns_follow_each_other_in_a_file(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """What was conversed is recorded where there was more than one turn, and replays."""
+    lost = '<|channel|>analysis to=browser.search code<|message|>{"query": "height"}<|call|>'
+    turns = (script(encoding, lost), script(encoding))
+    async with recording(ScriptedEngine(script(encoding), turns=turns), encoding, tmp_path / "r") as served:
+        seen = await served.stream(ASKED)
+    folder = the_one(tmp_path / "r")
+    assert files(folder) == WHOLE | {"conversed.jsonl"}
+    for stage, kind in (("render", Prompt), ("generate", GenerationStarted), ("parse", GenerationStarted)):
+        assert sum(isinstance(frame, kind) for frame in read(folder, stage).frames) == 2
+    assert await replayed(folder, "emit", "converse", encoding) == seen
+
+
+async def test_only_what_was_asked_for_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The junctions that the operator names, and no others."""
+    engine = ScriptedEngine(script(encoding))
+    async with recording(engine, encoding, tmp_path, recorder={"after": ("generate",)}) as served:
+        await served.post(ASKED)
+    assert files(the_one(tmp_path)) == {"tokens.jsonl"}
+
+
+async def test_a_header_of_the_request_decides(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """With a condition only requests that carry the header are recorded, and the recording does not tell of it."""
+    condition = Condition.parse("x-record=yes")
+    taken: dict[str, Any] = {"recorder": {"condition": condition}, "recorded_if": condition}
+    async with recording(ScriptedEngine(script(encoding)), encoding, tmp_path, **taken) as served:
+        for headers in ({}, {"x-record": "no"}, {"X-Record": "yes"}):
+            async with served.client.post(f"{served.url}/v1/responses", json=ASKED, headers=headers) as answer:
+                last = await answer.json()
+    folder = the_one(tmp_path)
+    assert folder.name == last["id"]
+    assert read(folder, "normalize").frames[0].origin.recorded is False
+
+
+SECRETS = ("owner", "canary-salt", "canary-trace", "canary-token", "canary-path", "k" * 20)
+
+
+async def test_secrets_are_never_written(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Neither keys nor what is made of them, nor what opens servers of tools, caches and traces."""
+    key = "k" * 20
+    tool = {
+        "type": "mcp",
+        "server_label": "wiki",
+        "server_url": "https://127.0.0.1:9/canary-path?key=canary-path",
+        "authorization": "canary-token",
+        "require_approval": "never",
+        "more": "canary-token",
+    }
+    body = {**ASKED, "cache_salt": "canary-salt", "tools": [tool], "stream": True, "api_key": "canary-token"}
+    body["tool_choice"] = {"type": "allowed_tools", "mode": "auto", "tools": [tool]}
+    headers = {"Authorization": f"Bearer {key}", "traceparent": "canary-trace"}
+    engine = ScriptedEngine(script(encoding))
+    async with (
+        recording(engine, encoding, tmp_path, keys=Keys([key])) as served,
+        served.client.post(f"{served.url}/v1/responses", json=body, headers=headers) as answer,
+    ):
+        assert answer.status == 200
+        await answer.read()
+    folder = the_one(tmp_path)
+    assert files(folder) == WHOLE | {"conversed.jsonl"}
+    assert isinstance(read(folder, "converse").frames[0], ResponseStarted)
+    written = b"".join(path.read_bytes() for path in folder.iterdir()).decode()
+    owner = Keys([key]).owner(f"Bearer {key}")
+    assert [secret for secret in (*SECRETS[1:], owner, '"owner"') if secret in written] == []
+
+
+async def test_files_are_their_owners(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Nobody else of the machine reads them."""
+    async with recording(ScriptedEngine(script(encoding)), encoding, tmp_path / "r") as served:
+        await served.post(ASKED)
+    folder = the_one(tmp_path / "r")
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    assert {path.stat().st_mode & 0o777 for path in (folder, tmp_path / "r")} == {0o700}
+
+
+async def test_a_header_says_what_was_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The name that was served, and what the server knows of itself; frames count their time from there."""
+    async with recording(ScriptedEngine(script(encoding, latency=0.01)), encoding, tmp_path) as served:
+        await served.post(ASKED)
+    recorded = read(the_one(tmp_path), "generate")
+    assert (recorded.header.model, recorded.header.source) == ("tiny", DESCRIBED.source)
+    assert recorded.header.recorded_at is not None
+    times = [timed.at for timed in recorded.timed if timed.at is not None]
+    assert len(times) == len(recorded.timed)
+    assert times == sorted(times)
+    assert times[-1] > 0.05
+
+
+async def test_a_disk_that_is_too_slow_cuts_the_recording(
+    encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The stream goes on, the log says so, and a file that lacks something has no end."""
+    slow = {"pause": 60.0, "most_waiting": 20}
+    async with recording(ScriptedEngine(script(encoding, COUNT)), encoding, tmp_path, recorder=slow) as served:
+        assert (await served.post(ASKED))[1]["status"] == "completed"
+    assert "too slow" in caplog.text
+    last = (the_one(tmp_path) / "tokens.jsonl").read_bytes().splitlines()[-1]
+    assert json.loads(last)["type"] == "TokenChunk"
+
+
+async def test_a_recording_may_be_deleted_at_any_time(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The response goes on, and so do recordings of others."""
+    engine = ScriptedEngine(script(encoding, COUNT, latency=0.01))
+    async with recording(engine, encoding, tmp_path, recorder={"pause": 0.01}) as served:
+        streaming = asyncio.create_task(served.post(ASKED))
+        while not folders(tmp_path):
+            await asyncio.sleep(0.01)
+        shutil.rmtree(the_one(tmp_path))
+        assert (await streaming)[1]["status"] == "completed"
+        _, other = await served.post({**ASKED, "max_output_tokens": 16})
+    assert the_one(tmp_path).name == other["id"]
+
+
+async def test_a_thousand_responses_leave_nothing_open(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Neither files nor entries, though clients left some of them."""
+    engine = ScriptedEngine(script(encoding, chunk_size=8))
+    async with recording(engine, encoding, tmp_path) as served:
+        await served.post(ASKED)
+        before = psutil.Process().num_fds()
+        for number in range(1000):
+            request = served.client.post(f"{served.url}/v1/responses", json={**ASKED, "stream": True})
+            async with request as answer:
+                if number % 3:
+                    await answer.read()
+        while engine.running:
+            await asyncio.sleep(0.01)
+        assert psutil.Process().num_fds() < before + 10
+    assert len(folders(tmp_path)) == 1001
+    assert all(read(folder, "emit").end for folder in folders(tmp_path))
+
+
+CANARY = "quokka"
+
+TALKATIVE = HELLO.replace("greeting", CANARY).replace("Hello", CANARY)
+
+
+async def test_no_text_is_recorded_where_none_is_wanted(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Wherever a word of the user or of the model stands, no file has it."""
+    body = {
+        "model": "tiny",
+        "instructions": f"{CANARY} one",
+        "input": [
+            {"role": "user", "content": f"{CANARY} two"},
+            {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": CANARY}]},
+            {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": f'{{"{CANARY}": 1}}'},
+            {"type": "function_call_output", "call_id": "c", "output": CANARY},
+        ],
+        "tools": [
+            {
+                **WEATHER,
+                "description": CANARY,
+                "parameters": {"type": "object", "properties": {CANARY: {"enum": [CANARY]}}},
+            },
+            {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "regex", "definition": CANARY}},
+        ],
+        "metadata": {CANARY: CANARY},
+        "user": CANARY,
+        "safety_identifier": CANARY,
+        "prompt_cache_key": CANARY,
+        "stop": [CANARY + "s"],
+        "text": {"format": {"type": "text"}},
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 20,
+        "enable_response_messages": True,
+    }
+    logprob = TokenLogprob(-0.5, tuple((token, -1.0) for token in encoding.encode(f" {CANARY}")))
+    engine = ScriptedEngine(Script(encoding.encode_markup(TALKATIVE), logprobs=[logprob]))
+    without = {"redact": partial(WithoutTexts, harmony_words)}
+    async with recording(engine, encoding, tmp_path / "r", recorder=without) as served:
+        seen = await served.stream(body)
+    assert CANARY.encode() in seen
+    folder = the_one(tmp_path / "r")
+    assert files(folder) == WHOLE - {"request.json"}
+    assert [path.name for path in folder.iterdir() if CANARY in path.read_text()] == []
+    spelled = [frame.token_ids for frame in read(folder, "generate").frames if isinstance(frame, TokenChunk)]
+    assert "xxxxxx!" in encoding.decode([token for ids in spelled for token in ids])
+    assert CANARY not in encoding.decode(read(folder, "render").frames[0].token_ids)
+    again = await replayed(folder, "parse", "generate", encoding)
+    assert [type(event) for event in read_sse(again) if not isinstance(event, Delta)] == [
+        type(event) for event in read_sse(seen) if not isinstance(event, Delta)
+    ]

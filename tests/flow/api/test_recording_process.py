@@ -1,0 +1,86 @@
+"""``--record`` of a server in a process of its own: what it refuses and says, and what is left of a killed one."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from api.recording import options, versions
+from api.settings import Settings
+from pipeline.frames import TokenChunk
+from pipeline.record import FILES, UnreadableRecording, read_recording
+from stages.chat.load import ChatOptions
+from tests.support.recording_server import folders
+from tests.support.server_process import process
+
+
+def chunks(path: Path) -> Iterator[bytes]:
+    """The lines of a file that hold tokens."""
+    return (line for line in path.read_bytes().splitlines() if b"TokenChunk" in line)
+
+
+async def test_a_killed_server_leaves_what_it_had(tmp_path: Path) -> None:
+    """Each file can be read up to where it was cut, and says where that is."""
+    recorded = tmp_path / "recorded"
+    async with process(str(tmp_path / "store.sqlite3"), tmp_path, "slow", "--record", str(recorded)) as server:
+        await server.post({"input": "Count.", "background": True})
+        while not folders(recorded) or not (tokens := folders(recorded)[0] / "tokens.jsonl").exists():
+            await asyncio.sleep(0.05)
+        while len(list(chunks(tokens))) < 10:
+            await asyncio.sleep(0.05)
+        await server.kill()
+    assert (recorded.stat().st_mode & 0o777) == 0o700
+    assert "with all texts" in server.log.read_text()
+    assert TokenChunk.__name__.encode() in tokens.read_bytes()
+    with pytest.raises(UnreadableRecording, match="it has no end") as cut:
+        read_recording(tokens, FILES["generate"][1])
+    assert cut.value.line == tokens.read_bytes().count(b"\n")
+
+
+async def test_a_folder_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
+    """Before anything is loaded, with what is wrong."""
+    (tmp_path / "file").write_text("")
+    command = [
+        "quick",
+        "--store",
+        str(tmp_path / "s.sqlite3"),
+        "--port",
+        "0",
+        "--record",
+        str(tmp_path / "file/folder"),
+    ]
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.support.server_process", *command, stderr=asyncio.subprocess.PIPE
+    )
+    _, told = await server.communicate()
+    assert server.returncode == 1
+    assert f"no recording can be written to {tmp_path / 'file/folder'}: Not a directory" in told.decode()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("record", ""), ("record_after", "generate,persist"), ("record_if", "2.0")]
+)
+def test_what_cannot_be_recorded_is_refused(option: str, value: str) -> None:
+    """Stages that are none, and conditions that are none."""
+    with pytest.raises(ValidationError):
+        Settings.model_validate({"engine_arguments": [], option: value})
+
+
+def test_stages_are_named_with_commas() -> None:
+    """As on the command line."""
+    chosen = Settings.model_validate({"engine_arguments": [], "record_after": "generate,emit"})
+    assert chosen.record_after == ("generate", "emit")
+
+
+def test_a_header_tells_only_what_an_operator_said() -> None:
+    """What is as usual goes without saying; a replay makes the same `ChatOptions` of the rest."""
+    said = ChatOptions(tool_call_parser="hermes", default_chat_template_kwargs={"enable_thinking": False})
+    assert set(options(said)) == {"tool_call_parser", "default_chat_template_kwargs"}
+    assert ChatOptions(**options(said)) == said
+    assert options(ChatOptions()) == {}
+    assert {"penstock", "python"} <= versions().keys()

@@ -1,0 +1,115 @@
+"""Requests for responses: one path with two consumers, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.errors import EngineDead, EngineOverloaded, InvalidPrompt
+from stages.generate.scripted import Script
+from tests.support.event_streams import final, read_sse
+from tests.support.scripts import Scripted
+
+
+async def test_a_stream_is_whole(served: Scripted) -> None:
+    """A streamed response keeps every rule of the wire, down to its bytes."""
+    response = final(read_sse(await served.stream({"input": "Hi"})))
+    assert response.status == "completed"
+    assert [getattr(item, "text", "") for item in response.output] == ["A greeting.", "Hello!"]
+    assert response.usage is not None
+    assert response.usage.output_tokens == len(served.engine.script.token_ids)
+    assert response.usage.input_tokens == len(served.engine.prompts[0].token_ids)
+
+
+async def test_without_stream_the_answer_is_the_last_response(served: Scripted) -> None:
+    """The JSON answer is what the stream's terminal event carries."""
+    status, answer = await served.post({"input": "Hi"})
+    streamed = final(read_sse(await served.stream({"input": "Hi"})))
+    assert status == 200
+    assert answer["status"] == "completed"
+    assert [item["type"] for item in answer["output"]] == ["reasoning", "message"]
+    assert answer["output"][1]["content"][0]["text"] == getattr(streamed.output[1], "text", None)
+
+
+async def test_a_stored_response_is_found(served: Scripted) -> None:
+    """GET gives what the terminal event gave, as soon as it was seen."""
+    _, answer = await served.post({"input": "Hi"})
+    assert await served.get(f"/v1/responses/{answer['id']}") == (200, answer)
+
+
+async def test_store_false_keeps_nothing(served: Scripted) -> None:
+    """A response that must not be stored is not found."""
+    _, answer = await served.post({"input": "Hi", "store": False})
+    status, error = await served.get(f"/v1/responses/{answer['id']}")
+    assert (status, error["error"]["code"]) == (404, "response_not_found")
+
+
+BAD: list[tuple[Any, int, str | None, str]] = [
+    (b"{", 400, None, "invalid_request"),
+    (b"[]", 400, None, "invalid_request"),
+    ({"input": 7}, 400, "input", "invalid_request"),
+    ({"input": [{"type": "telepathy"}]}, 400, "input[0].type", "invalid_request"),
+    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, 400, "input[0].content[0].text", ""),
+    ({"input": "Hi", "temperature": "hot"}, 400, "temperature", "invalid_request"),
+    (
+        {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
+        400,
+        "input[0].call_id",
+        "invalid_request",
+    ),
+    ({"input": "long " * 9_000}, 400, "input", "context_length_exceeded"),
+    ({"input": "Hi", "model": "gpt-9"}, 404, "model", "model_not_found"),
+    ({"input": "Hi", "previous_response_id": "resp_0"}, 400, "previous_response_id", "previous_response_not_found"),
+    ({"input": "x" * 200_000}, 413, None, "request_too_large"),
+    ({"input": "Hi", "background": True, "store": False}, 400, "background", "invalid_request"),
+    ({"input": "long " * 9_000, "background": True}, 400, "input", "context_length_exceeded"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "param", "code"), BAD)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_bad_input_is_refused(
+    body: Any, status: int, param: str | None, code: str, stream: bool, served: Scripted
+) -> None:
+    """Bad input is a 4xx with OpenAI's error body, before any header of a stream."""
+    served.engine.context_length = 8192
+    wanted = {**body, "stream": stream} if isinstance(body, dict) else body
+    answered, answer = await served.post(wanted)
+    assert answered == status
+    assert set(answer) == {"error"}
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["param"] == param
+    assert answer["error"]["code"] == (code or "invalid_request")
+    assert served.engine.running == 0
+
+
+async def test_unknown_routes_answer_in_json(served: Scripted) -> None:
+    """A wrong path or method has the error body that clients read."""
+    for path, status in (("/v2/nothing", 404), ("/v1/responses", 405), ("/v1/responses/resp_0", 404)):
+        answered, answer = await served.get(path)
+        assert answered == status
+        assert answer["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_body_that_cannot_be_unpacked_is_refused(served: Scripted) -> None:
+    """A body that lies about its encoding is the client's mistake, not ours."""
+    headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+    async with served.client.post(f"{served.url}/v1/responses", data=b"no gzip", headers=headers) as answer:
+        assert answer.status == 400
+        assert "body" in (await answer.json())["error"]["message"]
+
+
+REFUSALS = [
+    (InvalidPrompt("too odd"), 400, "invalid_prompt"),
+    (EngineOverloaded("full"), 503, "rate_limit_exceeded"),
+    (EngineDead("gone"), 503, "server_error"),
+]
+
+
+@pytest.mark.parametrize(("refusal", "status", "code"), REFUSALS, ids=str)
+async def test_what_the_engine_refuses_is_a_status(refusal: Any, status: int, code: str, served: Scripted) -> None:
+    """As long as the engine has not accepted the prompt, its refusal is an HTTP status."""
+    served.engine.script = Script(refusal=refusal)
+    answered, answer = await served.post({"input": "Hi", "stream": True})
+    assert (answered, answer["error"]["code"]) == (status, code)

@@ -1,0 +1,105 @@
+"""What a call gave the model to read, which its item does not say: the turns that come later read it as well."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline.core import Pipeline
+from pipeline.frames import Conversation
+from pipeline.protocol.tools import HOSTED, Toolset
+from stages.converse.converse import Converse
+from stages.converse.tools import Outcome, Toolbox
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.support.response_lives import until
+from tests.support.scripted_tools import Tool
+from tests.support.scripts import CALL, WEATHER, Scripted, script
+from tests.support.server import serving
+
+CODE = "<|channel|>analysis to=python code<|message|>6 * 7<|call|>"
+RESULT = "The result is 42 🐍."
+
+
+@dataclass
+class Last(Tool):
+    """A tool behind whose call the model calls a function of the client's."""
+
+    engine: ScriptedEngine | None = None
+    encoding: HarmonyEncoding | None = None
+
+    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+        assert self.engine
+        assert self.encoding
+        self.engine.script = script(self.encoding, CALL)
+        return await super().run(name, text, seconds)
+
+
+async def python(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversation, None]:
+    """Give every request the interpreter beside its own tools."""
+    async for conversation in source:
+        yield replace(conversation, tools=Toolset((*conversation.tools.tools, *HOSTED["python"])))
+
+
+@pytest.fixture
+async def calculating(encoding: HarmonyEncoding, store_at: str) -> AsyncIterator[Scripted]:
+    """A server whose model calculates something, and then wants to know of the weather."""
+    engine = ScriptedEngine(script(encoding, CODE))
+    tool = Last((Outcome(RESULT),), engine=engine, encoding=encoding)
+
+    def edit(whole: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+        converse = Converse(whole.inner("converse"), Toolbox({"python": tool}))
+        return whole.replace("converse", converse).after("normalize", "python", python)
+
+    async with serving(engine, encoding, store_at, edit=edit) as served:
+        yield served
+
+
+@pytest.mark.parametrize(
+    ("through", "way"),
+    [
+        *product(("previous_response_id", "conversation"), ({}, {"stream": True}, {"background": True})),
+        ("conversation", {"store": False}),
+    ],
+    ids=str,
+)
+async def test_a_result_is_read_again(
+    calculating: Scripted, encoding: HarmonyEncoding, through: str, way: dict[str, Any]
+) -> None:
+    """Whatever a response is continued by, the model reads what its call returned, and no item shows it."""
+    body: dict[str, Any] = {"input": "What to wear?", "tools": [WEATHER], **way}
+    if through == "conversation":
+        body["conversation"] = (await calculating.post({}, "/v1/conversations"))[1]["id"]
+    async with calculating.client.post(f"{calculating.url}/v1/responses", json=body) as answer:
+        told = await answer.text()
+    assert (answer.status, RESULT in told) == (200, False)
+    await until(lambda: len(calculating.engine.prompts) == 2 and len(calculating.runs.live) == 0)
+    response_id = calculating.engine.prompts[0].response.id
+    past = {"conversation": body["conversation"]} if "conversation" in body else {"previous_response_id": response_id}
+    (call_id,) = set(re.findall(r"call_[0-9a-f]{36}", await shown(calculating, response_id, told)))
+    output = {"type": "function_call_output", "call_id": call_id, "output": "Rain."}
+    assert (await calculating.post({"input": [output], "tools": [WEATHER], **past}))[0] == 200
+    read = encoding.decode(calculating.engine.prompts[-1].token_ids)
+    assert read.index("6 * 7") < read.index(RESULT) < read.index("Paris") < read.index("Rain.")
+
+
+async def test_a_call_that_is_sent_again_has_its_result(calculating: Scripted, encoding: HarmonyEncoding) -> None:
+    """A client that sends the items itself need not say what only this server knows."""
+    body: dict[str, Any] = {"input": "What to wear?", "tools": [WEATHER]}
+    _, first = await calculating.post(body)
+    output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "Rain."}
+    asked = {"role": "user", "content": body["input"]}
+    assert (await calculating.post({"input": [asked, *first["output"], output], "tools": [WEATHER]}))[0] == 200
+    read = encoding.decode(calculating.engine.prompts[-1].token_ids)
+    assert read.index("6 * 7") < read.index(RESULT) < read.index("Paris") < read.index("Rain.")
+
+
+async def shown(served: Scripted, response_id: str, told: str) -> str:
+    """What can be known of a response: what was told, and what is stored."""
+    return told + str((await served.get(f"/v1/responses/{response_id}"))[1])

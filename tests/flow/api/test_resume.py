@@ -1,0 +1,198 @@
+"""Streams that are read again: from any event on, by any number of readers, to the same bytes as the first time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from pipeline.errors import EngineFailed
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.support.event_streams import final, read_sse, renumbered
+from tests.support.response_lives import PATIENCE, begun, cancelled, ended, reading, until
+from tests.support.scripts import CALL, ENDLESS, HELLO, WEATHER, Scripted, script
+from tests.support.server import serving
+
+
+@pytest.fixture
+def where(store_at: str) -> str:
+    return store_at
+
+
+def rest(body: bytes, number: int) -> bytes:
+    """A stream without the events up to that number."""
+    return b"".join(frame + b"\n\n" for frame in body.removesuffix(b"\n\n").split(b"\n\n")[number + 1 :])
+
+
+def numbers(body: bytes) -> range:
+    """The sequence numbers of a stream."""
+    return range(body.count(b"\n\n") - 1)
+
+
+FAULT = {"error": EngineFailed("It failed.")}
+ENDINGS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    (HELLO, {}, {}, "completed"),
+    (HELLO, {"chunk_size": 5}, {"reasoning": {"summary": "auto"}}, "completed"),
+    (HELLO, {}, {"include": ["message.output_text.logprobs"]}, "completed"),
+    (CALL, {}, {}, "completed"),
+    (HELLO * 9, {}, {"max_output_tokens": 16}, "incomplete"),
+    (HELLO.removesuffix("<|return|>"), FAULT, {}, "failed"),
+]
+
+
+@pytest.mark.parametrize(("text", "options", "body", "status"), ENDINGS)
+@pytest.mark.parametrize("background", [False, True])
+async def test_v5_b16_a_stored_response_is_streamed_again(
+    served: Scripted,
+    encoding: HarmonyEncoding,
+    text: str,
+    options: dict[str, Any],
+    body: dict[str, Any],
+    status: str,
+    *,
+    background: bool,
+) -> None:
+    """However a response ended, in the background or not, its stream can be had again, byte by byte."""
+    served.engine.script = script(encoding, text, **options)
+    first = await served.stream({"input": "Hi", "tools": [WEATHER], "background": background, **body})
+    response = final(read_sse(first))
+    assert response.status == status
+    path = f"/v1/responses/{response.id}?stream=true"
+    assert await served.again(path) == first
+    await until(lambda: len(served.runs.live) == 0)
+    assert await served.again(path) == first
+    assert await served.again(f"{path}&starting_after=7") == rest(first, 7)
+
+
+async def test_v3_b15_a_stream_goes_on_behind_any_event(served: Scripted) -> None:
+    """From each number the rest is the same, and behind the last event there is nothing but the end, at once."""
+    first = await served.stream({"input": "Hi"})
+    path = f"/v1/responses/{final(read_sse(first)).id}?stream=true&starting_after"
+    for number in numbers(first):
+        async with asyncio.timeout(PATIENCE):
+            assert await served.again(f"{path}={number}") == rest(first, number)
+    assert await served.again(f"{path}={numbers(first)[-1]}") == b"data: [DONE]\n\n"
+
+
+async def test_v3_whoever_is_beyond_the_end_gets_the_end(served: Scripted) -> None:
+    """A number that no event has, as a reader may have from a server that died, gets the last event as the next."""
+    first = await served.stream({"input": "Hi"})
+    path = f"/v1/responses/{final(read_sse(first)).id}?stream=true&starting_after=123456789"
+    assert await served.again(path) == renumbered(rest(first, numbers(first)[-2]), 123456790)
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_b15_a_live_stream_has_any_number_of_readers(
+    served: Scripted, encoding: HarmonyEncoding, background: bool
+) -> None:
+    """Readers from every number on, some of events still to come, all join while it is made, and read the same."""
+    served.engine.script = script(encoding, latency=0.02)
+    async with reading(served, {"background": background}) as stream:
+        path = f"/v1/responses/{await stream.response_id()}?stream=true"
+        others = [asyncio.create_task(served.again(f"{path}&starting_after={number}")) for number in range(18)]
+        whole = [asyncio.create_task(served.again(path)) for _ in range(3)]
+        first = await stream.rest()
+        assert final(read_sse(first)).status == "completed"
+        assert await asyncio.gather(*whole) == [first] * 3
+        expected = [rest(first, number) for number in range(18)]
+        assert await asyncio.gather(*others) == expected
+
+
+async def test_b15_readers_join_at_any_time(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Whenever a reader comes, before the first token or behind the last, it reads all of the stream."""
+    served.engine.script = script(encoding, latency=0.01)
+    path = f"/v1/responses/{await begun(served)}?stream=true"
+    readers = list[asyncio.Task[bytes]]()
+    for _ in range(30):
+        readers.append(asyncio.create_task(served.again(path)))
+        await asyncio.sleep(0.01)
+    first, *others = await asyncio.gather(*readers)
+    assert final(read_sse(first)).status == "completed"
+    assert others == [first] * 29
+
+
+async def test_v2_readers_of_what_is_cancelled_get_its_end(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """All who follow a response that is cancelled read the same end, also those who come afterwards."""
+    served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
+    response_id = await begun(served)
+    path = f"/v1/responses/{response_id}?stream=true"
+    readers = [asyncio.create_task(served.again(path)) for _ in range(3)]
+    await until(lambda: served.engine.running == 1)
+    await asyncio.sleep(0.1)
+    await cancelled(served, response_id)
+    first, *others = await asyncio.gather(*readers)
+    assert final(read_sse(first)).status == "cancelled"
+    assert [*others, await served.again(path)] == [first] * 3
+
+
+async def test_a_reader_who_leaves_takes_nothing_along(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Somebody who only follows a response may leave: it goes on for the one in front of it."""
+    served.engine.script = script(encoding, latency=0.01)
+    async with reading(served) as stream:
+        path = f"{served.url}/v1/responses/{await stream.response_id()}?stream=true"
+        async with served.client.get(path) as follower:
+            await follower.content.readuntil(b"\n\n")
+        assert final(read_sse(await stream.rest())).status == "completed"
+
+
+async def test_a_stream_that_waits_says_that_it_lives(encoding: HarmonyEncoding, where: str) -> None:
+    """A reader of a response that waits gets headers and comments at once, however long it waits."""
+    engine = ScriptedEngine(script(encoding))
+    async with serving(engine, encoding, where, keep_alive=0.03, limit=0) as served:
+        response_id = await begun(served)
+        path = f"{served.url}/v1/responses/{response_id}?stream=true&starting_after=1"
+        async with asyncio.timeout(PATIENCE), served.client.get(path) as answer:
+            assert answer.status == 200
+            assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
+
+
+async def test_row41_what_is_no_longer_kept_says_so(served: Scripted) -> None:
+    """Behind ``--stream-ttl`` the events of a response are gone: to stream it is a 400 that says so, the rest stays."""
+    _, answer = await served.post({"input": "Hi"})
+    await until(lambda: len(served.runs.live) == 0)
+    await served.store.sweep(3600, 0)
+    for after in ("", "&starting_after=3"):
+        status, error = await served.get(f"/v1/responses/{answer['id']}?stream=true{after}")
+        assert (status, error["error"]["code"]) == (400, "stream_expired")
+        assert "no longer kept" in error["error"]["message"]
+    assert await served.get(f"/v1/responses/{answer['id']}") == (200, answer)
+    await served.store.sweep(0, 0)
+    assert (await served.get(f"/v1/responses/{answer['id']}"))[0] == 404
+
+
+async def test_both_dialects_read_one_log(served: Scripted) -> None:
+    """What was made under one base URL is streamed again under the other, in its words and with the same numbers."""
+    first = await served.stream({"input": "Hi"}, "/openresponses/v1/responses")
+    assert b"response.reasoning.delta" in first
+    path = f"responses/{final_id(first)}?stream=true"
+    assert await served.again(f"/openresponses/v1/{path}") == first
+    assert await served.again(f"/openresponses/v1/{path}&starting_after=4") == rest(first, 4)
+    assert b"response.reasoning_text.delta" in await served.again(f"/v1/{path}")
+
+
+def final_id(body: bytes) -> str:
+    return body.partition(b'"id":"')[2].partition(b'"')[0].decode()
+
+
+async def test_the_sdk_goes_on_with_what_it_has_not_read(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """openai-python reads a background stream, loses its connection again and again, and has every event once."""
+    served.engine.script = script(encoding, latency=0.005)
+    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk:
+        stream: Any = await sdk.responses.create(model="tiny", input="Hi", background=True, stream=True)
+        read = list[Any]()
+        while not read or read[-1].type != "response.completed":
+            async for event in stream:
+                read.append(event)
+                if event.sequence_number % 3 == 2:
+                    break
+            await stream.close()
+            stream = await sdk.responses.retrieve(
+                read[0].response.id, stream=True, starting_after=read[-1].sequence_number
+            )
+        await stream.close()
+    assert [event.sequence_number for event in read] == list(range(len(read)))
+    assert read[-1].response.output_text == "Hello!"
+    assert (await ended(served, read[0].response.id))["status"] == "completed"

@@ -1,0 +1,38 @@
+"""What is kept for a time only, and what the operator hears of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from api.retention import keep_sweeping
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.support.databases import database
+from tests.support.faulty_database import Faulty
+from tests.support.response_lives import until
+from tests.support.scripts import script
+from tests.support.server import serving
+
+
+async def test_row17_what_is_too_old_goes_by_itself(
+    encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sweeping begins at once and goes on, also behind an outage; each time one line says how much is left."""
+    kept = Faulty(database(str(tmp_path / "store.sqlite3")))
+    async with serving(ScriptedEngine(script(encoding)), encoding, kept) as served:
+        _, answer = await served.post({"input": "Hi"})
+        await until(lambda: len(served.runs.live) == 0)
+        kept.is_down = True
+        with caplog.at_level(logging.INFO):
+            sweeping = asyncio.create_task(keep_sweeping(served.store, 0, 0))
+            await until(lambda: "could not be deleted" in caplog.text)
+            kept.is_down = False
+            await until(lambda: "Stored: " in caplog.text)
+        sweeping.cancel()
+        assert re.search(r"Stored: 0 responses, [0-9.]+ MB, 0\.0 days", caplog.text)
+        assert (await served.get(f"/v1/responses/{answer['id']}"))[0] == 404

@@ -1,0 +1,52 @@
+"""openai-python against the real edge."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from stages.harmony import HarmonyEncoding
+from tests.support.scripts import CALL, WEATHER, Scripted, script
+
+
+async def test_the_stream_helper_accumulates(served: Scripted, sdk: openai.AsyncOpenAI) -> None:
+    """openai-python's stream helper gets through a stream and ends with its final response."""
+    async with sdk.responses.stream(model="tiny", input="Hi") as stream:
+        deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+        response = await stream.get_final_response()
+    assert "".join(deltas) == response.output_text == "Hello!"
+
+
+async def test_a_function_call_makes_the_round(
+    served: Scripted, sdk: openai.AsyncOpenAI, encoding: HarmonyEncoding
+) -> None:
+    """Call, output and answer travel by previous_response_id; the prompt holds all of them."""
+    served.engine.script = script(encoding, CALL)
+    tools: Any = [WEATHER]
+    first = await sdk.responses.create(model="tiny", input="Weather?", tools=tools)
+    call = first.output[-1]
+    assert call.type == "function_call"
+    assert json.loads(call.arguments) == {"city": "Paris"}
+    served.engine.script = script(encoding)
+    output: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "18 degrees"}]
+    second = await sdk.responses.create(model="tiny", previous_response_id=first.id, input=output, tools=tools)
+    assert second.output_text == "Hello!"
+    prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+    assert prompt.endswith(
+        "<|start|>user<|message|>Weather?<|end|><|start|>assistant"
+        + CALL
+        + "<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>18 degrees<|end|>"
+        "<|start|>assistant"
+    )
+
+
+async def test_errors_are_the_sdks_own(served: Scripted, sdk: openai.AsyncOpenAI) -> None:
+    """The SDK raises its own exception types, with param and code."""
+    with pytest.raises(openai.NotFoundError):
+        await sdk.responses.retrieve("resp_0")
+    with pytest.raises(openai.BadRequestError) as refused:
+        await sdk.responses.create(model="tiny", input="Hi", previous_response_id="resp_0")
+    assert (refused.value.param, refused.value.code) == ("previous_response_id", "previous_response_not_found")

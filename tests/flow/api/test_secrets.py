@@ -1,0 +1,190 @@
+"""Secrets of a request: the servers of tools get them, and nobody finds them anywhere else, not even in this process.
+
+The tests of what runs later begin where a body has been read, and end where a server of tools would be asked.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline.core import Pipeline
+from pipeline.frames import Conversation, GenerationStarted, Prompt
+from pipeline.protocol.request import CreateResponse
+from pipeline.protocol.tools import McpServer, Toolset
+from pipeline.record import read_frames, write_frames
+from pipeline.secret import Secret
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from stages.persist.live import LiveResponse
+from tests.support.databases import contents
+from tests.support.response_lives import ended, until
+from tests.support.scripts import Scripted, script
+from tests.support.server import serving
+from tests.support.stored_responses import queued, request
+
+CANARY = "canary-9f2c71d0"
+URL = "http://127.0.0.1:1"
+
+Headers = list[dict[str, dict[str, str]]]
+
+
+def secretive(conversation: Conversation) -> Conversation:
+    """The same conversation, with a server of tools that wants to know who asks."""
+    server = McpServer("maps", "https://maps.example/mcp", Secret({"Authorization": f"Bearer {CANARY}"}))
+    return replace(conversation, tools=Toolset(servers=(server,)))
+
+
+def known_secrets() -> int:
+    """How many secrets of these tests this process knows."""
+    gc.collect()
+    return sum(CANARY in str(each.reveal()) for each in gc.get_objects() if issubclass(type(each), Secret))
+
+
+class Watched:
+    """What comes to the model's turn, with the headers that are known there."""
+
+    def __init__(self) -> None:
+        self.headers: Headers = []
+
+    def edit(self, whole: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+        return whole.after("generate", "watch", self.watch)
+
+    async def watch(self, source: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+        async for frame in source:
+            if isinstance(frame, GenerationStarted):
+                self.headers.append({each.label: each.headers.reveal() for each in frame.tools.servers})
+            yield frame
+
+
+@pytest.fixture
+def where(store_at: str) -> str:
+    return store_at
+
+
+async def waiting(served: Scripted) -> LiveResponse:
+    """A response that has been queued, with a secret."""
+    read = await served.runs.prepare(CreateResponse(input="Hi", background=True))
+    return await served.runs.queue(secretive(read))
+
+
+@pytest.mark.parametrize(
+    "way", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}], ids=str
+)
+async def test_secrets_of_a_body_are_told_and_kept_nowhere(
+    served: Scripted, where: str, way: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server of tools that cannot be asked is a failed item, and what it was to be sent is in no answer or event."""
+    server = {"type": "mcp", "server_label": "maps", "server_url": "https://maps.example/mcp"}
+    secret = {"authorization": CANARY, "headers": {"X-Key": CANARY}}
+    with caplog.at_level(logging.DEBUG):
+        body = {"input": "Hi", "tools": [server | secret], **way}
+        async with served.client.post(f"{served.url}/v1/responses", json=body) as answer:
+            told = await answer.text()
+        assert answer.status == 200, told
+        (response_id,) = set(re.findall(r"resp_[0-9a-f]{32}", told))
+        response = await ended(served, response_id)
+        again = await served.again(f"/v1/responses/{response_id}?stream=true")
+    assert [item["type"] for item in response["output"]] == ["mcp_list_tools", "reasoning", "message"]
+    assert response["output"][0]["error"]
+    for text in (told, str(response), again.decode(), await contents(where), caplog.text):
+        assert CANARY not in text
+
+
+async def test_a_background_response_has_the_secrets_of_its_request(
+    encoding: HarmonyEncoding, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It waits in the store without them and runs with them, and neither store nor log ever hears of them."""
+    watched = Watched()
+    with caplog.at_level(logging.DEBUG):
+        async with serving(ScriptedEngine(script(encoding)), encoding, where, edit=watched.edit, limit=0) as served:
+            run = await waiting(served)
+            assert CANARY not in await contents(where)
+            assert "maps.example" in await contents(where)
+            served.runs.background.limit = 1
+            await waiting(served)
+            assert (await ended(served, run.response.id))["status"] == "completed"
+            await until(lambda: len(served.runs.live) == 0)
+            assert CANARY not in await contents(where)
+    assert watched.headers == [{"maps": {"Authorization": f"Bearer {CANARY}"}}] * 2
+    assert CANARY not in caplog.text
+
+
+async def test_another_server_makes_it_without_them(encoding: HarmonyEncoding, where: str) -> None:
+    """What a server has left when it ended is made by the next one all the same, which cannot know the secrets."""
+    watched = Watched()
+    async with serving(ScriptedEngine(script(encoding)), encoding, where, limit=0, url=URL) as served:
+        response_id = (await waiting(served)).response.id
+    async with serving(ScriptedEngine(script(encoding)), encoding, where, url=URL, edit=watched.edit) as after:
+        assert (await ended(after, response_id))["status"] == "completed"
+    assert watched.headers == [{"maps": {}}]
+
+
+async def _runs(served: Scripted, run: LiveResponse) -> None:
+    served.runs.background.limit = 1
+    served.runs.background._begin_next()
+    await run.wait()
+
+
+async def _is_cancelled(served: Scripted, run: LiveResponse) -> None:
+    await served.runs.cancel(run)
+
+
+async def _is_deleted(served: Scripted, run: LiveResponse) -> None:
+    assert (await served.delete(f"/v1/responses/{run.response.id}"))[0] == 200
+
+
+async def _is_handed_over(served: Scripted, run: LiveResponse) -> None:
+    served.runs.background.release()
+
+
+async def _is_taken_away(served: Scripted, run: LiveResponse) -> None:
+    served.store.release(run.response.id)
+    await served.runs.let_go()
+
+
+@pytest.fixture
+def looked_at() -> Iterator[None]:
+    """Only what is made from here on: all that other tests have left takes seconds."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("looked_at")
+@pytest.mark.parametrize("happens", [_runs, _is_cancelled, _is_deleted, _is_handed_over, _is_taken_away])
+async def test_secrets_are_forgotten_with_the_run(
+    encoding: HarmonyEncoding, tmp_path: Path, happens: Callable[[Scripted, LiveResponse], Awaitable[None]]
+) -> None:
+    """However a run ends here, or leaves, this process no longer knows its secrets."""
+    engine, before = ScriptedEngine(script(encoding)), known_secrets()
+    async with serving(engine, encoding, tmp_path, limit=0) as served:
+        run = await waiting(served)
+        assert known_secrets() == before + 1
+        await happens(served, run)
+        engine.prompts.clear()
+        await until(lambda: known_secrets() == before)
+
+
+def test_a_recording_has_no_secrets(tmp_path: Path) -> None:
+    """Whatever junction is recorded, the file reads as it was written, but for the secrets."""
+    asked = secretive(request(queued()))
+    response, tools = asked.response, asked.tools
+    for frame in (
+        asked,
+        Prompt(response, (), (1,), (), asked.sampling, tools),
+        GenerationStarted(response, (), 1, tools),
+    ):
+        write_frames(tmp_path / "frames.jsonl", [frame])
+        assert CANARY not in (tmp_path / "frames.jsonl").read_text()
+        (read,) = read_frames(tmp_path / "frames.jsonl", type(frame))
+        assert read == frame
+        assert read.tools.servers[0].headers.reveal() == {}
+        assert CANARY not in repr(frame)

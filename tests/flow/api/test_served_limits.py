@@ -1,0 +1,246 @@
+"""Where a response with tools comes to an end: at limits, at the client's turn, at closed doors and a full engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydantic_settings import CliApp
+
+from api.settings import Settings
+from pipeline.errors import EngineOverloaded
+from server import toolbox
+from stages.converse.exchange import Limits
+from stages.converse.sandbox.probe import Sandbox
+from stages.guard import NOTHING_ALLOWED
+from stages.harmony import HarmonyEncoding
+from tests.support.databases import contents
+from tests.support.mcp_servers import HttpServers
+from tests.support.response_lives import begun, ended, found, reading
+from tests.support.scripts import WEATHER, Scripted
+from tests.support.tool_servers import (
+    ASKED,
+    CODE,
+    MODES,
+    SEARCH,
+    Json,
+    Told,
+    answer,
+    both,
+    browse,
+    call,
+    mcp,
+    plays,
+    prompts,
+    python,
+    told,
+    tooled,
+    webbed,
+)
+
+USER: Json = {"role": "user", "content": "Go."}
+ASK = call("functions.get_weather", {"city": "Paris"})
+ECHO = call("docs.echo", {"text": "hello"})
+
+
+# Limits
+
+TOO_MANY: dict[str, tuple[Sequence[str], Json, int, str]] = {
+    "calls of a turn": ([both(ECHO, python("print(1)")), answer()], {"max_tool_calls": 1}, 1, "max_tool_calls"),
+    "calls of two turns": ([ECHO, ECHO, answer()], {"max_tool_calls": 1}, 1, "max_tool_calls"),
+    "turns": ([ECHO], {}, 2, "max_turns"),
+}
+"""What the model says, what the request allows, how many calls are run, and why no more."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("many", TOO_MANY)
+async def test_a_limit_ends_a_response_as_incomplete(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, mode: str, many: str
+) -> None:
+    """The call that is one too many is told and not run: it is incomplete, and is the last item."""
+    turns, limit, done, reason = TOO_MANY[many]
+    async with tooled(encoding, tmp_path, turns, sandbox=sandbox, limits=Limits(turns=3)) as served:
+        heard = await told(served, mode, {"tools": [CODE, mcp(url=http.url())], **limit})
+    assert (heard.response["status"], heard.response["incomplete_details"]) == ("incomplete", {"reason": reason})
+    assert [item["status"] for item in heard.output[1:]] == ["completed"] * done + ["incomplete"]
+    last = heard.ladder(len(heard.output) - 1)
+    assert last[-1] == "output_item.done"
+    assert not {"mcp_call.completed", "mcp_call.failed", "code_interpreter_call.interpreting"} & {*last}
+    assert heard.response["usage"]["output_tokens"] > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_call_that_was_cut_is_not_made(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
+) -> None:
+    """All turns together write so many tokens: what is cut inside a call ends there, and nobody hears of it."""
+    hang = call("docs.hang", {"padding": "x " * 30})
+    before = http.state().get("hang", 0)
+    async with tooled(encoding, tmp_path, [hang]) as served:
+        heard = await told(served, mode, {"tools": [mcp(url=http.url())], "max_output_tokens": 20})
+    assert heard.response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert (heard.types, heard.output[1]["status"]) == (["mcp_list_tools", "mcp_call"], "incomplete")
+    assert http.state().get("hang", 0) == before
+
+
+# The client's turn
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("way", ["previous_response_id", "stateless"])
+async def test_a_mixed_turn_goes_on_with_the_clients_output(
+    encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, http: HttpServers, mode: str, way: str
+) -> None:
+    """Calls of the server have been run when the client gets its own; with its output the model reads all of them."""
+    turn = both(python("print(6 * 7)"), ECHO, ASK)
+    include = ["code_interpreter_call.outputs"]
+    async with tooled(encoding, tmp_path, [turn], sandbox=sandbox) as served:
+        body = {"tools": [CODE, WEATHER, mcp(url=http.url())], "include": include}
+        first = await told(served, mode, body | {"input": [USER]})
+        assert first.types == ["mcp_list_tools", "code_interpreter_call", "mcp_call", "function_call"]
+        assert (first.response["status"], len(served.engine.prompts)) == ("completed", 1)
+        plays(served.engine, encoding, answer("Rain."))
+        output = {"type": "function_call_output", "call_id": first.output[-1]["call_id"], "output": "rain"}
+        by_id = {"previous_response_id": first.response["id"], "input": [output]}
+        second = await told(
+            served, mode, body | (by_id if way != "stateless" else {"input": [USER, *first.output, output]})
+        )
+        read = prompts(served, encoding)[-1]
+    assert (second.types, second.response["status"]) == (["message"], "completed")
+    results = [
+        "<|start|>python to=assistant<|channel|>analysis<|message|>42\n",
+        "<|start|>docs.echo to=assistant<|channel|>commentary<|message|>hello<|end|>",
+        "<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>rain<|end|><|start|>assistant",
+    ]
+    places = [read.find(result) for result in results]
+    assert -1 < places[0] < places[1] < places[2]
+
+
+# Closed doors
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_url_of_a_request_leads_nowhere_private(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
+) -> None:
+    """Nothing is sent to an address that is not public: the listing fails as an item, and so does opening a page."""
+    before = http.state()["requests"]
+    async with (
+        webbed() as site,
+        tooled(encoding, tmp_path, allowed=NOTHING_ALLOWED, search="http://127.0.0.1:9") as served,
+    ):
+        plays(served.engine, encoding, browse("open", {"id": f"{site.url}/gates"}), answer())
+        heard = await told(served, mode, {"tools": [SEARCH, mcp(url=http.url()), mcp("more", http.url(over="sse"))]})
+    assert heard.types == ["mcp_list_tools", "mcp_list_tools", "web_search_call", "message"]
+    assert heard.response["status"] == "completed"
+    assert [bool(item["error"]) for item in heard.output[:2]] == [True, True]
+    assert (heard.output[2]["status"], site.asked) == ("failed", 0)
+    assert http.state()["requests"] == before
+
+
+async def test_the_operator_may_open_an_address(encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers) -> None:
+    """With ``--allow-address`` a request's server there is called."""
+    for allowed in ([], ["--allow-address", "127.0.0.1"]):
+        tools = await toolbox(CliApp.run(Settings, cli_args=["--no-sandbox", *allowed]))
+        async with tooled(encoding, tmp_path / str(len(allowed)), [ECHO, answer()], toolbox=tools) as served:
+            heard = await told(served, "whole", {"tools": [mcp(url=http.url())]})
+        assert bool(heard.output[0].get("error")) == (not allowed)
+        assert ("mcp_call" in heard.types) == bool(allowed)
+
+
+# Secrets
+
+CANARY = "canary-5512e0"
+
+
+@pytest.fixture
+def where(tmp_path: Path) -> str:
+    """A database with a folder of its own."""
+    return str(tmp_path / "store" / "responses.sqlite3")
+
+
+@pytest.mark.parametrize(("mode", "store"), ASKED)
+async def test_secrets_go_to_their_server_and_nowhere_else(
+    encoding: HarmonyEncoding, where: str, http: HttpServers, caplog: pytest.LogCaptureFixture, mode: str, store: bool
+) -> None:
+    """Not even through a server that gives them away: no item, event, prompt, log or store has them."""
+    secret = {"authorization": CANARY, "headers": {"X-Key": CANARY}}
+    tools = [mcp(url=http.url()) | secret, mcp("broken", http.url("broken")) | secret]
+    with caplog.at_level(logging.DEBUG):
+        async with tooled(encoding, where, [call("docs.leak", {}), answer()]) as served:
+            heard = await told(served, mode, {"tools": tools, "store": store})
+            told_to_model = prompts(served, encoding)
+            kept = await contents(where)
+    assert heard.types == ["mcp_list_tools", "mcp_list_tools", "mcp_call", "message"]
+    assert http.state()["headers"]["/good/mcp"]["x-key"] == CANARY
+    for text in (json.dumps(heard.response), heard.raw.decode(), *told_to_model, kept, caplog.text):
+        assert CANARY not in text
+
+
+# A full engine
+
+FULL = EngineOverloaded("The engine's queue is full.")
+SOON = Limits(retry_seconds=0.02)
+
+
+def is_full(served: Scripted, *, full: bool = True) -> None:
+    served.engine.script = replace(served.engine.script, refusal=FULL if full else None)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_response_that_has_begun_waits_for_a_full_engine(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
+) -> None:
+    """What has told of tools cannot be refused any more: each of its turns begins as soon as there is room."""
+    door = tmp_path / "door"
+    turns = [call("docs.wait", {"path": str(door)}), answer()]
+    async with tooled(encoding, tmp_path, turns, limits=SOON) as served:
+        is_full(served)
+        asked = asyncio.create_task(told(served, mode, {"tools": [mcp(url=http.url())]}))
+        for at in (0, 1):
+            await asyncio.sleep(0.3)
+            assert (len(served.engine.prompts), asked.done()) == (at, False)
+            is_full(served, full=False)
+            while len(served.engine.prompts) == at:
+                await asyncio.sleep(0.01)
+            is_full(served, full=at == 0)
+            await asyncio.to_thread(door.touch)
+        heard: Told = await asked
+    assert (heard.response["status"], heard.types) == ("completed", ["mcp_list_tools", "mcp_call", "message"])
+
+
+async def test_a_response_that_has_not_begun_is_refused_by_a_full_engine(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox
+) -> None:
+    """Before its first word a full engine is a 503, whatever tools there are; in the background it waits."""
+    async with tooled(encoding, tmp_path, [answer()], sandbox=sandbox, limits=SOON) as served:
+        is_full(served)
+        status, error = await served.post({"input": "Hi", "tools": [CODE]})
+        assert (status, error["error"]["code"]) == (503, "rate_limit_exceeded")
+        waiting = await begun(served, {"tools": [CODE]})
+        is_full(served, full=False)
+        assert (await ended(served, waiting))["status"] == "completed"
+
+
+async def test_a_response_that_waits_for_a_full_engine_can_be_cancelled(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
+) -> None:
+    """It ends at once, with the items that it has."""
+    async with (
+        tooled(encoding, tmp_path, limits=Limits(retry_seconds=3600)) as served,
+    ):
+        is_full(served)
+        async with reading(served, {"tools": [mcp(url=http.url())], "background": True}) as stream:
+            response_id = await stream.response_id()
+            await stream.upto(b"response.output_item.done")
+            status, cancelled = await served.ask("POST", f"/v1/responses/{response_id}/cancel")
+            await stream.rest()
+        assert (status, cancelled["status"]) == (200, "cancelled")
+        assert [item["type"] for item in cancelled["output"]] == ["mcp_list_tools"]
+        assert await found(served, response_id) == cancelled

@@ -1,0 +1,263 @@
+"""Tools in trouble: their client leaves, their response is ended, or they die; nothing stays behind of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from stages.converse.mcp.config import HttpServer
+from stages.converse.sandbox.probe import Sandbox
+from stages.harmony import HarmonyEncoding
+from tests.support.event_streams import final, read_sse
+from tests.support.mcp_servers import HttpServers
+from tests.support.response_lives import Reading, cancelled, ended, found, reading, until
+from tests.support.scripts import Scripted
+from tests.support.tool_servers import (
+    CODE,
+    MODES,
+    Json,
+    answer,
+    both,
+    call,
+    child,
+    mcp,
+    plays,
+    python,
+    told,
+    tooled,
+    working,
+)
+from tests.unit.stages.converse.sandbox.conftest import descendants
+
+
+async def leave(served: Scripted, stream: Reading, response_id: str) -> None:
+    """The client closes its socket."""
+    stream.answer.close()
+
+
+async def cancel(served: Scripted, stream: Reading, response_id: str) -> None:
+    status, answer = await cancelled(served, response_id)
+    assert (status, answer["status"], answer["output"][-1]["status"]) == (200, "cancelled", "incomplete")
+    assert final(read_sse(await stream.rest())).status == "cancelled"
+    assert await found(served, response_id) == answer
+
+
+async def delete(served: Scripted, stream: Reading, response_id: str) -> None:
+    assert (await served.delete(f"/v1/responses/{response_id}"))[0] == 200
+    assert final(read_sse(await stream.rest())).status == "cancelled"
+    assert (await served.get(f"/v1/responses/{response_id}"))[0] == 404
+
+
+async def drain(served: Scripted, stream: Reading, response_id: str) -> None:
+    """What a server does at SIGTERM, when its seconds are over."""
+    reader = asyncio.create_task(stream.rest())
+    await served.runs.drain(0.05)
+    assert final(read_sse(await reader)).status == "failed"
+    assert (await found(served, response_id))["status"] == "failed"
+
+
+End = Callable[[Scripted, Reading, str], Awaitable[None]]
+ENDS: list[tuple[End, Json]] = [
+    (leave, {}),
+    (cancel, {}),
+    (cancel, {"background": True}),
+    (delete, {}),
+    (delete, {"background": True}),
+    (drain, {}),
+    (drain, {"background": True}),
+]
+"""Ways in which a response ends before its tool, and how it was asked for."""
+ending = pytest.mark.parametrize(("end", "way"), ENDS, ids=lambda part: getattr(part, "__name__", str(part)))
+
+
+async def settled(before: Counter[str]) -> None:
+    """Wait until this process has nothing more to do than before."""
+    await until(lambda: working() <= before)
+
+
+async def hung(http: HttpServers) -> tuple[int, int]:
+    """How many calls of the MCP servers never return, and how many of them have been called off."""
+    state = await asyncio.to_thread(http.state)
+    return state.get("hang", 0), state.get("hang cancelled", 0)
+
+
+async def reaches(http: HttpServers, begun: int, over: int) -> None:
+    async with asyncio.timeout(120):
+        while await hung(http) != (begun, over):
+            await asyncio.sleep(0.02)
+
+
+# Broken off
+
+HANG = call("docs.hang", {})
+STATE = call("docs.state", {})
+
+
+@ending
+@pytest.mark.parametrize("owner", ["operator", "request"])
+async def test_row30_calls_end_with_their_response(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, owner: str, end: End, way: Json
+) -> None:
+    """The server hears of each that nobody waits any more, no task is left, and the next response can call it."""
+    tool, servers = (mcp(), {"docs": HttpServer(http.url())}) if owner == "operator" else (mcp(url=http.url()), {})
+    async with tooled(encoding, tmp_path, servers=servers) as served:
+        plays(served.engine, encoding, STATE, answer())
+        await told(served, "stream", {"tools": [tool]})
+        before, (begun, over) = working(), await hung(http)
+        plays(served.engine, encoding, both(HANG, HANG), answer())
+        async with reading(served, {"tools": [tool], **way}) as stream:
+            response_id = await stream.response_id()
+            await reaches(http, begun + 2, over)
+            await end(served, stream, response_id)
+        await reaches(http, begun + 2, over + 2)
+        await settled(before)
+        await until(lambda: len(served.runs.live) == 0)
+        if end is not drain:
+            plays(served.engine, encoding, STATE, answer())
+            again = await told(served, "whole", {"tools": [tool]})
+            assert [item["status"] for item in again.output if item["type"] == "mcp_call"] == ["completed"]
+
+
+async def test_row30_a_child_outlives_the_call_that_was_left(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The one connection to a server over stdio is still good when a call of it was called off."""
+    async with tooled(encoding, tmp_path, servers={"docs": child()}) as served:
+        states = []
+        for _ in range(2):
+            plays(served.engine, encoding, STATE, answer())
+            heard = await told(served, "stream", {"tools": [mcp()]})
+            states.append(json.loads(heard.output[-2]["output"]))
+            plays(served.engine, encoding, HANG, answer())
+            before = working()
+            async with reading(served, {"tools": [mcp()]}) as stream:
+                await stream.upto(b"mcp_call_arguments.done")
+            await settled(before)
+    first, second = states
+    assert second["pid"] == first["pid"]
+    assert second.get("hang", 0) == second.get("hang cancelled", 0)
+
+
+async def test_row30_a_call_ends_with_a_client_that_waited_for_the_whole(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
+) -> None:
+    """Who closes the socket of a request that is not streamed takes the call along as well."""
+    async with tooled(encoding, tmp_path, [HANG, answer()]) as served:
+        before, (begun, over) = working(), await hung(http)
+        asked = asyncio.create_task(served.post({"input": "Hi", "tools": [mcp(url=http.url())]}))
+        await reaches(http, begun + 1, over)
+        asked.cancel()
+        await reaches(http, begun + 1, over + 1)
+        await settled(before)
+        await until(lambda: len(served.runs.live) == 0)
+
+
+async def test_row30_a_detached_response_keeps_its_call(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
+) -> None:
+    """What survives its client goes on with its tools, and then lets go of them."""
+    door = tmp_path / "door"
+    turns = [call("docs.wait", {"path": str(door)}), answer()]
+    async with tooled(encoding, tmp_path, turns, detaches=True) as served:
+        before = working()
+        async with reading(served, {"tools": [mcp(url=http.url())]}) as stream:
+            response_id = await stream.response_id()
+            await stream.upto(b"mcp_call_arguments.done")
+        door.touch()
+        assert (await ended(served, response_id))["status"] == "completed"
+        await settled(before)
+
+
+@pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
+async def test_a_response_can_be_cancelled_while_a_server_is_asked(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, way: Json
+) -> None:
+    """Its listing has failed, and no turn begins."""
+    tools = [mcp("mute", http.url("mute")), mcp(url=http.url())]
+    async with tooled(encoding, tmp_path) as served, reading(served, {"tools": tools, **way}) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"mcp_list_tools.in_progress")
+        status, answer = await cancelled(served, response_id)
+        response = final(read_sse(await stream.rest()))
+        assert (status, answer["status"], response.status) == (200, "cancelled", "cancelled")
+        (listing,) = answer["output"]
+        assert (listing["server_label"], listing["tools"], bool(listing["error"])) == ("mute", [], True)
+        assert served.engine.prompts == []
+
+
+@ending
+async def test_row30_code_ends_with_its_response(
+    encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, end: End, way: Json
+) -> None:
+    """No process of it is left, whatever it was at."""
+    async with tooled(encoding, tmp_path, [python("while True: pass")], sandbox=sandbox) as served:
+        await told(served, "stream", {"tools": [CODE], "tool_choice": "none"})
+        before, others = working(), descendants(os.getpid())
+        async with reading(served, {"tools": [CODE], **way}) as stream:
+            response_id = await stream.response_id()
+            await stream.upto(b"code_interpreter_call.interpreting")
+            await until(lambda: descendants(os.getpid()) - others)
+            await end(served, stream, response_id)
+        await until(lambda: not descendants(os.getpid()) - others)
+        await settled(before)
+
+
+async def test_row30_a_response_that_ends_leaves_no_process(
+    encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox
+) -> None:
+    """What the code has started ends with the response, and not before."""
+    turns = [python("x = 1"), python("print(x)"), answer()]
+    async with tooled(encoding, tmp_path, turns, sandbox=sandbox) as served:
+        others = descendants(os.getpid())
+        heard = await told(served, "background", {"tools": [CODE], "include": ["code_interpreter_call.outputs"]})
+        assert heard.output[1]["outputs"] == [{"type": "logs", "logs": "1\n"}]
+        await until(lambda: not descendants(os.getpid()) - others)
+
+
+# Dead
+
+NOBODY = "http://127.0.0.1:9/mcp"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_row40_a_server_that_is_down_is_an_item_that_failed(
+    encoding: HarmonyEncoding, tmp_path: Path, mode: str
+) -> None:
+    """The model does without it, and a call that it makes up all the same ends nothing."""
+    async with tooled(encoding, tmp_path, [answer()], servers={"files": HttpServer(NOBODY)}) as served:
+        heard = await told(served, mode, {"tools": [mcp(url=NOBODY), mcp("files")]})
+        assert heard.types == ["mcp_list_tools", "mcp_list_tools", "message"]
+        assert heard.response["status"] == "completed"
+        for index in (0, 1):
+            assert (heard.output[index]["tools"], bool(heard.output[index]["error"])) == ([], True)
+            assert heard.ladder(index) == [
+                "output_item.added",
+                "mcp_list_tools.in_progress",
+                "mcp_list_tools.failed",
+                "output_item.done",
+            ]
+        plays(served.engine, encoding, call("docs.echo", {}), answer())
+        heard = await told(served, mode, {"tools": [mcp(url=NOBODY)]})
+        assert (heard.types[0], heard.types[-1], heard.response["status"]) == ("mcp_list_tools", "message", "completed")
+        assert "mcp_call" not in heard.types
+
+
+@pytest.mark.parametrize("mode", ["background stream"])
+async def test_row40_a_server_that_dies_in_mid_call_is_started_again(
+    encoding: HarmonyEncoding, tmp_path: Path, mode: str
+) -> None:
+    """Its call has failed, and the next one is answered by a new process."""
+    turns = [STATE, call("docs.die", {}), STATE, answer()]
+    async with tooled(encoding, tmp_path, turns, servers={"docs": child()}) as served:
+        heard = await told(served, mode, {"tools": [mcp()]})
+    assert heard.types == ["mcp_list_tools", *["mcp_call"] * 3, "message"]
+    assert [item["status"] for item in heard.output[1:4]] == ["completed", "failed", "completed"]
+    assert heard.ladder(2)[-2:] == ["mcp_call.failed", "output_item.done"]
+    assert heard.output[2]["error"]
+    first, second = (json.loads(heard.output[index]["output"]) for index in (1, 3))
+    assert first["pid"] != second["pid"]
+    assert heard.response["status"] == "completed"

@@ -1,0 +1,156 @@
+"""Calls of MCP servers, in every way there is to ask for a response: what is told of them, and when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stages.converse.exchange import Limits
+from stages.converse.sandbox.probe import Sandbox
+from stages.harmony import HarmonyEncoding
+from tests.support.event_streams import final, read_sse
+from tests.support.mcp_servers import HttpServers
+from tests.support.response_lives import found, reading
+from tests.support.tool_servers import (
+    ASKED,
+    CODE,
+    MODES,
+    Json,
+    Told,
+    answer,
+    call,
+    child,
+    mcp,
+    plays,
+    prompts,
+    python,
+    silent,
+    told,
+    tooled,
+)
+
+
+def assert_echoed(heard: Told, label: str) -> None:
+    """A server was listed, called once, and read."""
+    assert heard.response["status"] == "completed"
+    assert heard.types == ["mcp_list_tools", "mcp_call", "message"]
+    listing, called, _ = heard.output
+    assert (listing["server_label"], [tool["name"] for tool in listing["tools"]][:1]) == (label, ["echo"])
+    assert {key: called[key] for key in ("name", "server_label", "arguments", "output", "error", "status")} == {
+        "name": "echo",
+        "server_label": label,
+        "arguments": '{"text": "hello"}',
+        "output": "hello",
+        "error": None,
+        "status": "completed",
+    }
+    if heard.events:
+        assert heard.ladder(0) == [
+            "output_item.added",
+            "mcp_list_tools.in_progress",
+            "mcp_list_tools.completed",
+            "output_item.done",
+        ]
+        assert heard.ladder(1) == [
+            "output_item.added",
+            "mcp_call.in_progress",
+            "mcp_call_arguments.delta",
+            "mcp_call_arguments.done",
+            "mcp_call.completed",
+            "output_item.done",
+        ]
+
+
+@pytest.mark.parametrize("owner", ["operator", "request"])
+async def test_b24_b25_row29_servers_are_called_however_a_response_is_made(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, owner: str
+) -> None:
+    """A connection lives as long as what needs it: in the background, in a stream, in both, and unstored."""
+    tool, servers = (mcp(), {"docs": child()}) if owner == "operator" else (mcp(url=http.url()), {})
+    turns = [call("docs.echo", {"text": "hello"}), answer()]
+    async with tooled(encoding, tmp_path, turns, servers=servers) as served:
+        for mode, store in ASKED:
+            assert_echoed(await told(served, mode, {"tools": [tool], "store": store}), "docs")
+        assert (
+            "<|start|>docs.echo to=assistant<|channel|>commentary<|message|>hello<|end|>"
+            in prompts(served, encoding)[-1]
+        )
+
+
+@pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
+async def test_v7_v24_a_call_that_still_runs_has_not_completed(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, way: Json
+) -> None:
+    """While a server is at a call, its stream stands behind the call's arguments; then it goes on."""
+    door = tmp_path / "door"
+    turns = [call("docs.wait", {"path": str(door)}), answer()]
+    async with (
+        tooled(encoding, tmp_path, turns) as served,
+        reading(served, {"tools": [mcp(url=http.url())], **way}) as stream,
+    ):
+        read = await stream.upto(b"response.mcp_call_arguments.done")
+        assert Told({}, read, []).ladder(1)[-1] == "mcp_call_arguments.done"
+        await silent(stream)
+        assert (await found(served, await stream.response_id()))["status"] == "in_progress"
+        door.touch()
+        heard = Told({}, await stream.rest(), [])
+    assert heard.ladder(1)[-3:] == ["mcp_call_arguments.done", "mcp_call.completed", "output_item.done"]
+
+
+async def test_v24_a_stream_says_that_it_lives_while_a_tool_runs(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
+) -> None:
+    """Nothing between client and server takes it for dead, and its events are the same."""
+    turns = [call("docs.slow", {"seconds": 0.3}), answer()]
+    async with tooled(encoding, tmp_path, turns, keep_alive=0.05) as served:
+        raw = await served.stream({"input": "Hi", "tools": [mcp(url=http.url())]})
+    _, _, behind = raw.partition(b"event: response.mcp_call_arguments.done")
+    assert b"\n\n:" in behind.partition(b"event: response.mcp_call.completed")[0]
+    assert final(read_sse(raw)).status == "completed"
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_row40_a_tool_that_fails_is_an_item_that_failed(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
+) -> None:
+    """The model reads what went wrong, a wrong name or wrong arguments included, and the response completes."""
+    turns = [call("docs.boom", {}), call("docs.add", {"a": "x"}), call("docs.add", '{"a":'), answer()]
+    async with tooled(encoding, tmp_path, turns) as served:
+        heard = await told(served, mode, {"tools": [mcp(url=http.url())]})
+        read = prompts(served, encoding)[-1]
+    assert heard.types == ["mcp_list_tools"] + ["mcp_call"] * 3 + ["message"]
+    for index in (1, 2, 3):
+        item = heard.output[index]
+        assert (item["status"], item["output"]) == ("failed", None)
+        assert item["error"]["type"]
+        assert heard.ladder(index)[-2:] == ["mcp_call.failed", "output_item.done"]
+    assert "It went boom." in read
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_v23_a_tool_that_hangs_is_given_up(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, mode: str
+) -> None:
+    """A call has so many seconds; the response completes without what it might have returned."""
+    turns = [call("docs.hang", {}), answer()]
+    async with tooled(encoding, tmp_path, turns, sandbox=sandbox, limits=Limits(call_seconds=0.3)) as served:
+        hanging = await told(served, mode, {"tools": [mcp(url=http.url())]})
+        plays(served.engine, encoding, python("while True: pass"), answer())
+        looping = await told(served, mode, {"tools": [CODE]})
+    for heard in (hanging, looping):
+        assert (heard.response["status"], heard.output[-2]["status"]) == ("completed", "failed")
+    assert hanging.ladder(1)[-2:] == ["mcp_call.failed", "output_item.done"]
+    assert looping.ladder(0)[-2:] == ["code_interpreter_call.interpreting", "output_item.done"]
+
+
+async def test_v22_all_turns_have_the_priority_of_the_request(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
+) -> None:
+    """No turn gets ahead of the first one, and none asks for a scheduler that the engine does not have."""
+    turns = [call("docs.add", {"a": 1, "b": 2})] * 2 + [answer()]
+    async with tooled(encoding, tmp_path, turns) as served:
+        for priority in (0, 3):
+            served.engine.prompts.clear()
+            await told(served, "stream", {"tools": [mcp(url=http.url())], "priority": priority})
+            assert [prompt.scheduling.priority for prompt in served.engine.prompts] == [priority] * 3

@@ -1,0 +1,218 @@
+"""Tools that run while a response is made, in every way there is to ask for one: what is told of them, and when."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.converse.sandbox.probe import Sandbox
+from stages.harmony import HarmonyEncoding
+from tests.support.mcp_servers import HttpServers
+from tests.support.response_lives import cancelled, reading, until
+from tests.support.tool_servers import (
+    CODE,
+    MODES,
+    SEARCH,
+    Json,
+    Told,
+    Web,
+    answer,
+    both,
+    browse,
+    call,
+    mcp,
+    prompts,
+    python,
+    silent,
+    told,
+    tooled,
+    webbed,
+)
+
+OUTPUTS = "code_interpreter_call.outputs"
+SOURCES = "web_search_call.action.sources"
+THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|>"
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Web]:
+    async with webbed() as site:
+        yield site
+
+
+# Code
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_v7_v8_b11_code_runs_where_its_item_says_so(
+    encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, mode: str
+) -> None:
+    """Code is one item, from its first letter to its outputs; its variables live as long as the response."""
+    turns = [both(THOUGHT, python("n = 6\nprint(n * 7)")), python("print(n)"), answer("42.")]
+    async with tooled(encoding, tmp_path, turns, sandbox=sandbox) as served:
+        heard = await told(served, mode, {"tools": [CODE], "include": [OUTPUTS]})
+        _, second, third = prompts(served, encoding)
+    assert heard.types == ["reasoning", "code_interpreter_call", "code_interpreter_call", "message"]
+    assert heard.response["status"] == "completed"
+    assert [item["outputs"] for item in heard.output[1:3]] == [
+        [{"type": "logs", "logs": "42\n"}],
+        [{"type": "logs", "logs": "6\n"}],
+    ]
+    assert [item["code"] for item in heard.output[1:3]] == ["n = 6\nprint(n * 7)", "print(n)"]
+    assert len({item["container_id"] for item in heard.output[1:3]}) == 1
+    assert heard.ladder(1) == [
+        "output_item.added",
+        "code_interpreter_call.in_progress",
+        "code_interpreter_call_code.delta",
+        "code_interpreter_call_code.done",
+        "code_interpreter_call.interpreting",
+        "code_interpreter_call.completed",
+        "output_item.done",
+    ]
+    assert second.endswith("<|start|>python to=assistant<|channel|>analysis<|message|>42\n<|end|><|start|>assistant")
+    assert third.endswith("<|message|>6\n<|end|><|start|>assistant")
+
+
+@pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
+async def test_v7_code_that_still_runs_has_not_completed(
+    encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, way: Json
+) -> None:
+    """Of code that never ends nothing is told but that it runs, and then that it was broken off."""
+    async with (
+        tooled(encoding, tmp_path, [python("while True: pass")], sandbox=sandbox) as served,
+        reading(served, {"tools": [CODE], "include": [OUTPUTS], **way}) as stream,
+    ):
+        response_id = await stream.response_id()
+        await stream.upto(b"code_interpreter_call.interpreting")
+        await silent(stream)
+        assert (await cancelled(served, response_id))[0] == 200
+        heard = Told({}, await stream.rest(), [])
+    assert heard.ladder(0)[-2:] == ["code_interpreter_call.interpreting", "output_item.done"]
+    assert heard.bodies[-1]["response"]["output"][0]["status"] == "incomplete"
+    assert heard.bodies[-1]["response"]["output"][0]["outputs"] is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_outputs_and_sources_are_told_where_they_are_asked_for(
+    encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, site: Web, mode: str
+) -> None:
+    """Without ``include`` an item has neither, and the model reads the same."""
+    turns = [both(python("print(1)"), browse("search", {"query": "gates"})), answer()]
+    async with tooled(encoding, tmp_path, turns, sandbox=sandbox, search=site.url) as served:
+        body = {"tools": [CODE, SEARCH]}
+        plain = await told(served, mode, body)
+        full = await told(served, mode, {**body, "include": [OUTPUTS, SOURCES]})
+        _, first, _, second = prompts(served, encoding)
+    assert first == second
+    assert [item["type"] for item in full.output] == ["code_interpreter_call", "web_search_call", "message"]
+    assert (plain.output[0]["outputs"], full.output[0]["outputs"]) == (None, [{"type": "logs", "logs": "1\n"}])
+    assert "sources" not in plain.output[1]["action"]
+    assert full.output[1]["action"].pop("sources") == [{"type": "url", "url": f"{site.url}/gates"}]
+    assert full.output[1]["action"] == plain.output[1]["action"]
+
+
+# The browser
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_v9_v10_b12_a_page_is_found_opened_and_cited(
+    encoding: HarmonyEncoding, tmp_path: Path, site: Web, mode: str
+) -> None:
+    """Every call is one item, whose action has the real URL, and the final text cites what was read."""
+    turns = [
+        browse("search", {"query": "gates"}),
+        browse("open", {"id": 0}),
+        browse("find", {"pattern": "closes"}),
+        answer("It closes【1†L1-L2】."),
+    ]
+    async with tooled(encoding, tmp_path, turns, search=site.url) as served:
+        heard = await told(served, mode, {"tools": [SEARCH]})
+    page = f"{site.url}/gates"
+    assert heard.types == ["web_search_call"] * 3 + ["message"]
+    assert [item["action"] for item in heard.output[:3]] == [
+        {"type": "search", "query": "gates", "queries": ["gates"]},
+        {"type": "open_page", "url": page},
+        {"type": "find_in_page", "url": page, "pattern": "closes"},
+    ]
+    for index in range(3):
+        assert heard.output[index]["status"] == "completed"
+        assert heard.ladder(index) == [
+            "output_item.added",
+            "web_search_call.in_progress",
+            "web_search_call.searching",
+            "web_search_call.completed",
+            "output_item.done",
+        ]
+    (said,) = heard.output[3]["content"]
+    (note,) = said["annotations"]
+    assert (note["type"], note["url"], note["title"]) == ("url_citation", page, "Gates")
+    assert "【" not in said["text"]
+
+
+@pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
+async def test_v7_a_page_that_is_not_there_yet_was_not_read(
+    encoding: HarmonyEncoding, tmp_path: Path, site: Web, way: Json
+) -> None:
+    """While a page is fetched, nothing is told but that the browser searches."""
+    site.gate.clear()
+    turns = [browse("open", {"id": f"{site.url}/gates"}), answer()]
+    async with (
+        tooled(encoding, tmp_path, turns, search=site.url) as served,
+        reading(served, {"tools": [SEARCH], **way}) as stream,
+    ):
+        read = await stream.upto(b"web_search_call.searching")
+        assert Told({}, read, []).ladder(0)[-1] == "web_search_call.searching"
+        await silent(stream)
+        assert served.engine.running == 0
+        site.gate.set()
+        heard = Told({}, await stream.rest(), [])
+    assert heard.ladder(0)[-3:] == ["web_search_call.searching", "web_search_call.completed", "output_item.done"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("arguments", ['{"query":', "cursor:3", "[]", "{}", ""])
+async def test_b12_broken_arguments_are_answered(
+    encoding: HarmonyEncoding, tmp_path: Path, site: Web, arguments: str, mode: str
+) -> None:
+    """Arguments that mean nothing fail their own call, the model reads why, and no pseudo URL is made of them."""
+    async with tooled(encoding, tmp_path, [browse("search", arguments), answer()], search=site.url) as served:
+        heard = await told(served, mode, {"tools": [SEARCH]})
+        _, second = prompts(served, encoding)
+    assert heard.types == ["web_search_call", "message"]
+    assert (heard.response["status"], heard.output[0]["status"]) == ("completed", "failed")
+    assert heard.output[0]["action"] == {"type": "search", "query": "", "queries": []}
+    assert heard.ladder(0)[-2:] == ["web_search_call.searching", "output_item.done"]
+    assert "<|start|>browser.search to=assistant<|channel|>analysis<|message|>Invalid function arguments" in second
+    assert site.queries == []
+
+
+# Gone on from
+
+
+async def test_a_stream_with_tools_can_be_taken_up_anywhere(
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, site: Web
+) -> None:
+    """Whatever number a reader had come to, the rest is to the byte what the first reader got."""
+    turns = [
+        both(THOUGHT, python("print(1)"), call("docs.echo", {"text": "é"}), browse("search", {"query": "gates"})),
+        answer("A gate【0†L0】."),
+    ]
+    body: Any = {"tools": [CODE, SEARCH, mcp(url=http.url())], "include": [OUTPUTS, SOURCES]}
+    async with tooled(encoding, tmp_path, turns, sandbox=sandbox, search=site.url) as served:
+        heard = await told(served, "stream", body)
+        frames = heard.raw.split(b"\n\n")
+        await until(lambda: len(served.runs.live) == 0)
+        for number in range(len(heard.bodies) - 1):
+            path = f"/v1/responses/{heard.response['id']}?stream=true&starting_after={number}"
+            assert await served.again(path) == b"\n\n".join(frames[number + 1 :])
+    assert heard.types == [
+        "mcp_list_tools",
+        "reasoning",
+        "code_interpreter_call",
+        "mcp_call",
+        "web_search_call",
+        "message",
+    ]

@@ -1,0 +1,285 @@
+"""Servers that stop, or die, and the ones that come after them: nothing that was taken on is lost or left hanging."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from pipeline.errors import ServerStopping
+from pipeline.protocol.request import CreateResponse
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from stages.persist.database import Row, Unavailable, Unit, Value
+from stages.persist.live import FLUSH_SECONDS
+from tests.support.databases import database, opened
+from tests.support.event_streams import final, read_sse
+from tests.support.faulty_database import Faulty
+from tests.support.response_lives import Reading, begun, ended, found, reading, until
+from tests.support.scripts import COUNT, ENDLESS, Scripted, script
+from tests.support.server import serving
+from tests.support.stored_responses import damage
+
+URL = "http://one.example"
+"""Where each server in a row is found: the next one takes the one before for dead."""
+
+
+@pytest.fixture
+def endless(encoding: HarmonyEncoding) -> ScriptedEngine:
+    """An engine that never comes to an end by itself."""
+    return ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.005))
+
+
+@asynccontextmanager
+async def next_server(encoding: HarmonyEncoding, store_at: str, **options: Any) -> AsyncGenerator[Scripted, None]:
+    """The server that comes after another one, with an engine that says hello."""
+    async with serving(ScriptedEngine(script(encoding)), encoding, store_at, url=URL, **options) as served:
+        yield served
+
+
+# Stopping
+
+
+async def test_what_runs_gets_time(encoding: HarmonyEncoding, store_at: str) -> None:
+    """Whatever ends within the time that it is given ends as if nothing were, in the background and elsewhere."""
+    engine = ScriptedEngine(script(encoding, latency=0.01))
+    async with serving(engine, encoding, store_at) as served:
+        background = await begun(served)
+        async with reading(served) as stream:
+            await stream.response_id()
+            await until(lambda: engine.running == 2)
+            await served.runs.drain(5)
+            assert final(read_sse(await stream.rest())).status == "completed"
+        assert (await found(served, background))["status"] == "completed"
+
+
+@pytest.mark.parametrize("body", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}])
+async def test_a_server_that_stops_takes_nothing_on(served: Scripted, body: dict[str, Any]) -> None:
+    """From the first moment of stopping every new response is a 503 that says when to try again."""
+    await served.runs.drain(0)
+    async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body}) as answer:
+        assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+    assert len(served.runs.live) == 0
+
+
+async def test_a_detached_response_that_comes_too_late_holds_no_conversation(
+    encoding: HarmonyEncoding, store_at: str
+) -> None:
+    """Where the server stops between reading a request and beginning it, the conversation is free again."""
+    async with serving(ScriptedEngine(script(encoding)), encoding, store_at, detaches=True) as served:
+        _, conversation = await served.post({}, "/v1/conversations")
+        read = await served.runs.prepare(CreateResponse(input="Hi", conversation=conversation["id"]))
+        served.runs.admission.stopping = True
+        with pytest.raises(ServerStopping):
+            await anext(served.runs.events(read))
+        await served.store.conversations.lock(conversation["id"], "", "resp_next", 0)
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_what_takes_too_long_ends_as_failed(
+    encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine, background: bool
+) -> None:
+    """What still runs behind that time ends as failed, with what it has: told to its reader, and stored."""
+    async with serving(endless, encoding, store_at) as served, reading(served, {"background": background}) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        await served.runs.drain(0.1)
+        response = final(read_sse(await stream.rest()))
+        assert (response.status, response.error and response.error.code) == ("failed", "server_error")
+        assert getattr(response.output[-1], "text", "").startswith("la")
+        answer = await found(served, response_id)
+        assert (answer["status"], endless.running, served.runs.admission.running) == ("failed", 0, 0)
+
+
+async def test_what_waits_is_left_to_the_next_server(
+    encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine
+) -> None:
+    """Queued responses are no part of a stop: their readers' connections break, and the next server makes them."""
+    async with serving(endless, encoding, store_at, url=URL, limit=1) as served:
+        await begun(served)
+        await until(lambda: endless.running == 1)
+        waiting = [await begun(served) for _ in range(3)]
+        async with served.client.get(f"{served.url}/v1/responses/{waiting[0]}?stream=true") as answer:
+            stream = Reading(answer)
+            await stream.upto(b"response.queued")
+            await served.runs.drain(0.05)
+            with pytest.raises(aiohttp.ClientPayloadError):
+                await stream.rest()
+        assert [prompt.response.id in waiting for prompt in endless.prompts] == [False]
+    async with next_server(encoding, store_at, limit=1) as served:
+        assert [(await ended(served, each))["status"] for each in waiting] == ["completed"] * 3
+        again = await served.again(f"/v1/responses/{waiting[0]}?stream=true")
+        assert again.startswith(stream.read)
+        assert final(read_sse(again)).status == "completed"
+
+
+@pytest.mark.parametrize(("restarts", "status"), [(True, "completed"), (False, "failed")])
+async def test_interrupted_responses_are_made_again_where_that_is_wanted(
+    encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine, restarts: bool, status: str
+) -> None:
+    """With ``--resume-interrupted`` a stop puts back what runs in the background; the next server decides again."""
+    async with serving(endless, encoding, store_at, url=URL, restarts=True) as served:
+        async with reading(served) as stream:
+            in_front = await stream.response_id()
+            response_id = await begun(served)
+            await until(lambda: endless.running == 2)
+            await served.runs.drain(0.1)
+            assert final(read_sse(await stream.rest())).status == "failed"
+        assert endless.running == 0
+    async with next_server(encoding, store_at, restarts=restarts) as served:
+        answer = await ended(served, response_id)
+        assert (answer["status"], (await found(served, in_front))["status"]) == (status, "failed")
+        events = read_sse(await served.again(f"/v1/responses/{response_id}?stream=true"))
+        assert final(events).status == status
+
+
+# Dying
+
+
+@asynccontextmanager
+async def dead_server(
+    encoding: HarmonyEncoding, store_at: str, **options: Any
+) -> AsyncGenerator[tuple[Scripted, Faulty], None]:
+    """A server that counts slowly; once its database is down, all that it does is as if it were dead."""
+    kept = Faulty(database(store_at))
+    engine = ScriptedEngine(script(encoding, COUNT, latency=0.01))
+    async with serving(engine, encoding, kept, url=URL, **options) as served:
+        yield served, kept
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_what_a_dead_server_was_at_ends_as_failed(
+    encoding: HarmonyEncoding, store_at: str, background: bool
+) -> None:
+    """The next server ends it behind the events that it had, and every reader gets that end at once."""
+    async with dead_server(encoding, store_at) as (served, kept), reading(served, {"background": background}) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        await asyncio.sleep(1.5 * FLUSH_SECONDS)
+        await served.store._writer.settled()
+        kept.is_down = True
+        async with next_server(encoding, store_at) as after:
+            again = await after.again(f"/v1/responses/{response_id}?stream=true")
+            response = final(read_sse(again))
+            assert (response.status, response.error and response.error.code) == ("failed", "server_error")
+            assert response.output[-1].status == "incomplete"
+            assert again.count(b"output_text.delta") > 10
+            assert (await found(after, response_id))["output"][-1]["content"][0]["text"].startswith("1 2 3")
+            assert after.engine.prompts == []
+            had = again.partition(b"event: response.output_text.done")[0]
+            assert (await stream.rest()).startswith(had)
+
+
+async def test_what_waited_for_a_dead_server_is_made(encoding: HarmonyEncoding, store_at: str) -> None:
+    """Queued responses survive the death of their server: the next one makes them, in their order."""
+    async with dead_server(encoding, store_at, limit=0) as (served, kept):
+        waiting = [await begun(served, {"input": str(number)}) for number in range(4)]
+        kept.is_down = True
+        async with next_server(encoding, store_at, limit=1) as after:
+            assert [(await ended(after, each))["status"] for each in waiting] == ["completed"] * 4
+            assert [prompt.response.id for prompt in after.engine.prompts] == waiting
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_what_a_dead_server_was_at_is_made_again_where_that_is_wanted(
+    encoding: HarmonyEncoding, store_at: str, background: bool
+) -> None:
+    """With ``--resume-interrupted`` a background response begins again; one in front of its client has lost it."""
+    async with dead_server(encoding, store_at) as (served, kept), reading(served, {"background": background}) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        kept.is_down = True
+        async with next_server(encoding, store_at, restarts=True) as after:
+            answer = await ended(after, response_id)
+            assert answer["status"] == ("completed" if background else "failed")
+            events = read_sse(await after.again(f"/v1/responses/{response_id}?stream=true"))
+            assert final(events).status == answer["status"]
+
+
+@asynccontextmanager
+async def settled_over(encoding: HarmonyEncoding, store_at: str, kept: Faulty) -> AsyncGenerator[None, None]:
+    """What a dead server was at ends as failed at one over the database ``kept``, which is then to be looked at."""
+    async with dead_server(encoding, store_at) as (served, dead), reading(served) as stream:
+        response_id = await stream.response_id()
+        await stream.upto(b"output_text.delta")
+        dead.is_down = True
+        async with serving(ScriptedEngine(script(encoding)), encoding, kept, url=URL, heartbeat=0.1) as after:
+            assert (await ended(after, response_id))["status"] == "failed"
+            yield
+
+
+class Forgetful(Faulty):
+    """A database that fails the first time that it is asked for events."""
+
+    asked = 0
+
+    async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
+        self.asked += "from events" in sql
+        if "from events" in sql and self.asked == 1:
+            raise Unavailable("It slipped its mind.")
+        return await super().read(sql, *arguments)
+
+
+async def test_what_could_not_be_settled_is_settled_later(encoding: HarmonyEncoding, store_at: str) -> None:
+    """A server that has taken a response over, and then cannot read it, does not forget that it has it."""
+    forgetful = Forgetful(database(store_at))
+    async with settled_over(encoding, store_at, forgetful):
+        assert forgetful.asked > 1
+
+
+class Unsure(Faulty):
+    """A database that takes a response over, and loses its connection before it says so."""
+
+    claims = 0
+
+    async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
+        counts = await super().write(units)
+        claims = sum("update responses set server_id = $1" in each.sql for unit in units for each in unit.statements)
+        self.claims += claims
+        if claims and self.claims == claims:
+            raise Unavailable("The connection is lost.")
+        return counts
+
+
+async def test_what_was_perhaps_taken_over_is_settled(encoding: HarmonyEncoding, store_at: str) -> None:
+    """A server that does not know whether it has taken a response over tries again."""
+    unsure = Unsure(database(store_at))
+    async with settled_over(encoding, store_at, unsure):
+        assert unsure.claims > 1
+
+
+async def test_a_log_that_nobody_can_read_keeps_nothing_from_its_end(encoding: HarmonyEncoding, store_at: str) -> None:
+    """A response whose events make no sense ends as failed all the same, and so do those behind it."""
+    async with (
+        dead_server(encoding, store_at) as (served, kept),
+        reading(served) as broken,
+        reading(served) as whole,
+    ):
+        asked = [await stream.response_id() for stream in (broken, whole)]
+        for stream in (broken, whole):
+            await stream.upto(b"output_text.delta")
+        await asyncio.sleep(1.5 * FLUSH_SECONDS)
+        await served.store._writer.settled()
+        kept.is_down = True
+        async with opened(store_at) as store:
+            await damage(store, f"update events set data = 'x' where response_id = '{asked[0]}'")
+        async with next_server(encoding, store_at) as after:
+            assert [(await ended(after, each))["status"] for each in asked] == ["failed", "failed"]
+
+
+async def test_a_dead_server_holds_no_conversation(encoding: HarmonyEncoding, store_at: str) -> None:
+    """What a dead server was adding to a conversation is not added, and the conversation is free."""
+    async with dead_server(encoding, store_at) as (served, kept):
+        _, conversation = await served.post({}, "/v1/conversations")
+        body = {"input": "Hi", "conversation": conversation["id"]}
+        async with reading(served, body) as stream:
+            await stream.upto(b"output_text.delta")
+            kept.is_down = True
+            async with next_server(encoding, store_at) as after:
+                assert (await after.post(body))[1]["status"] == "completed"
+                _, items = await after.get(f"/v1/conversations/{conversation['id']}/items")
+                assert len(items["data"]) == 3

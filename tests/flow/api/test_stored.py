@@ -1,0 +1,157 @@
+"""Stored responses: found, deleted, and what they were given to read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.scripts import Scripted
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("stream=true&starting_after=-1", "starting_after"),
+        ("stream=true&starting_after=two", "starting_after"),
+        ("stream=true&starting_after=", "starting_after"),
+        ("starting_after=%D9%A3", "starting_after"),
+        ("stream=true&starting_after=" + "9" * 5000, "starting_after"),
+        ("stream=yes", "stream"),
+        ("stream=true&include_obfuscation=1", "include_obfuscation"),
+        ("include=everything", "include"),
+        ("include[]=message.output_text.logprobs&include[]=x", "include"),
+    ],
+)
+async def test_v4_a_bad_query_is_refused(served: Scripted, query: str, param: str) -> None:
+    """A number below zero, or what is no number, is a 400 that names the parameter (V4); so is any other nonsense."""
+    _, answer = await served.post({"input": "Hi"})
+    status, error = await served.get(f"/v1/responses/{answer['id']}?{query}")
+    assert (status, error["error"]["param"]) == (400, param)
+
+
+async def test_what_may_be_included_is_accepted(served: Scripted) -> None:
+    """Both spellings of ``include`` are read, and change nothing of what was stored."""
+    _, answer = await served.post({"input": "Hi"})
+    query = "include=message.output_text.logprobs&include[]=reasoning.encrypted_content"
+    assert await served.get(f"/v1/responses/{answer['id']}?{query}") == (200, answer)
+
+
+async def test_a_deleted_response_is_gone(served: Scripted) -> None:
+    """Deleting says so once, and is a 404 from then on, as is every other use of the id."""
+    _, answer = await served.post({"input": "Hi"})
+    path = f"/v1/responses/{answer['id']}"
+    assert await served.delete(path) == (200, {"id": answer["id"], "object": "response", "deleted": True})
+    for method, end in (("DELETE", ""), ("GET", ""), ("GET", "/input_items"), ("POST", "/cancel")):
+        status, error = await served.ask(method, path + end)
+        assert (status, error["error"]["code"], error["error"]["param"]) == (404, "response_not_found", "response_id")
+    status, error = await served.post({"input": "Hi", "previous_response_id": answer["id"]})
+    assert (status, error["error"]["code"]) == (400, "previous_response_not_found")
+
+
+# Input items
+
+
+async def chained(served: Scripted) -> tuple[str, list[str]]:
+    """The id of a response that continues another one, and the texts of all that it was given to read, oldest first."""
+    _, first = await served.post({"input": "one"})
+    _, second = await served.post({"input": "two", "previous_response_id": first["id"]})
+    return second["id"], ["one", "A greeting.", "Hello!", "two"]
+
+
+def texts(page: dict[str, Any]) -> list[str]:
+    return [item["content"][0]["text"] for item in page["data"]]
+
+
+async def test_input_items_are_the_whole_input(served: Scripted) -> None:
+    """The history that a response continues counts as its input; the newest item comes first unless asked otherwise."""
+    response_id, said = await chained(served)
+    status, page = await served.get(f"/v1/responses/{response_id}/input_items")
+    assert (status, texts(page)) == (200, said[::-1])
+    assert page["object"] == "list"
+    assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
+    assert page["has_more"] is False
+    _, page = await served.get(
+        f"/v1/responses/{response_id}/input_items?order=asc&include[]=reasoning.encrypted_content"
+    )
+    assert texts(page) == said
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_input_items_come_in_pages(served: Scripted, order: str) -> None:
+    """Pages join to the list, whatever their size, and only the last has no more."""
+    response_id, said = await chained(served)
+    path, read, after = f"/v1/responses/{response_id}/input_items?limit=3&order={order}", list[str](), ""
+    for has_more in (True, False):
+        _, page = await served.get(path + after)
+        read += texts(page)
+        assert page["has_more"] is has_more
+        after = f"&after={page['last_id']}"
+    assert read == (said if order == "asc" else said[::-1])
+    _, page = await served.get(path + after)
+    assert page == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+
+
+@pytest.mark.parametrize(
+    ("query", "param"),
+    [
+        ("limit=0", "limit"),
+        ("limit=101", "limit"),
+        ("order=up", "order"),
+        ("after=x", "after"),
+        ("include=x", "include"),
+    ],
+)
+async def test_a_page_that_makes_no_sense_is_refused(served: Scripted, query: str, param: str) -> None:
+    """A bad value in the query of a list is a 400 that names it."""
+    response_id, _ = await chained(served)
+    status, error = await served.get(f"/v1/responses/{response_id}/input_items?{query}")
+    assert (status, error["error"]["param"]) == (400, param)
+
+
+async def test_pages_end_where_items_share_an_id(served: Scripted) -> None:
+    """A client may send items of one id: walking through their pages comes to an end all the same."""
+    items = [{"type": "message", "role": "user", "id": "msg_same", "content": str(number)} for number in range(5)]
+    _, answer = await served.post({"input": items})
+    path, after, pages = f"/v1/responses/{answer['id']}/input_items?limit=1", "", 0
+    while (page := (await served.get(path + after))[1])["data"]:
+        after, pages = f"&after={page['last_id']}", pages + 1
+        assert pages <= 5
+
+
+async def test_an_item_that_comes_again_is_listed_once(served: Scripted) -> None:
+    """What a request refers to, and its history has already, is no second item of its input."""
+    _, first = await served.post({"input": "Hi"})
+    again = [{"type": "item_reference", "id": first["output"][0]["id"]}, {"role": "user", "content": "More!"}]
+    _, second = await served.post({"input": again, "previous_response_id": first["id"]})
+    _, page = await served.get(f"/v1/responses/{second['id']}/input_items?order=asc")
+    listed = [item["id"] for item in page["data"]]
+    assert listed[1:-1] == [item["id"] for item in first["output"]]
+
+
+# The SDK
+
+
+async def test_openai_python_finds_its_way(sdk: openai.AsyncOpenAI) -> None:
+    """The SDK retrieves, streams again, lists, counts and deletes with the words that it uses itself."""
+    response = await sdk.responses.create(model="tiny", input="Hi")
+    includes: Any = ["message.output_text.logprobs"]
+    assert (await sdk.responses.retrieve(response.id, include=includes)).output_text == "Hello!"
+    stream = await sdk.responses.retrieve(response.id, stream=True, starting_after=1, include_obfuscation=True)
+    events = [event async for event in stream]
+    assert [event.sequence_number for event in events] == list(range(2, len(events) + 2))
+    assert getattr(events[-1], "response", None) == response
+    items = [item async for item in sdk.responses.input_items.list(response.id, order="asc", limit=1)]
+    assert [item.type for item in items] == ["message"]
+    await sdk.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError):
+        await sdk.responses.retrieve(response.id)
+
+
+async def test_the_stream_helper_goes_on(sdk: openai.AsyncOpenAI) -> None:
+    """The helper streams a stored response again from its first event, and skips by itself what it was told to."""
+    response = await sdk.responses.create(model="tiny", input="Hi")
+    async with sdk.responses.stream(response_id=response.id, starting_after=3) as stream:
+        assert all([event.sequence_number > 3 async for event in stream])
+        assert (await stream.get_final_response()).output_text == "Hello!"

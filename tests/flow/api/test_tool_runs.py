@@ -1,0 +1,125 @@
+"""Responses that are broken off while a tool of theirs runs, of which the engine knows nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from api import runs
+from pipeline.core import Pipeline
+from pipeline.frames import Conversation
+from pipeline.protocol.tools import HOSTED, Toolset
+from stages.converse.converse import Converse
+from stages.converse.tools import Toolbox
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.support.event_streams import final, read_sse
+from tests.support.response_lives import PATIENCE, Reading, cancelled, found, reading, until
+from tests.support.scripted_tools import Tool
+from tests.support.scripts import Scripted, script
+from tests.support.server import serving
+
+CODE = "<|channel|>analysis to=python code<|message|>while True: pass<|call|>"
+
+WAYS: dict[str, tuple[dict[str, Any], bool]] = {
+    "in front": ({}, False),
+    "unstored": ({"store": False}, False),
+    "detached": ({}, True),
+    "background": ({"background": True}, False),
+}
+"""How a response may be made: what its request says, and whether its server detaches."""
+
+
+async def python(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversation, None]:
+    """Give every request the interpreter."""
+    async for conversation in source:
+        yield replace(conversation, tools=Toolset(HOSTED["python"]))
+
+
+@pytest.fixture
+def tool() -> Tool:
+    """What would run for an hour."""
+    return Tool(seconds=3600)
+
+
+@dataclass
+class Busy:
+    """A response whose tool runs: its server, its stream, and its id; ``needs_client`` tells how it is made."""
+
+    served: Scripted
+    stream: Reading
+    response_id: str
+    needs_client: bool
+
+
+@pytest.fixture(params=WAYS)
+async def busy(
+    request: pytest.FixtureRequest, encoding: HarmonyEncoding, store_at: str, tool: Tool
+) -> AsyncIterator[Busy]:
+    """A response of each way, in the middle of its tool."""
+    body, detaches = WAYS[request.param]
+
+    def edit(whole: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+        converse = Converse(whole.inner("converse"), Toolbox({"python": tool}))
+        return whole.replace("converse", converse).after("normalize", "python", python)
+
+    engine = ScriptedEngine(script(encoding, CODE))
+    async with (
+        serving(engine, encoding, store_at, edit=edit, detaches=detaches) as served,
+        reading(served, body) as stream,
+    ):
+        response_id = await stream.response_id()
+        await until(lambda: tool.running == 1)
+        yield Busy(served, stream, response_id, not detaches and "background" not in body)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for one of these does not come back."""
+    monkeypatch.setattr(runs, "CANCEL_WAIT", 3600)
+    monkeypatch.setattr(runs, "LAST_WORDS", 3600)
+
+
+async def test_v17_b22_a_tool_that_runs_is_ended_by_a_cancel(busy: Busy, tool: Tool) -> None:
+    """Nobody waits for the engine, which has nothing to end; the tool is called off, and its session closed."""
+    served, stream, response_id = busy.served, busy.stream, busy.response_id
+    async with asyncio.timeout(PATIENCE):
+        status, answer = await cancelled(served, response_id)
+        await until(lambda: (tool.running, tool.cancelled, tool.closed) == (0, 1, 1))
+    response = final(read_sse(await stream.rest()))
+    assert (status, answer["status"], response.status) == (200, "cancelled", "cancelled")
+    assert answer["output"][-1]["type"] == "code_interpreter_call"
+    assert answer["output"][-1]["status"] == "incomplete"
+    if response.store:
+        assert await found(served, response_id) == answer
+    await until(lambda: (len(served.runs.live), served.runs.admission.running) == (0, 0))
+
+
+async def test_a_tool_that_runs_does_not_outlive_its_server(busy: Busy, tool: Tool) -> None:
+    """When the seconds of a stop are over the response fails at once, told and stored, and its tool is called off."""
+    served, stream, response_id = busy.served, busy.stream, busy.response_id
+    async with asyncio.timeout(PATIENCE):
+        reader = asyncio.create_task(stream.rest())
+        await served.runs.drain(0.05)
+    response = final(read_sse(await reader))
+    assert (response.status, response.error and response.error.code) == ("failed", "server_error")
+    assert (tool.running, tool.cancelled, tool.closed) == (0, 1, 1)
+    assert served.runs.admission.running == 0
+    if response.store:
+        assert (await found(served, response_id))["status"] == "failed"
+
+
+async def test_a_tool_goes_with_the_client_that_leaves(busy: Busy, tool: Tool) -> None:
+    """What runs in front of its client ends with it; what is detached, or in the background, goes on."""
+    busy.stream.answer.close()
+    if busy.needs_client:
+        await until(lambda: (tool.running, tool.cancelled, tool.closed) == (0, 1, 1))
+        await until(lambda: len(busy.served.runs.live) == 0)
+    else:
+        await asyncio.sleep(0.1)
+        assert (tool.running, (await found(busy.served, busy.response_id))["status"]) == (1, "in_progress")

@@ -1,0 +1,192 @@
+"""What clients and proxies rely on, row by row of what other servers got wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientPayloadError, ClientSession, web
+from aiohttp.test_utils import TestServer
+
+from api.errors import STREAMING, errors_as_json
+from pipeline.errors import EngineFailed, EngineOverloaded
+from pipeline.protocol.events import DONE
+from stages.generate.scripted import Script, ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from stages.persist.sqlite import SqliteDatabase
+from tests.support.event_streams import final, read_sse
+from tests.support.faulty_database import Faulty
+from tests.support.scripts import CALL, WEATHER, Scripted, script
+from tests.support.server import serving
+
+FIELDS = {
+    *("id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "previous_response_id"),
+    *("instructions", "output", "error", "tools", "tool_choice", "truncation", "parallel_tool_calls", "text", "top_p"),
+    *("presence_penalty", "frequency_penalty", "top_logprobs", "temperature", "reasoning", "usage", "store"),
+    *("max_output_tokens", "max_tool_calls", "background", "service_tier", "metadata", "safety_identifier"),
+    "prompt_cache_key",
+}
+"""The 31 fields of a response."""
+
+
+async def test_row24_reasoning_is_an_item_and_is_counted(served: Scripted) -> None:
+    """What the model thinks is an item of its own, and its tokens are a part of those that were generated."""
+    _, answer = await served.post({"input": "Hi"})
+    details = answer["usage"]["output_tokens_details"]
+    assert [item["type"] for item in answer["output"]] == ["reasoning", "message"]
+    assert 0 < details["reasoning_tokens"] < answer["usage"]["output_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("body", "refusal"),
+    [({"input": 7}, None), ({"input": "Hi", "model": "x"}, None), ({"input": "Hi"}, EngineOverloaded("Full."))],
+)
+async def test_row27_an_error_is_a_status(served: Scripted, body: Any, refusal: Any, stream: bool) -> None:
+    """No error hides in the body of a 200: whatever has an error body has a status to match."""
+    served.engine.script = Script(refusal=refusal)
+    status, answer = await served.post(body | {"stream": stream})
+    assert status >= 400
+    assert (answer["error"]["type"] == "server_error") is (status >= 500)
+
+
+@pytest.mark.parametrize("said", [{}, {"store": None}, {"store": True}])
+async def test_row36_b29_to_store_is_the_default_and_is_done(served: Scripted, said: dict[str, Any]) -> None:
+    """A response is stored unless the request says otherwise, and says so in its echo."""
+    _, answer = await served.post({"input": "Hi", **said})
+    assert answer["store"] is True
+    assert await served.get(f"/v1/responses/{answer['id']}") == (200, answer)
+
+
+async def test_b29_what_is_not_stored_says_so(served: Scripted) -> None:
+    """With ``store: false`` the echo is false, and the response is not to be found."""
+    _, answer = await served.post({"input": "Hi", "store": False})
+    assert answer["store"] is False
+    assert (await served.get(f"/v1/responses/{answer['id']}"))[0] == 404
+
+
+async def test_b29_a_store_that_fails_is_not_silent(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """A store that is down harms no stream, but health tells of it; what it could not take it gets once it is back."""
+    database = Faulty(SqliteDatabase(tmp_path / "responses.sqlite3"))
+    async with serving(ScriptedEngine(script(encoding)), encoding, database) as served:
+        database.is_down = True
+        response = final(read_sse(await served.stream({"input": "Hi"})))
+        assert response.status == "completed"
+        assert await served.get("/health") == (200, {"status": "degraded"})
+        database.is_down = False
+        async with asyncio.timeout(120):
+            while await served.get("/health") != (200, {"status": "ok"}):
+                await asyncio.sleep(0.02)
+        assert (await served.get(f"/v1/responses/{response.id}"))[1]["status"] == "completed"
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_row37_a_stream_closes_right_behind_its_end(served: Scripted, version: str) -> None:
+    """A reader that waits for the end of the body does not wait longer than for the last event."""
+    data = json.dumps({"input": "Hi", "stream": True}).encode()
+    reader, writer = await asyncio.open_connection(*served.url.removeprefix("http://").split(":"))
+    writer.write(f"POST /v1/responses HTTP/{version}\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    body = await reader.readuntil(DONE)
+    assert body.count(b"event: response.completed") == 1
+    async with asyncio.timeout(120):
+        rest = await reader.read() if version == "1.0" else await reader.readuntil(b"0\r\n\r\n")
+    assert rest in (b"", b"\r\n0\r\n\r\n")
+    writer.close()
+
+
+async def test_row40_the_first_event_has_every_field(served: Scripted) -> None:
+    """``response.created`` and ``in_progress`` carry all 31 fields of a response, as the last event does."""
+    stream = await served.stream({"input": "Hi", "tools": [WEATHER]})
+    bodies = [json.loads(frame.partition("data: ")[2]) for frame in stream.decode().split("\n\n")[:-2]]
+    responses = [body["response"] for body in bodies if "response" in body]
+    assert [response["status"] for response in responses] == ["in_progress", "in_progress", "completed"]
+    for response in responses:
+        assert set(response) == FIELDS
+    assert len(FIELDS) == 31
+
+
+async def test_row40_what_is_echoed_can_be_read(served: Scripted) -> None:
+    """A namespace without a description is echoed with one, as readers of responses insist on it."""
+    bare = {"type": "namespace", "name": "maps", "tools": [WEATHER]}
+    response = final(read_sse(await served.stream({"input": "Hi", "tools": [bare]})))
+    assert response.tools == (bare | {"description": ""},)
+
+
+async def test_row40_what_clients_send_is_taken(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Outputs in parts, custom tools, hosted tools and keys that nobody knows are no reason to refuse a request."""
+    served.engine.script = script(encoding, CALL)
+    tools: list[dict[str, Any]] = [WEATHER, {"type": "custom", "name": "shell"}, {"type": "web_search"}]
+    _, first = await served.post({"input": "Hi", "tools": tools, "client_metadata": {"a": "b"}, "include": []})
+    call = first["output"][-1]
+    served.engine.script = script(encoding)
+    parts = [{"type": "input_text", "text": "18 degrees"}, {"type": "input_text", "text": "and sunny"}]
+    output = {"type": "function_call_output", "call_id": call["call_id"], "output": parts}
+    status, second = await served.post({"input": [output], "previous_response_id": first["id"], "tools": tools})
+    assert (status, second["status"]) == (200, "completed")
+
+
+async def test_row44_nothing_on_the_way_holds_a_stream_back(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Proxies are told not to buffer, and silence is broken by comments; each event comes when it is made."""
+    slow = ScriptedEngine(script(encoding, latency=0.1, chunk_size=4))
+    async with serving(slow, encoding, tmp_path, keep_alive=0.03) as served:
+        body = {"input": "Hi", "stream": True}
+        async with served.client.post(f"{served.url}/v1/responses", json=body) as answer:
+            assert answer.headers["X-Accel-Buffering"] == "no"
+            assert answer.headers["Cache-Control"] == "no-cache"
+            async with asyncio.timeout(120):
+                assert b"response.created" in await answer.content.readuntil(b"\n\n")
+            read = await answer.content.read()
+    assert read.count(b": keep-alive\n\n") >= 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_b31_no_assertion_stands_for_an_error(served: Scripted, stream: bool) -> None:
+    """What goes wrong before the first event is answered in the error's own words, streamed or not, never by a 500."""
+    served.engine.context_length = 8192
+    for body, code in (
+        ({"input": "Hi", "previous_response_id": "resp_0"}, "previous_response_not_found"),
+        ({"input": "long " * 9_000}, "context_length_exceeded"),
+        ({"input": "Hi", "background": True, "store": False}, "invalid_request"),
+    ):
+        status, answer = await served.post(body | {"stream": stream})
+        assert (status, answer["error"]["code"]) == (400, code)
+
+
+async def test_traces_go_on_to_the_engine(served: Scripted) -> None:
+    """The headers of W3C Trace Context travel with the prompt, and no others."""
+    trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1"}
+    headers = {"Traceparent": trace["traceparent"], "TRACESTATE": trace["tracestate"], "Authorization": "Bearer x"}
+    async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi"}, headers=headers) as answer:
+        assert answer.status == 200
+    assert served.engine.prompts[-1].scheduling.trace_headers == trace
+    await served.post({"input": "Hi"})
+    assert served.engine.prompts[-1].scheduling.trace_headers == {}
+
+
+async def test_a_head_is_no_stream(served: Scripted) -> None:
+    """What may stream is not to be asked for its headers alone: they could not say where the body ends."""
+    _, answer = await served.post({"input": "Hi"})
+    async with served.client.head(f"{served.url}/v1/responses/{answer['id']}?stream=true") as refused:
+        assert refused.status == 405
+    async with served.client.head(f"{served.url}/v1/models") as answered:
+        assert answered.status == 200
+
+
+async def test_row11_an_error_behind_the_headers_closes_the_connection() -> None:
+    """Whatever gets through to the edge in mid-stream is no second answer in the middle of the first."""
+
+    async def breaks(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse()
+        request[STREAMING] = True
+        await stream.prepare(request)
+        await stream.write(b"data: 1\n\n")
+        raise EngineFailed("It failed.")
+
+    app = web.Application(middlewares=[errors_as_json])
+    app.router.add_get("/", breaks)
+    async with TestServer(app) as server, ClientSession() as client, client.get(server.make_url("/")) as answer:
+        with pytest.raises(ClientPayloadError):
+            await answer.read()

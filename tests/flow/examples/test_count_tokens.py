@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from prometheus_client.parser import text_string_to_metric_families
+
+from pipeline.core import Pipeline
+from pipeline.frames import TokenFrame
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.flow.examples.count_tokens import TOKENS, count, install
+from tests.support.event_streams import final, read_sse
+from tests.support.example_flows import any_case, few, response, unedited
+from tests.support.ports import free_port
+from tests.support.response_lives import begun, ended
+from tests.support.scripts import CALL, COUNT, WEATHER, script
+from tests.support.server import serving
+
+
+def counting(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    return pipeline.after("parse", "count_tokens", count)
+
+
+def counted() -> Counter[str]:
+    """What the metrics say by now."""
+    [family] = TOKENS.collect()
+    return Counter({one.labels["channel"]: int(one.value) for one in family.samples if one.name.endswith("_total")})
+
+
+@few
+@given(any_case())
+def test_each_token_is_counted_once(frames: list[TokenFrame]) -> None:
+    """The channels sum to the usage, whatever the model wrote; thoughts are no less than the usage has."""
+    already = counted()
+    answer = response(frames, counting)
+    new = counted() - already
+    assert answer == response(frames, unedited)
+    assert answer.usage is not None
+    assert new.total() == answer.usage.output_tokens
+    assert set(new) <= {"analysis", "commentary", "final", "other"}
+
+
+def scraped(url: str) -> dict[str, float]:
+    """What Prometheus reads."""
+    with urllib.request.urlopen(url) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        samples = [sample for family in families for sample in family.samples]
+    return {one.labels["channel"]: one.value for one in samples if one.name == "penstock_output_tokens_total"}
+
+
+async def test_prometheus_reads_them(
+    encoding: HarmonyEncoding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the usage of the responses says is what is scraped, streamed or in the background."""
+    monkeypatch.setenv("METRICS_PORT", str(port := free_port()))
+    engine = ScriptedEngine(script(encoding, COUNT))
+    already = counted()
+    async with serving(engine, encoding, tmp_path, edit=install) as served:
+        first = final(read_sse(await served.stream({"input": "Hi"})))
+        again = read_sse(await served.again(f"/v1/responses/{first.id}?stream=true"))
+        assert final(again) == first
+        second = await ended(served, await begun(served))
+        engine.script = script(encoding, CALL)
+        third = final(read_sse(await served.stream({"input": "Hi", "tools": [WEATHER]})))
+        found = await asyncio.to_thread(scraped, f"http://127.0.0.1:{port}/metrics")
+    new = {name: found[name] - already[name] for name in found}
+    assert first.usage is not None
+    assert third.usage is not None
+    usages = (first.usage.output_tokens, second["usage"]["output_tokens"], third.usage.output_tokens)
+    assert sum(new.values()) == sum(usages)
+    assert new["final"] > 2 * 99
+    assert new["analysis"] > 0
+    assert new["commentary"] > 0
+    assert new["other"] < 10  # markup

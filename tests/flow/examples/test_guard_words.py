@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core import Pipeline, Step
+from pipeline.frames import TokenChunk, TokenFrame
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from stages.responses import recorded_responses
+from tests.flow.examples.guard_words import Guard, install
+from tests.support.event_streams import final, read_sse
+from tests.support.example_flows import any_case, few, response, text_of, texts, unedited
+from tests.support.response_lives import begun, ended, found, idle
+from tests.support.scripts import script
+from tests.support.server import Served, serving
+
+SAYS = "<|channel|>analysis<|message|>A riddle.<|end|><|start|>assistant<|channel|>final<|message|>"
+TELLS = f"{SAYS}The word is sword" + "fish. " + "And so on. " * 50
+
+
+@pytest.fixture(autouse=True)
+def _words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GUARD_WORDS", "Swordfish,open sesame")
+
+
+def guarded(word: str, pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    return pipeline.edited("parse", lambda step: (Step("parse", Guard(step.stage, (word,))),))
+
+
+def never(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    return guarded("\0", pipeline)
+
+
+def at_e(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    return guarded("e", pipeline)
+
+
+def at_the(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    return guarded("th", pipeline)
+
+
+@few
+@given(any_case())
+def test_without_the_word_nothing_changes(frames: list[TokenFrame]) -> None:
+    """Every fixture comes out as without the guard."""
+    assert response(frames, never) == response(frames, unedited)
+
+
+@few
+@given(any_case(), st.sampled_from([(at_e, "e"), (at_the, "th")]))
+def test_a_response_ends_at_the_word(frames: list[TokenFrame], guard: tuple[Any, str]) -> None:
+    """Where it is in an item, what came ahead of it stays, the item is cut, and the usage is what was read by then."""
+    install_guard, word = guard
+    before, after = response(frames, unedited), response(frames, install_guard)
+    assert before.usage is not None
+    assert after.usage is not None
+    at = next((at for at, text in enumerate(texts(before)) if word in text.lower()), None)
+    if at is None:
+        assert after == before
+        return
+    assert after.incomplete_details is not None
+    assert (after.status, after.incomplete_details.reason) == ("incomplete", "content_filter")
+    assert after.output[:at] == before.output[:at]
+    *_, cut = after.output
+    assert (len(after.output), getattr(cut, "status", "incomplete")) == (at + 1, "incomplete")
+    assert text_of(before.output[at]).startswith(text_of(cut))
+    assert word not in text_of(cut).lower()
+    assert 0 < after.usage.output_tokens <= sum(len(f.token_ids) for f in frames if isinstance(f, TokenChunk))
+    assert after.usage.output_tokens_details.reasoning_tokens <= after.usage.output_tokens
+
+
+def test_it_has_to_know_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without any it is not installed."""
+    monkeypatch.setenv("GUARD_WORDS", ",")
+    with pytest.raises(ValueError, match="names no words"):
+        install(recorded_responses())
+
+
+async def stopped(served: Served[ScriptedEngine], answer: dict[str, Any]) -> None:
+    """It ended because of the word, and so did its generation."""
+    await idle(served)
+    assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})
+    assert [item["status"] for item in answer["output"]] == ["completed", "incomplete"]
+    assert answer["output"][1]["content"][0]["text"].startswith("The word is ")
+    assert "swordfish" not in answer["output"][1]["content"][0]["text"]
+    assert 10 < answer["usage"]["output_tokens"] < 40
+    assert 0 < answer["usage"]["output_tokens_details"]["reasoning_tokens"] < 10
+
+
+async def test_the_engine_stops_as_well(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Streamed, in one object, in the background, read again: the generation is aborted, and what was sent stays."""
+    engine = ScriptedEngine(script(encoding, TELLS, endless=True, latency=0.001))
+    async with serving(engine, encoding, tmp_path, edit=install) as served:
+        body = await served.stream({"input": "Hi"})
+        first = final(read_sse(body))
+        await stopped(served, await found(served, first.id))
+        assert await served.again(f"/v1/responses/{first.id}?stream=true") == body
+        await stopped(served, (await served.post({"input": "Hi"}))[1])
+        await stopped(served, await ended(served, await begun(served)))
+        assert engine.aborted == 3

@@ -1,0 +1,109 @@
+"""The guide in the README: its code is what a reader would copy."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import frames
+from pipeline.core import Pipeline
+from pipeline.junction import JunctionError
+from pipeline.plugins import GROUP, Install, load
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.request import CreateResponse
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from stages.responses import recorded_responses
+from tests.flow.examples import redact_emails
+from tests.support.event_streams import final, read_sse
+from tests.support.example_flows import texts
+from tests.support.paths import ROOT
+from tests.support.scripts import script
+from tests.support.server import serving
+
+GUIDE = (ROOT / "README.md").read_text().split("## Stages of your own\n")[1].split("\n## ")[0]
+CODE = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", GUIDE, re.DOTALL))
+PLACES = re.findall(r"^\| \(?`(\w+)`\s?(\w*)\)? \| `(\w+)` \|", GUIDE, re.MULTILINE)
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Install]:
+    """The plug-in of that name, installed from a file as the guide has it."""
+    monkeypatch.chdir(tmp_path)
+
+    def written(name: str) -> Install:
+        (tmp_path / f"{name}.py").write_text(CODE[name])
+        return load([f"{name}.py:install"])
+
+    return written
+
+
+async def answered(install: Install, encoding: HarmonyEncoding, where: Path) -> list[str]:
+    said = "<|channel|>final<|message|>Write to joe@example.com, please.<|return|>"
+    async with serving(ScriptedEngine(script(encoding, said)), encoding, where, edit=install) as served:
+        return texts(final(read_sse(await served.stream({"input": "Hi"}))))
+
+
+async def test_the_redaction_works(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """It takes ten lines, and is the example that the other tests test."""
+    assert await answered(plugin("redact"), encoding, tmp_path) == ["Write to [e-mail], please."]
+    assert len([line for line in CODE["redact"].splitlines() if line]) <= 10
+    for pattern in (redact_emails.ADDRESS, redact_emails.MAYBE_ONE):
+        assert pattern.pattern in CODE["redact"]
+
+
+async def test_any_stage_works(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """A function over frames is enough."""
+    assert await answered(plugin("shout"), encoding, tmp_path) == ["WRITE TO JOE@EXAMPLE.COM, PLEASE."]
+
+
+async def test_plugins_go_together(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """In their order: the one that stands nearer to the parser reads first."""
+    redact, shout = plugin("redact"), plugin("shout")
+    both = await answered(lambda pipeline: redact(shout(pipeline)), encoding, tmp_path)
+    assert both == ["WRITE TO [E-MAIL], PLEASE."]
+
+
+def through(kind: Any) -> Any:
+    async def stage(source: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:
+        async for frame in source:
+            yield frame
+
+    stage.__annotations__ = {"source": AsyncIterator[kind], "return": AsyncGenerator[kind, None]}
+    return stage
+
+
+def kinds() -> dict[str, Any]:
+    return {**vars(frames), "CreateResponse": CreateResponse, "ResponseEvent": ResponseEvent}
+
+
+def test_the_table_names_every_place() -> None:
+    """A stage over the frames of its row fits there, and one over those of the others does not."""
+    pipeline: Pipeline[Any, Any] = recorded_responses()
+    assert [anchor or where for where, anchor, _ in PLACES] == ["normalize", *pipeline.names()[:1], *inside(pipeline)]
+    for where, anchor, kind in PLACES:
+        stage = through(kinds()[kind])
+        edit = pipeline.before if where == "before" else pipeline.after
+        edit(anchor or where, "own", stage)
+        with pytest.raises(JunctionError, match=r"own gives|takes"):
+            edit(anchor or where, "own", through(kinds()["Prompt" if kind != "Prompt" else "TokenFrame"]))
+
+
+def inside(pipeline: Pipeline[Any, Any]) -> list[str]:
+    """The stages in the order in which they give something."""
+    inner = pipeline.inner("converse").names()
+    return [*inner, "converse", "emit", "persist"]
+
+
+def test_an_entry_point_is_written_like_that() -> None:
+    """In the group that is read."""
+    [snippet] = re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)
+    [(name, value)] = tomllib.loads(snippet)["project"]["entry-points"][GROUP].items()
+    assert EntryPoint(name, value, GROUP).attr == "install"
+    assert f"--with {name}" in snippet

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core import Pipeline
+from pipeline.frames import TokenFrame
+from pipeline.protocol.events import OutputTextDelta
+from pipeline.protocol.items import Message, Reasoning
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from stages.rewrite import Rewrite
+from tests.flow.examples.redact_emails import ADDRESS, install, redacted
+from tests.support.event_streams import final, read_sse
+from tests.support.example_flows import any_case, events, few, in_any_chunks, response, said, text_of, texts, unedited
+from tests.support.response_lives import begun, ended
+from tests.support.scripts import script
+from tests.support.server import serving
+
+SECRET = "joe.doe+x@mail.example.co.uk"
+ANSWER = (
+    f"<|channel|>analysis<|message|>It is {SECRET}.<|end|><|start|>assistant<|channel|>final<|message|>"
+    f"Write to {SECRET}, or to no one@all.<|return|>"
+)
+
+pieces = st.one_of(
+    st.sampled_from(
+        [SECRET, "a@b.c", "@", ".", " ", "a", "-", "é", "。", "名前", "\n", "a@b", "@b.c", "mailto:", "a@b.c@d.e"]
+    ),
+    st.text(max_size=8),
+)
+
+
+@few
+@given(st.lists(pieces, max_size=12).map("".join).flatmap(lambda text: st.tuples(st.just(text), st.data())))
+def test_it_does_not_matter_how_the_text_was_cut(drawn: tuple[str, st.DataObject]) -> None:
+    """What comes out is what would come of the whole text at once."""
+    text, data = drawn
+    frames = said(f"<|channel|>final<|message|>{_harmless(text)}<|return|>")
+    answer = response(data.draw(in_any_chunks(frames)), install)
+    assert texts(answer) == [redacted(_harmless(text))]
+
+
+def _harmless(text: str) -> str:
+    """Without what would be a marker."""
+    return text.replace("<", "").encode(errors="replace").decode()
+
+
+def marked(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    """Every word is changed."""
+    return pipeline.after("parse", "mark", Rewrite(_mark, held=re.compile(r"[a-z]{1,320}")))
+
+
+def _mark(text: str) -> str:
+    return re.sub(r"[a-z]+", "~", text)
+
+
+@few
+@given(any_case())
+def test_every_fixture_is_changed_where_it_is_for_people(frames: list[TokenFrame]) -> None:
+    """Messages and thoughts are those that would come of the whole text; calls are left alone."""
+    before, after = response(frames, unedited), response(frames, marked)
+    for old, new in zip(before.output, after.output, strict=True):
+        assert type(old) is type(new)
+        if isinstance(old, Message | Reasoning):
+            assert text_of(new) == _mark(old.text)
+        else:
+            assert new == old
+    assert (before.status, before.usage) == (after.status, after.usage)
+
+
+@few
+@given(any_case())
+def test_fixtures_without_addresses_stay_as_they_are(frames: list[TokenFrame]) -> None:
+    """Texts, statuses and usage are the same."""
+    before, after = response(frames, unedited), response(frames, install)
+    assert texts(before) == texts(after)
+    assert (before.status, before.usage) == (after.status, after.usage)
+
+
+def test_only_what_may_become_an_address_waits() -> None:
+    """The words ahead of the last one are on their way when it begins."""
+    told = events(said("<|channel|>final<|message|>One two three four<|return|>"), install)
+    deltas = [event.delta for event in told if isinstance(event, OutputTextDelta)]
+    assert deltas == ["One two three ", "four"]
+
+
+async def test_no_address_leaves_the_server(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Streamed, in the background, read again, as raw messages, or in what continues the response."""
+    engine = ScriptedEngine(script(encoding, ANSWER))
+    async with serving(engine, encoding, tmp_path, edit=install) as served:
+        wanted = {"input": "Hi", "enable_response_messages": True, "include": ["message.output_text.logprobs"]}
+        body = await served.stream(wanted)
+        first = final(read_sse(body))
+        assert texts(first) == ["It is [e-mail].", "Write to [e-mail], or to no one@all."]
+        background = await begun(served)
+        assert (await ended(served, background))["status"] == "completed"
+        seen = [body, await served.again(f"/v1/responses/{first.id}?stream=true&starting_after=3")]
+        seen += [await served.again(f"/v1/responses/{background}?stream=true")]
+        seen += [json.dumps(await served.post({"input": "And?", "previous_response_id": first.id})).encode()]
+        assert not any(SECRET.encode() in answer or b"joe" in answer for answer in seen)
+        prompt = encoding.decode(engine.prompts[-1].token_ids)
+    assert "Write to [e-mail], or to no one@all." in prompt
+    assert not ADDRESS.search(prompt)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 50])
+async def test_arguments_of_calls_are_left_alone(encoding: HarmonyEncoding, tmp_path: Path, chunk_size: int) -> None:
+    """A tool has to know where to write to."""
+    call = f'<|channel|>commentary to=functions.send<|constrain|>json<|message|>{{"to":"{SECRET}"}}<|call|>'
+    tool = {"type": "function", "name": "send", "parameters": {"type": "object"}, "strict": False}
+    engine = ScriptedEngine(script(encoding, call, chunk_size=chunk_size))
+    async with serving(engine, encoding, tmp_path, edit=install) as served:
+        answer = final(read_sse(await served.stream({"input": "Hi", "tools": [tool]})))
+    assert json.loads(text_of(answer.output[0])) == {"to": SECRET}

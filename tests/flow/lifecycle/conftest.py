@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.support.lifecycle_clients import MODES, Mode
+
+
+@pytest.fixture(params=MODES, ids=str)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    """A way to ask for a response."""
+    mode: Mode = request.param
+    return mode

@@ -1,0 +1,93 @@
+"""Real servers of one store, killed: what they were making has an end, wherever its readers are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from tests.support.event_streams import final, read_sse
+from tests.support.response_lives import Reading, begun, ended, reading
+from tests.support.server_process import process
+
+FLUSHED = 1.0
+"""Seconds after which the store has whatever was said."""
+
+Events = list[dict[str, Any]]
+
+
+def stream_of(response_id: str) -> str:
+    """The path of a response's stream."""
+    return f"/v1/responses/{response_id}?stream=true"
+
+
+def events_of(stream: bytes) -> Events:
+    """What a stream says, whole or broken off."""
+    lines = (line for line in stream.split(b"\n") if line.startswith(b"data: {"))
+    return [json.loads(line.removeprefix(b"data: ")) for line in lines]
+
+
+def deltas(events: Events) -> Events:
+    """The pieces of text."""
+    return [event for event in events if event["type"].endswith(".delta")]
+
+
+def assert_ends_once(seen: Events, stored: Events) -> None:
+    """A reader saw all that was stored, and whatever the killed server said beyond it; then the end, and only one."""
+    numbers = [event["sequence_number"] for event in seen]
+    assert numbers == sorted(set(numbers))
+    assert seen[-1] == stored[-1] | {"sequence_number": numbers[-1]}
+    assert [event["type"] for event in seen].count("response.failed") == 1
+    assert deltas(seen)[: len(deltas(stored))] == deltas(stored)
+
+
+async def test_row18_v2_b15_what_a_killed_server_made_ends_at_another(store_at: str, tmp_path: Path) -> None:
+    """Its reader there gets all that was stored, then one end; what only waited is made there, and read there, whole.
+
+    Both servers come up at the same moment, over a store that is new.
+    """
+    async with AsyncExitStack() as stack:
+        servers = (process(store_at, tmp_path, "slow", "--max-background", "1") for _ in range(2))
+        one, other = await asyncio.gather(*map(stack.enter_async_context, servers))
+        running, waiting = await begun(one), await begun(one)
+        made_there = asyncio.create_task(other.again(stream_of(waiting)))
+        async with other.client.get(other.url + stream_of(running)) as answer:
+            reader = Reading(answer)
+            await reader.upto(b'"delta":"20"')
+            await asyncio.sleep(FLUSHED)
+            await one.kill()
+            seen = events_of(await reader.rest())
+        stored = await other.again(stream_of(running))
+        assert final(read_sse(stored)).status == "failed"
+        assert_ends_once(seen, events_of(stored))
+        assert "20" in (await ended(other, running))["output"][-1]["content"][0]["text"]
+        assert final(read_sse(await made_there)).status == "completed"
+
+
+async def test_a_client_resumes_behind_a_kill(store_at: str, tmp_path: Path) -> None:
+    """A server that is killed, and started again where it was, settles at once: openai-python goes on to the end."""
+    async with process(store_at, tmp_path, "slow") as server:
+        async with reading(server, {"background": True}) as stream:
+            response_id = await stream.response_id()
+            await stream.upto(b'"delta":"20"')
+            await asyncio.sleep(FLUSHED)
+            await server.kill()
+            with pytest.raises(aiohttp.ClientError):
+                await stream.rest()
+        seen = events_of(stream.read)
+        await server.start()
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            last = seen[-1]["sequence_number"]
+            rest = await client.responses.retrieve(response_id, stream=True, starting_after=last)
+            seen += [event.model_dump() async for event in rest]
+            response = await client.responses.retrieve(response_id)
+        assert seen[-1]["type"] == "response.failed"
+        assert response.status == "failed"
+        assert response.output_text.startswith("1 2 3")
+        assert "20" in response.output_text

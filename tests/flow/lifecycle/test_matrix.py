@@ -1,0 +1,148 @@
+"""The lifecycle matrix: every way to ask for a response, and every way in which it can end, in both databases.
+
+After each of them the same holds, which `Aftermath` says.  Servers that are stopped or killed are in `test_signals`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from api import runs
+from pipeline.errors import EngineDead, EngineFailed
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.support.lifecycle_aftermath import Aftermath
+from tests.support.lifecycle_clients import Client, Mode
+from tests.support.response_lives import cancelled, until
+from tests.support.scripts import COUNT, ENDLESS, HELLO, Scripted, script
+from tests.support.server import serving
+
+BEGUN = COUNT[: COUNT.index(" 20 ")]
+"""The first half of a message."""
+
+
+@dataclass
+class Cell:
+    """A server, and one client of it."""
+
+    served: Scripted
+    client: Client
+    encoding: HarmonyEncoding
+
+    @property
+    def response_id(self) -> str:
+        """The id of the client's response, which the engine was the first to be asked for."""
+        return self.served.engine.prompts[0].response.id
+
+    def let_say(self, text: str, **options: Any) -> None:
+        """What the engine is to say, and how."""
+        self.served.engine.script = script(self.encoding, text, **{"latency": 0.001} | options)
+
+    async def is_at_it(self) -> asyncio.Task[None]:
+        """Let the client ask, and return when its response is in the middle."""
+        asking = asyncio.create_task(self.client.ask())
+        await until(lambda: len(self.served.engine.prompts) == 1)
+        prompt = self.served.engine.prompts[0]
+        run = self.served.runs.live.get(prompt.response.id, prompt.origin.owner)
+        assert run
+        await until(lambda: run._log.last_number > 30)
+        return asking
+
+    async def check(self, status: str) -> Aftermath:
+        """It is over, nothing of it is left in this process, and the server goes on as if nothing had been."""
+        await until(lambda: not (self.served.engine.running or len(self.served.runs.live) or at_work()))
+        assert self.served.runs.admission.running == 0
+        self.served.engine.script = script(self.encoding, HELLO)
+        aftermath = await Aftermath.of(self.served, self.response_id)
+        await aftermath.check(status, self.client)
+        return aftermath
+
+
+def at_work() -> list[str]:
+    """What the tasks of this process do, but for those that every server has."""
+    steady = ("RequestHandler.start", "Membership.", "Writer._flush")
+    tasks = (task.get_coro() for task in asyncio.all_tasks() if task is not asyncio.current_task())
+    names = (getattr(coroutine, "__qualname__", "") for coroutine in tasks)
+    return [name for name in names if not name.startswith(steady)]
+
+
+@pytest.fixture
+async def cell(encoding: HarmonyEncoding, store_at: str, mode: Mode) -> AsyncGenerator[Cell, None]:
+    async with serving(ScriptedEngine(), encoding, store_at) as served:
+        yield Cell(served, Client(served, mode), encoding)
+
+
+async def test_complete(cell: Cell) -> None:
+    """A response that comes to its end is whole, for its client and for everybody later (B21)."""
+    cell.let_say(COUNT)
+    await cell.client.ask()
+    assert cell.client.was_told
+    told = await cell.check("completed")
+    assert told.text == " ".join(map(str, range(1, 100)))
+    assert told.response["usage"]["output_tokens"] == len(cell.encoding.encode_markup(COUNT))
+
+
+async def test_length(cell: Cell) -> None:
+    """A response that meets its limit is incomplete, with all that it had by then, and can be continued (V17)."""
+    cell.let_say(COUNT)
+    await cell.client.ask(max_output_tokens=60)
+    assert cell.client.was_told
+    told = await cell.check("incomplete")
+    assert told.text.startswith("1 2 3 ")
+    assert told.response["usage"]["output_tokens"] == 60
+
+
+async def test_v1_b14_engine_error(cell: Cell) -> None:
+    """A response that the engine gives up on has failed, in good order, behind all that the engine had said."""
+    cell.let_say(BEGUN, error=EngineFailed("It failed."))
+    await cell.client.ask()
+    assert cell.client.was_told
+    told = await cell.check("failed")
+    assert told.response["error"]["message"] == "It failed."
+    assert told.text == " ".join(map(str, range(1, 20)))
+
+
+async def test_v1_b14_engine_death(cell: Cell) -> None:
+    """A response whose engine dies has failed likewise, and can still be had; new ones are a 503 meanwhile."""
+    cell.let_say(BEGUN, error=EngineDead("It died."), dies=True)
+    await cell.client.ask()
+    assert cell.client.was_told
+    assert (await cell.served.get("/health"))[0] == 503
+    assert (await cell.served.post({"input": "Hi"}))[0] == 503
+    dead = await Aftermath.of(cell.served, cell.response_id)
+    cell.served.engine.is_alive = True
+    told = await cell.check("failed")
+    assert told == dead
+    assert told.text == " ".join(map(str, range(1, 20)))
+
+
+async def test_row42_b22_cancel(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A response that is cancelled ends by itself, for its client as well, and keeps what it had (V17, B23)."""
+    monkeypatch.setattr(runs, "CANCEL_WAIT", 3600)
+    cell.let_say(ENDLESS, endless=True)
+    asking = await cell.is_at_it()
+    status, answer = await cancelled(cell.served, cell.response_id)
+    assert (status, answer["status"], cell.served.engine.running) == (200, "cancelled", 0)
+    await asking
+    assert cell.client.was_told
+    told = await cell.check("cancelled")
+    assert (told.response, told.text.startswith("la la")) == (answer, True)
+    assert told.response["usage"]["output_tokens"] > 20
+
+
+async def test_row31_row43_client_leaves(cell: Cell) -> None:
+    """A client that leaves ends what is made in front of it, which is kept as far as it is; the background goes on."""
+    goes_on = cell.client.mode.background
+    cell.let_say(COUNT, latency=0.005)
+    asking = await cell.is_at_it()
+    asking.cancel()
+    if goes_on:
+        await until(lambda: cell.served.engine.running == 0)
+    told = await cell.check("completed" if goes_on else "cancelled")
+    assert told.text.startswith("1 2 3 ")
+    assert cell.served.engine.aborted == (not goes_on)

@@ -1,0 +1,208 @@
+"""The rest of the matrix: real servers that are stopped by SIGTERM, or killed by SIGKILL, and started again.
+
+A server is started, ended and started again once for all that its end may meet; each test looks at what came of one of
+them, at the server that came next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from pipeline.protocol.events import DONE
+from tests.support.databases import PLACES, empty_store, opened
+from tests.support.event_streams import renumbered
+from tests.support.lifecycle_aftermath import Aftermath
+from tests.support.lifecycle_clients import BACKGROUND_STREAM, MODES, STREAM, SYNC, Client, Mode, frames
+from tests.support.response_lives import begun, until
+from tests.support.server_process import Process, process
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+FLUSHED = 1.5
+"""Seconds after which the store has whatever was said."""
+
+DRAIN, BRIEF = 4.0, 40
+"""Seconds that a server waits for what runs, and how many tokens it says in less than that."""
+
+
+@dataclass
+class Scene:
+    """The clients of a server that was ended by a signal: by their mode, and one that waited for its turn."""
+
+    server: Process
+    middle: dict[Mode, Client]
+    near_the_end: dict[Mode, Client]
+    waiting: Client
+    flushed: dict[Mode, bytes] = field(default_factory=dict)
+    """What those in the middle had seen early enough to be in the store."""
+    refusal: int = 0
+    """The status of a request that came while the server stopped."""
+    exit_status: int = 0
+
+    async def after(self, client: Client) -> Aftermath:
+        """What the server that came next tells of a client's response."""
+        return await Aftermath.of(self.server, client.response_id)
+
+
+@asynccontextmanager
+async def at_work(server: Process) -> AsyncGenerator[Scene, None]:
+    """A server that is in the middle of something for everybody; behind the block all of them have had their end."""
+    middle, near_the_end = ({mode: Client(server, mode) for mode in MODES} for _ in range(2))
+    waiting = Client(server, BACKGROUND_STREAM)
+    asking = [asyncio.create_task(client.ask()) for client in middle.values()]
+    asking += [asyncio.create_task(client.ask(max_output_tokens=BRIEF)) for client in near_the_end.values()]
+    await until(lambda: all(b"output_text.delta" in middle[mode].seen for mode in (STREAM, BACKGROUND_STREAM)))
+    for _ in MODES:  # more of them than can come to their turn
+        await begun(server)
+    asking += [asyncio.create_task(waiting.ask())]
+    await until(lambda: b"response.queued" in waiting.seen)
+    yield Scene(server, middle, near_the_end, waiting)
+    await asyncio.gather(*asking)
+
+
+async def start_again(server: Process) -> None:
+    """The next server, which takes no time for anything."""
+    server.script = "quick"
+    await server.start()
+
+
+@asynccontextmanager
+async def stopping(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
+    """A server was stopped in good order, and another one is up where it was."""
+    options = ("--max-background", "4", "--drain-timeout", str(DRAIN))
+    async with process(store, folder, "long", *options) as server:
+        async with at_work(server) as scene:
+            ending = asyncio.create_task(server.kill(signal.SIGTERM))
+            await asyncio.sleep(0.2)
+            scene.refusal, _ = await server.post({"input": "Hi"})
+        scene.exit_status = await ending
+        await start_again(server)
+        yield scene
+
+
+@asynccontextmanager
+async def killing(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
+    """A server was killed, and another one is up where it was."""
+    async with process(store, folder, "long", "--max-background", "4") as server:
+        async with at_work(server) as scene:
+            scene.flushed = {mode: client.seen for mode, client in scene.middle.items()}
+            await asyncio.sleep(FLUSHED)
+            await until(lambda: all(client.was_told for client in scene.near_the_end.values()))
+            scene.exit_status = await server.kill()
+        scene.middle[SYNC].answer = {"id": await id_of_what_was_for(scene.middle[SYNC], store)}
+        await start_again(server)
+        yield scene
+
+
+async def id_of_what_was_for(client: Client, store_at: str) -> str:
+    """The id of a response, which its client has never learned, from the store that a dead server has left."""
+    async with opened(store_at, stale=0.0) as store:
+        left = [orphan.stored.response for orphan in await store.orphans()]
+    (response_id,) = [each.id for each in left if each.conversation and each.conversation.id == client.conversation]
+    return response_id
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=PLACES)
+async def scenes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[list[Scene]]:
+    """Both at once, as most of it is waiting."""
+    async with AsyncExitStack() as stack:
+        scenes = []
+        for scene in (stopping, killing):
+            folder = tmp_path_factory.mktemp(scene.__name__)
+            store = await stack.enter_async_context(empty_store(request, request.param, folder))
+            scenes.append(scene(store, folder))
+        yield await asyncio.gather(*map(stack.enter_async_context, scenes))
+
+
+@pytest.fixture
+def stopped(scenes: list[Scene]) -> Scene:
+    return scenes[0]
+
+
+@pytest.fixture
+def killed(scenes: list[Scene]) -> Scene:
+    return scenes[1]
+
+
+# SIGTERM
+
+
+async def test_row31_sigterm_near_the_end(stopped: Scene, mode: Mode) -> None:
+    """What ends within the time that a stop gives it ends as if nothing were."""
+    client = stopped.near_the_end[mode]
+    assert client.was_told
+    told = await stopped.after(client)
+    await told.check("incomplete", client)
+    assert told.response["usage"]["output_tokens"] == BRIEF
+
+
+async def test_v1_sigterm_in_the_middle(stopped: Scene, mode: Mode) -> None:
+    """What takes longer has failed, in good order and with all that it had, and its client is told so at once."""
+    client = stopped.middle[mode]
+    assert client.was_told or client.mode.name == "background"  # whoever polls may find nobody any more
+    told = await stopped.after(client)
+    await told.check("failed", client)
+    assert told.text.startswith("1 2 3 ")
+
+
+async def test_sigterm_while_it_waits(stopped: Scene) -> None:
+    """What waits is made by the next server; its reader's connection breaks, and whoever asks again gets the rest."""
+    assert not stopped.waiting.was_told
+    told = await stopped.after(stopped.waiting)
+    await told.check("completed", stopped.waiting)
+    assert told.text == "Hello!"
+
+
+async def test_a_server_that_stops_takes_nothing_on(stopped: Scene) -> None:
+    """As long as it stops new requests are a 503, and it ends well."""
+    assert (stopped.refusal, stopped.exit_status) == (503, 0)
+    assert "Traceback" not in stopped.server.log.read_text()
+
+
+# SIGKILL
+
+
+async def test_v1_sigkill_in_the_middle(killed: Scene, mode: Mode) -> None:
+    """What a killed server was at has failed, in good order, behind all that it had said a moment before."""
+    client = killed.middle[mode]
+    assert (client.was_told, killed.exit_status) == (False, -signal.SIGKILL)
+    told = await killed.after(client)
+    await told.check("failed", replace(client, seen=killed.flushed[mode]))
+    assert told.text.startswith("1 2 3 4 5 6 7 8 9 10 ")
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode.stream], ids=str)
+async def test_v2_b15_sigkill_in_a_stream(killed: Scene, mode: Mode) -> None:
+    """Whoever goes on behind the last event that came before the kill gets an end, also if the store had less."""
+    told = await killed.after(killed.middle[mode])
+    number = len(frames(killed.middle[mode].seen)) - 1
+    for beyond in range(number, number + 12):
+        rest = await told.behind(beyond)
+        assert rest == told.stream[-len(rest) :] or rest == renumbered(frames(told.stream)[-1], beyond + 1) + DONE
+        assert rest.count(b"event: response.failed") == 1
+
+
+async def test_sigkill_behind_the_end(killed: Scene, mode: Mode) -> None:
+    """What a client was told the end of when its server was killed is as it was told."""
+    client = killed.near_the_end[mode]
+    assert client.was_told
+    told = await killed.after(client)
+    await told.check("incomplete", client)
+
+
+async def test_sigkill_while_it_waits(killed: Scene) -> None:
+    """What waited when its server was killed is made by the next one, and its reader gets the rest there."""
+    assert not killed.waiting.was_told
+    told = await killed.after(killed.waiting)
+    await told.check("completed", killed.waiting)
+    assert told.text == "Hello!"

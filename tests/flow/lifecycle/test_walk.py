@@ -1,0 +1,62 @@
+"""Random walks: responses are asked for, followed, left, cancelled and deleted, and servers are stopped and killed.
+
+Whatever happens, each response that was taken on ends exactly once, each of its readers gets an end or a connection
+that breaks, and all that was ever read of it is the same to the byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from stages.harmony import HarmonyEncoding
+from tests.support.databases import PLACES, empty_store
+from tests.support.lifecycle_clients import MODES
+from tests.support.lifecycle_world import World
+
+WHICH = st.integers(0, 3)
+
+STEPS: st.SearchStrategy[tuple[Any, ...]] = st.one_of(
+    st.tuples(st.just("ask"), st.sampled_from(MODES)),
+    st.tuples(st.just("say"), st.integers(1, 30)),
+    st.tuples(st.just("save")),
+    st.tuples(st.just("follow"), WHICH, st.integers(-1, 50)),
+    st.tuples(st.sampled_from(("leave", "cancel", "delete")), WHICH),
+    st.tuples(st.just("stop")),
+    st.tuples(st.just("kill")),
+)
+
+ALL_AT_ONCE = [("ask", mode) for mode in MODES] + [("follow", which, 3) for which in range(4)]
+DEATHS = [*ALL_AT_ONCE, ("say", 12), ("save",), ("say", 3), ("kill",), *ALL_AT_ONCE, ("say", 12), ("stop",), ("kill",)]
+
+
+@pytest.mark.usefixtures("postgres")  # is up before any example runs
+@pytest.mark.parametrize("place", PLACES)
+def test_any_life(request: pytest.FixtureRequest, encoding: HarmonyEncoding, place: str) -> None:
+    """Nothing that was accepted is ever lost, left hanging, or told in two ways."""
+
+    @settings(max_examples=12, deadline=None)
+    @example(DEATHS)
+    @given(st.lists(STEPS, min_size=8, max_size=20))
+    def walk(steps: list[tuple[Any, ...]]) -> None:
+        asyncio.run(walked(steps))
+
+    async def walked(steps: list[tuple[Any, ...]]) -> None:
+        with TemporaryDirectory() as folder:
+            async with empty_store(request, place, Path(folder)) as store_at:
+                world = World(encoding, store_at)
+                await world.start()
+                try:
+                    for name, *arguments in steps:
+                        await getattr(world, name)(*arguments)
+                    await world.check()
+                finally:
+                    await world.close()
+
+    walk()

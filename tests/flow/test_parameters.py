@@ -1,0 +1,254 @@
+"""The README's table of parameters says what is so."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple, TypeAlias, get_type_hints
+
+import pytest
+from msgspec.structs import asdict, replace
+from openai.types.responses.response_create_params import (
+    ResponseCreateParamsNonStreaming,
+    ResponseCreateParamsStreaming,
+)
+
+from pipeline.errors import InvalidRequest, UnsupportedParameter
+from pipeline.protocol.items import InputText, Message
+from pipeline.protocol.reading import read_request
+from pipeline.protocol.request import CreateResponse
+from pipeline.protocol.response import Response
+from pipeline.record import replay
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import load_encoding
+from stages.normalize.normalize import Normalize
+from stages.persist.live import LiveResponses
+from stages.persist.sqlite import SqliteDatabase
+from stages.persist.store import Store, StoredConversation
+from stages.responses import harmony_responses
+from tests.support.paths import ROOT
+from tests.support.request_bodies import WEATHER
+from tests.support.scripts import script
+from tests.support.stored_responses import stored
+
+Json: TypeAlias = Any
+
+README = (ROOT / "README.md").read_text()
+
+
+def table() -> list[tuple[str, str]]:
+    """Each parameter of the table and its promise."""
+    section = README.split("### What a request may say")[1].split("\n##")[0]
+    rows = re.findall(r"^\| (`.+?) \| (\w+) \|", section, re.MULTILINE)
+    return [(name, promise) for names, promise in rows for name in re.findall(r"`(\w+)`", names)]
+
+
+TABLE = dict(table())
+PROBES: dict[str, list[Json]] = {
+    "model": ["lora"],
+    "input": ["Hello", [{"role": "user", "content": "Hello"}], [{"id": "msg_0i0000"}]],
+    "instructions": ["Be brief."],
+    "previous_response_id": ["resp_0"],
+    "store": [False],
+    "metadata": [{"order": "17"}],
+    "tools": [
+        [WEATHER],
+        [{"type": "custom", "name": "x"}],
+        [{"type": "namespace", "name": "n", "tools": [WEATHER]}],
+        [{"type": "shell"}],
+        [{"type": "mcp", "server_label": "m", "server_url": "https://mcp.invalid"}],
+    ],
+    "tool_choice": ["none", "required", {"type": "function", "name": WEATHER["name"]}],
+    "parallel_tool_calls": [False],
+    "reasoning": [{"effort": "high"}, {"summary": "auto"}, {"generate_summary": "auto"}],
+    "text": [{"format": {"type": "json_object"}}],
+    "max_output_tokens": [16],
+    "temperature": [0.5],
+    "top_p": [0.5],
+    "top_logprobs": [1],
+    "include": [["message.output_text.logprobs"]],
+    "truncation": ["auto"],
+    "prompt_cache_key": ["k1"],
+    "service_tier": ["flex"],
+    "user": ["u1"],
+    "safety_identifier": ["u1"],
+    "prompt_cache_options": [{"mode": "implicit", "ttl": "30m"}, {"comparison_response_id": "resp_0"}],
+    "prompt_cache_retention": ["24h"],
+    "background": [True],
+    "conversation": ["conv_1", {"id": "conv_1"}],
+    "prompt": [{"id": "pmpt_1"}],
+    "context_management": [[{"type": "compaction"}]],
+    "moderation": [{"model": "omni-moderation-latest"}],
+    "access_programs": [{"cyber": "standard"}],
+    "image": [{"context_compression": "auto"}],
+    "top_k": [5],
+    "min_p": [0.1],
+    "seed": [1],
+    "stop": ["END", ["END"]],
+    "presence_penalty": [1],
+    "frequency_penalty": [1],
+    "repetition_penalty": [1.5],
+    "cache_salt": ["salt"],
+    "priority": [1],
+    "enable_response_messages": [True],
+    "structured_outputs": [{"json_object": True}, {"choice": ["yes", "no"]}, {"grammar": 'root ::= "yes" | "no"'}],
+    "previous_input_messages": [[{"role": "user", "content": "Hello"}]],
+}
+"""Values that ask for something, for each parameter that a stage knows."""
+
+ELSEWHERE = frozenset({"stream", "stream_options", "max_tool_calls", "chat_template", "chat_template_kwargs"})
+"""Those that nothing here could tell: the tests of the edge see how events are written, those of converse what a turn
+may call, and those of models with a chat template what it makes of a conversation."""
+
+IDLE_PARTS: list[tuple[str, Json]] = [("text", {"verbosity": "low"}), ("reasoning", {"context": "auto"})]
+"""Parts of implemented parameters that come back at most, as their rows say."""
+
+CASES = [(name, value) for name, values in PROBES.items() for value in values]
+
+CONTEXT_LENGTH = 4096
+FULL = [{"role": "user", "content": "la " * 3900}, {"role": "user", "content": "Hi"}]
+"""Fits into the context, and leaves little room for an answer."""
+
+BESIDE: dict[str, Json] = {
+    "tool_choice": {"tools": [WEATHER]},
+    "parallel_tool_calls": {"tools": [WEATHER]},
+    "truncation": {"input": FULL},
+}
+"""What the rest of a request must be for a parameter to matter."""
+
+EARLIER = stored("resp_0", Message("msg_0i0000", "completed", "user", (InputText("Hello"),)))
+
+
+@asynccontextmanager
+async def remembering() -> AsyncGenerator[Store]:
+    """A store that has a response, and a conversation, for others to go on from."""
+    with TemporaryDirectory() as folder:
+        store = Store(SqliteDatabase(Path(folder) / "responses.sqlite3"))
+        await store.open()
+        store.begin(EARLIER)
+        await store.end(EARLIER, None)
+        await store.conversations.create(StoredConversation("conv_1", 0, {}), "", EARLIER.items)
+        yield store
+        await store.close()
+
+
+class Outcome(NamedTuple):
+    """What comes of a request: the response as it ends, and whatever is done apart from filling in that object."""
+
+    response: Response
+    deeds: Json
+
+
+async def outcome(**body: Json) -> Outcome:
+    """Let the whole pipeline answer, with the same ids and words each time."""
+    request, encoding = await read_request(json.dumps({"input": "Hi", **body}).encode()), load_encoding()
+    engine = ScriptedEngine(script(encoding), context_length=CONTEXT_LENGTH, models=("served", "lora"))
+    async with remembering() as store:
+        stage = Normalize(store, engine.models, draw=lambda: "1", clock=lambda: 0.0)
+        pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(store)).replace("normalize", stage)
+        async with pipeline.open(replay([request])) as stream:
+            events: list[Json] = [event async for event in stream]
+        is_kept = await store.get("resp_1", "") is not None
+    (prompt,) = engine.prompts
+    deeds = {
+        # What the engine reads of it: the model says which adapter to use, and the tools are in the tokens.
+        "prompt": asdict(prompt) | {"response": prompt.response.model, "tools": None, "origin": None},
+        "events": [type(event) if hasattr(event, "response") else event for event in events],
+        "kept": is_kept,
+    }
+    return Outcome(events[-1].response, deeds)
+
+
+def test_the_table_has_every_parameter_once() -> None:
+    """The table lists what openai-python sends and what is read here, all of it, once, and nothing else."""
+    sdk = get_type_hints(ResponseCreateParamsStreaming) | get_type_hints(ResponseCreateParamsNonStreaming)
+    names = [name for name, _ in table()]
+    assert sorted(names) == sorted(sdk.keys() | CreateResponse.model_fields.keys())
+
+
+def test_every_parameter_is_probed() -> None:
+    """No promise of the table stays untested."""
+    assert PROBES.keys() | ELSEWHERE == TABLE.keys()
+    assert set(TABLE.values()) == {"implemented", "echoed", "accepted", "refused"}
+
+
+@pytest.mark.parametrize(("name", "value"), CASES, ids=str)
+async def test_the_table_is_true(name: str, value: Json) -> None:
+    """Whatever a row promises happens to a request that says it."""
+    beside = BESIDE.get(name, {})
+    if TABLE[name] == "refused":
+        with pytest.raises(UnsupportedParameter) as caught:
+            await outcome(**{name: value})
+        assert (caught.value.status, caught.value.param) == (400, name)
+        return
+    before, after = await outcome(**beside), await outcome(**beside, **{name: value})
+    assert (after.deeds != before.deeds) is (TABLE[name] == "implemented")
+    if TABLE[name] == "echoed":
+        assert replace(before.response, **{name: value}) == after.response != before.response
+    elif TABLE[name] == "accepted":
+        assert after.response == before.response
+
+
+@pytest.mark.parametrize(("name", "value"), [("chat_template", "{{ 1 }}"), ("chat_template_kwargs", {"x": 1})])
+async def test_harmony_has_no_template(name: str, value: Json) -> None:
+    """What would mean nothing is refused."""
+    with pytest.raises(UnsupportedParameter) as caught:
+        await outcome(**{name: value})
+    assert (caught.value.status, caught.value.param) == (400, name)
+
+
+STRUCTURED: dict[str, list[Json]] = {
+    "structured_outputs": [{}, {"regex": "a", "choice": ["b"]}, {"json_object": False}],
+    "structured_outputs.json": [{"json": "{"}, {"json": "5"}, {"json": {"type": "strange"}}],
+    "structured_outputs.json_object": [{"json_object": "yes"}],
+    "structured_outputs.regex": [{"regex": "("}, {"regex": "(?=a)"}],
+    "structured_outputs.choice": [{"choice": []}],
+    "structured_outputs.choice[1]": [{"choice": ["a", 5]}],
+    "structured_outputs.grammar": [{"grammar": "start: nothing"}, {"grammar": "root ::= ("}, {"grammar": "<|end|>"}],
+    "structured_outputs.structural_tag": [{"structural_tag": "{}"}],
+    "structured_outputs.disable_additional_properties": [{"json": {}, "disable_additional_properties": True}],
+}
+"""What cannot be enforced, by the parameter that the error names."""
+
+
+@pytest.mark.parametrize(("param", "value"), [(param, value) for param in STRUCTURED for value in STRUCTURED[param]])
+async def test_what_cannot_be_enforced_is_refused(param: str, value: Json) -> None:
+    """The error says where."""
+    with pytest.raises(InvalidRequest) as caught:
+        await outcome(structured_outputs=value)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+async def test_an_answer_has_one_format() -> None:
+    """Neither of two wins silently; a format of plain text is none."""
+    said: Json = {"regex": "a+"}
+    with pytest.raises(InvalidRequest) as caught:
+        await outcome(structured_outputs=said, text={"format": {"type": "json_object"}})
+    assert caught.value.param == "structured_outputs"
+    await outcome(structured_outputs=said, text={"format": {"type": "text"}})
+
+
+@pytest.mark.parametrize(("name", "part"), IDLE_PARTS, ids=str)
+async def test_idle_parts_do_nothing(name: str, part: Json) -> None:
+    """What a row takes back from its promise does not happen."""
+    assert (await outcome(**{name: part})).deeds == (await outcome()).deeds
+
+
+@pytest.mark.parametrize("name", [name for name, promise in TABLE.items() if promise == "refused"])
+async def test_what_is_refused_may_be_null(name: str) -> None:
+    """Clients write null for what they do not ask for; an empty list asks for nothing either."""
+    nothings: dict[str, list[Json]] = {"context_management": [None, []]}
+    for nothing in nothings.get(name, [None]):
+        assert await outcome(**{name: nothing}) == await outcome()
+
+
+@pytest.mark.parametrize("name", PROBES)
+async def test_what_has_no_meaning_is_refused(name: str) -> None:
+    """A value of a wrong type is a 400 that names the parameter, or a place in it."""
+    with pytest.raises(InvalidRequest) as caught:
+        await outcome(**{name: [[5]] if name != "context_management" else 5})
+    assert (caught.value.param or "").startswith(name)

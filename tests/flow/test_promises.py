@@ -1,0 +1,98 @@
+"""What a request promises of the answer, where the engine's grammar breaks down in the middle of it.
+
+An engine that lost its grammar lets the model say nothing but the end of its turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.protocol.items import CustomToolCall, FunctionCall
+from pipeline.protocol.response import Response
+from stages.generate.scripted import Script, ScriptedEngine
+from stages.harmony import load_encoding
+from stages.persist.database import Nowhere
+from stages.persist.live import LiveResponses
+from stages.persist.store import Store
+from stages.responses import harmony_responses
+from tests.support.event_streams import final, run
+
+Json = dict[str, Any]
+
+COUNT: Json = {
+    "type": "object",
+    "properties": {"n": {"type": "integer"}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+STRICT: Json = {"type": "function", "name": "count", "parameters": COUNT, "strict": True}
+LOOSE: Json = {"type": "function", "name": "look"}
+PATCH: Json = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "regex", "definition": "a+"}}
+IN_JSON: Json = {"text": {"format": {"type": "json_schema", "name": "count", "schema": COUNT, "strict": True}}}
+
+THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+CALLED = '<|channel|>commentary to=functions.count <|constrain|>json<|message|>{"n":'
+MORE = " one two three four five six"
+LOOKED = "<|channel|>commentary to=functions.look json<|message|>{"
+
+
+async def ended(said: str, body: Json, size: int = 1) -> Response:
+    """The response to a request whose model says this."""
+    engine = ScriptedEngine(Script(load_encoding().encode_markup(said), chunk_size=size))
+    pipeline = harmony_responses(("tiny",), engine, load_encoding(), LiveResponses(Store(Nowhere())))
+    return final(await run(pipeline, {"input": "?", **body}))
+
+
+BROKEN: dict[str, tuple[Json, str]] = {
+    "a strict call": ({"tools": [STRICT]}, THOUGHT + CALLED),
+    "a call that must be": ({"tools": [LOOSE], "tool_choice": "required"}, THOUGHT + LOOKED),
+    "the one call that may be": ({"tools": [LOOSE], "parallel_tool_calls": False}, THOUGHT + LOOKED),
+    "a call with a grammar": (
+        {"tools": [PATCH]},
+        f"{THOUGHT}<|channel|>commentary to=functions.patch code<|message|>",
+    ),
+    "an answer in a schema": (IN_JSON, f'{THOUGHT}<|channel|>final<|message|>{{"n":'),
+    "an answer in any JSON": (
+        {"text": {"format": {"type": "json_object"}}},
+        f"{THOUGHT}<|channel|>final <|constrain|>json<|message|>",
+    ),
+}
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(("body", "said"), BROKEN.values(), ids=BROKEN)
+async def test_row22_what_was_promised_is_never_silently_half(body: Json, said: str, size: int) -> None:
+    """The response has failed, and the item that broke off in the middle is incomplete."""
+    response = await ended(f"{said}<|return|>", body, size)
+    assert response.status == "failed"
+    assert response.error is not None
+    assert "could not hold the model to the" in response.error.message
+    assert [item.status for item in response.output] == ["completed", "incomplete"]
+
+
+@pytest.mark.parametrize("said", ["", f"{THOUGHT}<|channel|>", THOUGHT.partition("<|end|>")[0]])
+async def test_row25_a_promised_call_that_never_came_is_a_failure(said: str) -> None:
+    """Thoughts alone are not what was asked for."""
+    response = await ended(f"{said}<|return|>", {"tools": [LOOSE], "tool_choice": "required"})
+    assert response.status == "failed"
+
+
+@pytest.mark.parametrize(("body", "said"), BROKEN.values(), ids=BROKEN)
+async def test_half_of_it_at_the_token_limit_is_incomplete(body: Json, said: str) -> None:
+    """What the client's own limit cuts off is no failure."""
+    limit = len(load_encoding().encode_markup(f"{said}{MORE}"))
+    response = await ended(f"{said}{MORE} ten", {**body, "max_output_tokens": max(16, limit)})
+    assert response.status == "incomplete"
+
+
+async def test_whole_turns_complete() -> None:
+    """What comes to its end as promised is completed, call after call."""
+    body = {"tools": [STRICT, PATCH], **IN_JSON}
+    response = await ended(f'{THOUGHT}<|channel|>final<|message|>{{"n":1}}<|return|>', body)
+    assert response.status == "completed"
+    patch = "<|end|><|start|>assistant to=functions.patch<|channel|>commentary code<|message|>aa<|call|>"
+    response = await ended(f"{CALLED}1}}{patch}", body)
+    assert response.status == "completed"
+    assert [type(item) for item in response.output] == [FunctionCall, CustomToolCall]

@@ -1,0 +1,333 @@
+"""``penstock serve --engine replay:DIR``: a real server that answers from recordings, where there is no vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from openai import AsyncOpenAI
+
+from pipeline.frames import GenerationFinished, TokenChunk, TokenFrame
+from pipeline.record import FORMAT, End, Failure, Header, line, read_frames
+from tests.support.paths import FIXTURES
+from tests.support.ports import free_port
+from tests.support.server import Asked
+
+HARMONY = FIXTURES / "harmony"
+CASES = sorted(folder.name for folder in HARMONY.glob("*/"))
+
+WITHOUT_VLLM = """
+import sys
+sys.modules.update(vllm=None, torch=None)
+from pipeline.__main__ import main
+main()
+"""
+
+STARTING = 240.0
+"""Seconds in which it is up, on a machine that is busy."""
+
+NAMES = ("id", "call_id", "container_id", "approval_request_id")
+"""The fields whose values are made of the response's own id."""
+
+
+@asynccontextmanager
+async def replayed(folder: Path, where: Path, *options: str) -> AsyncGenerator[Asked, None]:
+    """A server of the recordings in ``folder``, in a process that cannot import vLLM."""
+    port = free_port()
+    store = str(where / "responses.sqlite3")
+    told = ("serve", "--engine", f"replay:{folder}", "--port", str(port), "--store", store, *options)
+    with (where / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", WITHOUT_VLLM, *told, stdout=asyncio.subprocess.PIPE, stderr=log
+        )
+        assert process.stdout
+        try:
+            async with asyncio.timeout(STARTING):
+                assert b"Serving" in await process.stdout.readline(), (where / "log").read_text()
+            async with aiohttp.ClientSession() as client:
+                yield Asked(f"http://127.0.0.1:{port}", client)
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Asked, None]:
+    async with replayed(HARMONY, tmp_path_factory.mktemp("replayed")) as served:
+        yield served
+
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+def request_of(name: str) -> dict[str, Any]:
+    """What was asked, to be answered in one piece; what it continued is in no store here."""
+    request: dict[str, Any] = json.loads((HARMONY / name / "request.json").read_text())
+    return {key: value for key, value in request.items() if key != "stream"}
+
+
+def response_of(name: str) -> dict[str, Any]:
+    response: dict[str, Any] = json.loads((HARMONY / name / "response.json").read_text())
+    return response
+
+
+def said(response: dict[str, Any]) -> Any:
+    """A response without its ids, its times, and its model's name."""
+    kept = {
+        key: value for key, value in response.items() if key not in ("created_at", "completed_at", "model", "store")
+    }
+    return _nameless(kept)
+
+
+def _nameless(told: Any) -> Any:
+    match told:
+        case dict():
+            return {key: _nameless(value) for key, value in told.items() if key not in NAMES}
+        case list():
+            return list(map(_nameless, told))
+        case _:
+            return told
+
+
+def response_in(event: Any) -> Any:
+    """The response that an event of the client's library tells."""
+    return event.response
+
+
+# What answers
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_a_recording_is_told_by_its_name(server: Asked, name: str) -> None:
+    """Whoever asks for a recording gets what was recorded, ids and times aside."""
+    status, response = await server.post(request_of(name) | {"model": name})
+    assert status == 200, response
+    assert said(response) == said(response_of(name))
+
+
+async def test_a_request_gets_what_it_got(server: Asked) -> None:
+    """A request finds its recording by what it asks; those that were recorded often get all answers in turn."""
+    asked = defaultdict(list)
+    for name in CASES:
+        asked[json.dumps(request_of(name), sort_keys=True)].append(name)
+    for request, names in asked.items():
+        recorded = sorted(json.dumps(said(response_of(name)), sort_keys=True) for name in names)
+        told = [(await server.post(json.loads(request)))[1] for _ in names]
+        assert sorted(json.dumps(said(response), sort_keys=True) for response in told) == recorded
+
+
+async def test_a_client_of_openais_streams_recordings(server: Asked) -> None:
+    """Events come as they were recorded, with ids of their own."""
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        stream = await client.responses.create(model="tiny-gpt-oss", input="Say hello.", stream=True)
+        events = [event async for event in stream]
+        assert events[-1].type == "response.completed"
+        again = await client.responses.retrieve(response_in(events[-1]).id)
+    assert again.output_text == response_in(events[-1]).output_text
+
+
+async def test_many_ask_at_once(server: Asked) -> None:
+    """Responses that are told at the same time do not mix."""
+    answers = await asyncio.gather(*(server.post(request_of(name) | {"model": name}) for name in CASES))
+    assert [said(answer) for _, answer in answers] == [said(response_of(name)) for name in CASES]
+
+
+async def test_models_are_those_of_the_recordings_and_their_names(server: Asked) -> None:
+    """The list of models begins with that which was recorded."""
+    _, models = await server.get("/v1/models")
+    assert [model["id"] for model in models["data"]] == ["tiny-gpt-oss", *CASES]
+
+
+# What does not
+
+
+async def test_what_was_not_recorded_is_refused(server: Asked) -> None:
+    """The client reads which recordings are close, and what differs."""
+    status, answer = await server.post({"model": "tiny-gpt-oss", "input": "Say hello!!"})
+    assert (status, answer["error"]["code"]) == (400, "not_recorded")
+    assert "None of 143 recordings answers this request." in answer["error"]["message"]
+    assert "Say hello." in answer["error"]["message"]
+
+
+async def test_other_tools_are_another_request(server: Asked) -> None:
+    """Tools are held against each other by their names."""
+    tool = {"type": "function", "name": "unheard_of", "parameters": {"type": "object", "properties": {}}}
+    status, answer = await server.post({"model": "tiny-gpt-oss", "input": "Say hello.", "tools": [tool]})
+    assert status == 400
+    assert "its tools are none, and here they are unheard_of" in answer["error"]["message"]
+
+
+async def test_in_the_background_too(server: Asked) -> None:
+    """Nothing waits in a queue only to fail; what was recorded is made there."""
+    status, _ = await server.post({"model": "tiny-gpt-oss", "input": "Unheard of.", "background": True})
+    assert status == 400
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        stream = await client.responses.create(model="tiny-gpt-oss", input="Say hello.", background=True, stream=True)
+        made = response_in(await anext(stream)).id
+        await stream.close()
+        rest = [event async for event in await client.responses.retrieve(made, stream=True, starting_after=0)]
+    assert rest[0].sequence_number == 1
+    assert rest[-1].type == "response.completed"
+
+
+# Lives
+
+
+def recorded(folder: Path, chunks: int, name: str = "tiny-gpt-oss", at: str | None = None) -> None:
+    """A recording of ``chunks`` tokens, a tenth of a second apart."""
+    started, *_ = read_frames(HARMONY / "greeting" / "tokens.jsonl", TokenFrame)
+    frames = [started, *[TokenChunk((token,)) for token in (200005, 17196, 200008)], *[TokenChunk((40,))] * chunks]
+    frames.append(GenerationFinished("stop", cached_tokens=0, duration=0.0))
+    folder.mkdir(parents=True)
+    header = Header(FORMAT, name, recorded_at=at)
+    lines = [line(frame, number / 10) for number, frame in enumerate(frames)]
+    end = line(End(len(lines)))
+    (folder / "tokens.jsonl").write_bytes(b"".join((line(header), *lines, end)))
+
+
+async def test_at_its_own_speed_it_can_be_cancelled(tmp_path: Path) -> None:
+    """With ``--replay-speed 1x`` tokens come when they came; whoever cancels meanwhile keeps what there is."""
+    recorded(tmp_path / "recordings" / "slow", chunks=600)
+    async with replayed(tmp_path / "recordings", tmp_path, "--replay-speed", "1x") as server:
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+            stream = await client.responses.create(model="slow", input="Whatever.", stream=True)
+            made = response_in(await anext(stream)).id
+            async for event in stream:
+                if event.type == "response.output_text.delta":
+                    await client.responses.cancel(made)
+                    break
+            rest = [event async for event in stream]
+        assert rest[-1].type == "response.incomplete"
+        assert response_in(rest[-1]).status == "cancelled"
+        assert 0 < len(response_in(rest[-1]).output_text) < 600
+
+
+async def test_several_answers_come_in_the_order_of_their_recording(tmp_path: Path) -> None:
+    """The oldest comes first, and comes again behind the last."""
+    for name, day, chunks in (("a", 3, 1), ("b", 1, 2), ("c", 2, 3)):
+        recorded(tmp_path / "recordings" / name, chunks, at=f"2026-01-0{day}T00:00:00Z")
+    async with replayed(tmp_path / "recordings", tmp_path) as server:
+        answers = [await server.post(request_of("greeting")) for _ in range(4)]
+        assert [len(answer["output"][0]["content"][0]["text"]) for _, answer in answers] == [2, 3, 1, 2]
+
+
+async def test_failures_are_told_again(tmp_path: Path) -> None:
+    """What an engine refused is refused, and what broke off breaks off."""
+    refused, broken = tmp_path / "recordings" / "refused", tmp_path / "recordings" / "broken"
+    for folder, frames, error in ((refused, 0, "EngineOverloaded"), (broken, 3, "EngineFailed")):
+        recorded(folder, 5)
+        (folder / "conversation.jsonl").write_bytes((HARMONY / "greeting" / "conversation.jsonl").read_bytes())
+        lines = (folder / "tokens.jsonl").read_bytes().splitlines(keepends=True)[: 1 + frames]
+        end = line(End(frames, failure=Failure(error, "It was too much.")))
+        (folder / "tokens.jsonl").write_bytes(b"".join(lines) + end)
+    async with replayed(tmp_path / "recordings", tmp_path) as server:
+        status, answer = await server.post({"model": "refused", "input": "Hello."})
+        assert (status, answer["error"]["message"]) == (503, "It was too much.")
+        status, answer = await server.post({"model": "broken", "input": "Hello."})
+        assert (answer["status"], answer["error"]["message"]) == ("failed", "It was too much.")
+
+
+async def test_recordings_of_chat_models_need_no_vllm(tmp_path: Path) -> None:
+    """What was parsed of them is told; no template is laid out."""
+    async with replayed(FIXTURES / "chat", tmp_path) as server:
+        for name in ("tiny_qwen_thinking_off", "qwen3_two_calls", "kimi_k2_cut_in_thought"):
+            request = json.loads((FIXTURES / "chat" / name / "request.json").read_text())
+            _, response = await server.post({**request, "model": name, "stream": False})
+            recorded = json.loads((FIXTURES / "chat" / name / "response.json").read_text())
+            assert said(response) == said(recorded)
+
+
+COUNTING = """
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from pipeline.frames import TokenFrame
+
+async def count(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:
+    async for frame in source:
+        print("counted", type(frame).__name__, file=sys.stderr)
+        yield frame
+
+def install(pipeline):
+    return pipeline.after("generate", "count", count)
+"""
+
+
+async def test_stages_of_ones_own_see_what_was_recorded(tmp_path: Path) -> None:
+    """Those behind ``generate`` see its tokens."""
+    stage = tmp_path / "counting.py"
+    stage.write_text(COUNTING)
+    async with replayed(HARMONY / "greeting", tmp_path, "--with", f"{stage}:install") as server:
+        await server.post(request_of("greeting"))
+    frames = read_frames(HARMONY / "greeting" / "tokens.jsonl", TokenFrame)
+    counted = [said for said in (tmp_path / "log").read_text().splitlines() if said.startswith("counted")]
+    assert counted == [f"counted {type(frame).__name__}" for frame in frames]
+
+
+async def test_what_was_recorded_of_recordings_answers_again(tmp_path: Path) -> None:
+    """A server records itself, tools and failures included, and its recordings are as good as the first ones."""
+    names = ("greeting", "function_call_result", "logprobs", "served_python", "served_mcp", "cut_in_final")
+    async with replayed(HARMONY, tmp_path, "--record", str(tmp_path / "recorded")) as server:
+        for name in names:
+            await server.post(request_of(name) | {"model": name})
+    async with replayed(tmp_path / "recorded", tmp_path) as server:
+        for name in names:
+            _, response = await server.post(request_of(name) | {"model": name})
+            assert said(response) == said(response_of(name))
+
+
+# The start
+
+
+async def test_what_was_cut_is_left_out(tmp_path: Path) -> None:
+    """What a killed server left is named in the log, file and line, and all else answers."""
+    folder = tmp_path / "recordings"
+    for name, cut in (("no_end", -1), ("whole", None), ("half_a_line", -2)):
+        recorded(folder / name, 1)
+        tokens = folder / name / "tokens.jsonl"
+        lines = tokens.read_bytes().splitlines(keepends=True)
+        tokens.write_bytes(b"".join(lines[:cut]) + (lines[-1][:9] if cut == -2 else b""))
+    async with replayed(folder, tmp_path) as server:
+        status, _ = await server.post(request_of("greeting"))
+        assert status == 200
+        _, models = await server.get("/v1/models")
+    assert [model["id"] for model in models["data"]] == ["tiny-gpt-oss", "whole"]
+    in_the_middle, behind = [said for said in (tmp_path / "log").read_text().splitlines() if "left out" in said]
+    assert "half_a_line/tokens.jsonl:7: the recording was cut in the middle of this line" in in_the_middle
+    assert "no_end/tokens.jsonl:7: the recording was cut behind this line" in behind
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({}, "recordings: there is no recording here"),
+        ({"tokens.jsonl": b"hello\n"}, "tokens.jsonl:1: this is no recording: it does not begin with a header"),
+        (
+            {"tokens.jsonl": line(Header(FORMAT, encoding="chat")) + line(End(0))},
+            "what was said cannot be read of this",
+        ),
+        ({"tokens.jsonl": line(Header(FORMAT)) + line(End(0))}, "nobody can know what was asked"),
+    ],
+)
+async def test_what_is_no_recording_ends_the_start(tmp_path: Path, files: dict[str, bytes], told: str) -> None:
+    """A file and what is wrong with it are named, and the exit code is 2."""
+    folder = tmp_path / "recordings"
+    (folder / "one").mkdir(parents=True)
+    for name, data in files.items():
+        (folder / "one" / name).write_bytes(data)
+    command = ("serve", "--engine", f"replay:{folder}", "--print-pipeline", "--store", str(tmp_path / "store"))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", WITHOUT_VLLM, *command, stderr=asyncio.subprocess.PIPE
+    )
+    _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert told in errors.decode()

@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import sqlite3
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, closing, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+from pydantic_settings import CliApp
+
+from api.settings import Settings
+from pipeline.errors import CannotRun
+from pipeline.logs import name_response
+from server import Started, assembled, database, drawn, log_to_stderr, main, over_http, serve, toolbox
+from stages.chat.load import ChatOptions
+from stages.converse.mcp.host import McpHost
+from stages.converse.tools import Toolbox
+from stages.generate.scripted import ScriptedEngine
+from stages.guard import AllowedNetworks
+from stages.normalize.normalize import Normalize
+from stages.parse.chat.parse import ParseChat
+from stages.persist.database import Nowhere
+from stages.persist.live import LiveResponses
+from stages.persist.postgres import PostgresDatabase
+from stages.persist.sqlite import SqliteDatabase
+from stages.persist.store import Store
+from stages.render.chat.chat import RenderChat
+from tests.support.chat_models import chat_model
+from tests.support.fake_vllm import FakeVllm, fakes
+from tests.support.paths import ROOT, TINY_QWEN
+from tests.support.ports import free_port
+
+README = (ROOT / "README.md").read_text()
+
+
+def chosen(**settings: Any) -> Settings:
+    """The settings, as a command line without arguments leaves them but for these."""
+    return Settings(engine_arguments=[], **settings)
+
+
+def stages(**settings: Any) -> dict[str, Any]:
+    """The stages of the pipeline that the settings make, by name."""
+    live = LiveResponses(Store(Nowhere()))
+    return {
+        step.name: step.stage
+        for step in assembled(chosen(**settings), Started(ScriptedEngine()), live, Toolbox()).steps
+    }
+
+
+def test_outputs_are_logged_only_when_asked() -> None:
+    """What the model says stays out of the log unless the operator wants it there."""
+    assert "log" not in stages()
+    assert [*stages(log_outputs=True)][-3:] == ["emit", "log", "persist"]
+
+
+def test_caches_are_salted_only_when_asked() -> None:
+    """Requests share the prefix cache unless the operator parts them by their key."""
+    for salted in (False, True):
+        normalize = stages(salt_caches=salted)["normalize"]
+        assert isinstance(normalize, Normalize)
+        assert normalize.salt_caches is salted
+
+
+def test_the_readme_names_every_option() -> None:
+    """The table of options is that of the command."""
+    options = {f"--{(field.alias or name).replace('_', '-')}" for name, field in Settings.model_fields.items()} - {
+        "--model",
+        "--engine-arguments",
+        "--api-keys",
+        "--engine-key",
+        "--web-search-key",
+    }
+    section = README.split("## Serving")[1].split("\n## ")[0]
+    named = {
+        option for line in section.splitlines() if line.startswith("| `--") for option in re.findall("--[a-z-]+", line)
+    }
+    assert options <= named
+
+
+# Tools
+
+
+@asynccontextmanager
+async def at_hand(settings: Settings) -> AsyncGenerator[Toolbox, None]:
+    tools = await toolbox(settings)
+    try:
+        yield tools
+    finally:
+        await tools.close()
+
+
+async def test_only_what_is_set_up_can_be_run() -> None:
+    """Without a search engine there is no browser, and without the sandbox neither Python nor a shell."""
+    bare = await toolbox(chosen(sandbox=False))
+    assert not bare.kinds | bare.mcp.labels
+    searching = chosen(sandbox=False, web_search="brave", web_search_key=SecretStr("k" * 20))
+    async with at_hand(searching) as tools:
+        assert tools.kinds == {"browser"}
+
+
+async def test_the_sandbox_works_here() -> None:
+    """Linux, as CI has it, runs code and commands."""
+    async with at_hand(chosen()) as tools:
+        assert tools.kinds == {"python", "container"}
+
+
+async def test_the_operators_server_goes_ahead_of_what_is_built_in(tmp_path: Path) -> None:
+    """One with the label of a built-in tool is asked in its place."""
+    config = tmp_path / "mcp.json"
+    config.write_text('{"mcpServers": {"python": {"url": "http://127.0.0.1:9/mcp"}, "docs": {"command": "docs"}}}')
+    async with at_hand(chosen(mcp_config=config)) as tools:
+        assert isinstance(tools.hosts["python"], McpHost)
+        assert "docs" in tools.mcp.labels
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "told"),
+    [
+        ("web_search", "brave", "needs a key"),
+        ("web_search", "altavista", "pattern"),
+        ("web_search", "searxng=", "pattern"),
+        ("allow_address", ["10.0.0.0/33"], "10.0.0.0/33"),
+    ],
+)
+def test_tools_that_cannot_be_set_up_so_are_refused(option: str, value: object, told: str) -> None:
+    """The command says what is wrong before it loads a model."""
+    with pytest.raises(ValidationError, match=told):
+        Settings.model_validate({"engine_arguments": [], option: value})
+
+
+def test_switches_stand_alone() -> None:
+    """A switch on the command line needs no value, and what penstock does not know goes to vLLM."""
+    chosen = CliApp.run(Settings, cli_args=["tiny", "--log-outputs", "--max-model-len", "8192", "--salt-caches"])
+    assert (chosen.model, chosen.log_outputs, chosen.salt_caches) == ("tiny", True, True)
+    assert chosen.engine_arguments == ["--max-model-len", "8192"]
+
+
+def test_every_handler_of_the_log_names_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command's log is set up so that each line has the id of its response."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [])
+    monkeypatch.setattr(root, "level", logging.WARNING)
+    log_to_stderr("INFO")
+    assert root.level == logging.INFO
+    assert all(name_response in handler.filters for handler in root.handlers)
+
+
+@pytest.mark.parametrize(
+    "option", [{"keep_alive": 0}, {"max_body_bytes": 0}, {"port": 99_999}, {"drain_timeout": -1}, {"max_background": 0}]
+)
+def test_numbers_that_make_no_sense_are_refused(option: dict[str, int]) -> None:
+    """A bad setting ends the start with a message, and is never taken for something else."""
+    with pytest.raises(ValidationError):
+        Settings.model_validate({"engine_arguments": []} | option)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"), [("30d", 2_592_000), ("12h", 43_200), ("5m", 300), ("90s", 90), ("90", 90), ("1.5h", 5_400)]
+)
+def test_durations_are_said_in_any_unit(said: str, seconds: float) -> None:
+    """What is a time on the command line is a number of seconds, or a number with the letter of its unit."""
+    chosen = CliApp.run(Settings, cli_args=["tiny", "--store-ttl", said, "--drain-timeout", said])
+    assert (chosen.store_ttl, chosen.drain_timeout) == (seconds, seconds)
+
+
+@pytest.mark.parametrize("said", ["soon", "-1", "1y", "nan", "inf", ""])
+def test_what_is_no_duration_is_refused(said: str) -> None:
+    """A time that nobody can count ends the start."""
+    with pytest.raises(ValidationError):
+        Settings.model_validate({"engine_arguments": [], "stream_ttl": said})
+
+
+def test_the_store_is_a_file_or_a_database() -> None:
+    """``--store`` takes the path of a file, and the URL of a PostgreSQL database in both of its spellings."""
+    assert isinstance(database("responses.sqlite3"), SqliteDatabase)
+    for scheme in ("postgresql", "postgres"):
+        assert isinstance(database(f"{scheme}://me@localhost/penstock"), PostgresDatabase)
+
+
+def servers(path: Path) -> list[str]:
+    """The servers that a store in SQLite knows."""
+    with suppress(sqlite3.OperationalError), closing(sqlite3.connect(path)) as connection:
+        return [name for (name,) in connection.execute("select id from servers")]
+    return []
+
+
+async def test_a_server_that_finds_its_port_taken_harms_nobody(tmp_path: Path) -> None:
+    """Of two that were started at once on one port, the later one ends, and the other is not taken for dead."""
+    path, loaded = tmp_path / "store.sqlite3", asyncio.Event()
+    settings = CliApp.run(Settings, cli_args=["tiny", "--store", str(path), "--port", str(free_port())])
+
+    @asynccontextmanager
+    async def loading(_: Settings) -> AsyncGenerator[Started]:
+        await loaded.wait()
+        yield Started(ScriptedEngine())
+
+    late = asyncio.create_task(serve(settings, loading))
+    await asyncio.sleep(0.2)
+    early = asyncio.create_task(serve(settings, lambda _: nullcontext(Started(ScriptedEngine()))))
+    async with asyncio.timeout(120):
+        while not (known := servers(path)):
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(0.5)
+        loaded.set()
+        with pytest.raises(OSError, match="in use"):
+            await late
+    assert servers(path) == known
+    early.cancel()
+    with suppress(asyncio.CancelledError):
+        await early
+
+
+# Models and engines
+
+
+def test_a_chat_model_gets_stages_of_its_own() -> None:
+    """Two stages differ, and images are fetched under the rule of the settings."""
+    live = LiveResponses(Store(Nowhere()))
+    settings, running = chosen(allow_address=["10.0.0.0/8"]), Started(ScriptedEngine(), chat_model())
+    turn = {step.name: step.stage for step in assembled(settings, running, live, Toolbox()).inner("converse").steps}
+    assert isinstance(render := turn["render"], RenderChat)
+    assert isinstance(turn["parse"], ParseChat)
+    assert render.images._allowed == AllowedNetworks.parse(["10.0.0.0/8"])
+
+
+def test_options_of_chat_models_are_spelled_as_vllm_spells_them() -> None:
+    """They are penstock's, and do not go on to the engine."""
+    arguments = ["tiny", "--reasoning-parser", "qwen3", "--tool-call-parser=none", "--chat-template", "a.jinja"]
+    arguments += ["--chat-template-content-format", "string", "--trust-request-chat-template"]
+    arguments += ["--default-chat-template-kwargs", '{"enable_thinking": false}']
+    settings = CliApp.run(Settings, cli_args=arguments)
+    assert settings.chat == ChatOptions("qwen3", "none", "a.jinja", "string", {"enable_thinking": False}, True)
+    assert settings.engine_arguments == []
+
+
+def test_engines_elsewhere_are_named_by_their_urls() -> None:
+    """As often as there are replicas; the model is then what they serve."""
+    settings = CliApp.run(Settings, cli_args=["--engine", "http://a:8001", "--engine", "https://b/vllm"])
+    assert (settings.engine, settings.model) == (["http://a:8001", "https://b/vllm"], None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--engine", "http://a:8001", "--max-model-len", "8192"], "--max-model-len is for an engine in this process"),
+        (["--engine", "a:8001"], "a:8001 does not begin with http"),
+        (["--engine", "http://key@a:8001"], "begin with http:// or https://, or names no host"),
+    ],
+)
+def test_engines_that_make_no_sense_are_refused(arguments: list[str], told: str) -> None:
+    """The command says what is wrong before it asks anybody."""
+    with pytest.raises(ValidationError, match=re.escape(told)):
+        CliApp.run(Settings, cli_args=arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--record-if", "x:y"], "--record-if: 'x:y' is neither a rate between 0 and 1 nor the name of a header"),
+        (["--port", "a", "--heartbeat", "b"], "--port: Input should be a valid integer"),
+        (["--port", "a", "--heartbeat", "b"], "\n--heartbeat: Input should be a valid number"),
+        (["--engine", "http://a", "--max-model-len", "5"], "--max-model-len is for an engine in this process"),
+    ],
+)
+def test_wrong_settings_are_told_by_their_options(arguments: list[str], told: str) -> None:
+    """A line for each: what is behind it is why."""
+    with pytest.raises(CannotRun, match=re.escape(told)):
+        main(arguments)
+
+
+@pytest.mark.parametrize("option", ["--engine-key", "--engine-key=secret"])
+def test_a_key_of_an_engine_in_the_command_line_is_refused(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process of the machine could read it."""
+    with pytest.raises(SystemExit, match="PENSTOCK_ENGINE_KEY"):
+        main([option])
+
+
+def test_a_machine_without_vllm_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine is missing: the start ends with a message."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(SystemExit, match="install vllm, or name an engine elsewhere with --engine"):
+        main(["tiny"])
+
+
+async def test_an_engine_elsewhere_says_what_its_model_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is Harmony, no vLLM is needed here."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    engine = FakeVllm()
+    async with fakes(engine):
+        told, _, flow = (await drawn(chosen(engine=[engine.url]))).partition("\n\n")
+    assert told == f"tiny speaks Harmony, and runs on vLLM at {engine.url}."
+    assert flow in README
+
+
+@pytest.mark.parametrize("model", [str(TINY_QWEN), None])
+async def test_a_chat_model_elsewhere_is_read_here(model: str | None) -> None:
+    """Its template and parsers come from the folder or the id that MODEL names, or that the engine has."""
+    chat_model()  # vLLM's imports warn
+    engine = FakeVllm(markers=[1, 2, 3], root="/nowhere" if model else str(TINY_QWEN))
+    async with fakes(engine):
+        settings = chosen(engine=[engine.url], model=model)
+        async with over_http(settings) as running:
+            assert running.chat is not None
+            assert running.chat.parsers.thinking == ("<think>", "</think>")
+        assert "has a chat template, is read by the parsers qwen3 and hermes, and runs on" in await drawn(settings)
+
+
+async def test_a_gpt_oss_elsewhere_without_a_tokenizer_speaks_harmony(tmp_path: Path) -> None:
+    """An engine that cannot be asked for its markers says by its model's config what it is."""
+    chat_model()  # vLLM's imports warn
+    config = {"architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "gpt_oss"}))
+    engine = FakeVllm(markers=None, root=str(tmp_path))
+    async with fakes(engine), over_http(chosen(engine=[engine.url])) as running:
+        assert running.chat is None

@@ -1,0 +1,104 @@
+"""Turns of agents that run the API's own shells and patches: what they get, and how the next prompt tells it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.generate.scripted import Script, ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.flow.fixtures.test_codex_turns import done, heard
+from tests.support.server import Served, serving
+
+Json = dict[str, Any]
+
+USER = {"role": "user", "content": "Go."}
+TOOLS = [{"type": "shell"}, {"type": "local_shell"}, {"type": "apply_patch"}]
+BODY: Json = {"input": [USER], "tools": TOOLS}
+EXIT = {"type": "exit", "exit_code": 0}
+PATCH = {"type": "update_file", "path": "é.txt", "diff": "@@\n-a\n+b\n"}
+
+Case = tuple[str, Json, Json, Json, str]
+"""A tool, the arguments that the model writes, what the item has of them, what its output says, and how that reads."""
+
+CASES: dict[str, Case] = {
+    "shell": (
+        "shell",
+        {"commands": ["ls", "cat é"], "timeout_ms": 500},
+        {"action": {"commands": ["ls", "cat é"], "timeout_ms": 500}},
+        {"output": [{"stdout": "é.txt\n", "stderr": "", "outcome": EXIT}]},
+        '[{"stdout":"é.txt\\n","stderr":"","outcome":{"type":"exit","exit_code":0}}]',
+    ),
+    "local_shell": (
+        "local_shell",
+        {"command": ["ls", "-l"], "working_directory": "/tmp"},
+        {"action": {"type": "exec", "command": ["ls", "-l"], "env": {}, "working_directory": "/tmp"}},
+        {"output": "README.md"},
+        "README.md",
+    ),
+    "patch": ("apply_patch", PATCH, {"operation": PATCH}, {"status": "completed", "output": None}, "completed"),
+    "failed patch": (
+        "apply_patch",
+        {"type": "delete_file", "path": "a"},
+        {"operation": {"type": "delete_file", "path": "a"}},
+        {"status": "failed", "output": "No such file."},
+        "No such file.",
+    ),
+}
+
+
+@pytest.fixture
+async def served(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Served[ScriptedEngine], None]:
+    async with serving(ScriptedEngine(), encoding, tmp_path, models=("tiny-gpt-oss",)) as served:
+        yield served
+
+
+def written(name: str, arguments: Json, encoding: HarmonyEncoding) -> Script:
+    text = json.dumps(arguments, ensure_ascii=False)
+    call = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{text}<|call|>"
+    return Script(encoding.encode_markup(call))
+
+
+def said(fields: Json) -> Json:
+    return {key: value for key, value in fields.items() if value is not None}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+async def test_row6_a_shell_or_patch_is_an_item_of_its_own(
+    served: Served[ScriptedEngine], encoding: HarmonyEncoding, case: Case
+) -> None:
+    """The model's call arrives as the API's item; its output reads the same, replayed or by previous_response_id."""
+    name, arguments, fields, output, told = case
+    served.engine.script = written(name, arguments, encoding)
+    events = await heard(served, BODY)
+    (call,) = done(events)
+    response = events[-1]["response"]
+    assert (events[-1]["type"], response["output"]) == ("response.completed", [call])
+    assert (call["type"], call["status"]) == (f"{name}_call", "completed")
+    assert {key: said(call[key]) for key in fields} == fields
+    answer = {"type": f"{name}_call_output", "call_id": call["call_id"], **output}
+    for body in ({"input": [USER, call, answer]}, {"previous_response_id": response["id"], "input": [answer]}):
+        await heard(served, BODY | body)
+        prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+        assert prompt.endswith(
+            f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{told}<|end|><|start|>assistant"
+        )
+        assert f" to=functions.{name}" in prompt
+
+
+async def test_row40_a_local_shell_may_be_answered_as_a_function(
+    served: Served[ScriptedEngine], encoding: HarmonyEncoding
+) -> None:
+    """Some agents answer every call alike: the output is that of the shell all the same."""
+    served.engine.script = written("local_shell", {"command": ["ls"]}, encoding)
+    (call,) = done(await heard(served, BODY))
+    answer = {"type": "function_call_output", "call_id": call["call_id"], "output": "README.md"}
+    await heard(served, BODY | {"input": [USER, call, answer]})
+    prompt = encoding.decode(served.engine.prompts[-1].token_ids)
+    assert prompt.endswith(
+        "<|start|>functions.local_shell to=assistant<|channel|>commentary<|message|>README.md<|end|><|start|>assistant"
+    )

@@ -1,0 +1,95 @@
+"""Secrets that come with tools: nothing that a server says, writes or keeps has them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.generate.scripted import Script, ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from tests.support.server import Served, serving
+
+Json = dict[str, Any]
+
+CANARY = "canary4711"
+IN_URL = f"{CANARY}-url"
+IN_HEADERS = f"{CANARY}-header"
+TOOL: Json = {
+    "type": "mcp",
+    "server_label": "docs",
+    "server_url": f"https://docs.invalid/{IN_URL}/mcp?key={IN_URL}",
+    "headers": {"X-Key": IN_HEADERS, "Cookie": f"a={IN_HEADERS}"},
+    "authorization": IN_HEADERS,
+}
+REFUSED: list[Json] = [
+    {"headers": {"X-Key": f"{CANARY}\n"}},
+    {"headers": {"Authorization": CANARY}},
+    {"authorization": [CANARY]},
+    {"server_url": f"ftp://docs.invalid/{CANARY}"},
+    {"server_url": f"https://u:{CANARY}@docs.invalid"},
+    {"server_url": None},
+]
+
+
+@pytest.fixture
+async def served(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Served[ScriptedEngine], None]:
+    engine = ScriptedEngine(Script(encoding.encode_markup("<|channel|>final<|message|>Hi.<|return|>")))
+    async with serving(engine, encoding, tmp_path, models=("tiny-gpt-oss",)) as served:
+        yield served
+
+
+async def ended(served: Served[ScriptedEngine], response: Json) -> Json:
+    while response["status"] in ("queued", "in_progress"):
+        await asyncio.sleep(0.02)
+        _, response = await served.get(f"/v1/responses/{response['id']}")
+    return response
+
+
+def files(folder: Path) -> bytes:
+    """All that is on disk."""
+    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
+async def test_a_response_never_has_a_secret_of_its_tools(
+    served: Served[ScriptedEngine], tmp_path: Path, caplog: pytest.LogCaptureFixture, background: bool, streams: bool
+) -> None:
+    """Neither the response, its events nor the log has them, but that there is a tool.
+
+    What waits in the store to be run has the whole URL, so that any server can run it, and never a header.
+    """
+    body = {"input": "Hi", "tools": [TOOL], "tool_choice": "none", "background": background}
+    with caplog.at_level(logging.DEBUG):
+        if streams:
+            told = (await served.stream(body)).decode()
+            assert "docs.invalid" in told
+        else:
+            _, response = await served.post(body)
+            response = await ended(served, response)
+            assert response["tools"] == [
+                {"type": "mcp", "server_label": "docs", "server_url": "https://docs.invalid/<redacted>"}
+            ]
+            _, items = await served.get(f"/v1/responses/{response['id']}/input_items")
+            told = json.dumps([response, items])
+    assert CANARY not in told
+    assert CANARY not in caplog.text
+    assert IN_HEADERS.encode() not in files(tmp_path)
+
+
+@pytest.mark.parametrize("fields", REFUSED, ids=str)
+async def test_an_error_never_has_a_secret_of_a_tool(
+    served: Served[ScriptedEngine], caplog: pytest.LogCaptureFixture, fields: Json
+) -> None:
+    """A refusal names the place, and quotes nothing of what stands there."""
+    with caplog.at_level(logging.DEBUG):
+        status, answer = await served.post({"input": "Hi", "tools": [TOOL | fields]})
+    assert (status, answer["error"]["param"].startswith("tools[0].")) == (400, True)
+    assert CANARY not in json.dumps(answer)
+    assert CANARY not in caplog.text

@@ -1,0 +1,227 @@
+"""Whole turns, from a request's body to the last event, over an engine that says what a model might."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.core import Pipeline
+from pipeline.protocol.events import OutputItemAdded, ResponseEvent, TerminalEvent, to_sse
+from pipeline.protocol.items import FunctionCall, Message, Reasoning
+from pipeline.protocol.reading import read_request
+from pipeline.protocol.request import CreateResponse
+from pipeline.record import replay
+from stages.generate.scripted import Script, ScriptedEngine
+from stages.harmony import HarmonyEncoding, load_encoding
+from stages.persist.database import Nowhere
+from stages.persist.live import LiveResponses
+from stages.persist.store import Store
+from stages.responses import harmony_responses
+from tests.support.databases import opened
+from tests.support.event_streams import final, run
+from tests.support.harmony_grammars import by_letters
+
+Json = dict[str, Any]
+
+WEATHER: Json = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
+SHELL: Json = {"type": "custom", "name": "shell"}
+AGENTS: Json = {"type": "namespace", "name": "agents", "description": "Helpers.", "tools": [WEATHER]}
+BODY: Json = {"input": "Hi", "tools": [WEATHER, SHELL, AGENTS]}
+THOUGHT = "<|channel|>analysis<|message|>A greeting, I see.<|end|><|start|>assistant"
+
+
+def responses(engine: ScriptedEngine) -> Pipeline[CreateResponse, ResponseEvent]:
+    return harmony_responses(("tiny",), engine, load_encoding(), LiveResponses(Store(Nowhere())))
+
+
+async def heard(text: str, body: Json = BODY, **script: Any) -> list[ResponseEvent]:
+    """The events of a turn, checked."""
+    return await run(responses(ScriptedEngine(Script(load_encoding().encode_markup(text), **script))), body)
+
+
+# Tools that the model was trained on
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(
+    "arguments", ['{"query":"x"}', '{"query":', "print(1)", "[]", "null", "", '{"cursor":"cursor:3","id":"é"}']
+)
+@pytest.mark.parametrize(
+    "tool",
+    ["browser.search", "browser.open", "browser.find", "browser.run", "python", "container.exec", "repo_browser"],
+)
+async def test_v8_v9_v10_b12_a_tool_that_nobody_declared_is_no_call(tool: str, arguments: str, size: int) -> None:
+    """What a model writes to a tool of its training is one item, kept as thinking to the letter, and ends nothing.
+
+    No call is made up that nobody runs, whatever its arguments are: the stream says the same as the final output.
+    """
+    text = f"<|channel|>analysis to={tool} code<|message|>{arguments}<|call|><|start|>assistant"
+    events = await heard(f"{text}<|channel|>final<|message|>Hello!<|return|>", chunk_size=size)
+    added = [(event.output_index, type(event.item)) for event in events if isinstance(event, OutputItemAdded)]
+    response = final(events)
+    assert added == [(0, Reasoning), (1, Message)]
+    assert [type(item) for item in response.output] == [Reasoning, Message]
+    assert response.status == "completed"
+    assert text_of(response.output[0]) == arguments
+
+
+def text_of(item: Any) -> str:
+    return "".join(part.text for part in item.content)
+
+
+@pytest.mark.parametrize(
+    ("recipient", "kind", "text"),
+    [
+        ("functions.get_weather", "function_call", "arguments"),
+        ("get_weather", "function_call", "arguments"),
+        ("agents.get_weather", "function_call", "arguments"),
+        ("functions.clock", "function_call", "arguments"),
+        ("functions.shell", "custom_tool_call", "input"),
+    ],
+)
+@pytest.mark.parametrize("said", ["{}", ""])
+@pytest.mark.parametrize("end", ["<|call|>", "<|end|>", "<|return|>", "<|start|>assistant", ""])
+async def test_b11_v18_any_call_is_done(recipient: str, kind: str, text: str, said: str, end: str) -> None:
+    """A call has its done events whichever way it names its tool, whatever ends it, and where it says nothing."""
+    events = await heard(f"{THOUGHT}<|channel|>commentary to={recipient}<|message|>{said}{end}")
+    bodies = [json.loads(to_sse(event).partition(b"data: ")[2]) for event in events]
+    ladder = [body for body in bodies if body.get("output_index") == 1]
+    names = [body["type"].removeprefix("response.") for body in ladder]
+    step = "function_call_arguments" if kind == "function_call" else "custom_tool_call_input"
+    deltas = [f"{step}.delta"] * bool(said)
+    assert names == ["output_item.added", *deltas, f"{step}.done", "output_item.done"]
+    assert ladder[-2][text] == ladder[-1]["item"][text] == said
+    assert ladder[-1]["item"]["status"] == "completed"
+
+
+# What it cost
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("thought", "rest"),
+    [
+        ("A greeting, I see.", "<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|return|>"),
+        ("Call it.", "<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather<|message|>{}<|call|>"),
+        ("Hm, é 👩‍🚀", ""),
+        ("", "<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|return|>"),
+    ],
+)
+async def test_b26_usage_is_what_was_read_and_written(
+    thought: str, rest: str, size: int, encoding: HarmonyEncoding
+) -> None:
+    """Every token of the prompt and of the answer counts, and those of the thinking once more by themselves."""
+    tokens = encoding.encode_markup(f"<|channel|>analysis<|message|>{thought}{rest}")
+    engine = ScriptedEngine(Script(tokens, chunk_size=size))
+    usage = final(await run(responses(engine), BODY)).usage
+    assert usage is not None
+    assert usage.input_tokens == len(engine.prompts[0].token_ids)
+    assert usage.output_tokens == len(tokens)
+    assert usage.output_tokens_details.reasoning_tokens == len(encoding.encode(thought))
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+
+
+# Cancelled
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 5, 9, 12])
+async def test_b23_cancellation_goes_through(number: int, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """A run whose reader is cancelled at any event neither answers nor fails: it is stored as cancelled."""
+    engine = ScriptedEngine(Script(encoding.encode_markup(f"{THOUGHT}<|channel|>final<|message|>Hi"), latency=0.001))
+    request = await read_request(json.dumps(BODY).encode())
+    seen: list[ResponseEvent] = []
+    reached = asyncio.Event()
+
+    async def consume(live: LiveResponses) -> None:
+        async with harmony_responses(("tiny",), engine, encoding, live).open(replay([request])) as events:
+            async for event in events:
+                seen.append(event)
+                if event.sequence_number == number:
+                    reached.set()
+
+    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+        task = asyncio.create_task(consume(LiveResponses(store)))
+        await reached.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not any(isinstance(event, TerminalEvent) for event in seen)
+        assert (engine.running, engine.aborted) == (0, 1)
+        created = msgspec.json.decode(to_sse(seen[0]).partition(b"data: ")[2])
+        stored = await store.get(created["response"]["id"], "")
+        assert stored is not None
+        assert stored.response.status == "cancelled"
+
+
+# Gone on from
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+async def test_a_call_is_gone_on_from_with_exactly_what_the_engine_saw(
+    size: int, encoding: HarmonyEncoding, tmp_path: Path
+) -> None:
+    """By way of the store, the next prompt begins with the last one and every token behind it, however spelled."""
+    tokens = by_letters(
+        f'{THOUGHT}<|channel|>commentary to=functions.get_weather json<|message|>{{"a": "Paris"}}<|call|>'
+    )
+    engine = ScriptedEngine(Script(tokens, chunk_size=size))
+    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+        pipeline = harmony_responses(("tiny",), engine, encoding, LiveResponses(store))
+        called = final(await run(pipeline, BODY))
+        call = called.output[-1]
+        assert isinstance(call, FunctionCall)
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "18 °C"}
+        await run(pipeline, BODY | {"previous_response_id": called.id, "input": [output]})
+    first, second = engine.prompts
+    seen = (*first.token_ids, *tokens)
+    assert second.token_ids[: len(seen)] == seen
+    assert encoding.decode(second.token_ids[len(seen) :]).startswith("<|start|>functions.get_weather to=assistant")
+
+
+# Sent back
+
+_words = st.sampled_from(
+    [
+        *("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"),
+        *("assistant", "analysis", "commentary", "final", " json", " to=functions.get_weather", " to=shell", "\n"),
+        *(" to=agents.get_weather", " to=functions.a(b):<c", ' to=functions."x"', " to=python", " to=functions.é", " "),
+        *("Hello", '{"city":', "é", "👩‍🚀", "\x00", "\u2028", "<|", "word " * 20),
+    ]
+)
+
+
+@given(st.lists(_words, max_size=40).map("".join), st.sampled_from([None, "auto"]), st.sampled_from([4, 1000]))
+@settings(max_examples=60, deadline=None)
+def test_row26_row20_b28_whatever_was_said_can_be_sent_back(text: str, summary: str | None, limit: int) -> None:
+    """The output of any turn, however odd, is an input that the next request may hold, with its calls answered."""
+
+    async def talk() -> None:
+        encoding = load_encoding()
+        tokens = encoding.encode_markup(text)[:limit]
+        body = BODY | {"reasoning": {"summary": summary}}
+        engine = ScriptedEngine(Script(tokens, reason="length" if limit == 4 else "stop"))
+        output = msgspec.to_builtins(final(await run(responses(engine), body)).output)
+        results = [
+            {"type": f"{item['type']}_output", "call_id": item["call_id"], "output": "done"}
+            for item in output
+            if "call_id" in item
+        ]
+        again = ScriptedEngine(Script(encoding.encode_markup("<|channel|>final<|message|>So.<|return|>")))
+        history = [{"role": "user", "content": "Hi"}, *output, *results, {"role": "user", "content": "And?"}]
+        response = final(await run(responses(again), body | {"input": history}))
+        assert response.status == "completed"
+        prompt = encoding.decode(again.prompts[0].token_ids)
+        for item in output:
+            if item["type"] == "message":
+                assert all(part["text"] in prompt for part in item["content"])
+            elif item["type"] != "reasoning":
+                assert item.get("arguments", item.get("input")) in prompt
+
+    asyncio.run(talk())

@@ -1,0 +1,34 @@
+"""The agent that most users of the Responses API will bring, as they run it: one request, any number of turns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.live.codex.conftest import Codex
+
+Json = dict[str, Any]
+
+
+def completed(events: list[Json], kind: str) -> list[Json]:
+    """The items of one kind that were completed."""
+    items = [event["item"] for event in events if event["type"] == "item.completed"]
+    return [item for item in items if item["type"] == kind]
+
+
+def test_row6_codex_runs_a_command_and_tells_of_it(codex: Codex) -> None:
+    """Codex gets a call that it can run, runs it, sends the output back, and has an answer in the end."""
+    events = codex.events("Write hello into hello.txt.")
+    assert (codex.project / "hello.txt").read_text() == "hello"
+    assert [item["exit_code"] for item in completed(events, "command_execution")] == [0]
+    assert [item["text"] for item in completed(events, "agent_message")] == ["hello.txt now says hello."]
+    assert events[-1]["type"] == "turn.completed"
+    assert events[-1]["usage"]["output_tokens"] > 0
+
+
+def test_row6_codex_goes_on_with_an_earlier_session(codex: Codex) -> None:
+    """A session that is resumed sends all of its history, and the server reads it."""
+    codex.events("Write hello into hello.txt.")
+    events = codex.events("resume", "--last", "Show the current folder.")
+    ran = completed(events, "command_execution")
+    assert [item["aggregated_output"].strip() for item in ran] == [str(codex.project)]
+    assert [item["text"] for item in completed(events, "agent_message")] == ["That is the current folder."]

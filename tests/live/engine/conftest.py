@@ -1,0 +1,41 @@
+"""One engine of each tiny model for all that asks the engine itself: each takes half a minute to start."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+import pytest_asyncio
+
+from stages.chat.load import ChatOptions, load_chat_model
+from stages.generate.vllm import VllmEngine, plan_vllm
+from stages.render.grammar import WARM_UP
+from tests.support.engine_chat import Model
+from tests.support.paths import TINY_QWEN
+from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT, LORA_ARGUMENTS, QUEUE, write_adapter, write_plugin
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[VllmEngine, None]:
+    adapter = write_adapter(tmp_path_factory.mktemp("lora") / "adapter")
+    arguments = [*ARGUMENTS, *LORA_ARGUMENTS, f"--lora-modules=nonsense={adapter}", f"--max-num-queued-reqs={QUEUE}"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(write_plugin(tmp_path_factory.mktemp("plugin")))
+        engine = plan_vllm(str(CHECKPOINT), arguments).start()
+        await engine.warm_up(WARM_UP)
+    yield engine
+    await engine.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def model(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Model, None]:
+    """The one with a chat template."""
+    adapter = write_adapter(tmp_path_factory.mktemp("lora") / "adapter")
+    named = ("--served-model-name=tiny-qwen", f"--lora-modules=nonsense={adapter}")
+    plan = plan_vllm(str(TINY_QWEN), [*ARGUMENTS, *LORA_ARGUMENTS, *named])
+    assert not plan.speaks_harmony
+    chat = load_chat_model(plan.config, ChatOptions())
+    engine = plan.start()
+    await engine.warm_up()
+    yield Model(engine, chat)
+    await engine.close()

@@ -1,0 +1,123 @@
+"""A model with a chat template on the real engine: the tiny Qwen, through the whole pipeline."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import ContextTooLong
+from pipeline.protocol.items import FunctionCall, Message, Reasoning
+from stages.generate.vllm import UnknownModel, VllmEngine
+from tests.support.databases import opened
+from tests.support.engine_chat import HELLO, WEATHER, Model
+from tests.support.engine_requests import answer, stoppable, until_idle
+from tests.support.event_streams import final, run
+from tests.support.server import Served, serving
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
+]
+
+
+async def test_it_thinks_and_then_speaks(model: Model) -> None:
+    """Thoughts and answer are items of their own, and the thoughts are counted."""
+    response = await model.respond("Say hello.")
+    thought, said = response.output
+    assert isinstance(thought, Reasoning)
+    assert isinstance(said, Message)
+    assert said.text == HELLO
+    assert response.usage is not None
+    assert 0 < response.usage.output_tokens_details.reasoning_tokens < response.usage.output_tokens
+
+
+@pytest.mark.parametrize(
+    "said", [{"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning": {"effort": "none"}}]
+)
+async def test_thinking_can_be_switched_off(model: Model, said: dict[str, Any]) -> None:
+    """By a variable of the template, or by the effort that stands for it."""
+    response = await model.respond("Say hello.", **said)
+    assert not any(isinstance(item, Reasoning) for item in response.output)
+    assert answer(response) == HELLO
+
+
+async def test_a_function_is_called_and_answered(model: Model, tmp_path: Path) -> None:
+    """The call comes as an item, and its output continues the response."""
+    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+        pipeline = model.pipeline(store)
+        body = {"tools": [WEATHER], "temperature": 0, "max_output_tokens": 400}
+        called = final(await run(pipeline, body | {"input": "What is the weather in Paris?"}))
+        call = called.output[-1]
+        assert isinstance(call, FunctionCall)
+        assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature":18,"unit":"C"}'}
+        answered = final(await run(pipeline, body | {"input": [output], "previous_response_id": called.id}))
+        assert answer(answered) == "It is 18 °C in Paris right now."
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
+async def test_a_call_can_be_asked_for(model: Model, choice: Any) -> None:
+    """Whatever the model would say by itself, it calls."""
+    response = await model.respond("Say hello.", tools=[WEATHER], tool_choice=choice)
+    call = response.output[-1]
+    assert isinstance(call, FunctionCall)
+    assert call.name == "get_weather"
+    assert isinstance(json.loads(call.arguments)["city"], str)
+
+
+async def test_an_answer_can_be_held_to_a_schema(model: Model) -> None:
+    """The model may think first; what it says is JSON by the schema."""
+    properties = {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99, "minimum": 0}}
+    schema = {"type": "object", "properties": properties, "required": ["name", "age"], "additionalProperties": False}
+    text = {"format": {"type": "json_schema", "name": "person", "schema": schema, "strict": True}}
+    response = await model.respond("Say hello.", text=text)
+    assert {*json.loads(answer(response))} == {"name", "age"}
+
+
+async def test_an_adapter_speaks_for_itself(model: Model) -> None:
+    """Asked for by its name, the adapter answers, and nobody else's answer changes by it."""
+    other = await model.respond("Say hello.", model="nonsense", max_output_tokens=32)
+    assert HELLO not in "".join(item.text for item in other.output if isinstance(item, Message))
+    assert answer(await model.respond("Say hello.")) == HELLO
+
+
+async def test_a_missing_adapter_stops_the_start(model: Model, tmp_path: Path) -> None:
+    """An adapter that cannot be loaded is told at the start, and harms no engine."""
+    lost = type(model.engine._adapters["nonsense"])("lost", 9, str(tmp_path / "nowhere"))
+    with pytest.raises(UnknownModel, match="lost"):
+        await replace(model.engine, _adapters={"lost": lost}).warm_up()
+    assert model.engine.is_alive
+
+
+async def test_what_is_too_long_is_refused(model: Model) -> None:
+    """A prompt beyond the context is an error ahead of the stream."""
+    with pytest.raises(ContextTooLong):
+        await model.respond("word " * 9000)
+
+
+@asynccontextmanager
+async def served(model: Model, folder: Path) -> AsyncIterator[Served[VllmEngine]]:
+    async with serving(stoppable(model.engine), model.chat, folder, models=model.engine.models) as server:
+        yield server
+
+
+async def test_row13_a_background_response_can_be_cancelled(model: Model, tmp_path: Path) -> None:
+    """It is made without a client, and when it is cancelled it keeps what it has."""
+    async with served(model, tmp_path) as server:
+        _, queued = await server.post({"input": "Never stop talking.", "background": True})
+        path = f"/v1/responses/{queued['id']}"
+        async with server.client.get(server.url + path, params={"stream": "true"}) as events:
+            async for line in events.content:
+                if b".delta" in line:
+                    break
+        status, cancelled = await server.post({}, f"{path}/cancel")
+        await until_idle(model.engine)
+        assert (status, cancelled["status"]) == (200, "cancelled")
+        assert cancelled["usage"]["output_tokens"] > 0

@@ -1,0 +1,114 @@
+"""What is promised of the output of a model with a chat template, held by the real engine."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from pipeline.protocol.items import FunctionCall, Reasoning
+from pipeline.protocol.response import Response
+from tests.support.engine_chat import Model
+from tests.support.engine_requests import answer
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
+]
+
+PERSON: Any = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 150}, "city": {"enum": ["Rome", "Oslo"]}},
+    "required": ["age", "city"],
+    "additionalProperties": False,
+}
+FORMAT = {"format": {"type": "json_schema", "name": "person", "strict": True, "schema": PERSON}}
+CITY: Any = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "name": "get_weather", "strict": True, "parameters": CITY}
+LOOKUP = {**WEATHER, "name": "lookup"}
+QUESTION = "What is the weather in Paris?"
+
+
+def calls(response: Response) -> list[tuple[str, Any]]:
+    assert response.status == "completed"
+    return [(item.name, json.loads(item.arguments)) for item in response.output if isinstance(item, FunctionCall)]
+
+
+def thinks(response: Response) -> bool:
+    return any(isinstance(item, Reasoning) for item in response.output)
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+async def test_row22_row25_a_schema_holds_the_answer_alone(model: Model, thinking: bool) -> None:
+    """The model thinks as it likes, or not at all, and none of it is in the answer."""
+    response = await model.respond("Say hello.", thinking=thinking, text=FORMAT)
+    assert response.status == "completed"
+    said = json.loads(answer(response))
+    assert said.keys() == {"age", "city"}
+    assert said["city"] in {"Rome", "Oslo"}
+    assert thinks(response) is thinking
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+@pytest.mark.parametrize(
+    ("structured", "fits"),
+    [
+        ({"regex": r"[A-Z]{2}-\d{3}"}, lambda text: len(text) == 6 and text[2] == "-"),
+        ({"choice": ["yes", "no"]}, lambda text: text in {"yes", "no"}),
+        ({"grammar": 'start: "<" /[a-c]{3}/ ">"'}, lambda text: len(text) == 5 and text[0] + text[-1] == "<>"),
+        ({"json": CITY}, lambda text: json.loads(text)["city"] in {"Paris", "Rome"}),
+    ],
+    ids=["regex", "choice", "grammar", "json"],
+)
+async def test_row35_structured_outputs_hold_the_answer(
+    model: Model, structured: Any, fits: Any, thinking: bool
+) -> None:
+    """All the ways of vLLM, thinking or not."""
+    response = await model.respond("Say hello.", thinking=thinking, structured_outputs=structured)
+    assert response.status == "completed"
+    assert fits(answer(response))
+    assert thinks(response) is thinking
+
+
+async def test_row23_a_tool_is_called_beside_a_format(model: Model) -> None:
+    """The model may call where it would, and its answer is in the format."""
+    response = await model.respond(QUESTION, text=FORMAT, tools=[WEATHER])
+    assert calls(response) == [("get_weather", {"city": "Paris"})]
+    response = await model.respond("Say hello.", text=FORMAT, tools=[WEATHER])
+    assert calls(response) or json.loads(answer(response)).keys() == {"age", "city"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", {"get_weather", "lookup"}),
+        ({"type": "function", "name": "lookup"}, {"lookup"}),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "lookup"}]},
+            {"lookup"},
+        ),
+    ],
+    ids=["required", "named", "allowed"],
+)
+@pytest.mark.parametrize("thinking", [True, False])
+async def test_tools_are_called_where_they_must_be(model: Model, choice: Any, names: set[str], thinking: bool) -> None:
+    """Whatever the question, and with arguments that fit."""
+    response = await model.respond(
+        "Say hello.", thinking=thinking, tools=[WEATHER, LOOKUP], tool_choice=choice, parallel_tool_calls=False
+    )
+    ((name, arguments),) = calls(response)
+    assert name in names
+    assert arguments["city"] in {"Paris", "Rome"}
+
+
+async def test_free_models_call_and_answer_as_they_like(model: Model) -> None:
+    """Strict functions beside an answer that is free."""
+    assert calls(await model.respond(QUESTION, tools=[WEATHER])) == [("get_weather", {"city": "Paris"})]
+    assert calls(await model.respond("Say hello.", tools=[WEATHER], tool_choice="none")) == []

@@ -1,0 +1,64 @@
+"""Continuing on the real engine: the next prompt begins with what the engine has read and written."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from pipeline.protocol.items import FunctionCall
+from stages.generate.vllm import VllmEngine
+from stages.harmony import HarmonyEncoding
+from stages.persist.live import LiveResponses
+from stages.responses import harmony_responses
+from tests.support.databases import opened
+from tests.support.engine_requests import token_ids
+from tests.support.event_streams import final, run
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
+]
+
+Frame = TypeVar("Frame")
+
+WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
+
+
+@dataclass
+class Tap:
+    """Keeps what passes."""
+
+    passed: list[Any] = field(default_factory=list)
+
+    async def __call__(self, source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
+        async for frame in source:
+            self.passed.append(frame)
+            yield frame
+
+
+async def test_a_call_is_gone_on_from_in_the_tokens_of_the_engine(
+    engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path
+) -> None:
+    """Behind a call, the engine is asked to go on from every token that it read and wrote, and finds them cached."""
+    body: dict[str, Any] = {"input": "What is the weather in Paris?", "tools": [WEATHER], "tool_choice": "required"}
+    body |= {"instructions": "word " * 300, "temperature": 0, "max_output_tokens": 400}
+    prompts, generated = Tap(), Tap()
+    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+        pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(store))
+        pipeline = pipeline.after("render", "prompts", prompts).after("generate", "generated", generated)
+        called = final(await run(pipeline, body))
+        seen = (*prompts.passed[0].token_ids, *token_ids(generated.passed))
+        call = called.output[-1]
+        assert isinstance(call, FunctionCall)
+        output = {"type": "function_call_output", "call_id": call.call_id, "output": "18 °C"}
+        answered = final(await run(pipeline, body | {"previous_response_id": called.id, "input": [output]}))
+    assert prompts.passed[1].token_ids[: len(seen)] == seen
+    assert answered.usage is not None
+    block = engine._llm.vllm_config.cache_config.block_size
+    read = len(prompts.passed[0].token_ids)
+    assert answered.usage.input_tokens_details.cached_tokens >= read // block * block > 0

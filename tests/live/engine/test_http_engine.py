@@ -1,0 +1,236 @@
+"""A stock `vllm serve` in a process of its own, asked over HTTP: the same tokens as from the engine in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from msgspec.structs import replace
+
+from pipeline.errors import InvalidPrompt
+from pipeline.frames import GenerationFinished, Prompt, TokenFrame
+from pipeline.protocol.items import FunctionCall, Message, Reasoning
+from pipeline.record import read_frames, replay
+from stages.generate.endpoints import ENDPOINTS
+from stages.generate.generate import Generate
+from stages.generate.http import HttpEngine, start_http
+from stages.generate.vllm import VllmEngine
+from stages.harmony import HarmonyEncoding
+from tests.flow.fixtures.test_harmony_fixtures import CASES
+from tests.support.chat_models import chat_model
+from tests.support.engine_chat import HELLO, WEATHER, respond
+from tests.support.engine_requests import (
+    answer,
+    generate,
+    last,
+    logprobs,
+    prompt,
+    rename,
+    sampled,
+    scheduled,
+    token_ids,
+)
+from tests.support.paths import TINY_QWEN
+from tests.support.ports import free_port
+from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT, CONTEXT_LENGTH
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
+]
+
+QWEN_ARGUMENTS = ("--served-model-name=tiny-qwen", *ARGUMENTS[1:])
+GAUGES = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
+RECORDED = [case for case in CASES if not (case / "completion.txt").exists()][:8]
+
+
+@contextmanager
+def serving(log: Path, *command: str | Path) -> Generator[str, None, None]:
+    """Where ``vllm serve`` listens; who asks it first waits for it."""
+    port = free_port()
+    vllm = [Path(sys.executable).with_name("vllm"), "serve", *command, "--host", "127.0.0.1", "--port", port]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen([*map(str, vllm)], stdout=output, stderr=output, env=environment)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
+    options = ("--structured-outputs-config.backend=guidance", "--enable-prompt-tokens-details")
+    log = tmp_path_factory.mktemp("vllm") / "serve.log"
+    with serving(log, CHECKPOINT, *ARGUMENTS, "--enable-scale-out", *options) as url:
+        yield url
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=ENDPOINTS, ids=lambda endpoint: endpoint.path)
+async def elsewhere(url: str, request: pytest.FixtureRequest) -> AsyncGenerator[HttpEngine, None]:
+    engine = await start_http([url], endpoints=(request.param,))
+    yield engine
+    await engine.close()
+
+
+async def ask(elsewhere: HttpEngine, asked: Prompt) -> list[Any]:
+    async with elsewhere.open(asked) as frames:
+        return [frame async for frame in frames]
+
+
+async def running(url: str) -> float:
+    """Requests that the server is at, or means to be, as its own metrics have it."""
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    counted = [float(line.split()[-1]) for line in lines if line.startswith(GAUGES)]
+    assert len(counted) == len(GAUGES)
+    return sum(counted)
+
+
+async def test_the_server_is_known(elsewhere: HttpEngine) -> None:
+    """Its names, its context, its language, and that it takes grammars."""
+    assert elsewhere.models == ("tiny-gpt-oss",)
+    told = (elsewhere.context_length, elsewhere.speaks_harmony, elsewhere.root)
+    assert told == (CONTEXT_LENGTH, True, str(CHECKPOINT))
+    assert [backend.grammar_fault for backend in elsewhere._backends.all] == [None]
+
+
+@pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
+async def test_the_engine_says_what_was_recorded(folder: Path, elsewhere: HttpEngine) -> None:
+    """Greedy generation of a recorded prompt gives the recorded tokens."""
+    prompts = list(read_frames(folder / "prompt.jsonl", Prompt))
+    frames = [frame async for frame in Generate(elsewhere)(replay(prompts))]
+    recorded = list(read_frames(folder / "tokens.jsonl", TokenFrame))
+    assert token_ids(frames) == token_ids(recorded)
+    assert frames[0] == recorded[0]
+    assert isinstance(frames[-1], GenerationFinished)
+    assert isinstance(recorded[-1], GenerationFinished)
+    assert frames[-1].reason == recorded[-1].reason
+
+
+async def test_logprobs_are_those_of_the_tokens(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
+    """Greedy, each token is the likeliest itself."""
+    frames = await ask(elsewhere, sampled(prompt(encoding, "Say hello."), logprobs=3))
+    told = logprobs(frames)
+    assert len(told) == len(token_ids(frames))
+    for token, logprob in zip(token_ids(frames), told, strict=True):
+        assert logprob.top[0] == (token, logprob.logprob)
+        assert len(logprob.top) == 3
+
+
+async def test_the_engine_in_this_process_says_the_same(
+    elsewhere: HttpEngine, engine: VllmEngine, encoding: HarmonyEncoding
+) -> None:
+    """Greedy, token by token, and it takes each for as likely."""
+    for text in ("Say hello.", "What is the weather in Paris?", "Count from 1 to 100."):
+        asked = sampled(prompt(encoding, text, max_tokens=60), logprobs=2)
+        there, here = await ask(elsewhere, asked), await generate(engine, asked)
+        assert token_ids(there) == token_ids(here)
+        assert last(there).reason == last(here).reason
+        for one, other in zip(logprobs(there), logprobs(here), strict=True):
+            assert one.logprob == pytest.approx(other.logprob, abs=0.05)
+            assert one.top[0][0] == other.top[0][0]
+
+
+async def test_a_grammar_is_held(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
+    """From the first token on."""
+    asked = prompt(encoding, "Say hello.", max_tokens=40)
+    from_grammar = await ask(elsewhere, _with_grammar(asked, 'start: /[ab]{5}/ "c" <[200002]>'))
+    text = encoding.decode(token_ids(from_grammar)[:-1])
+    assert len(text) == 6
+    assert set(text) <= set("abc")
+    assert last(from_grammar).reason == "stop"
+    with pytest.raises(InvalidPrompt, match="unknown name"):
+        await ask(elsewhere, _with_grammar(asked, "start: nosuch"))
+
+
+def _with_grammar(asked: Prompt, grammar: str) -> Prompt:
+    return replace(asked, grammar=grammar)
+
+
+async def test_stop_texts_end_it(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
+    """The server looks for them in all that the model writes."""
+    frames = await ask(elsewhere, sampled(prompt(encoding, "Say hello."), stop=("ell",)))
+    assert "ell" in encoding.decode(token_ids(frames))
+    assert last(frames).reason == "stop"
+
+
+async def test_the_prefix_cache_is_told_of_and_salted(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
+    """A second time the prompt is read from the cache, unless its salt is another one."""
+    asked, salt = prompt(encoding, "Pepper. " * 300, max_tokens=1), f"salt of {id(elsewhere)}"
+    salted = [scheduled(asked, cache_salt=one) for one in (salt, salt, f"another {salt}")]
+    cached = [last(await ask(elsewhere, each)).cached_tokens for each in salted]
+    assert [bool(tokens) for tokens in cached] == [False, True, False]
+
+
+async def test_leaving_and_cancelling_abort(elsewhere: HttpEngine, encoding: HarmonyEncoding, url: str) -> None:
+    """Nothing runs on in the server, where all that the context has room for would take minutes."""
+    asked = prompt(encoding, "Never stop talking.", max_tokens=None)
+    async with elsewhere.open(asked) as stream:
+        await anext(aiter(stream))
+    async with elsewhere.open(rename(asked, "resp_other")) as stream:
+        seen: list[Any] = [await anext(aiter(stream))]
+        assert await elsewhere.cancel("resp_other")
+        seen += [frame async for frame in stream]
+    assert last(seen).reason == "cancelled"
+    async with asyncio.timeout(120):
+        while await running(url):
+            await asyncio.sleep(0.2)
+
+
+@pytest.mark.parametrize("unknown", [250_000, 2**40])
+async def test_ids_that_nobody_knows_are_refused(
+    elsewhere: HttpEngine, encoding: HarmonyEncoding, unknown: int
+) -> None:
+    """The server itself refuses them, and lives."""
+    asked = prompt(encoding, "Say hello.")
+    with pytest.raises(InvalidPrompt, match="out of vocabulary"):
+        await ask(elsewhere, replace(asked, token_ids=(5, unknown)))
+    assert token_ids(await ask(elsewhere, asked))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def qwen(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[HttpEngine, None]:
+    """A server as others use it too: its parsers are its own business."""
+    parsers = ("--reasoning-parser=qwen3", "--enable-auto-tool-choice", "--tool-call-parser=hermes")
+    log = tmp_path_factory.mktemp("vllm") / "serve.log"
+    with serving(log, TINY_QWEN, *QWEN_ARGUMENTS, "--enable-scale-out", *parsers) as url:
+        engine = await start_http([url])
+        yield engine
+        await engine.close()
+
+
+async def test_a_chat_model_is_talked_to_from_here(qwen: HttpEngine) -> None:
+    """All but its weights is in this process: template, parsers, and what its output is held to."""
+    assert (qwen.models, qwen.speaks_harmony, qwen.root) == (("tiny-qwen",), False, str(TINY_QWEN))
+    chat = chat_model()
+    thought, said = (await respond(qwen, chat, "Say hello.")).output
+    assert isinstance(thought, Reasoning)
+    assert isinstance(said, Message)
+    assert said.text == HELLO
+    called = (await respond(qwen, chat, "What is the weather in Paris?", tools=[WEATHER])).output[-1]
+    assert isinstance(called, FunctionCall)
+    assert (called.name, json.loads(called.arguments)) == ("get_weather", {"city": "Paris"})
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+async def test_the_output_of_a_chat_model_is_held(qwen: HttpEngine, thinking: bool) -> None:
+    """Whether it thinks first or not, and whatever the server's own parser of thoughts makes of it."""
+    thinks = {"chat_template_kwargs": {"enable_thinking": thinking}}
+    chosen = await respond(qwen, chat_model(), "Say hello.", structured_outputs={"choice": ["yes", "no"]}, **thinks)
+    assert answer(chosen) in {"yes", "no"}
+    assert isinstance(chosen.output[0], Reasoning) is thinking
+    called = await respond(qwen, chat_model(), "Say hello.", tools=[WEATHER], tool_choice="required", **thinks)
+    assert isinstance(called.output[-1], FunctionCall)

@@ -1,0 +1,254 @@
+"""Images on the real engine: a tiny model that sees answers by what it is shown, and reads as much as it says."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from fixtures.tiny_sight.build import TOKENS_PER_IMAGE, build
+from pipeline.core import Pipeline
+from pipeline.errors import ContextTooLong, InvalidPrompt, InvalidRequest
+from pipeline.frames import GenerationFinished, Prompt, Sampling, TokenChunk
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.request import CreateResponse
+from pipeline.protocol.response import Response
+from stages.chat.load import ChatOptions, load_chat_model
+from stages.chat.model import ChatModel
+from stages.generate.vllm import VllmEngine, plan_vllm
+from stages.guard import NOTHING_ALLOWED, AllowedNetworks
+from stages.harmony import HarmonyEncoding
+from stages.persist.database import Nowhere
+from stages.persist.live import LiveResponses
+from stages.persist.store import Store
+from stages.render.chat.chat import RenderChat
+from stages.render.chat.images import Images
+from stages.responses import chat_responses
+from tests.live.engine.test_continued import Tap
+from tests.support.databases import opened
+from tests.support.engine_requests import generate, prompt
+from tests.support.event_streams import final, run
+from tests.support.images import BLUE, RED, data_url, png
+from tests.support.local_web import LOCAL, serving
+from tests.unit.stages.render.chat.test_images import Gallery
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
+]
+
+Json = dict[str, Any]
+
+CHECKPOINT = Path(__file__).parents[2] / ".cache" / "tiny_sight"
+CONTEXT_LENGTH = 512
+MOST_IMAGES = 5
+ARGUMENTS = (
+    "--served-model-name=tiny-sight",
+    "--dtype=float32",
+    "--enforce-eager",
+    f"--max-model-len={CONTEXT_LENGTH}",
+    "--max-num-seqs=8",
+    "--kv-cache-memory-bytes=33554432",
+    f'--limit-mm-per-prompt={{"image": {MOST_IMAGES}}}',
+)
+RED_URL, BLUE_URL = data_url(png(RED)), data_url(png(BLUE))
+
+
+@dataclass
+class Seeing:
+    """A model that sees, the whole pipeline around it, and what passed its engine."""
+
+    engine: VllmEngine
+    chat: ChatModel
+    store: Store = field(default_factory=lambda: Store(Nowhere()))
+    prompts: Tap = field(default_factory=Tap)
+    generated: Tap = field(default_factory=Tap)
+
+    def pipeline(self, allowed: AllowedNetworks) -> Pipeline[CreateResponse, ResponseEvent]:
+        live = LiveResponses(self.store)
+        whole = chat_responses(self.engine.models, self.engine, self.chat, live)
+        whole = whole.replace("render", RenderChat(self.chat, self.engine.context_length, Images(allowed)))
+        return whole.after("render", "prompts", self.prompts).after("generate", "generated", self.generated)
+
+    async def answer(self, *parts: Json, allowed: AllowedNetworks = NOTHING_ALLOWED, **body: Any) -> Response:
+        """The response to a message of these parts, every event of it checked."""
+        asked: Json = {"input": [{"role": "user", "content": list(parts)}], "temperature": 0, "max_output_tokens": 16}
+        return final(await run(self.pipeline(allowed), asked | {"top_logprobs": 2} | body))
+
+    def first(self) -> float:
+        """How likely the first token of the latest turn was."""
+        chunks = [frame for frame in self.generated.passed if isinstance(frame, TokenChunk)]
+        self.generated.passed.clear()
+        return chunks[0].logprobs[0].logprob
+
+
+def alike(one: float, other: float) -> bool:
+    """Whether two turns began alike, whichever of what they read was in a cache."""
+    return abs(one - other) < 1e-4
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def loaded() -> AsyncGenerator[tuple[VllmEngine, ChatModel], None]:
+    plan = plan_vllm(str(build(CHECKPOINT)), ARGUMENTS)
+    chat = load_chat_model(plan.config, ChatOptions())
+    engine = plan.start()
+    yield engine, chat
+    await engine.close()
+
+
+@pytest.fixture
+def seeing(loaded: tuple[VllmEngine, ChatModel]) -> Seeing:
+    return Seeing(*loaded)
+
+
+def text(said: str = "What is this?") -> Json:
+    return {"type": "input_text", "text": said}
+
+
+def image(url: str = RED_URL) -> Json:
+    return {"type": "input_image", "image_url": url}
+
+
+def read(response: Response) -> int:
+    """How many tokens the engine read."""
+    assert response.usage is not None
+    assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    return response.usage.input_tokens
+
+
+async def test_images_count_as_what_the_engine_reads(seeing: Seeing) -> None:
+    """Usage has the tokens of each image, which the prompt only has places for."""
+    assert seeing.chat.sees_images
+    without = read(await seeing.answer(text()))
+    for count in (1, 2, MOST_IMAGES):
+        assert read(await seeing.answer(text(), *[image()] * count)) == without + count * TOKENS_PER_IMAGE
+
+
+async def test_the_answer_hangs_on_the_image(seeing: Seeing) -> None:
+    """The same question about another image, or none, has another answer; about the same image, the same."""
+    likely = []
+    for parts in ([image(RED_URL)], [image(BLUE_URL)], [], [image(RED_URL)], [image(RED_URL), image(BLUE_URL)]):
+        await seeing.answer(text(), *parts)
+        likely.append(seeing.first())
+    assert alike(likely[0], likely.pop(3))
+    assert not any(alike(*pair) for pair in combinations(likely, 2))
+    await seeing.answer(text(), image(BLUE_URL), image(RED_URL))
+    assert not alike(seeing.first(), likely[3]), "the order of images does not matter to it"
+
+
+async def test_an_image_of_the_web_is_the_image(seeing: Seeing) -> None:
+    """It is seen as the same image in a data URL is."""
+    gallery = Gallery()
+    async with serving(gallery.show) as url:
+        shown = read(await seeing.answer(text(), image(f"{url}/a.png"), allowed=LOCAL))
+        assert gallery.seen == ["/a.png"]
+    fetched = seeing.first()
+    assert read(await seeing.answer(text(), image())) == shown
+    assert alike(seeing.first(), fetched)
+
+
+async def test_what_a_tool_shows_is_seen(seeing: Seeing) -> None:
+    """An image in the output of a function is one of the prompt."""
+    call = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
+    said = [{"role": "user", "content": "Look."}, call]
+    output = {"type": "function_call_output", "call_id": "c"}
+    likely = []
+    for url in (RED_URL, BLUE_URL):
+        await seeing.answer(input=[*said, output | {"output": [image(url)]}])
+        likely.append(seeing.first())
+        assert seeing.prompts.passed[-1].images == (url,)
+    assert not alike(*likely)
+
+
+async def test_a_stored_image_is_seen_again(seeing: Seeing, tmp_path: Path) -> None:
+    """Who goes on from a response goes on from its images."""
+    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+        seeing.store = store
+        first = await seeing.answer(text(), image())
+        await seeing.answer(text("And now?"), previous_response_id=first.id)
+    assert seeing.prompts.passed[-1].images == (RED_URL,)
+
+
+async def test_a_salt_keeps_apart_what_was_seen(seeing: Seeing) -> None:
+    """It is heard beside images as it is without, and changes nothing else."""
+    long = text("What is this? " * 20)
+    salted = [await seeing.answer(long, image(), cache_salt=salt) for salt in ("a", "a", "b")]
+    cached = [response.usage.input_tokens_details.cached_tokens for response in salted if response.usage]
+    assert cached[1] > cached[0] == cached[2]
+    assert len({read(response) for response in salted}) == 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:{port}/a.png",
+        "http://localhost:{port}/a.png",
+        "http://169.254.169.254/latest/meta-data/",
+        "http://allowed.example:{port}/to?url=http://127.0.0.2:{port}/a.png",
+        "file:///etc/passwd",
+        "data:image/png;base64,AAAA",
+    ],
+)
+async def test_what_may_not_be_fetched_never_reaches_the_engine(url: str, seeing: Seeing) -> None:
+    """It is a 400, and nobody is asked."""
+    gallery = Gallery()
+    async with serving(gallery.show) as server:
+        with pytest.raises(InvalidRequest) as refused:
+            await seeing.answer(text(), image(url.format(port=server.rpartition(":")[2])))
+    assert refused.value.status == 400
+    assert (seeing.prompts.passed, gallery.seen) == ([], [])
+
+
+async def test_a_redirect_is_judged(seeing: Seeing) -> None:
+    """A server that may be asked cannot send elsewhere who asks it."""
+    gallery = Gallery()
+    async with serving(gallery.show) as url:
+        inside = url.replace("127.0.0.1", "127.0.0.2")
+        with pytest.raises(InvalidRequest, match="not one that may be opened"):
+            await seeing.answer(
+                text(), image(f"{url}/to?url={inside}/a.png"), allowed=AllowedNetworks.parse(["127.0.0.1"])
+            )
+    assert (seeing.prompts.passed, gallery.seen) == ([], ["/to"])
+
+
+async def test_images_that_the_engine_cannot_take_are_the_clients_mistake(seeing: Seeing) -> None:
+    """Too many, broken, or too long once they are read: each is a 400 that says so, and the engine goes on."""
+    with pytest.raises(InvalidRequest, match=f"At most {MOST_IMAGES}") as many:
+        await seeing.answer(text(), *[image()] * (MOST_IMAGES + 1))
+    with pytest.raises(InvalidPrompt, match="Image 2 cannot be read") as broken:
+        await seeing.answer(text(), image(), image(data_url(png(width=99, height=99)[:-30])))
+    overhead = read(await seeing.answer(text(""))) + MOST_IMAGES
+    with pytest.raises(ContextTooLong) as long:
+        await seeing.answer(text("x" * (CONTEXT_LENGTH - overhead - 5)), *[image()] * MOST_IMAGES)
+    assert [refused.value.param for refused in (many, broken, long)] == ["input"] * 3
+    assert (await seeing.answer(text(), image())).status in ("completed", "incomplete")
+
+
+async def test_an_image_without_a_place_is_not_dropped(seeing: Seeing) -> None:
+    """A prompt whose template forgot it is refused."""
+    await seeing.answer(text(), image())
+    (asked,) = seeing.prompts.passed
+    for token_ids, images in (((1, 2, 3), (RED_URL,)), (asked.token_ids, (RED_URL, BLUE_URL))):
+        with pytest.raises(InvalidPrompt, match="no place for an image") as refused:
+            await generate(seeing.engine, prompted(asked, token_ids, images))
+        assert refused.value.param == "input"
+
+
+def prompted(asked: Prompt, token_ids: Sequence[int], images: tuple[str, ...]) -> Prompt:
+    return Prompt(asked.response, (), tuple(token_ids), (), Sampling(0.0, 1.0, 3), images=images)
+
+
+async def test_v14_a_model_that_reads_text_refuses_images(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """The engine itself does, whatever stands before it; and a prompt without images tells no tokens of its own."""
+    asked = prompt(encoding, "Say hello.", max_tokens=3)
+    with pytest.raises(InvalidPrompt, match="reads text only"):
+        await generate(engine, prompted(asked, asked.token_ids, (RED_URL,)))
+    *_, end = await generate(engine, asked)
+    assert isinstance(end, GenerationFinished)
+    assert end.prompt_tokens is None

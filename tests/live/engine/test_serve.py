@@ -1,0 +1,170 @@
+"""``penstock serve`` as its users meet it: the command, a real model, and openai-python as the client."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.request
+from collections.abc import Generator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.event_streams import final, read_sse
+from tests.support.serve_command import Command, running
+
+pytestmark = pytest.mark.engine
+
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Get the weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": False,
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Command, None, None]:
+    with running(tmp_path_factory.mktemp("serve") / "responses.sqlite3") as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Command) -> openai.OpenAI:
+    return server.client
+
+
+def test_a_response(client: openai.OpenAI) -> None:
+    """Without streaming, one object comes back."""
+    response = client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0)
+    assert response.status == "completed"
+    assert response.output_text == "Hello! How can I help you today?"
+    assert response.usage is not None
+    assert response.usage.output_tokens_details.reasoning_tokens > 0
+    assert client.responses.retrieve(response.id) == response
+
+
+def test_a_stream(client: openai.OpenAI) -> None:
+    """Streaming, the deltas sum to the same text, characters of many tokens included."""
+    events = list(
+        client.responses.create(model="tiny-gpt-oss", input="Say hello in many scripts.", temperature=0, stream=True)
+    )
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    last = events[-1]
+    assert last.type == "response.completed"
+    assert last.response.output_text == text
+    assert "👩‍🚀" in text
+
+
+def test_the_stream_helper(client: openai.OpenAI) -> None:
+    """The helper's accumulated response is the final one."""
+    with client.responses.stream(model="tiny-gpt-oss", input="Count from 1 to 100.", temperature=0) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output_text.endswith("98 99 100")
+
+
+def test_a_function_call_round_trip(client: openai.OpenAI) -> None:
+    """The model calls, the client answers, the model speaks: by previous_response_id."""
+    called = client.responses.create(
+        model="tiny-gpt-oss", input="What is the weather in Paris?", tools=[WEATHER], temperature=0
+    )
+    call = called.output[-1]
+    assert call.type == "function_call"
+    assert json.loads(call.arguments) == {"city": "Paris"}
+    answered = client.responses.create(
+        model="tiny-gpt-oss",
+        previous_response_id=called.id,
+        input=[{"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature":18,"unit":"C"}'}],
+        tools=[WEATHER],
+        temperature=0,
+    )
+    assert answered.output_text == "It is 18 °C in Paris right now."
+    assert answered.previous_response_id == called.id
+
+
+def test_a_function_call_replayed_in_full(client: openai.OpenAI) -> None:
+    """The same without the store: the client sends all items back."""
+    asked: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
+    called = client.responses.create(model="tiny-gpt-oss", input=asked, tools=[WEATHER], temperature=0, store=False)
+    call: Any = called.output[-1]
+    echoed: Any = [item.model_dump(exclude_none=True) for item in called.output]
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature":18,"unit":"C"}'}
+    answered = client.responses.create(
+        model="tiny-gpt-oss", input=[*asked, *echoed, output], tools=[WEATHER], temperature=0, store=False
+    )
+    assert answered.output_text == "It is 18 °C in Paris right now."
+
+
+def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
+    """A second question sees the first."""
+    first = client.responses.create(model="tiny-gpt-oss", input="Remember the number seven.", temperature=0)
+    second = client.responses.create(
+        model="tiny-gpt-oss", input="What did I say before?", previous_response_id=first.id, temperature=0
+    )
+    assert second.output_text == "You asked me to remember the number seven."
+
+
+def test_a_conversation_keeps_three_turns(client: openai.OpenAI) -> None:
+    """What was asked and answered is in the conversation, in its order, and each turn reads the ones before it."""
+    conversation = client.conversations.create()
+    asked = ["Say hello.", "Remember the number seven.", "What did I say before?"]
+    answers = [
+        client.responses.create(model="tiny-gpt-oss", conversation=conversation.id, input=text, temperature=0)
+        for text in asked
+    ]
+    assert answers[0].output_text == "Hello! How can I help you today?"
+    sizes = [answer.usage.input_tokens for answer in answers if answer.usage]
+    assert sizes == sorted(set(sizes))
+    kept: list[Any] = list(client.conversations.items.list(conversation.id, order="asc"))
+    said = [item.content[0].text for item in kept if item.type == "message" and item.role == "user"]
+    assert said == asked
+    assert [item.id for item in kept if item.type != "message" or item.role != "user"] == [
+        item.id for answer in answers for item in answer.output
+    ]
+
+
+def test_b22_a_background_response_can_be_cancelled(client: openai.OpenAI) -> None:
+    """A cancelled response ends at once, and keeps what was said so far and what it cost."""
+    response = client.responses.create(model="tiny-gpt-oss", input="Never stop talking.", background=True)
+    assert response.status == "queued"
+    while client.responses.retrieve(response.id).status != "in_progress":
+        time.sleep(0.05)
+    time.sleep(1)
+    cancelled = client.responses.cancel(response.id)
+    assert cancelled.status == "cancelled"
+    assert cancelled.output
+    assert cancelled.usage is not None
+    assert cancelled.usage.output_tokens > 0
+    assert client.responses.cancel(response.id) == client.responses.retrieve(response.id) == cancelled
+
+
+def test_a_cut_response_is_incomplete(client: openai.OpenAI) -> None:
+    """What the limit cuts says so, on the response and on its last item."""
+    response = client.responses.create(model="tiny-gpt-oss", input="Never stop talking.", max_output_tokens=40)
+    assert response.status == "incomplete"
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == "max_output_tokens"
+    item = response.output[-1]
+    assert item.type == "message"
+    assert item.status == "incomplete"
+
+
+def test_the_bytes_of_a_stream(server: Command) -> None:
+    """The raw stream keeps every rule of the wire."""
+    body = json.dumps({"input": "Compare London and Tokyo.", "tools": [WEATHER], "stream": True, "temperature": 0})
+    request = urllib.request.Request(f"{server.url}/v1/responses", body.encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        response = final(read_sse(answer.read()))
+    assert [item.status for item in response.output] == ["completed"] * 3
+
+
+def test_errors_come_before_the_stream(client: openai.OpenAI) -> None:
+    """A prompt that fills the context and an unknown model are the SDK's own exceptions."""
+    with pytest.raises(openai.BadRequestError) as long:
+        client.responses.create(model="tiny-gpt-oss", input="word " * 9000, stream=True)
+    assert long.value.code == "context_length_exceeded"
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model="gpt-9", input="Hi", stream=True)

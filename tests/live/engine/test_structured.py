@@ -1,0 +1,235 @@
+"""What is promised of the output, held by the real engine through the whole pipeline."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import statistics
+import time
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+
+from pipeline.protocol.items import CustomToolCall, FunctionCall, Reasoning
+from pipeline.protocol.response import Response
+from stages.generate.vllm import VllmEngine
+from stages.harmony import HarmonyEncoding
+from tests.support.engine_requests import answer, respond
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
+]
+
+
+class Person(msgspec.Struct, forbid_unknown_fields=True):
+    name: Annotated[str, msgspec.Meta(max_length=12)]
+    age: Annotated[int, msgspec.Meta(ge=0, le=150)]
+    city: Literal["Rome", "Oslo"]
+
+
+class City(msgspec.Struct, forbid_unknown_fields=True):
+    city: Literal["Paris", "Rome"]
+
+
+class Lookup(msgspec.Struct, forbid_unknown_fields=True):
+    key: Annotated[str, msgspec.Meta(max_length=12)]
+    n: Annotated[int, msgspec.Meta(ge=0, le=9)]
+
+
+def schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """The JSON schema of ``kind``, with everything in one place, as clients write it."""
+    _, definitions = msgspec.json.schema_components([kind])
+    return {key: value for key, value in definitions[kind.__name__].items() if key != "title"}
+
+
+def function(name: str, arguments: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"type": "function", "name": name, "strict": True, "parameters": schema(arguments)}
+
+
+def custom(name: str, syntax: str, definition: str) -> dict[str, Any]:
+    return {"type": "custom", "name": name, "format": {"type": "grammar", "syntax": syntax, "definition": definition}}
+
+
+PERSON = {"format": {"type": "json_schema", "name": "person", "strict": True, "schema": schema(Person)}}
+WEATHER, LOOKUP = function("get_weather", City), function("lookup", Lookup)
+WEATHER_QUESTION = "What is the weather in Paris?"
+
+
+def calls(response: Response) -> list[FunctionCall | CustomToolCall]:
+    return [item for item in response.output if isinstance(item, FunctionCall | CustomToolCall)]
+
+
+def the_call(response: Response) -> FunctionCall:
+    """The one call that a response ends with."""
+    assert response.status == "completed"
+    (call,) = calls(response)
+    assert call is response.output[-1]
+    assert isinstance(call, FunctionCall)
+    return call
+
+
+def reasoned(response: Response) -> str:
+    return "".join(item.text for item in response.output if isinstance(item, Reasoning))
+
+
+async def test_the_first_grammar_is_no_slower(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """After the warm-up, a fresh engine takes the first constrained request as it takes all others; only measured."""
+    seconds = []
+    for _ in range(6):
+        begun = time.perf_counter()
+        await respond(engine, encoding, "Describe a person as JSON.", text=PERSON)
+        seconds.append(time.perf_counter() - begun)
+    first, others = seconds[0], statistics.median(seconds[1:])
+    print(f"\nfirst constrained request {first:.3f} s, median of others {others:.3f} s")  # noqa: T201
+
+
+@pytest.mark.parametrize("text", ["Describe a person as JSON.", "Describe a person in typed JSON.", "Say hello."])
+async def test_row25_a_schema_leaves_room_to_think(engine: VllmEngine, encoding: HarmonyEncoding, text: str) -> None:
+    """The schema binds the answer alone: the model thinks first, in words (rows 22, 25)."""
+    response = await respond(engine, encoding, text, text=PERSON)
+    assert response.status == "completed"
+    msgspec.json.decode(answer(response), type=Person)
+    assert reasoned(response)
+    assert "{" not in reasoned(response)
+    assert response.usage is not None
+    assert response.usage.output_tokens_details.reasoning_tokens > 0
+
+
+async def test_row22_a_schema_without_thinking(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A model that answers at once is bound just as well, and its JSON is the answer, not its thoughts."""
+    response = await respond(engine, encoding, "Answer directly.", text=PERSON)
+    msgspec.json.decode(answer(response), type=Person)
+    assert "{" not in reasoned(response)
+
+
+async def test_a_json_object(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Any object will do, but an object it is, whatever the model would rather say."""
+    response = await respond(
+        engine, encoding, "Describe a person in plain JSON.", text={"format": {"type": "json_object"}}
+    )
+    assert msgspec.json.decode(answer(response), type=dict[str, Any]) == {"name": "Ada", "age": 36}
+
+
+async def test_row23_a_schema_and_tools(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """With both, the model still chooses: a call with arguments that are right, or an answer that is."""
+    called = the_call(await respond(engine, encoding, WEATHER_QUESTION, text=PERSON, tools=[WEATHER]))
+    assert msgspec.json.decode(called.arguments, type=City) == City("Paris")
+    answered = await respond(engine, encoding, "Describe a person as JSON.", text=PERSON, tools=[WEATHER])
+    assert calls(answered) == []
+    msgspec.json.decode(answer(answered), type=Person)
+
+
+async def test_strict_tools_that_the_model_may_leave(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """``auto`` with strict tools: free words, or arguments that match the schema."""
+    called = the_call(await respond(engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP]))
+    assert msgspec.json.decode(called.arguments, type=City) == City("Paris")
+    answered = await respond(engine, encoding, "Say hello.", tools=[WEATHER, LOOKUP])
+    assert answer(answered) == "Hello! How can I help you today?"
+
+
+async def test_strict_arguments_against_the_models_wish(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """What the model was trained to write does not come where the schema forbids it (broken JSON, an unknown city)."""
+    for text in ("Call the tool with broken arguments.", "What is the weather on Mars?"):
+        called = the_call(await respond(engine, encoding, text, tools=[WEATHER]))
+        msgspec.json.decode(called.arguments, type=City)
+
+
+async def test_a_call_is_required(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """``required``: a model that wants to talk calls one of the tools."""
+    response = await respond(engine, encoding, "Say hello.", tools=[WEATHER, LOOKUP], tool_choice="required")
+    (call, *_) = calls(response)
+    assert isinstance(call, FunctionCall)
+    msgspec.json.decode(call.arguments, type={"get_weather": City, "lookup": Lookup}[call.name])
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "name": "lookup"},
+        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "lookup"}]},
+    ],
+    ids=["named", "allowed"],
+)
+async def test_one_tool_is_chosen(engine: VllmEngine, encoding: HarmonyEncoding, choice: dict[str, Any]) -> None:
+    """A tool named, or the only one allowed, is called even where the model wants another."""
+    response = await respond(
+        engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice=choice, parallel_tool_calls=False
+    )
+    called = the_call(response)
+    assert called.name == "lookup"
+    msgspec.json.decode(called.arguments, type=Lookup)
+
+
+async def test_allowed_tools_are_a_hard_limit(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """``allowed_tools`` with ``auto``: no call of another tool comes, though the prompt shows it."""
+    only: Any = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "lookup"}]}
+    response = await respond(engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice=only)
+    assert {call.name for call in calls(response)} <= {"lookup"}
+
+
+async def test_parallel_calls_under_a_grammar(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Two calls in one turn stay possible, and are one where the request says so."""
+    tools = [function("get_weather", type("City", (msgspec.Struct,), {"__annotations__": {"city": str}}))]
+    asked: dict[str, Any] = {"tools": tools, "tool_choice": "required"}
+    both = await respond(engine, encoding, "Compare London and Tokyo.", **asked)
+    assert [call.arguments for call in calls(both) if isinstance(call, FunctionCall)] == [
+        '{"city":"London"}',
+        '{"city":"Tokyo"}',
+    ]
+    one = await respond(engine, encoding, "Compare London and Tokyo.", parallel_tool_calls=False, **asked)
+    assert the_call(one).arguments == '{"city":"London"}'
+
+
+@pytest.mark.parametrize(
+    ("syntax", "definition", "pattern"),
+    [
+        ("regex", r"\d{4}-\d{2}-\d{2}", r"\d{4}-\d{2}-\d{2}"),
+        (
+            "lark",
+            'start: "move " DIRECTION (" " DIGIT)?\nDIRECTION: "up" | "down"\nDIGIT: /[0-9]/',
+            r"move (up|down)( \d)?",
+        ),
+    ],
+    ids=["regex", "lark"],
+)
+async def test_a_custom_tool_keeps_its_grammar(
+    engine: VllmEngine, encoding: HarmonyEncoding, syntax: str, definition: str, pattern: str
+) -> None:
+    """The input of a custom tool is what its grammar says, raw."""
+    tool = custom("act", syntax, definition)
+    response = await respond(
+        engine, encoding, "Say hello.", tools=[tool], tool_choice="required", parallel_tool_calls=False
+    )
+    (call,) = calls(response)
+    assert isinstance(call, CustomToolCall)
+    assert re.fullmatch(pattern, call.input)
+
+
+async def test_promises_hold_at_any_temperature(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Where the model is drunk, what is promised still comes."""
+    wild: dict[str, Any] = {"temperature": 1.6, "max_output_tokens": 4000, "parallel_tool_calls": False}
+    asked = [
+        respond(engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice="required", seed=seed, **wild)
+        for seed in range(8)
+    ]
+    for response in await asyncio.gather(*asked):
+        if response.status == "completed":
+            call = the_call(response)
+            msgspec.json.decode(call.arguments, type={"get_weather": City, "lookup": Lookup}[call.name])
+
+
+async def test_a_grammar_that_breaks_down_is_no_answer(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A pattern may be too much for the matcher in mid-generation: half a promise is a failure, never an answer."""
+    words = {
+        "type": "object",
+        "properties": {"a": {"type": "string", "pattern": r"^(\w+ ?){50,300}$"}},
+        "required": ["a"],
+    }
+    text = {"format": {"type": "json_schema", "name": "words", "strict": True, "schema": words}}
+    response = await respond(engine, encoding, "Describe a person as JSON.", text=text, max_output_tokens=2000)
+    assert response.status == "failed"
+    assert response.error is not None
+    assert response.error.code == "server_error"

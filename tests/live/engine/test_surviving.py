@@ -1,0 +1,101 @@
+"""What outlives a server with a real model: one that is killed, and the next one in its place, which is stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.databases import opened
+from tests.support.ports import free_port
+from tests.support.serve_command import Command, running
+
+pytestmark = pytest.mark.engine
+
+ENDLESS: Any = {"model": "tiny-gpt-oss", "input": "Never stop talking.", "background": True}
+
+STORED_WITHIN = 1.0
+"""Seconds after which an event is in the store, on a machine that is busy."""
+
+
+@dataclass
+class Killed:
+    """A background stream that was being read when its server was killed, and the server that came then."""
+
+    store: Path
+    seen: list[Any]
+    stored: list[Any]
+    """Those events that came early enough to be stored for certain."""
+    server: Command
+
+    @property
+    def response_id(self) -> str:
+        response_id: str = self.seen[0].response.id
+        return response_id
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Generator[Killed, None, None]:
+    store, port = tmp_path_factory.mktemp("killed") / "responses.sqlite3", free_port()
+    with running(store, port=port) as server:
+        times, seen = [], []
+        for event in server.client.responses.create(stream=True, **ENDLESS):
+            times.append(time.monotonic())
+            seen.append(event)
+            if times[-1] - times[0] > 4 * STORED_WITHIN:
+                break
+        server.kill()
+    stored = [event for at, event in zip(times, seen, strict=True) if at < times[-1] - STORED_WITHIN]
+    with running(store, port=port) as server:
+        yield Killed(store, seen, stored, server)
+
+
+def test_v2_b15_a_resume_after_kill_9_comes_to_its_end(killed: Killed) -> None:
+    """The stream has everything from before the kill, and ends with one event that says why there is no more."""
+    events: Any = killed.server.client.responses.retrieve(killed.response_id, stream=True)
+    resumed = list(events)
+    assert len(killed.stored) > 20
+    assert resumed[: len(killed.stored)] == killed.stored
+    assert [event.sequence_number for event in resumed] == list(range(len(resumed)))
+    assert resumed[-1].type == "response.failed"
+    assert resumed[-1].response.error.code == "server_error"
+    told = "".join(event.delta for event in killed.stored if event.type == "response.output_text.delta")
+    assert resumed[-1].response.output_text.startswith(told)
+    assert killed.server.client.responses.retrieve(killed.response_id) == resumed[-1].response
+
+
+@pytest.mark.parametrize("which", [0, 10, -1])
+def test_row17_a_client_reads_on_from_wherever_it_was(killed: Killed, which: int) -> None:
+    """Behind any event that it has seen, even one that was never stored, a client gets the rest and the end."""
+    number = killed.seen[which].sequence_number
+    events: Any = killed.server.client.responses.retrieve(killed.response_id, stream=True, starting_after=number)
+    resumed = list(events)
+    assert resumed[-1].type == "response.failed"
+    assert all(event.sequence_number > number for event in resumed)
+
+
+def test_sigterm_ends_what_runs_and_keeps_it(killed: Killed) -> None:
+    """SIGTERM ends streams in good order and the server cleanly; what ran in the background is stored as failed."""
+    client = killed.server.client
+    background = client.responses.create(**ENDLESS)
+    types = []
+    for event in client.responses.create(stream=True, **{**ENDLESS, "background": False}):
+        types.append(event.type)
+        if event.sequence_number == 20:
+            killed.server.terminate()
+    assert types[-1] == "response.failed"
+    assert killed.server.process.wait(60) == 0
+    assert asyncio.run(status(killed.store, background.id)) == "failed"
+
+
+async def status(path: Path, response_id: str) -> str:
+    """How a response is stored."""
+    async with opened(str(path)) as store:
+        stored = await store.get(response_id, "")
+    assert stored is not None
+    return stored.response.status

@@ -1,0 +1,251 @@
+"""Tools on the real engine: the model calls real sandboxes, MCP servers and a browser, and reads what they return."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from api.settings import Settings
+from pipeline.frames import GenerationStarted, TokenChunk
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.items import Message, OutputText
+from pipeline.protocol.response import Response
+from server import toolbox
+from stages.converse.exchange import Limits
+from stages.converse.tools import Toolbox
+from stages.generate.vllm import VllmEngine
+from stages.harmony import HarmonyEncoding
+from stages.persist.live import LiveResponses
+from stages.persist.store import Store
+from stages.responses import harmony_responses
+from tests.live.engine.test_continued import Tap
+from tests.support.databases import opened
+from tests.support.engine_requests import answer
+from tests.support.event_streams import final, run
+from tests.support.local_web import serving
+from tests.support.mcp_servers import HttpServers, http_servers, stdio_config
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
+]
+
+Json = dict[str, Any]
+
+PYTHON: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
+SHELL: Json = {"type": "shell", "environment": {"type": "container_auto"}}
+CALCULATOR: Json = {"type": "mcp", "server_label": "calculator", "require_approval": "never"}
+ASK_NAME: Json = {"type": "function", "name": "ask_name", "parameters": {"type": "object"}}
+PORT = 40857
+"""The model reads it, and what it does next hangs on every token: with this one it was seen to go on."""
+PAGE = "<title>vLLM</title><p>A library for inference and serving."
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[HttpServers]:
+    with http_servers() as running:
+        yield running
+
+
+async def site(request: web.Request) -> web.Response:
+    """A search engine, and the only page that it finds."""
+    if request.path == "/search":
+        return web.json_response({"results": [{"url": f"http://{request.host}/vllm", "title": "vLLM"}]})
+    return web.Response(text=PAGE, content_type="text/html")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Toolbox, None]:
+    """What the command would run for the model, with these settings."""
+    config = tmp_path_factory.mktemp("mcp") / "mcp.json"
+    config.write_text(json.dumps({"mcpServers": {"calculator": stdio_config("good")}}))
+    async with serving(site, PORT) as url:
+        chosen = {"mcp_config": config, "web_search": f"searxng={url}", "allow_address": ["127.0.0.1"]}
+        tools = await toolbox(Settings.model_validate({"engine_arguments": []} | chosen))
+        assert {"python", "container", "browser"} <= tools.kinds, "the sandboxes do not work here"
+        yield tools
+        await tools.close()
+
+
+@dataclass
+class Turns:
+    """A model with its tools, and what it read and wrote in each turn."""
+
+    engine: VllmEngine
+    encoding: HarmonyEncoding
+    tools: Toolbox
+    store: Store
+    prompts: Tap = field(default_factory=Tap)
+    generated: Tap = field(default_factory=Tap)
+
+    async def events(self, question: Any, tools: list[Json], limits: Limits | None = None, **body: Any) -> list[Any]:
+        """The events of one response, checked."""
+        live = LiveResponses(self.store)
+        whole = harmony_responses(self.engine.models, self.engine, self.encoding, live, self.tools, limits or Limits())
+        whole = whole.after("render", "prompts", self.prompts).after("generate", "generated", self.generated)
+        asked = {"input": question, "tools": tools, "temperature": 0, "max_output_tokens": 400}
+        return await run(whole, asked | body)
+
+    async def response(self, question: Any, tools: list[Json], limits: Limits | None = None, **body: Any) -> Response:
+        """The response that they end with."""
+        return final(await self.events(question, tools, limits, **body))
+
+    def seen(self) -> list[tuple[int, ...]]:
+        """The tokens that the engine had read and written at the end of each turn."""
+        written: list[list[int]] = []
+        for frame in self.generated.passed:
+            if isinstance(frame, GenerationStarted):
+                written.append([])
+            if isinstance(frame, TokenChunk):
+                written[-1] += frame.token_ids
+        return [(*prompt.token_ids, *tokens) for prompt, tokens in zip(self.prompts.passed, written, strict=True)]
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def turns(
+    engine: VllmEngine, encoding: HarmonyEncoding, tools: Toolbox, tmp_path: Path
+) -> AsyncGenerator[Turns, None]:
+    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+        yield Turns(engine, encoding, tools, store)
+
+
+def items(response: Response) -> list[Json]:
+    """What a response did, thoughts and words left out."""
+    output: list[Json] = msgspec.json.decode(msgspec.json.encode(response.output))
+    return [item for item in output if item["type"] not in ("reasoning", "message")]
+
+
+def kinds(response: Response) -> list[str]:
+    return [item["type"] for item in items(response)]
+
+
+def names(events: list[ResponseEvent]) -> list[str]:
+    return [str(event.__struct_config__.tag).removeprefix("response.") for event in events]
+
+
+async def test_python_keeps_its_state_and_the_engine_its_cache(turns: Turns) -> None:
+    """A variable is there in the next call; each prompt begins with all that the engine read and wrote before."""
+    events = await turns.events(
+        "Set x to 20 in Python, then double it.",
+        [PYTHON],
+        instructions="word " * 300,
+        include=["code_interpreter_call.outputs"],
+    )
+    response = final(events)
+    first, second = items(response)
+    assert (first["code"], first["status"], first["outputs"]) == ("x = 20", "completed", None)
+    assert (second["code"], second["outputs"]) == ("print(x * 2)", [{"type": "logs", "logs": "40\n"}])
+    assert answer(response) == "Twice 20 is 40."
+    ladder = [name for name in names(events) if "code_interpreter_call." in name]
+    assert ladder == [f"code_interpreter_call.{step}" for step in ("in_progress", "interpreting", "completed")] * 2
+    prompts, seen = [prompt.token_ids for prompt in turns.prompts.passed], turns.seen()
+    assert len(prompts) == 3
+    for earlier, prompt in zip(seen, prompts[1:], strict=False):
+        assert prompt[: len(earlier)] == earlier
+    assert response.usage is not None
+    assert response.usage.input_tokens == sum(map(len, prompts))
+    assert response.usage.output_tokens == sum(map(len, seen)) - response.usage.input_tokens
+    block = turns.engine._llm.vllm_config.cache_config.block_size
+    cached = sum(len(prompt) // block * block for prompt in prompts[:-1])
+    assert response.usage.input_tokens_details.cached_tokens >= cached > 0
+
+
+async def test_row24_as_many_calls_as_the_client_allows(turns: Turns) -> None:
+    """A model that would call for ever is stopped at the last call that ``max_tool_calls`` allows."""
+    response = await turns.response("Keep calling the tool.", [PYTHON], max_tool_calls=3)
+    assert [item["status"] for item in items(response)] == ["completed"] * 3 + ["incomplete"]
+    assert response.incomplete_details is not None
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_tool_calls")
+
+
+async def test_as_many_turns_as_the_operator_allows(turns: Turns) -> None:
+    """The same model gets no more turns than the server has for one response."""
+    response = await turns.response("Keep calling the tool.", [PYTHON], Limits(turns=3))
+    assert [item["status"] for item in items(response)] == ["completed"] * 2 + ["incomplete"]
+    assert response.incomplete_details is not None
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_turns")
+
+
+async def test_a_server_of_the_request_is_listed_and_called(turns: Turns, servers: HttpServers) -> None:
+    """The model calls a tool of a server that it has never heard of, and reads what it returns."""
+    docs = {"type": "mcp", "server_label": "docs", "server_url": servers.url("browser"), "require_approval": "never"}
+    response = await turns.response("Ask the docs server about penstock.", [docs])
+    listing, call = items(response)
+    assert [tool["name"] for tool in listing["tools"]] == ["search", "open", "find"]
+    assert (call["server_label"], call["name"], call["arguments"]) == ("docs", "search", '{"query":"penstock"}')
+    assert (call["status"], call["output"]) == ("completed", "[0] 10 results for penstock")
+    assert "[0] 10 results for penstock" in turns.encoding.decode(turns.prompts.passed[1].token_ids)
+    assert answer(response) == "The docs say what a penstock is."
+    assert turns.prompts.passed[1].token_ids[: len(turns.seen()[0])] == turns.seen()[0]
+
+
+async def test_a_server_of_the_operator_asks_for_approval(turns: Turns) -> None:
+    """A call waits for the client's word, is made once it has that, and the model goes on."""
+    tools = [CALCULATOR | {"require_approval": "always"}]
+    asked = await turns.response("Add 2 and 3 with the calculator server.", tools)
+    assert kinds(asked) == ["mcp_list_tools", "mcp_approval_request"]
+    request = items(asked)[-1]
+    assert (request["name"], request["arguments"]) == ("add", '{"a":2,"b":3}')
+    approval = {"type": "mcp_approval_response", "approval_request_id": request["id"], "approve": True}
+    answered = await turns.response([approval], tools, previous_response_id=asked.id)
+    [call] = items(answered)
+    assert (call["approval_request_id"], call["output"], call["status"]) == (request["id"], "5", "completed")
+    assert answer(answered) == "2 plus 3 is 5."
+
+
+async def test_pages_that_were_read_are_cited(turns: Turns) -> None:
+    """A search, a page, and an answer that names where it is from, in a link and an annotation."""
+    search, included = {"type": "web_search"}, ["web_search_call.action.sources"]
+    response = await turns.response("Search the web for vLLM.", [search], include=included)
+    searched, read = items(response)
+    url = read["action"]["url"]
+    assert (searched["action"]["query"], read["action"]["type"]) == ("vLLM", "open_page")
+    assert searched["action"]["sources"] == [{"type": "url", "url": url}]
+    message = response.output[-1]
+    assert isinstance(message, Message)
+    [part] = message.content
+    assert isinstance(part, OutputText)
+    [cited] = part.annotations
+    assert (cited["type"], cited["url"], cited["title"]) == ("url_citation", url, "vLLM")
+    assert url in part.text[cited["start_index"] : cited["end_index"]]
+    assert part.text.startswith("vLLM is a library for LLM inference and serving. ([127.0.0.1")
+
+
+async def test_the_shell_writes_what_the_model_reads(turns: Turns) -> None:
+    """A command and its output are items, and the model reads the output."""
+    response = await turns.response("Make a note in the container.", [SHELL])
+    call, output = items(response)
+    assert call["action"]["commands"] == ["echo note > note.txt && cat note.txt"]
+    [wrote] = output["output"]
+    assert (wrote["stdout"], wrote["outcome"]) == ("note\n", {"type": "exit", "exit_code": 0})
+    assert "<|message|>note<|end|>" in turns.encoding.decode(turns.prompts.passed[1].token_ids)
+    assert answer(response) == "I made a note in the container."
+
+
+async def test_a_mixed_turn_waits_for_the_client_and_goes_on(turns: Turns) -> None:
+    """Of two calls in one turn the server makes its own, and the model goes on when the client has made the other."""
+    called = await turns.response("Compute 6 times 7, and ask me for my name.", [PYTHON, ASK_NAME])
+    assert (called.status, kinds(called)) == ("completed", ["code_interpreter_call", "function_call"])
+    output = {"type": "function_call_output", "call_id": items(called)[-1]["call_id"], "output": "Ada"}
+    answered = await turns.response([output], [PYTHON, ASK_NAME], previous_response_id=called.id)
+    assert answer(answered) == "6 times 7 is 42, and now I know your name."
+    read = turns.encoding.decode(turns.prompts.passed[1].token_ids)
+    assert read.index("<|start|>python to=assistant") < read.index("<|start|>functions.ask_name to=assistant")
+    assert "42\n" in read
+
+
+async def test_v8_a_tool_that_nobody_declared_is_answered_once(turns: Turns) -> None:
+    """A call of a built-in tool that the request has not gets an error, and the model goes on without the tool."""
+    response = await turns.response("Any news today?", [PYTHON])
+    assert (response.status, kinds(response)) == ("completed", [])
+    assert "there is no tool 'browser.search'" in turns.encoding.decode(turns.prompts.passed[1].token_ids)
+    assert answer(response) == "I cannot search, so I do not know the news."

@@ -1,0 +1,465 @@
+"""vLLM in this process, with a real model: what the engine adapter promises, and what the fixtures recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from pipeline.errors import (
+    ContextTooLong,
+    EngineDead,
+    EngineFailed,
+    EngineOverloaded,
+    InvalidPrompt,
+    InvalidRequest,
+    ServerStopping,
+)
+from pipeline.frames import GenerationFinished, Prompt, Sampling, TokenChunk, TokenFrame
+from pipeline.protocol.items import Message, OutputText
+from pipeline.record import read_frames, replay, write_frames
+from stages.generate.generate import Generate
+from stages.generate.vllm import UnknownModel, VllmEngine
+from stages.harmony import STOP_TOKENS, VOCABULARY_SIZE, HarmonyEncoding
+from stages.render.grammar import WARM_UP
+from tests.flow.fixtures.test_harmony_fixtures import CASES
+from tests.support.engine_requests import (
+    adapted,
+    answer,
+    generate,
+    last,
+    logprobs,
+    prompt,
+    rename,
+    respond,
+    sampled,
+    scheduled,
+    spoken,
+    stoppable,
+    token_ids,
+    until_idle,
+)
+from tests.support.event_streams import final, read_sse
+from tests.support.fixture_cases import HARMONY_HEADER
+from tests.support.server import serving
+from tests.support.tiny_engine import CONTEXT_LENGTH, QUEUE
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
+]
+
+BABBLE = "start: /[a-z]{60}/ <[200002]>"
+"""What the tiny model was never taught, so that it is sure of nothing."""
+
+RECORDED = [case for case in CASES if not (case / "completion.txt").exists()]
+
+
+@pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
+async def test_the_engine_says_what_was_recorded(
+    folder: Path, engine: VllmEngine, request: pytest.FixtureRequest
+) -> None:
+    """Greedy generation of a recorded prompt gives the recorded tokens; ``--regen`` records them anew."""
+    prompts = list(read_frames(folder / "prompt.jsonl", Prompt))
+    stage = Generate(engine)(replay(prompts))
+    frames = [frame async for frame in stage]
+    if request.config.getoption("--regen"):
+        write_frames(folder / "tokens.jsonl", frames, HARMONY_HEADER)
+    recorded = list(read_frames(folder / "tokens.jsonl", TokenFrame))
+    assert token_ids(frames) == token_ids(recorded)
+    assert frames[0] == recorded[0]
+    assert isinstance(frames[-1], GenerationFinished)
+    assert frames[-1].reason == recorded[-1].reason
+
+
+async def test_the_stop_token_comes_along(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Every token is passed on, the one that ends the turn included."""
+    frames = await generate(engine, prompt(encoding, "Say hello."))
+    assert token_ids(frames)[-1] == STOP_TOKENS[0]
+    finished = frames[-1]
+    assert isinstance(finished, GenerationFinished)
+    assert finished.reason == "stop"
+    assert finished.duration > 0
+
+
+async def test_a_slow_reader_gets_every_token(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Tokens that came while nobody read arrive together, and none is missing."""
+    asked = prompt(encoding, "Count from 1 to 100.", max_tokens=500)
+    quick, slow = await generate(engine, asked), await generate(engine, asked, pause=0.1)
+    assert token_ids(quick) == token_ids(slow)
+    assert len(slow) < len(quick)
+    assert max(len(frame.token_ids) for frame in slow if isinstance(frame, TokenChunk)) > 1
+
+
+async def test_the_limit_ends_a_generation(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """``max_tokens`` is kept, and told as the reason."""
+    frames = await generate(engine, prompt(encoding, "Never stop talking.", max_tokens=20))
+    assert len(token_ids(frames)) == 20
+    assert isinstance(frames[-1], GenerationFinished)
+    assert frames[-1].reason == "length"
+
+
+async def test_leaving_aborts(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Whoever leaves the block in the middle leaves no request behind in the engine."""
+    async with engine.open(prompt(encoding, "Never stop talking.", max_tokens=5000)) as stream:
+        await anext(aiter(stream))
+    await until_idle(engine)
+
+
+async def test_cancelling_aborts(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A cancelled task leaves no request behind in the engine."""
+    task = asyncio.create_task(generate(engine, prompt(encoding, "Never stop talking.", max_tokens=5000)))
+    await asyncio.sleep(0.3)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until_idle(engine)
+
+
+async def test_a_client_that_leaves_aborts_the_engine(
+    engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path
+) -> None:
+    """From the socket to the engine: a closed connection frees the engine."""
+    async with serving(stoppable(engine), encoding, tmp_path) as served:
+        body = {"input": "Never stop talking.", "stream": True}
+        answer = await served.client.post(f"{served.url}/v1/responses", json=body)
+        await answer.content.readline()
+        assert engine._llm.get_num_unfinished_requests() == 1
+        answer.close()
+        await until_idle(engine)
+
+
+async def test_stopping_ends_what_runs(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Every generation that runs when the engine is stopped fails at once, none begins, and no request stays."""
+    ending = stoppable(engine)
+    asked = prompt(encoding, "Never stop talking.", max_tokens=5000)
+    tasks = [asyncio.create_task(generate(ending, rename(asked, f"resp_{number}"))) for number in range(3)]
+    while engine._llm.get_num_unfinished_requests() < len(tasks):
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.5)
+    await ending.stop()
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [type(end) for end in ends] == [EngineFailed] * 3
+    with pytest.raises(ServerStopping):
+        await generate(ending, asked)
+    await until_idle(engine)
+
+
+async def test_impossible_prompts_never_reach_the_engine(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A prompt as long as the context, an empty one, or an id beyond the vocabulary are refused; others go on."""
+    good = prompt(encoding, "Say hello.")
+    for tokens, error in (
+        ([5] * CONTEXT_LENGTH, ContextTooLong),
+        ([], InvalidPrompt),
+        ([5, VOCABULARY_SIZE], InvalidPrompt),
+        ([-1], InvalidPrompt),
+    ):
+        bad = msgspec.structs.replace(good, token_ids=tuple(tokens))
+        with pytest.raises(error):
+            await anext(Generate(engine)(replay([bad])))
+    assert token_ids(await generate(engine, good))
+
+
+async def test_what_vllm_refuses_is_an_invalid_prompt(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """The refusals of vLLM itself come before the stream begins, as our error."""
+    refused = msgspec.structs.replace(prompt(encoding, "Say hello."), sampling=Sampling(-1.0, 1.0, 10))
+    with pytest.raises(InvalidPrompt):
+        await generate(engine, refused)
+
+
+async def test_a_full_queue_is_overload(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Beyond vLLM's limit of queued requests the answer is to come again, and those inside go on."""
+    asked = prompt(encoding, "Never stop talking.", max_tokens=100)
+    inside = [asyncio.create_task(generate(engine, rename(asked, f"resp_{number}"))) for number in range(QUEUE)]
+    while engine._llm.get_num_unfinished_requests() < QUEUE:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
+    with pytest.raises(EngineOverloaded):
+        await generate(engine, rename(asked, "resp_outside"))
+    assert {len(token_ids(frames)) for frames in await asyncio.gather(*inside)} == {100}
+
+
+# Sampling
+
+
+async def test_logprobs_are_those_of_the_tokens(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Each token has its logprob and the likeliest ones in its place, in order; greedy, it is the likeliest itself."""
+    frames = await generate(engine, sampled(prompt(encoding, "Say hello."), logprobs=5))
+    told = logprobs(frames)
+    assert len(told) == len(token_ids(frames))
+    for token, logprob in zip(token_ids(frames), told, strict=True):
+        values = [value for _, value in logprob.top]
+        assert logprob.top[0] == (token, logprob.logprob)
+        assert len({token for token, _ in logprob.top}) == 5
+        assert values == sorted(values, reverse=True)
+        assert sum(map(math.exp, values)) <= 1.001
+
+
+async def test_logprobs_of_unlikely_tokens(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A token that is not the likeliest has its own logprob, which is below that one's."""
+    asked = msgspec.structs.replace(prompt(encoding, "Say hello.", max_tokens=40), grammar=BABBLE)
+    unlikely = 0
+    for seed in range(1, 6):
+        frames = await generate(engine, sampled(asked, temperature=2.0, seed=seed, logprobs=1))
+        for token, logprob in zip(token_ids(frames), logprobs(frames), strict=True):
+            [(likeliest, highest)] = logprob.top
+            if token != likeliest:
+                unlikely += 1
+                assert logprob.logprob <= highest <= 0
+    assert unlikely
+
+
+async def test_logprobs_without_alternatives(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """0 alternatives are none, beside a logprob for each token; nothing asked is nothing told."""
+    asked = prompt(encoding, "Say hello.")
+    frames = await generate(engine, sampled(asked, logprobs=0))
+    assert [logprob.top for logprob in logprobs(frames)] == [()] * len(token_ids(frames))
+    assert logprobs(await generate(engine, asked)) == []
+
+
+async def test_logprobs_under_a_grammar(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """What a grammar forbids is no alternative; the token that came is always one."""
+    asked = sampled(prompt(encoding, "Say hello.", max_tokens=40), logprobs=3)
+    frames = await generate(engine, msgspec.structs.replace(asked, grammar='start: /[ab]{5}/ "c" <[200002]>'))
+    told = logprobs(frames)
+    assert len(told) == len(token_ids(frames))
+    assert all(math.isfinite(value) for logprob in told for _, value in logprob.top)
+    assert all(token in dict(logprob.top) for token, logprob in zip(token_ids(frames), told, strict=True))
+    assert len(told[-1].top) == 1  # nothing but the end may come behind the c
+    assert set(encoding.decode(token_ids(frames)[:-1])) <= set("abc")
+
+
+async def test_a_slow_reader_gets_every_logprob(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Outputs that vLLM has merged keep one logprob for each token, and the alternatives of each."""
+    asked = sampled(prompt(encoding, "Count from 1 to 100.", max_tokens=500), logprobs=3)
+    quick, slow = await generate(engine, asked), await generate(engine, asked, pause=0.1)
+    assert len(slow) < len(quick)
+    for mine, theirs in zip(logprobs(quick), logprobs(slow), strict=True):
+        assert mine.logprob == pytest.approx(theirs.logprob, abs=0.1)
+        assert mine.top[0][0] == theirs.top[0][0]
+        assert len(mine.top) == len(theirs.top) == 3
+
+
+async def test_too_many_alternatives_are_refused(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Beyond vLLM's ``--max-logprobs`` a request is refused, in the protocol's own terms."""
+    with pytest.raises(InvalidRequest, match="21") as refused:
+        await generate(engine, sampled(prompt(encoding, "Say hello."), logprobs=21))
+    assert refused.value.param == "top_logprobs"
+
+
+async def test_a_seed_repeats(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """The same seed gives the same tokens at any temperature, and others give others."""
+    asked = msgspec.structs.replace(prompt(encoding, "Say hello.", max_tokens=40), grammar=BABBLE)
+    wild = sampled(asked, temperature=2.0)
+    said = [token_ids(await generate(engine, sampled(wild, seed=seed))) for seed in (1, 1, 2, 3, 4, 5)]
+    assert said[0] == said[1]
+    assert len(set(map(tuple, said))) > 1
+
+
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}], ids=str)
+async def test_narrow_sampling_is_greedy(engine: VllmEngine, encoding: HarmonyEncoding, narrow: dict[str, Any]) -> None:
+    """Where only the likeliest token may come, it comes at any temperature."""
+    asked = prompt(encoding, "Say hello.")
+    wild = sampled(asked, temperature=2.0, **narrow)
+    assert token_ids(await generate(engine, wild)) == token_ids(await generate(engine, asked))
+
+
+@pytest.mark.parametrize(
+    "penalty", [{"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repetition_penalty": 2.0}], ids=str
+)
+async def test_penalties_change_what_is_said(
+    engine: VllmEngine, encoding: HarmonyEncoding, penalty: dict[str, float]
+) -> None:
+    """A model that says one thing again and again, and is not sure of it, says others when each costs it something."""
+    asked = adapted(prompt(encoding, "Say hello.", max_tokens=40))
+    assert token_ids(await generate(engine, sampled(asked, **penalty))) != token_ids(await generate(engine, asked))
+
+
+async def test_a_stop_text_ends_the_generation(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Generation ends with the token that completes a stop text; that is no different from a stop token."""
+    frames = await generate(engine, sampled(prompt(encoding, "Count from 1 to 100."), stop=("20 21", "nowhere")))
+    assert encoding.decode(token_ids(frames)).endswith("19 20 21")
+    assert last(frames).reason == "stop"
+
+
+async def test_a_stop_text_is_cut_off(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Through the pipeline, the text ends ahead of the stop text, and the response is complete."""
+    response = await respond(engine, encoding, "Count from 1 to 100.", stop=["20 21"])
+    assert response.status == "completed"
+    assert answer(response).endswith("18 19 ")
+
+
+# Scheduling
+
+
+async def test_a_salt_keeps_caches_apart(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A prompt is found in the cache only under the salt that it came with."""
+    asked = prompt(encoding, "Pepper. " * 300, max_tokens=1)
+    salted, other = scheduled(asked, cache_salt="salt"), scheduled(asked, cache_salt="other")
+    cached = [last(await generate(engine, each)).cached_tokens for each in (salted, salted, other, asked, asked)]
+    assert [bool(tokens) for tokens in cached] == [False, True, False, False, True]
+
+
+async def test_priorities_need_a_scheduler_that_knows_them(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A priority that vLLM would ignore in silence is refused; 0 is none."""
+    asked = prompt(encoding, "Say hello.")
+    with pytest.raises(InvalidRequest) as refused:
+        await generate(engine, scheduled(asked, priority=-1))
+    assert refused.value.param == "priority"
+    seam = Seam(engine._llm, vllm_config=SimpleNamespace(scheduler_config=SimpleNamespace(policy="priority")))
+    watched = replace(engine, _llm=seam)
+    for priority in (0, -1, 5):
+        assert token_ids(await generate(watched, scheduled(asked, priority=priority)))
+    assert [options["priority"] for options in seam.asked] == [0, -1, 5]
+
+
+class Seam:
+    """An `AsyncLLM` that notes what it is asked for, and may seem to be set up otherwise."""
+
+    def __init__(self, llm: Any, **seeming: Any) -> None:
+        self.llm = llm
+        self.asked: list[dict[str, Any]] = []
+        vars(self).update(seeming)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.llm, name)
+
+    async def add_request(self, *values: Any, **options: Any) -> Any:
+        self.asked.append(options)
+        return await self.llm.add_request(*values, **options)
+
+
+async def test_trace_headers_reach_the_engine(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """The client's trace goes on in vLLM, where it is switched on, and does no harm where it is not."""
+    traced = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    seam = Seam(engine._llm)
+    watched = replace(engine, _llm=seam)
+    assert token_ids(await generate(watched, scheduled(prompt(encoding, "Say hello."), trace_headers=traced)))
+    assert token_ids(await generate(watched, prompt(encoding, "Say hello.")))
+    assert [options["trace_headers"] for options in seam.asked] == [traced, None]
+
+
+# Adapters
+
+
+async def test_an_adapter_is_a_model(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A LoRA adapter answers under its own name, and leaves the model itself as it is."""
+    assert engine.models == ("tiny-gpt-oss", "nonsense")
+    body: dict[str, Any] = {"max_output_tokens": 40}
+    before = await respond(engine, encoding, "Say hello.", **body)
+    other = await respond(engine, encoding, "Say hello.", model="nonsense", **body)
+    after = await respond(engine, encoding, "Say hello.", model="tiny-gpt-oss", **body)
+    assert other.model == "nonsense"
+    assert after.model == "tiny-gpt-oss"
+    assert answer(before) == answer(after) == "Hello! How can I help you today?"
+    assert "Hello! How can I help" not in "".join(map(spoken, other.output))
+
+
+async def test_a_missing_adapter_stops_the_start(engine: VllmEngine, tmp_path: Path) -> None:
+    """An adapter that cannot be loaded is told at the start, by its name."""
+    lost = msgspec.structs.replace(
+        engine._adapters["nonsense"], lora_name="lost", lora_int_id=9, lora_path=str(tmp_path / "nowhere")
+    )
+    broken = replace(engine, _adapters={"lost": lost})
+    with pytest.raises(UnknownModel, match="lost"):
+        await broken.warm_up(WARM_UP)
+    assert engine.is_alive
+
+
+async def test_logprobs_of_an_answer(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """The bytes of a part's logprobs join to its text, characters of many tokens included (B27)."""
+    response = await respond(
+        engine,
+        encoding,
+        "Say hello in many scripts.",
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+    )
+    message = response.output[-1]
+    assert isinstance(message, Message)
+    (part,) = message.content
+    assert isinstance(part, OutputText)
+    assert b"".join(bytes(logprob.bytes) for logprob in part.logprobs).decode() == part.text
+    assert {len(logprob.top_logprobs) for logprob in part.logprobs} == {2}
+
+
+# What goes wrong
+
+
+async def test_a_bad_grammar_is_refused(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A grammar that nobody can read is refused before the stream begins, and the engine lives on."""
+    asked = prompt(encoding, "Say hello.")
+    with pytest.raises(InvalidRequest):
+        await generate(engine, msgspec.structs.replace(asked, grammar="start: ("))
+    assert token_ids(await generate(engine, asked))
+
+
+async def test_a_grammar_that_breaks_fails_the_response(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A grammar beyond vLLM's means fails this response alone, in its course."""
+    words = " | ".join(f'"a{number}b{number * 7919 % 20011}"' for number in range(20000))
+    asked = msgspec.structs.replace(prompt(encoding, "Say hello."), grammar=f"start: ({words})+")
+    with pytest.raises(EngineFailed):
+        await generate(engine, asked)
+    assert token_ids(await generate(engine, prompt(encoding, "Say hello.")))
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["free", "constrained"])
+@pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
+async def test_row31_leaving_at_any_point_aborts(
+    engine: VllmEngine, encoding: HarmonyEncoding, phase: str, bound: bool
+) -> None:
+    """Whoever leaves while a request waits, is read or is answered leaves nothing behind."""
+    text = "word " * 7000 if phase == "prefill" else "Never stop talking."
+    asked = prompt(encoding, text, max_tokens=1000)
+    if bound:
+        asked = msgspec.structs.replace(sampled(asked, logprobs=5), grammar=r"start: /(.|\n)*/")
+    async with engine.open(asked) as stream:
+        if phase == "prefill":
+            await asyncio.sleep(0.05)
+        for _ in range(5 if phase == "decode" else 0):
+            await anext(stream)
+    await until_idle(engine)
+    assert token_ids(await generate(engine, prompt(encoding, "Say hello.")))
+
+
+async def test_row31_cancelling_the_start_aborts(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A request that is cancelled while vLLM takes it in, at whatever step, leaves nothing behind."""
+    asked = prompt(encoding, "Never stop talking.", max_tokens=1000)
+    for steps in range(12):
+        task = asyncio.create_task(generate(engine, asked))
+        for _ in range(steps):
+            await asyncio.sleep(0.0005)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await until_idle(engine)
+
+
+async def test_zz_a_dead_engine_is_told(engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Killing the worker in mid-stream is one response.failed, and health says so; last, as nothing works after it."""
+    async with serving(stoppable(engine), encoding, tmp_path) as served:
+        reading = asyncio.create_task(served.stream({"input": "Never stop talking."}))
+        await asyncio.sleep(0.5)
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.ZombieProcess):
+                if "EngineCore" in " ".join(child.cmdline()) or "EngineCore" in child.name():
+                    os.kill(child.pid, signal.SIGKILL)
+        response = final(read_sse(await asyncio.wait_for(reading, 120)))
+        assert response.status == "failed"
+        assert response.error is not None
+        assert response.error.code == "server_error"
+        assert (await served.get("/health"))[0] == 503
+        assert (await served.post({"input": "Hi"}))[0] == 503
+    with pytest.raises(EngineDead):
+        await generate(engine, prompt(encoding, "Say hello."))

@@ -1,0 +1,260 @@
+"""The page of a recording, as whoever looks at it has it: in Chromium, by mouse and by keys, in light and in dark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from pipeline.frames import GenerationFinished, GenerationStarted, TokenChunk, TokenFrame
+from pipeline.protocol.events import Event
+from pipeline.record import FORMAT, End, Header, line, read_recording, replay, write_frames
+from pipeline.trace import traced
+from stages.harmony import HarmonyEncoding
+from stages.recorded import model_of
+from tests.live.page.conftest import UNPACKED, Show, flow_at, outcome
+
+FIXTURES = Path("fixtures/harmony")
+AXE = UNPACKED.parent / "axe-core" / "axe.min.js"
+HOSTILE = (
+    "</script><script>document.title = 'run'</script><img src=x onerror=\"document.title = 'run'\"> {{layout}} ${1}"
+)
+
+LIT = """kind => [...document.querySelectorAll(`[data-${kind}].lit`)].map(each => Number(each.dataset[kind]))"""
+UNFOLD = """() => document.querySelectorAll('[data-fold]').forEach(each => each.toggle(true))"""
+
+
+def texts(page: Page, selector: str) -> list[str]:
+    found: list[str] = page.locator(selector).all_text_contents()
+    return found
+
+
+def said(encoding: HarmonyEncoding, answer: str, folder: Path, name: str = "tiny-gpt-oss") -> Path:
+    """A recording of an answer, one token in a chunk."""
+    started = read_recording(FIXTURES / "greeting" / "tokens.jsonl", TokenFrame).frames[0]
+    assert isinstance(started, GenerationStarted)
+    header = encoding.encode_markup("<|channel|>final<|message|>")
+    ids = [*header, *encoding.encode(answer), *encoding.encode_markup("<|return|>")]
+    frames: list[Any] = [started, *(TokenChunk((token,)) for token in ids), GenerationFinished("stop", 0, 0.0)]
+    folder.mkdir(exist_ok=True)
+    write_frames(folder / "tokens.jsonl", frames, Header(FORMAT, name))
+    return folder
+
+
+@pytest.mark.parametrize("case", ["function_call", "served_mcp", "stray_markers_in_content", "unicode_final"])
+def test_tokens(case: str, show: Show) -> None:
+    """Every token of a recording is on its page, in its order, with its id."""
+    page = show(FIXTURES / case)
+    recorded = [token for each in flow_at(FIXTURES / case).placed for token in [each.id]]
+    titles = page.eval_on_selector_all("[data-token]", "all => all.map(each => each.title)")
+    assert [int(title.split("id ")[1].split()[0]) for title in titles] == recorded
+
+
+async def causes_of(folder: Path) -> list[tuple[int, set[int]]]:
+    """Of each chunk the events that it caused, by the stages themselves."""
+    recording = read_recording(folder / "tokens.jsonl", TokenFrame)
+    trace = await traced(model_of(recording.header).pipeline.since("parse"), replay(recording.frames), "generate")
+    _, parsed, emitted, events = (junction.caused for junction in trace.junctions)
+    caused: list[tuple[int, set[int]]] = [(at, set()) for at in range(len(recording.frames))]
+    for event in events:
+        assert isinstance(event.frame, Event)
+        assert event.cause is not None
+        of_parsed = emitted[event.cause].cause
+        assert of_parsed is not None
+        chunk = parsed[of_parsed].cause
+        assert chunk is not None
+        caused[chunk][1].add(event.frame.sequence_number)
+    return caused
+
+
+@pytest.mark.parametrize("case", ["function_call", "start_missing"])
+def test_causes(case: str, show: Show) -> None:
+    """A token lights the events that it caused, and no other; an event lights the tokens of the chunk that it is of."""
+    page = show(FIXTURES / case)
+    page.evaluate(UNFOLD)
+    frames = read_recording(FIXTURES / case / "tokens.jsonl", TokenFrame).frames
+    token = 0
+    for frame, (_, events) in zip(frames, outcome(causes_of(FIXTURES / case)), strict=True):
+        ids = frame.token_ids if isinstance(frame, TokenChunk) else ()
+        together = set(range(token, token + len(ids)))
+        for each in sorted(together):
+            page.evaluate("each => document.querySelector(`[data-token='${each}']`).click()", each)
+            assert set(page.evaluate(LIT, "event")) == events
+            assert set(page.evaluate(LIT, "token")) == together
+        for event in events if together else ():
+            page.evaluate("each => document.querySelector(`[data-event='${each}']`).click()", event)
+            assert set(page.evaluate(LIT, "token")) == together
+        token += len(ids)
+
+
+def test_turns(show: Show) -> None:
+    """Each turn begins with its prompt, and what tools said stands in the item of their call."""
+    page = show(FIXTURES / "served_mcp")
+    assert texts(page, ".row.turn h3") == ["Turn 1", "Turn 2"]
+    assert page.locator(".item:has-text('read_page') .tool pre").last.text_content() == (
+        "A penstock is a pipe that carries water to a turbine."
+    )
+    page.locator(".prompt > summary").last.click()
+    roles = ["system", "developer", "user", *["assistant"] * 3, "docs.read_page", "assistant"]
+    expect(page.locator(".message > summary b")).to_have_text(roles)
+
+
+def test_repairs(show: Show) -> None:
+    """What the parser repaired is named where it did, and at the item."""
+    page = show(FIXTURES / "stray_markers_in_content")
+    assert set(texts(page, ".tokens .repair")) == {"stray marker"}
+    assert texts(page, ".chips .repair") == ["stray marker"]
+
+
+def test_hostile_text(show: Show, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Text of a recording stays text, whatever it looks like, and whoever wrote it."""
+    page = show(said(encoding, HOSTILE, tmp_path / "hostile", HOSTILE), HOSTILE)
+    assert "".join(texts(page, "[data-token]"))[len("<|channel|>final<|message|>") :] == f"{HOSTILE}<|return|>"
+    assert page.locator(".text").text_content() == HOSTILE
+    assert page.locator("h1").text_content() == HOSTILE
+    assert page.title() == f"{HOSTILE} · penstock"
+    assert page.locator("img").count() == 0
+
+
+def test_policy(show: Show, complaints: list[str]) -> None:
+    """A script that gets into the page all the same does not run."""
+    page = show(FIXTURES / "greeting")
+    with pytest.raises(Exception, match="TrustedHTML"):
+        page.evaluate("document.body.innerHTML = '<b>no</b>'")
+    with pytest.raises(Exception, match="TrustedScript"):
+        page.evaluate(
+            "document.head.append(Object.assign(document.createElement('script'), {text: 'document.title = 1'}))"
+        )
+    complaints.clear()
+
+
+def test_keys(show: Show) -> None:
+    """Without a mouse: along the tokens, to what one caused, along the events, back, and out."""
+    page = show(FIXTURES / "function_call")
+    page.locator("[data-token]").first.focus()
+    for _ in range(3):
+        page.keyboard.press("j")
+    page.keyboard.press("k")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-token='3']")).to_have_class("token analysis lit chosen")
+    expect(page.locator("#chosen")).to_be_visible()
+    page.keyboard.press("3")
+    expect(page.locator(".fold.lit")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator(".fold.lit, [data-event].lit")).to_have_count(1)
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    assert page.locator("#chosen pre").text_content()
+    page.keyboard.press("Escape")
+    expect(page.locator("#chosen")).to_be_hidden()
+    expect(page.locator(".lit")).to_have_count(1)  # the marks of the timeline, which are none
+    page.keyboard.press("?")
+    expect(page.locator("#keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#keys")).to_be_hidden()
+
+
+def test_search(show: Show) -> None:
+    """What is searched for is found across tokens, and selected by Enter."""
+    page = show(FIXTURES / "function_call")
+    page.keyboard.press("/")
+    page.keyboard.type("call get_weather")
+    expect(page.locator("#found")).to_have_text("1 found")
+    page.keyboard.press("Enter")
+    expect(page.locator(".token.chosen")).to_have_text(" call")
+
+
+def test_whitespace(show: Show, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Whitespace shows on request."""
+    page = show(said(encoding, "one two\n", tmp_path / "spaces"))
+    page.keyboard.press("w")
+    assert "".join(texts(page, ".token.final")) == "one·two↵\n"
+    page.keyboard.press("w")
+    assert "".join(texts(page, ".token.final")) == "one two↵\n"
+
+
+def test_without_its_model(show: Show) -> None:
+    """Tokens that nobody can read are numbers, and nobody says what they caused."""
+    page = show(Path("fixtures/chat/qwen3_call"))
+    assert all(text.strip().isdigit() for text in texts(page, "[data-token]"))
+    page.locator("[data-token]").first.click()
+    expect(page.locator("#chosen")).to_contain_text("not known")
+    expect(page.locator("#rows .lit")).to_have_count(1)
+
+
+def test_logprobs(show: Show) -> None:
+    """How likely a token was is told, and what else was likely."""
+    page = show(FIXTURES / "logprobs_top")
+    page.locator(".token.final").first.click()
+    assert "probability" in (page.locator(".token.final").first.get_attribute("title") or "")
+    assert page.locator(".likely li").count() > 1
+
+
+def test_times(show: Show, tmp_path: Path) -> None:
+    """Where times were recorded, they are the axis; where none were, the page says so."""
+    page = show(FIXTURES / "function_call")
+    expect(page.locator("#axis-is")).to_contain_text("No times")
+    page = show(timed(FIXTURES / "function_call", tmp_path / "timed"))
+    expect(page.locator("#axis-is")).to_contain_text("Seconds")
+    assert "First token" in texts(page, "dt")
+
+
+def timed(folder: Path, copy: Path) -> Path:
+    """The same tokens, with a time for each."""
+    recording = read_recording(folder / "tokens.jsonl", TokenFrame)
+    copy.mkdir()
+    frames = [line(frame, 0.08 + 0.011 * number) for number, frame in enumerate(recording.frames)]
+    (copy / "tokens.jsonl").write_bytes(line(recording.header) + b"".join(frames) + line(End(len(frames))))
+    (copy / "prompt.jsonl").write_bytes((folder / "prompt.jsonl").read_bytes())
+    return copy
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 1600])
+@pytest.mark.parametrize("case", ["served_mcp", "stray_markers_in_content"])
+def test_accessible(scheme: str, width: int, case: str, show: Show) -> None:
+    """Axe finds nothing, contrast included, whether something is selected or not; and nothing is cut off."""
+    if not AXE.is_file():
+        pytest.skip("npm has not installed axe")
+    page = show(FIXTURES / case, color_scheme=scheme, viewport={"width": width, "height": 900})
+    page.evaluate(AXE.read_text("utf-8"))
+    page.evaluate("document.querySelectorAll('.prompt summary').forEach(each => each.click())")
+    for selector in (None, ".token.final", "[data-fold]", "[data-event='9']"):
+        if selector:
+            page.evaluate("selector => document.querySelector(selector)?.click()", selector)
+        found = page.evaluate("axe.run().then(found => found.violations)")
+        assert [(each["id"], [node["html"] for node in each["nodes"]][:3]) for each in found] == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_dark(show: Show) -> None:
+    """Dark follows the system, until one asks for the other."""
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = show(FIXTURES / "greeting", color_scheme="light").evaluate(background)
+    page = show(FIXTURES / "greeting", color_scheme="dark")
+    assert page.evaluate(background) != light
+    page.locator("#theme").click()
+    assert page.evaluate(background) == light
+
+
+def test_long(show: Show, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Twenty thousand tokens are all there, and one of them can be selected."""
+    answer = "A line of some words.\n" * 3_334
+    page = show(said(encoding, answer, tmp_path / "long"))
+    assert page.locator("[data-token]").count() > 20_000
+    page.evaluate("document.querySelector(`[data-token='15000']`).click()")
+    expect(page.locator(".delta.lit")).to_have_count(1)
+
+
+def test_picture(show: Show, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """There is something to see; with ``--screenshot`` it is kept, for the README."""
+    recording = timed(FIXTURES / "preamble_before_call", tmp_path / "weather in Madrid")
+    page = show(recording, viewport={"width": 1280, "height": 1220})
+    path = request.config.getoption("--screenshot") or tmp_path / "page.png"
+    page.evaluate("document.querySelector('.row.call .token.call').click()")
+    page.evaluate("scrollTo(0, 0)")
+    page.screenshot(path=path)
+    assert path.stat().st_size > 20_000

@@ -1,0 +1,306 @@
+"""Every rule of the invariant checker, with the ways to break it alone in a stream that is good otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from pipeline.protocol.events import (
+    ContentPartAdded,
+    OutputTextAnnotationAdded,
+    ReasoningSummaryTextDelta,
+    ReasoningTextDelta,
+    ReasoningTextDone,
+    RefusalDelta,
+)
+from pipeline.protocol.items import (
+    FunctionCall,
+    OutputText,
+    ReasoningText,
+    Refusal,
+    SummaryText,
+)
+from pipeline.protocol.response import (
+    ErrorDetails,
+    IncompleteDetails,
+)
+from tests.support.frames import (
+    NOTE,
+    Frames,
+    asking_turn,
+    custom_tool_call,
+    finished,
+    function_call,
+    message,
+    rare_turn,
+    reasoning,
+    served_turns,
+    spelled,
+    started,
+    summarised_turn,
+)
+from tests.support.stream_changes import (
+    Change,
+    begin,
+    both,
+    copy,
+    drop,
+    end,
+    instead,
+    of,
+    put,
+    put_done_item,
+    put_in,
+    put_item,
+    put_part,
+    put_tokens,
+    queued,
+    repeat,
+    usage,
+)
+
+CUT_TURN: Frames = (started(), *reasoning("So."), *message("Hel", complete=False), finished("length"))
+TWO_CALLS: Frames = (started(), *function_call("{}"), *custom_tool_call("{}"), finished())
+RARE, SUMMARY = rare_turn(), summarised_turn()
+SERVED, ASKED = served_turns(), asking_turn()
+
+# In the events of `whole_turn`, reasoning begins at 2, the message at 9, the call at 16, and 21 is the end.
+# In those of RARE, the message begins at 2, the refusal at 10, the call at 16, and 20 is the end.
+# In those of SUMMARY, reasoning begins at 2, and 8 is the end.
+# What is in those of SERVED and ASKED, `tests.support.broken_calls` says.
+
+IN_A_REFUSAL: Any = {"sequence_number": 12, "item_id": "msg_10001", "output_index": 1}
+IN_A_CALL: Any = {"sequence_number": 17, "item_id": "fc_10002", "output_index": 2}
+IN_A_MESSAGE: Any = {"sequence_number": 11, "item_id": "msg_10001", "output_index": 1}
+A_CALL = FunctionCall("msg_10001", "call_1", "clock", "", "completed")
+
+(Y,) = spelled("y", 2).logprobs
+ERROR = ErrorDetails("server_error", "It died.")
+DETAILS = IncompleteDetails("content_filter")
+
+BROKEN: dict[str, list[Change]] = {
+    # The response
+    "sequence numbers count from 0 without gaps": [put(5, sequence_number=6), lambda events: events[1:]],
+    "nothing follows the terminal event": [repeat(21), copy(20, behind=21)],
+    "a stream ends with a terminal event": [drop(21), lambda events: []],
+    "a response is created queued or in progress": [begin(status="completed"), begin(status="cancelled")],
+    "a response begins without an outcome": [
+        begin(output=(A_CALL,)),
+        begin(usage=usage()),
+        begin(error=ERROR),
+        begin(completed_at=1),
+        begin(incomplete_details=DETAILS),
+        begin(input_messages=({},)),
+        begin(output_messages=({},)),
+    ],
+    "response.created comes first, and once": [repeat(0)],
+    "response.queued comes once": [both(queued, repeat(1))],
+    "response.queued says so": [both(queued, put_in(1, "response", status="in_progress"))],
+    "response.queued follows response.created and repeats its response": [
+        both(queued, drop(0)),
+        both(queued, put_in(1, "response", model="other")),
+    ],
+    "response.in_progress follows response.created and repeats its response": [
+        drop(0),
+        begin(model="other"),
+        both(queued, put_in(2, "response", status="queued")),
+    ],
+    "a response that is created queued says so": [both(queued, drop(1)), begin(status="queued")],
+    "nothing begins a response that is in progress": [
+        repeat(1),
+        copy(1, behind=8),
+        copy(0, behind=8),
+        both(queued, copy(1, behind=2)),
+    ],
+    "a response begins before it ends": [drop(*range(21))],
+    "a response is in progress before it ends by itself": [
+        drop(*range(1, 21)),
+        both(queued, drop(*range(2, 22))),
+        of(CUT_TURN, drop(*range(1, 14))),
+    ],
+    "every item is done before the response ends": [drop(20)],
+    "what the response says of its request never changes": [end(id="resp_2"), end(temperature=0.5)],
+    "the final output equals the items that were done": [end(output=()), put_item(20, status="incomplete")],
+    "the terminal event's type is the status": [end(status=status) for status in ("failed", "cancelled", "queued")],
+    "only the last item may be incomplete": [
+        of(CUT_TURN, put_done_item(7, status="incomplete")),
+        of(SERVED, put_done_item(5, error="It broke off.")),
+        of(SERVED, put_done_item(36, status="incomplete")),
+    ],
+    "a completed response has completed items only": [put_done_item(20, status="incomplete")],
+    "completed_at belongs to completed responses": [end(completed_at=None), of(CUT_TURN, end(completed_at=1))],
+    "error belongs to failed responses": [end(error=ERROR), of(CUT_TURN, end(error=ERROR))],
+    "incomplete_details belong to incomplete responses": [
+        end(incomplete_details=DETAILS),
+        of(CUT_TURN, end(incomplete_details=None)),
+        of(CUT_TURN, end(status="cancelled")),
+    ],
+    "raw messages are those of both sides": [end(input_messages=()), end(output_messages=({},))],
+    "a response that ended by itself has its usage": [end(usage=None), of(CUT_TURN, end(usage=None))],
+    "the total is the sum of its parts": [end(usage=usage(total=28))],
+    "cached tokens are input tokens": [end(usage=usage(cached=8))],
+    "reasoning tokens are output tokens": [end(usage=usage(thought=21))],
+    "each turn has a number in every list": [end(usage=usage(turns=0)), end(usage=usage(turns=2))],
+    "the numbers of the turns add up": [end(usage=usage(cached_in_turn=3))],
+    # One item after another
+    "items come after response.in_progress": [drop(1), drop(0, 1)],
+    "an item is done before the next is added": [drop(8), repeat(9)],
+    "output indexes count the items": [put(9, output_index=2), drop(*range(2, 9))],
+    "item ids are unique": [put_item(9, id="rs_10000")],
+    "call ids are unique": [
+        of(TWO_CALLS, put_item(6, call_id="call_10000")),
+        of(ASKED, put_item(6, call_id="call_10001")),
+    ],
+    "an item is added empty": [
+        put_item(9, content=(OutputText(""),)),
+        of(SUMMARY, put_item(2, summary=(SummaryText("So."),))),
+    ],
+    "every part is done before its item": [drop(7), drop(14), of(SUMMARY, drop(6)), of(RARE, drop(14))],
+    "a message has at least one part": [both(put_done_item(15, content=()), drop(*range(10, 15)))],
+    "an item keeps its identity": [
+        put_item(15, role="user"),
+        put_item(15, phase="commentary"),
+        put_item(20, call_id="call_2"),
+        put_item(20, name="clock"),
+        put_item(20, namespace="home"),
+        put(15, item=A_CALL),
+        of(RARE, put_item(19, namespace="home")),
+        of(RARE, put_item(19, call_id="call_2")),
+        of(RARE, put(19, item=FunctionCall("ctc_10002", "call_10002", "shell", "ls", "completed"))),
+        of(SERVED, put_item(5, server_label="other")),
+        of(SERVED, put_item(22, name="other")),
+        of(SERVED, put_item(22, approval_request_id="mcpr_1")),
+        of(SERVED, put_item(36, container_id="cntr_2")),
+        of(SERVED, put_item(47, action={"type": "open_page", "url": None})),
+        of(SERVED, put_item(56, environment=None)),
+        of(SERVED, put_item(62, call_id="call_2")),
+        of(ASKED, put_item(3, arguments="{}")),
+        of(ASKED, put_item(5, action={})),
+        of(ASKED, put_item(15, action={"commands": ["ls"]})),
+        of(ASKED, put_item(17, operation={})),
+    ],
+    "a done item holds what its events built": [
+        put_item(15, content=()),
+        put_item(8, content=(ReasoningText("So."),)),
+        put_item(8, summary=(SummaryText("So."),)),
+        of(RARE, put_item(9, content=(OutputText("Héy", (NOTE,)),))),
+        of(RARE, put_item(15, content=(OutputText("No."),))),
+        of(SUMMARY, put_item(7, summary=(), content=(ReasoningText("So."),))),
+    ],
+    "an event of an item comes between its added and its done event": [drop(2), drop(16), repeat(8)],
+    "an event carries the output index of the open item": [put(at, output_index=3) for at in (*range(3, 9), 17, 20)],
+    "an event carries the id of the open item": [
+        *(put(at, item_id="rs_0") for at in (*range(3, 8), 17, 19)),
+        put_item(8, id="rs_0"),
+    ],
+    # Parts and texts
+    "a part is of its item's kind": [
+        put(10, part=ReasoningText("")),
+        put(3, part=OutputText("")),
+        put(3, part=Refusal("")),
+        of(SUMMARY, put(3, part=OutputText(""))),
+        instead(17, ContentPartAdded(**IN_A_CALL, content_index=0, part=OutputText(""))),
+    ],
+    "a part is done before the next is added": [repeat(10), of(SUMMARY, repeat(3))],
+    "content indexes count the parts of an item, summary indexes those of its summary": [
+        put(10, content_index=1),
+        of(SUMMARY, put(3, summary_index=1)),
+    ],
+    "a part is added empty": [
+        put(10, part=OutputText("Hel")),
+        of(RARE, put_part(3, annotations=(NOTE,))),
+        of(RARE, put_part(3, logprobs=spelled("H").logprobs)),
+        of(RARE, put(11, part=Refusal("No."))),
+        of(SUMMARY, put(3, part=SummaryText("So."))),
+    ],
+    "a part keeps its kind": [
+        put(14, part=ReasoningText("Hello!")),
+        of(RARE, put(14, part=OutputText("No."))),
+        of(RARE, put(8, part=Refusal("Héy"))),
+    ],
+    "a done part holds its text": [
+        put(14, part=OutputText("Hel")),
+        drop(13),
+        of(RARE, put(14, part=Refusal("No"))),
+        of(SUMMARY, drop(5)),
+    ],
+    "a done part holds its logprobs": [
+        put_part(14, logprobs=spelled("Hello!").logprobs),
+        of(RARE, put_part(8, logprobs=())),
+    ],
+    "a done part holds its annotations": [
+        put_part(14, annotations=(NOTE,)),
+        of(RARE, put_part(8, annotations=())),
+        of(RARE, drop(5)),
+    ],
+    "an event of a part comes between its added and its done event": [
+        drop(10),
+        copy(11, behind=14),
+        repeat(14),
+        of(RARE, copy(5, behind=8)),
+        of(SUMMARY, copy(4, behind=6)),
+    ],
+    "an event carries the index of the open part": [
+        *(put(at, content_index=1) for at in (11, 13, 14)),
+        *(of(RARE, put(at, content_index=1)) for at in (5, 12, 13, 14)),
+        *(of(SUMMARY, put(at, summary_index=1)) for at in (4, 5, 6)),
+    ],
+    "text events are of their part's kind": [
+        instead(11, ReasoningTextDelta(**IN_A_MESSAGE, content_index=0, delta="Hel")),
+        instead(11, RefusalDelta(**IN_A_MESSAGE, content_index=0, delta="Hel")),
+        instead(11, ReasoningSummaryTextDelta(**IN_A_MESSAGE, summary_index=0, delta="Hel")),
+        instead(13, ReasoningTextDone(**IN_A_MESSAGE, content_index=0, text="Hello!")),
+    ],
+    "annotations belong to text for the user": [
+        of(
+            RARE,
+            instead(12, OutputTextAnnotationAdded(**IN_A_REFUSAL, content_index=0, annotation_index=0, annotation={})),
+        )
+    ],
+    "annotation indexes count the annotations of a part": [of(RARE, put(5, annotation_index=1)), of(RARE, repeat(5))],
+    "no annotation follows the done event of its text": [of(RARE, copy(5, behind=7))],
+    "deltas are never empty": [
+        put(11, delta=""),
+        put(17, delta=""),
+        of(RARE, put(17, delta="")),
+        *(of(SERVED, put(at, delta="")) for at in (18, 31, 54)),
+        *(of(SERVED, put(58, delta=delta)) for delta in ({}, {"stdout": ""})),
+    ],
+    "no delta follows the done event of its text": [
+        copy(11, behind=13),
+        copy(17, behind=19),
+        of(RARE, copy(12, behind=13)),
+        of(RARE, copy(17, behind=18)),
+        of(SERVED, copy(19, behind=20)),
+        of(SERVED, copy(32, behind=34)),
+    ],
+    "a text is done once": [repeat(13), repeat(19), of(RARE, repeat(13)), of(RARE, repeat(18)), of(SUMMARY, repeat(5))],
+    "the deltas of a text sum to the text that its done event carries": [
+        drop(11),
+        repeat(4),
+        put(13, text="Hello"),
+        put(19, arguments="{}"),
+        of(RARE, put(13, refusal="No")),
+        of(RARE, put(18, input="l")),
+        of(SERVED, put(20, arguments="{}")),
+        of(SERVED, put(33, code="2")),
+        of(SERVED, put(55, command="l")),
+        of(SUMMARY, drop(4)),
+    ],
+    # Logprobs
+    "the logprobs of a text are those of its deltas": [
+        put(13, logprobs=spelled("Hello!").logprobs),
+        of(RARE, put(4, logprobs=())),
+        of(RARE, put(7, logprobs=())),
+    ],
+    "the bytes of a text's tokens spell the text": [
+        of(RARE, put_tokens(*spelled("He").logprobs)),
+        of(RARE, put_tokens(*spelled("H").logprobs)),
+    ],
+    "alternatives come likeliest first": [of(RARE, put(6, logprobs=(replace(Y, top_logprobs=Y.top_logprobs[::-1]),)))],
+    "there are no more alternatives than were asked for": [
+        of((started(top_logprobs=1), *RARE[1:]), lambda events: events)
+    ],
+}
+"""The changes are made to the stream of `whole_turn`, or of the frames they name."""

@@ -1,0 +1,162 @@
+"""Chat models without vLLM: the tiny Qwen's vocabulary, with its own template or with another."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pipeline.errors import InvalidRequest
+from pipeline.frames import Conversation, GenerationStarted, Prompt
+from pipeline.protocol.items import Item
+from stages.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
+from stages.chat.names import ToolNames
+from stages.chat.vocabulary import Vocabulary
+from stages.render.chat.chat import RenderChat
+from stages.render.chat.messages import Layout, Surroundings, lay_out, split
+from tests.support.fixture_cases import through
+from tests.support.paths import TINY_QWEN
+
+OWN = (TINY_QWEN / "chat_template.jinja").read_text()
+
+TOOLLESS = """
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}
+"""
+"""As many models for conversation have it: nothing but roles and texts."""
+
+STRICT = """
+{%- if messages[0].role == 'system' -%}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' -}}
+    {%- set messages = messages[1:] -%}
+{%- endif -%}
+{%- for message in messages -%}
+    {%- if (message.role == 'user') != (loop.index0 % 2 == 0) -%}
+        {{- raise_exception('Roles must alternate user/assistant/user/assistant/...') -}}
+    {%- elif message.role == 'system' -%}
+        {{- raise_exception('Instructions come first.') -}}
+    {%- endif -%}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}
+"""
+"""As Gemma's and Mistral's are: instructions first, then each side in its turn, in texts that ``+`` can join."""
+
+LATEST_INSTRUCTIONS = """
+{%- set told = namespace(text='') -%}
+{%- for message in messages if message.role == 'system' %}{% set told.text = message.content %}{% endfor -%}
+{{- told.text -}}
+{%- for message in messages if message.role != 'system' -%}
+    {{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' -}}
+{%- endfor -%}
+"""
+"""As DeepSeek's R1 has it: of several instructions it only tells the last ones."""
+
+
+@cache
+def vocabulary() -> Vocabulary:
+    """That of the tiny Qwen."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # imports of transformers warn
+        from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - takes seconds
+
+    return Vocabulary(PreTrainedTokenizerFast(tokenizer_file=str(TINY_QWEN / "tokenizer.json"), eos_token="<|im_end|>"))
+
+
+@dataclass(frozen=True)
+class Jinja:
+    """A template as transformers renders it, with arguments that have names."""
+
+    template: str
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        functions: Sequence[Function],
+        variables: Mapping[str, Any],
+        *,
+        source: str | None = None,
+        continues: bool = False,
+    ) -> Rendered:
+        """What transformers makes of it."""
+        from jinja2 import TemplateError  # noqa: PLC0415 - comes with transformers
+
+        try:
+            text = vocabulary().tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(functions) or None,
+                chat_template=source or self.template,
+                tokenize=False,
+                add_generation_prompt=not continues,
+                continue_final_message=continues,
+                **variables,
+            )
+        except TemplateError as error:
+            raise InvalidRequest(str(error), param="input") from error
+        return Rendered(text)
+
+
+class Unread:
+    """Nobody knows how the model thinks and calls."""
+
+    thinking = None
+
+    def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
+        """There is nothing to read."""
+        raise AssertionError
+
+    def calls(self, functions: Sequence[Function], *, parallel: bool) -> None:
+        """There are no marks of calls."""
+
+
+def chat_model(template: str = OWN, **settings: Any) -> ChatModel:
+    """A model with this template; nothing reads what it writes."""
+    words = vocabulary()
+    ends = (words.marks["<|im_end|>"], words.marks["<|endoftext|>"])
+    return ChatModel(words, Jinja(template), Unread(), ends, settings.pop("variables", {}), **settings)
+
+
+async def prompt(
+    conversation: Conversation, template: str = OWN, *, context_length: int = 100_000, **settings: Any
+) -> Prompt:
+    """The prompt of a conversation."""
+    (rendered,) = await through(RenderChat(chat_model(template, **settings), context_length), [conversation])
+    assert isinstance(rendered, Prompt)
+    return rendered
+
+
+async def text(conversation: Conversation, template: str = OWN, **settings: Any) -> str:
+    """The prompt as text."""
+    return vocabulary().decode((await prompt(conversation, template, **settings)).token_ids)
+
+
+def laid_out(conversation: Conversation, *, images: Mapping[str, str] | None = None) -> Layout:
+    """The messages of a conversation."""
+    instructions, items = split(conversation)
+    ends = chat_model().stop_token_ids
+    return lay_out(instructions, items, Surroundings(conversation, ToolNames(conversation.tools), images or {}, ends))
+
+
+def told(conversation: Conversation) -> list[dict[str, Any]]:
+    """The messages of a conversation in short: calls as names and arguments, and nothing that is not there."""
+    return [_short(message) for message in laid_out(conversation).messages]
+
+
+def _short(message: ChatMessage) -> dict[str, Any]:
+    short = {key: value for key, value in message.items() if value is not None and key != "reasoning_content"}
+    if "tool_calls" in message:
+        calls = (call["function"] for call in message["tool_calls"])
+        short["tool_calls"] = [(call["name"], json.loads(json.dumps(call["arguments"]))) for call in calls]
+    return short
+
+
+def written(item: Item, text: str) -> tuple[str, tuple[int, ...]]:
+    """An item's id and the tokens that the engine wrote for it."""
+    return item.id, tuple(vocabulary().encode(text))

@@ -1,0 +1,100 @@
+"""Ways to ask the real engine: prompts for the adapter itself, and requests for the whole pipeline over it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from pipeline.frames import EngineFrame, GenerationFinished, Prompt, Sampling, Scheduling, TokenChunk, TokenLogprob
+from pipeline.protocol.items import Message, OutputItem, Reasoning
+from pipeline.protocol.response import Response
+from pipeline.record import read_frames
+from stages.generate.vllm import VllmEngine
+from stages.harmony import HarmonyEncoding
+from stages.persist.database import Nowhere
+from stages.persist.live import LiveResponses
+from stages.persist.store import Store
+from stages.responses import harmony_responses
+from tests.flow.fixtures.test_harmony_fixtures import CASES
+from tests.support.event_streams import final, run
+
+
+def prompt(encoding: HarmonyEncoding, text: str, name: str = "greeting", max_tokens: int | None = 200) -> Prompt:
+    """A fixture's prompt with another last user message."""
+    recorded: Prompt
+    (recorded,) = read_frames(CASES[0].parent / name / "prompt.jsonl", Prompt)
+    head = encoding.decode(recorded.token_ids).split("<|start|>user")[0]
+    tokens = encoding.encode_markup(f"{head}<|start|>user<|message|>{text}<|end|><|start|>assistant")
+    return msgspec.structs.replace(recorded, token_ids=tuple(tokens), sampling=Sampling(0.0, 1.0, max_tokens))
+
+
+async def generate(engine: VllmEngine, prompt: Prompt, *, pause: float = 0.0) -> list[EngineFrame]:
+    frames = []
+    async with engine.open(prompt) as stream:
+        async for frame in stream:
+            frames.append(frame)
+            await asyncio.sleep(pause)
+    return frames
+
+
+def token_ids(frames: Iterable[Any]) -> list[int]:
+    return [token for frame in frames if isinstance(frame, TokenChunk) for token in frame.token_ids]
+
+
+def logprobs(frames: Iterable[Any]) -> list[TokenLogprob]:
+    return [logprob for frame in frames if isinstance(frame, TokenChunk) for logprob in frame.logprobs]
+
+
+def last(frames: list[EngineFrame]) -> GenerationFinished:
+    assert isinstance(frames[-1], GenerationFinished)
+    return frames[-1]
+
+
+def sampled(asked: Prompt, **sampling: Any) -> Prompt:
+    """The prompt with other sampling parameters."""
+    return msgspec.structs.replace(asked, sampling=msgspec.structs.replace(asked.sampling, **sampling))
+
+
+def scheduled(asked: Prompt, **scheduling: Any) -> Prompt:
+    return msgspec.structs.replace(asked, scheduling=Scheduling(**scheduling))
+
+
+def adapted(asked: Prompt) -> Prompt:
+    """The prompt for the adapter of the tests."""
+    return msgspec.structs.replace(asked, response=msgspec.structs.replace(asked.response, model="nonsense"))
+
+
+async def respond(engine: VllmEngine, encoding: HarmonyEncoding, question: str, /, **body: Any) -> Response:
+    """The answer of the whole pipeline, every event of it checked; greedy and short unless ``body`` says otherwise."""
+    pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(Store(Nowhere())))
+    return final(await run(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))
+
+
+def rename(asked: Prompt, response_id: str) -> Prompt:
+    return msgspec.structs.replace(asked, response=msgspec.structs.replace(asked.response, id=response_id))
+
+
+def stoppable(engine: VllmEngine) -> VllmEngine:
+    """The same engine for a test that stops it: the others need it."""
+    return replace(engine, _running=set(), _stopping=asyncio.Event())
+
+
+async def until_idle(engine: VllmEngine) -> None:
+    async with asyncio.timeout(120):
+        while engine._llm.get_num_unfinished_requests():
+            await asyncio.sleep(0.01)
+
+
+def spoken(item: OutputItem) -> str:
+    return item.text if isinstance(item, Message | Reasoning) else ""
+
+
+def answer(response: Response) -> str:
+    """The text of the message that a response ends with."""
+    item = response.output[-1]
+    assert isinstance(item, Message)
+    return item.text

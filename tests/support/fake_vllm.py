@@ -1,0 +1,286 @@
+"""A vLLM server in tests: its two endpoints for tokens, spelled as vLLM 0.32 spells them, and what can go wrong there.
+
+It says ``tokens`` to every prompt.  Questions that ask for no stream are those of an engine that looks at its servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count, cycle, islice
+from typing import Any, Literal
+
+from aiohttp import web
+
+from tests.support.ports import free_port
+
+MARKER_IDS = [200006, 200005, 200008]
+
+Fault = Literal["", "dies", "ends", "hangs", "garbage", "mute", "error", "abort"]
+
+
+@dataclass
+class FakeVllm:
+    """One server, and how it behaves from now on."""
+
+    tokens: Sequence[int] = (11, 12, 13, 14, 15)
+    names: tuple[str, ...] = ("tiny", "also-tiny")
+    adapters: tuple[str, ...] = ("nonsense",)
+    root: str = "/models/tiny"
+    context_length: int | None = 8192
+    scale_out: bool = True
+    tells_ids: bool = True
+    markers: list[int] | None = field(default_factory=lambda: list(MARKER_IDS))
+    """What Harmony's markers are to its tokenizer; None without one."""
+    grammars: Literal["held", "ignored", "refused"] = "held"
+    key: str | None = None
+
+    chunk_size: int = 1
+    latency: float = 0.0
+    """Seconds before each chunk."""
+    silence: float = 0.0
+    """Seconds before the first."""
+    endless: bool = False
+    status: int = 200
+    """What it answers to prompts, and in which words."""
+    words: Any = None
+    fault: Fault = ""
+    after: int = 0
+    """Tokens ahead of the fault."""
+    cached_tokens: int | None = None
+    is_well: bool = True
+    is_silent: bool = False
+    """Whether nothing at all is answered."""
+
+    prompts: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    running: int = 0
+    aborted: int = 0
+    told: int = 0
+    """Tokens, in all."""
+    port: int = field(default_factory=free_port)
+    _runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Listen."""
+        app = web.Application(client_max_size=2**26)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/inference/v1/generate", self._generate)
+        app.router.add_post("/v1/completions", self._complete)
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.01)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+
+    async def stop(self) -> None:
+        """Be gone, in the middle of whatever it was at."""
+        if self._runner:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _health(self, _: web.Request) -> web.Response:
+        await self._wake()
+        return web.Response(status=200 if self.is_well else 503)
+
+    async def _models(self, request: web.Request) -> web.Response:
+        await self._wake()
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        cards = [
+            {"id": name, "object": "model", "root": self.root, "parent": None, "max_model_len": self.context_length}
+            for name in self.names
+        ]
+        cards += [
+            {"id": name, "object": "model", "root": f"/adapters/{name}", "parent": self.names[0], "max_model_len": None}
+            for name in self.adapters
+        ]
+        return web.json_response({"object": "list", "data": cards})
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        assert body["prompt"] == "<|start|><|channel|><|message|>"
+        if self.markers is None:
+            return _refused(400, "There is no tokenizer.")
+        return web.json_response({"count": len(self.markers), "max_model_len": 8192, "tokens": self.markers})
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        if not self.scale_out:
+            return _refused(403, "The scale-out endpoints are off.")
+        body = await request.json()
+        return await self._answer(request, body, body["sampling_params"], _generated)
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        return await self._answer(request, body, body, _completed)
+
+    async def _answer(
+        self, request: web.Request, body: dict[str, Any], sampling: dict[str, Any], spell: Any
+    ) -> web.StreamResponse:
+        await self._wake()
+        if not body.get("stream"):
+            return self._reply(sampling)
+        self.prompts.append(body)
+        self.headers.append(dict(request.headers))
+        if self.status != 200:
+            return web.json_response(self.words, status=self.status)
+        self.running += 1
+        try:
+            return await self._stream(request, sampling, spell)
+        except (asyncio.CancelledError, ConnectionError):
+            self.aborted += 1
+            raise
+        finally:
+            self.running -= 1
+
+    def _reply(self, sampling: dict[str, Any]) -> web.Response:
+        ids = [9] * sampling["max_tokens"]
+        if sampling.get("structured_outputs"):
+            if self.grammars == "refused":
+                return _refused(400, "Failed to convert the grammar from GBNF to Lark.")
+            if self.grammars == "held":
+                ids = [5, 6, 7][: sampling["max_tokens"]]
+        choice = {"index": 0, "finish_reason": "length", "token_ids": ids if self.tells_ids else None}
+        return web.json_response({"choices": [choice]})
+
+    async def _stream(self, request: web.Request, sampling: dict[str, Any], spell: Any) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        await asyncio.sleep(self.silence)
+        tokens = islice(cycle(self.tokens) if self.endless else self.tokens, sampling["max_tokens"])
+        told = 0
+        while chunk := list(islice(tokens, self._room(told))):
+            await asyncio.sleep(self.latency)
+            told += len(chunk)
+            self.told += len(chunk)
+            await response.write(spell(self, chunk, sampling["logprobs"]))
+            if self.fault and told >= self.after:
+                break
+        if self.fault:
+            return await self._fail(request, response, spell)
+        await response.write(spell(self, [], None, "length" if told == sampling["max_tokens"] else "stop"))
+        await response.write(self._usage(told) + b"data: [DONE]\n\n")
+        return response
+
+    def _room(self, told: int) -> int:
+        """How many tokens the next chunk has: a fault comes exactly behind ``after``."""
+        return min(self.chunk_size, self.after - told) if self.fault else self.chunk_size
+
+    async def _fail(self, request: web.Request, response: web.StreamResponse, spell: Any) -> web.StreamResponse:
+        transport = request.transport
+        assert transport is not None
+        match self.fault:
+            case "dies":
+                transport.abort()
+            case "hangs":
+                await asyncio.Event().wait()
+            case "garbage":
+                await response.write(b'data: {"choices": [{"token_ids": [1,\n\n')
+            case "mute":
+                await response.write(b'data: {"choices": [{"index": 0, "text": "x"}]}\n\n')
+            case "error":
+                await response.write(_line({"error": self.words}) + b"data: [DONE]\n\n")
+            case "abort":
+                await response.write(spell(self, [], None, "abort") + b"data: [DONE]\n\n")
+            case "" | "ends":
+                pass
+        return response
+
+    def _usage(self, told: int) -> bytes:
+        details = None if self.cached_tokens is None else {"cached_tokens": self.cached_tokens}
+        usage = {"prompt_tokens": 77, "completion_tokens": told, "prompt_tokens_details": details}
+        return _line({"request_id": "x", "choices": [], "usage": usage})
+
+    async def _wake(self) -> None:
+        while self.is_silent:
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def fakes(*servers: FakeVllm) -> AsyncGenerator[None, None]:
+    """Have them listen for the length of the block."""
+    for server in servers:
+        await server.start()
+    try:
+        yield
+    finally:
+        for server in servers:
+            server.is_silent = False
+            with suppress(ConnectionError):
+                await server.stop()
+
+
+def alternatives(token: int, top: int) -> list[tuple[int, float]]:
+    """The likeliest tokens in the place of one, itself among them where it is even."""
+    ranked = count(1000) if token % 2 else (token, *range(1000, 1000 + top))
+    return [(other, -0.5 - rank) for rank, other in enumerate(islice(ranked, top))]
+
+
+def own_logprob(token: int) -> float:
+    """How likely one is: the likeliest where it is even, and else the unlikeliest of all."""
+    return -50.0 if token % 2 else -0.5
+
+
+def _ranked(token: int, top: int) -> list[tuple[int, float]]:
+    """As vLLM has them: the token that came goes first."""
+    return [(token, own_logprob(token)), *(pair for pair in alternatives(token, top) if pair[0] != token)]
+
+
+def _generated(_: FakeVllm, tokens: list[int], top: int | None, reason: str | None = None) -> bytes:
+    told: dict[str, Any] | None = None
+    if top is not None:
+        content = [
+            {
+                "token_id": token,
+                "logprob": own_logprob(token),
+                "rank": 1,
+                "top_logprobs": [
+                    {"token_id": other, "logprob": value, "rank": 1}
+                    for other, value in _ranked(token, top)[: max(top, 1)]
+                ],
+            }
+            for token in tokens
+        ]
+        told = {"content": content}
+    choice: dict[str, Any] = {
+        "index": 0,
+        "finish_reason": reason,
+        "stop_reason": None,
+        "token_ids": tokens,
+        "routed_experts": None,
+    }
+    choice |= {"sampling_mask": None, "weight_versions": None, "logprobs": told}
+    return _line({"request_id": "x", "usage": None, "output_mode": "tokens", "choices": [choice]})
+
+
+def _completed(_: FakeVllm, tokens: list[int], top: int | None, reason: str | None = None) -> bytes:
+    told: dict[str, Any] | None = None
+    if top is not None:
+        told = {
+            "text_offset": [0] * len(tokens),
+            "token_logprobs": [own_logprob(token) for token in tokens],
+            "tokens": [f"token_id:{token}" for token in tokens],
+            "top_logprobs": [
+                {f"token_id:{other}": value for other, value in _ranked(token, top)[: top + 1]} for token in tokens
+            ],
+        }
+    choice: dict[str, Any] = {"index": 0, "text": "", "logprobs": told, "finish_reason": reason, "stop_reason": None}
+    choice |= {"prompt_token_ids": [1] * 9, "token_ids": tokens}
+    return _line({"id": "x", "object": "text_completion", "created": 1, "model": "tiny", "choices": [choice]})
+
+
+def _line(told: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(told).encode() + b"\n\n"
+
+
+def _refused(status: int, message: str) -> web.Response:
+    error = {"message": message, "type": "BadRequestError", "param": None, "code": status}
+    return web.json_response({"error": error}, status=status)

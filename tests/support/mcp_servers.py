@@ -1,0 +1,87 @@
+"""Real MCP servers in processes of their own, for tests of whatever calls them.
+
+A process costs about a second, so start one for a whole module (`stdio_config`, `http_servers`).  The kinds: ``good``
+has tools that behave in every way there is, ``many`` a thousand of them in pages, ``endless`` pages without a last one;
+``python``, ``browser`` and ``container`` stand for the built-in tools.  Over HTTP alone, ``guarded`` wants a header,
+``away`` redirects, ``broken`` answers with an error, ``mute`` with nothing at all, ``legacy`` knows only the older
+handshake, and ``events`` only SSE.
+`tests.support.mcp_tools` has their tools.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.error import URLError
+
+from tests.support.paths import ROOT
+from tests.support.ports import free_port
+
+TOKEN = "Bearer sesame-open-1234"
+"""What the kind ``guarded`` wants as ``Authorization``."""
+MANY = 1000
+STARTING = 240.0
+"""Seconds in which a server is up, on a machine that is busy."""
+
+
+def stdio_config(kind: str = "good", **env: str) -> dict[str, Any]:
+    """The settings of a server that is started as a child."""
+    return {"command": sys.executable, "args": ["-m", "tests.support.mcp_tools", kind], "cwd": str(ROOT), "env": env}
+
+
+@dataclass
+class HttpServers:
+    """A process that serves all kinds."""
+
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+
+    def url(self, kind: str = "good", over: str = "mcp") -> str:
+        """Where a kind is: ``over`` is mcp or sse."""
+        return f"http://127.0.0.1:{self.port}/{kind}/{over}"
+
+    def state(self) -> dict[str, Any]:
+        """What happened there: the counts, and the headers of the latest request of each path."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/state") as answer:
+            state: dict[str, Any] = json.load(answer)
+        return state
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        command = (sys.executable, "-m", "tests.support.mcp_tools", "--port", str(self.port))
+        self.process = subprocess.Popen(command, cwd=ROOT)
+        end = time.monotonic() + STARTING
+        while not self._answers():
+            assert self.process.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.03)
+
+    def kill(self) -> None:
+        """End it, at once."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def _answers(self) -> bool:
+        try:
+            return bool(self.state())
+        except (URLError, ConnectionError):
+            return False
+
+
+@contextmanager
+def http_servers() -> Iterator[HttpServers]:
+    """All kinds over HTTP for the length of the block; it blocks while they start, so use it in a sync fixture."""
+    servers = HttpServers(free_port())
+    servers.start()
+    try:
+        yield servers
+    finally:
+        servers.kill()

@@ -1,0 +1,12 @@
+"""Folders of the project that tests read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "fixtures"
+HARMONY = FIXTURES / "harmony"
+CHAT = FIXTURES / "chat"
+CLIENTS = FIXTURES / "clients"
+TINY_QWEN = FIXTURES / "tiny_qwen"

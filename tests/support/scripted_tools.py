@@ -1,0 +1,222 @@
+"""A model that plays turns from a script, and tools that do as they are told: what a conversation is made of here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from msgspec.structs import replace
+
+from pipeline.core import Pipeline
+from pipeline.frames import (
+    CodeCallOpened,
+    Conversation,
+    ConversedFrame,
+    FinishReason,
+    FunctionCallOpened,
+    GenerationStarted,
+    ItemClosed,
+    ItemDelta,
+    ItemOpened,
+    McpApprovalOpened,
+    McpCallOpened,
+    MessageOpened,
+    ParsedFrame,
+    ReasoningOpened,
+    Sampling,
+    ShellCallOpened,
+    TurnFinished,
+)
+from pipeline.protocol.items import InputText, Item, ListedTool, Message
+from pipeline.protocol.tools import HOSTED, McpServer, Toolset
+from pipeline.record import replay
+from stages.converse.converse import Converse
+from stages.converse.exchange import Limits
+from stages.converse.tools import Outcome, ServerUnavailable, Toolbox
+from tests.support.stored_responses import response
+
+Turn = Sequence[ParsedFrame]
+
+
+def item(opening: ItemOpened, text: str = "", *, complete: bool = True) -> list[ParsedFrame]:
+    """One item, its text in two pieces."""
+    half = len(text) // 2
+    return [opening, *(ItemDelta(piece) for piece in (text[:half], text[half:]) if piece), ItemClosed(complete)]
+
+
+def code(text: str = "1 + 1", *, complete: bool = True) -> list[ParsedFrame]:
+    return item(CodeCallOpened(), text, complete=complete)
+
+
+def shell(text: str = '{"cmd": ["ls"]}') -> list[ParsedFrame]:
+    return item(ShellCallOpened(), text)
+
+
+def mcp(name: str = "add", text: str = "{}") -> list[ParsedFrame]:
+    return item(McpCallOpened("docs", name), text)
+
+
+def function(name: str = "ask", text: str = "{}") -> list[ParsedFrame]:
+    return item(FunctionCallOpened(name), text)
+
+
+def approval(name: str = "add", text: str = '{"a": 1}') -> list[ParsedFrame]:
+    return item(McpApprovalOpened("docs", name), text)
+
+
+def thought(text: str = "Hm.", recipient: str | None = None) -> list[ParsedFrame]:
+    return item(ReasoningOpened(recipient), text)
+
+
+def answer(text: str = "Done.") -> list[ParsedFrame]:
+    return item(MessageOpened("final_answer"), text)
+
+
+def turn(*items: list[ParsedFrame], reason: FinishReason = "stop") -> list[ParsedFrame]:
+    """All of a turn but its first frame, which the model says itself."""
+    ending = TurnFinished(reason, cached_tokens=0, output_tokens=5, reasoning_tokens=0, duration=1.0)
+    return [frame for frames in items for frame in frames] + [ending]
+
+
+def conversation(*items: Item, tools: Toolset | None = None, **fields: Any) -> Conversation:
+    """A request with all built-in tools and a server of tools called ``docs``."""
+    hosted = tuple(tool for tools in HOSTED.values() for tool in tools)
+    asked = Message("msg_0", "completed", "user", (InputText("Hello."),))
+    begun = response("resp_1", status="in_progress", output=(), completed_at=None)
+    max_tool_calls = fields.pop("max_tool_calls", None)
+    return Conversation(
+        replace(begun, max_tool_calls=max_tool_calls),
+        history=(),
+        input=items or (asked,),
+        sampling=Sampling(1.0, 1.0),
+        date="2026-11-21",
+        tools=Toolset(tools=hosted) if tools is None else tools,
+        **fields,
+    )
+
+
+@dataclass
+class Model:
+    """Plays ``turns``, the last one again and again, and keeps what it was given to read."""
+
+    turns: Sequence[Turn]
+    error: Exception | None = None
+    """Raised in place of the turn that comes after all others."""
+    read: list[Conversation] = field(default_factory=list)
+
+    async def __call__(self, source: AsyncIterator[Conversation]) -> AsyncGenerator[ParsedFrame, None]:
+        async for given in source:
+            at = len(self.read)
+            self.read.append(given)
+            if self.error and at >= len(self.turns):
+                raise self.error
+            yield GenerationStarted(given.response, given.input, 10 * (at + 1), given.tools)
+            for frame in self.turns[min(at, len(self.turns) - 1)]:
+                yield frame
+
+
+@dataclass
+class Tool:
+    """Behind one namespace: ``outcomes`` one after another, each after ``seconds``."""
+
+    outcomes: Sequence[Outcome | Exception] = (Outcome("2"),)
+    seconds: float = 0.0
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    running: int = 0
+    most: int = 0
+    """How many ran at the same time, at most."""
+    opened: int = 0
+    closed: int = 0
+    cancelled: int = 0
+    _numbers: count[int] = field(default_factory=count)
+
+    def session(self, conversation: Any) -> Tool:
+        self.opened += 1
+        return self
+
+    def action(self, name: str, text: str) -> dict[str, Any] | None:
+        return {"type": "search", "query": text} if name == "search" else None
+
+    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+        self.calls.append((name, text))
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.sleep(self.seconds)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+        outcome = self.outcomes[min(next(self._numbers), len(self.outcomes) - 1)]
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+@dataclass
+class Servers:
+    """One server of tools, which offers ``listed``; its calls go to ``tool``."""
+
+    listed: Sequence[ListedTool] | Exception = (ListedTool("add", {"type": "object"}),)
+    tool: Tool = field(default_factory=Tool)
+    labels: frozenset[str] = frozenset({"docs"})
+    asked: int = 0
+
+    async def tools(self, server: McpServer, seconds: float) -> tuple[ListedTool, ...]:
+        self.asked += 1
+        if isinstance(self.listed, Exception):
+            raise self.listed
+        return tuple(self.listed)
+
+    def session(self, server: McpServer) -> Tool:
+        return self.tool.session(server)
+
+    async def close(self) -> None:
+        pass
+
+
+DOWN = ServerUnavailable("The server docs cannot be reached.")
+
+
+@dataclass
+class Table:
+    """A model and its tools around one table."""
+
+    turns: Sequence[Turn]
+    tool: Tool = field(default_factory=Tool)
+    servers: Servers = field(default_factory=Servers)
+    limits: Limits = field(default_factory=Limits)
+    error: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self.model = Model(self.turns, self.error)
+        hosts = {"python": self.tool, "browser": self.tool, "container": self.tool}
+        toolbox = Toolbox(hosts, self.servers)
+        ticking = count()
+        inner = Pipeline.start("model", self.model)
+        self.converse = Converse(inner, toolbox, self.limits, lambda: float(next(ticking)))
+
+    async def talk(self, given: Conversation | None = None) -> list[ConversedFrame]:
+        """All frames of one response."""
+        async with aclosing(self.converse(replay([given or conversation()]))) as frames:
+            return [frame async for frame in frames]
+
+
+DOCS = Toolset(servers=(McpServer("docs", approves_rest=False),))
+
+
+def kinds(frames: list[ConversedFrame]) -> list[str]:
+    """The frames by name, text left out."""
+    return [type(frame).__name__ for frame in frames if not isinstance(frame, ItemDelta)]
+
+
+def reasons(frames: list[ConversedFrame]) -> list[FinishReason]:
+    return [frame.reason for frame in frames if isinstance(frame, TurnFinished)]

@@ -1,0 +1,148 @@
+"""A server in tests: a real `AppRunner` on a real socket, over a scripted engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import aiohttp
+from aiohttp import web
+
+from api.app import Api
+from api.keys import Keys
+from api.peers import Membership, Peers
+from api.runs import Runs
+from pipeline.core import Pipeline
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.request import CreateResponse
+from pipeline.recording.sampled import ALWAYS, Condition
+from stages.chat.model import ChatModel
+from stages.converse.exchange import Limits
+from stages.converse.tools import Toolbox
+from stages.generate.engine import Engine
+from stages.harmony import HarmonyEncoding
+from stages.persist.database import Database
+from stages.persist.live import LiveResponses
+from stages.persist.servers import STALE
+from stages.persist.store import Store
+from stages.responses import DEFAULT_LIMITS, NO_TOOLS, chat_responses, harmony_responses
+from tests.support.databases import database
+
+AnyEngine = TypeVar("AnyEngine", bound=Engine)
+
+PATIENCE = aiohttp.ClientTimeout(300)
+"""Who waits for an answer longer than that, in seconds, waits for ever."""
+
+
+@dataclass
+class Asked:
+    """A server at ``url``, and a client of it."""
+
+    url: str
+    client: aiohttp.ClientSession
+
+    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        """Status and JSON of one request; a body of bytes goes out as it is."""
+        data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        async with self.client.request(method, self.url + path, data=data, timeout=PATIENCE) as answer:
+            assert answer.content_type == "application/json"
+            return answer.status, await answer.json()
+
+    async def post(self, body: Any, path: str = "/v1/responses") -> tuple[int, Any]:
+        """Status and JSON of a request for a response."""
+        return await self.ask("POST", path, body)
+
+    async def get(self, path: str) -> tuple[int, Any]:
+        """Status and JSON of one look."""
+        return await self.ask("GET", path)
+
+    async def delete(self, path: str) -> tuple[int, Any]:
+        """Status and JSON of a deletion."""
+        return await self.ask("DELETE", path)
+
+    async def stream(self, body: dict[str, Any], path: str = "/v1/responses") -> bytes:
+        """The whole SSE body of one request."""
+        return await self._sse("POST", path, json={**body, "stream": True})
+
+    async def again(self, path: str) -> bytes:
+        """The whole SSE body of a stored response."""
+        return await self._sse("GET", path)
+
+    async def _sse(self, method: str, path: str, **options: Any) -> bytes:
+        async with self.client.request(method, self.url + path, timeout=PATIENCE, **options) as answer:
+            assert answer.status == 200
+            assert answer.headers["Content-Type"] == "text/event-stream"
+            assert answer.headers["Cache-Control"] == "no-cache"
+            assert answer.headers["X-Accel-Buffering"] == "no"
+            return await answer.read()
+
+
+@dataclass
+class Served(Asked, Generic[AnyEngine]):
+    """A server in this process."""
+
+    engine: AnyEngine
+    api: Api
+    store: Store
+
+    @property
+    def runs(self) -> Runs:
+        return self.api.runs
+
+
+@asynccontextmanager
+async def serving(
+    engine: AnyEngine,
+    model: HarmonyEncoding | ChatModel,
+    where: Path | str | Database,
+    *,
+    url: str = "",
+    heartbeat: float = 2.0,
+    stale: float = STALE,
+    keep_alive: float = 15.0,
+    max_body_bytes: int = 100_000,
+    models: tuple[str, ...] = ("tiny",),
+    keys: Keys | None = None,
+    peers: Peers | None = None,
+    edit: Any = lambda pipeline: pipeline,
+    toolbox: Toolbox = NO_TOOLS,
+    limits: Limits = DEFAULT_LIMITS,
+    recorded_if: Condition = ALWAYS,
+    **options: Any,
+) -> AsyncGenerator[Served[AnyEngine], None]:
+    """Serve for the length of the block, over SQLite in a folder, over the store of a ``--store``, or any database.
+
+    ``model`` is what it speaks: Harmony, or what its template says.  ``edit`` may change the pipeline, ``toolbox`` is
+    for the caller to close, and ``options`` are those of `Runs`.  Whoever served under the same ``url`` before is taken
+    for dead.
+    """
+    if isinstance(where, Path):
+        where = str(where / "responses.sqlite3")
+    store = Store(database(where) if isinstance(where, str) else where, stale)
+    await store.open()
+    live = LiveResponses(store)
+    if isinstance(model, ChatModel):
+        responses = chat_responses(models, engine, model, live, toolbox, limits)
+    else:
+        responses = harmony_responses(models, engine, model, live, toolbox, limits)
+    pipeline: Pipeline[CreateResponse, ResponseEvent] = edit(responses)
+    runs = Runs(pipeline, engine, live, store, **options)
+    api = Api(runs, models, keep_alive, keys or Keys(), peers or Peers(), recorded_if)
+    runner = web.AppRunner(api.app(max_body_bytes), handler_cancellation=True, shutdown_timeout=1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    host, port = runner.addresses[0][:2]
+    own = f"http://{host}:{port}"
+    membership = Membership(store.servers, url or own, runs.settling.settle, runs.let_go, heartbeat, stale)
+    async with AsyncExitStack() as closing:
+        closing.push_async_callback(store.close)
+        await closing.enter_async_context(membership)
+        closing.push_async_callback(runner.cleanup)
+        closing.push_async_callback(runs.drain, 0)
+        client = await closing.enter_async_context(aiohttp.ClientSession())
+        yield Served(own, client, engine, api, store)

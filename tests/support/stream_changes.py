@@ -1,0 +1,142 @@
+"""Ways to change a stream of events, so that it breaks a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from msgspec.structs import replace
+
+from pipeline.protocol.events import (
+    OutputItemDone,
+    ResponseCreated,
+    ResponseEvent,
+    ResponseQueued,
+)
+from pipeline.protocol.items import (
+    Logprob,
+    OutputItem,
+)
+from pipeline.protocol.response import (
+    InputTokensDetails,
+    OutputTokensDetails,
+    Response,
+    Usage,
+)
+from tests.support.frames import (
+    Frames,
+    spelled,
+    written,
+)
+
+Events: TypeAlias = list[ResponseEvent]
+Change: TypeAlias = Callable[[Events], Events]
+
+
+def begun(events: Events) -> Response:
+    """The response as its first event has it."""
+    first = events[0]
+    assert isinstance(first, ResponseCreated)
+    return first.response
+
+
+def outputs(events: Events) -> tuple[OutputItem, ...]:
+    return tuple(event.item for event in events if isinstance(event, OutputItemDone))
+
+
+def renumbered(events: Events) -> Events:
+    return [replace(event, sequence_number=number) for number, event in enumerate(events)]
+
+
+def drop(*gone: int) -> Change:
+    return lambda events: renumbered([event for at, event in enumerate(events) if at not in gone])
+
+
+def repeat(at: int) -> Change:
+    return copy(at, at)
+
+
+def copy(at: int, behind: int) -> Change:
+    return lambda events: renumbered([*events[: behind + 1], events[at], *events[behind + 1 :]])
+
+
+def instead(at: int, event: ResponseEvent) -> Change:
+    return lambda events: renumbered([*events[:at], event, *events[at + 1 :]])
+
+
+def put(at: int, /, **fields: Any) -> Change:
+    """An event with other fields."""
+    return lambda events: [
+        replace(event, **fields) if position == at % len(events) else event for position, event in enumerate(events)
+    ]
+
+
+def put_in(at: int, name: str, /, **fields: Any) -> Change:
+    """An event whose item or response has other fields."""
+    return lambda events: put(at, **{name: replace(getattr(events[at], name), **fields)})(events)
+
+
+def put_item(at: int, /, **fields: Any) -> Change:
+    return put_in(at, "item", **fields)
+
+
+def put_done_item(at: int, /, **fields: Any) -> Change:
+    """The same, with the final output told so too."""
+
+    def change(events: Events) -> Events:
+        changed = put_item(at, **fields)(events)
+        return put_in(-1, "response", output=outputs(changed))(changed)
+
+    return change
+
+
+def begin(**fields: Any) -> Change:
+    return put_in(0, "response", **fields)
+
+
+def end(**fields: Any) -> Change:
+    return put_in(-1, "response", **fields)
+
+
+def queued(events: Events) -> Events:
+    """The same stream of a response that waits before it begins."""
+    waiting = replace(begun(events), status="queued")
+    return renumbered([ResponseCreated(0, waiting), ResponseQueued(1, waiting), *events[1:]])
+
+
+def usage(
+    total: int = 27, cached: int = 4, thought: int = 8, turns: int = 1, cached_in_turn: int | None = None
+) -> Usage:
+    cached_in_turn = cached if cached_in_turn is None else cached_in_turn
+    return Usage(
+        7,
+        InputTokensDetails(cached, 0, (7,), (cached_in_turn,)),
+        20,
+        OutputTokensDetails(thought, 0, (20,), (0,) * turns),
+        total,
+    )
+
+
+def put_part(at: int, /, **fields: Any) -> Change:
+    return put_in(at, "part", **fields)
+
+
+def put_tokens(*logprobs: Logprob) -> Change:
+    """Other tokens in the first delta of RARE and in what sums it up."""
+
+    def change(events: Events) -> Events:
+        rest = spelled("y", 2).logprobs
+        for at, tokens in ((4, logprobs), (7, (*logprobs, *rest))):
+            events = put(at, logprobs=tokens)(events)
+        return events
+
+    return change
+
+
+def both(first: Change, second: Change) -> Change:
+    return lambda events: second(first(events))
+
+
+def of(frames: Frames, change: Change) -> Change:
+    """A change of another stream."""
+    return lambda _: change(written(frames))

@@ -1,0 +1,294 @@
+"""``penstock replay``: recorded frames give what they gave then, and what cannot be replayed is told in a line."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.commands.replay import paced
+from pipeline.frames import EmittedFrame, TokenChunk, TokenFrame
+from pipeline.protocol.response import Response
+from pipeline.record import FORMAT, End, Failure, Header, line, read_frames, read_recording, write_frames
+from stages.harmony import load_encoding
+from tests.support.event_streams import final, read_sse
+from tests.support.paths import CHAT, HARMONY, ROOT
+from tests.unit.pipeline.commands.conftest import Command
+
+CASES = sorted(HARMONY.glob("*/"), key=lambda case: case.name)
+RECORDING = HARMONY / "function_call"
+SERVED = HARMONY / "served_python"
+CHAT_CALL = CHAT / "gemma4_call"
+
+PLUGINS = """
+from pipeline.frames import ItemDelta, TurnFinished
+
+async def shout(source):
+    async for frame in source:
+        yield ItemDelta(frame.text.upper()) if isinstance(frame, ItemDelta) else frame
+
+async def fail(source):
+    async for frame in source:
+        if isinstance(frame, ItemDelta):
+            raise ValueError("not this one")
+        yield frame
+
+async def lose(source):
+    async for frame in source:
+        if not isinstance(frame, TurnFinished):
+            yield frame
+"""
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_replay_gives_the_recorded_frames(case: Path, penstock: Command, tmp_path: Path) -> None:
+    """As JSON lines it is the recording of the junction that it ends with."""
+    replayed = penstock("replay", case, "--json", "--to", "emit")
+    assert (replayed.status, replayed.err) == (0, "")
+    (tmp_path / "events.jsonl").write_bytes(replayed.out)
+    assert read_recording(tmp_path / "events.jsonl", EmittedFrame) == read_recording(
+        case / "events.jsonl", EmittedFrame
+    )
+
+
+def test_a_replay_gives_the_recorded_stream(penstock: Command) -> None:
+    """From whichever stage a replay begins, its stream is the same; so is what the model is asked and says again."""
+    replayed = penstock("replay", RECORDING, "--sse").out
+    assert [event.__struct_config__.tag for event in read_sse(replayed)][-1] == "response.completed"
+    for stage in ("converse", "render", "generate", "parse", "emit", "persist"):
+        assert penstock("replay", RECORDING, "--sse", "--from", stage).out == replayed
+    assert penstock("replay", RECORDING / "tokens.jsonl", "--sse").out == replayed
+
+
+def test_what_tools_did_is_replayed(penstock: Command) -> None:
+    """Where tools ran between the turns, a replay goes on behind them, unless it is told to go on even later."""
+    replayed = penstock("replay", SERVED, "--sse").out
+    assert final(read_sse(replayed)) == msgspec.json.decode((SERVED / "response.json").read_bytes(), type=Response)
+    assert penstock("replay", SERVED, "--sse", "--from", "persist").out == replayed
+
+
+def test_a_replay_ends_where_it_is_told_to(penstock: Command) -> None:
+    """``--to`` shows the junction behind a stage."""
+    written = penstock("replay", RECORDING, "--from", "render", "--to", "generate", "--json").out
+    frames = [msgspec.json.decode(each) for each in written.splitlines()]
+    assert [frame["type"] for frame in frames[:3]] == ["Recording", "GenerationStarted", "TokenChunk"]
+    assert len(frames) - 2 == len(list(read_frames(RECORDING / "tokens.jsonl", TokenFrame)))
+
+
+def test_tokens_that_nobody_can_read_are_replayed_from_their_items(penstock: Command) -> None:
+    """A chat model that is not here: its events are those of the recorded items, and the reason is told."""
+    replayed = penstock("replay", CHAT_CALL, "--sse", "--from", "parse")
+    assert replayed.status == 0
+    assert "only a model of its kind can read its tokens" in replayed.err
+    assert [event.sequence_number for event in read_sse(replayed.out)] == list(range(20))
+
+
+def test_several_recordings_are_replayed_one_after_another(penstock: Command) -> None:
+    """Each has a heading."""
+    told = penstock("replay", RECORDING, SERVED).out.decode()
+    assert told.index(str(RECORDING)[-30:]) < told.index(str(SERVED)[-30:])
+
+
+def test_the_readme_shows_a_timeline(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one in the README is the one that is printed."""
+    monkeypatch.setenv("COLUMNS", "112")
+    told = penstock("replay", HARMONY / "start_missing").out.decode()
+    assert told[told.index("● turn 1 begins") :] in (ROOT / "README.md").read_text()
+
+
+# Stages of one's own
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Callable[[str], str]:
+    def install(name: str) -> str:
+        path = tmp_path / f"{name}.py"
+        signature = "(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:"
+        path.write_text(
+            "from collections.abc import AsyncGenerator, AsyncIterator\nfrom pipeline.frames import ParsedFrame\n"
+            + PLUGINS.replace("(source):", signature)
+            + f"\ndef install(pipeline):\n    return pipeline.after('parse', '{name}', {name})\n"
+        )
+        return f"{path}:install"
+
+    return install
+
+
+def test_a_stage_of_ones_own_is_part_of_a_replay(penstock: Command, install: Callable[[str], str]) -> None:
+    """``--with`` edits the pipeline."""
+    replayed = penstock("replay", RECORDING, "--sse", "--with", install("shout"))
+    assert '{"CITY":"PARIS"}' in str(final(read_sse(replayed.out)).output)
+
+
+def test_a_stage_that_raises_is_named(penstock: Command, install: Callable[[str], str]) -> None:
+    """The events so far are shown, then who raised what and where; the status is 1."""
+    replayed = penstock("replay", RECORDING, "--sse", "--with", install("fail"))
+    assert replayed.status == 1
+    assert [event.__struct_config__.tag for event in read_sse(replayed.out)][-1] == "response.failed"
+    assert "stage fail raised ValueError: not this one (" in replayed.err
+    assert "fail.py:" in replayed.err
+    assert "Traceback" not in replayed.err
+
+
+def test_a_stage_that_loses_a_frame_is_told_by_the_rule(penstock: Command, install: Callable[[str], str]) -> None:
+    """The stage behind it ends the response; of another recording in the same command nothing is said."""
+    replayed = penstock("replay", RECORDING, "--sse", "--with", install("lose"))
+    assert [event.__struct_config__.tag for event in read_sse(replayed.out)][-1] == "response.failed"
+    assert "stage emit raised InvariantBroken: every turn ends with TurnFinished (" in replayed.err
+    assert (replayed.status, replayed.err.count("\n")) == (1, 1)
+
+
+IN_BETWEEN = """
+from collections.abc import AsyncGenerator, AsyncIterator
+from pipeline.frames import TokenChunk, TokenFrame
+
+async def fail(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:
+    async for frame in source:
+        if isinstance(frame, TokenChunk):
+            raise ValueError("not this one")
+        yield frame
+
+def install(pipeline):
+    return pipeline.after("generate", "fail", fail)
+"""
+
+
+def test_a_stage_that_raises_at_once_is_named(penstock: Command, tmp_path: Path) -> None:
+    """There are no events then, and that is not what was wrong."""
+    (tmp_path / "between.py").write_text(IN_BETWEEN.replace("isinstance(frame, TokenChunk)", "True"))
+    replayed = penstock("replay", RECORDING, "--sse", "--with", f"{tmp_path / 'between.py'}:install")
+    assert (replayed.status, replayed.out) == (1, b"")
+    assert "raised ValueError: not this one (" in replayed.err
+
+
+@pytest.mark.parametrize("since", [[], ["--from", "render"], ["--from", "converse"]])
+def test_tokens_pass_the_stages_behind_the_engine(penstock: Command, tmp_path: Path, since: list[str]) -> None:
+    """Frames are recorded right behind their stage, ahead of what plug-ins put behind it."""
+    (tmp_path / "between.py").write_text(IN_BETWEEN)
+    replayed = penstock("replay", RECORDING, "--sse", *since, "--with", f"{tmp_path / 'between.py'}:install")
+    assert replayed.status == 1
+    assert "raised ValueError: not this one (" in replayed.err
+
+
+def test_a_timeline_shows_what_stages_of_ones_own_make_of_it(penstock: Command, tmp_path: Path) -> None:
+    """The texts are those that a client gets, and a line tells from where on they are not those recorded."""
+    greeting = list(read_frames(HARMONY / "greeting/tokens.jsonl", TokenFrame))
+    tokens = load_encoding().encode_markup("<|channel|>final<|message|>Write to jo@example.org.<|return|>")
+    frames = [greeting[0], *(TokenChunk((token,)) for token in tokens), greeting[-1]]
+    write_frames(tmp_path / "tokens.jsonl", frames)
+    (tmp_path / "events.jsonl").write_bytes(penstock("replay", tmp_path, "--json").out)
+    recorded = penstock("replay", tmp_path).out.decode()
+    assert "Write to jo@example.org." in recorded
+    assert "the events are not" not in " ".join(recorded.split())
+    redacted = penstock(
+        "replay", tmp_path, "--with", f"{ROOT / 'tests/flow/examples/redact_emails.py'}:install"
+    ).out.decode()
+    assert "│ Write to [e-mail]." in redacted
+    assert "jo@" not in redacted[redacted.index("turn 1 begins") :]
+    assert "on the events are not those recorded: " in " ".join(redacted.split())
+
+
+def test_stages_that_cannot_run_are_told(penstock: Command, install: Callable[[str], str]) -> None:
+    """Where tools ran between the turns, nothing within a turn runs again."""
+    replayed = penstock("replay", SERVED, "--sse", "--with", install("shout"))
+    assert replayed.err == f"penstock: {SERVED}: shout did not run: conversed.jsonl was recorded behind it\n"
+
+
+# How it ended
+
+
+def ending(tmp_path: Path, end: End) -> Path:
+    """The tokens of a fixture, with another end."""
+    frames = list(read_frames(RECORDING / "tokens.jsonl", TokenFrame))[:9]
+    end = End(len(frames), end.failure, end.abandoned)
+    path = tmp_path / "tokens.jsonl"
+    path.write_bytes(b"".join(map(line, (Header(FORMAT, "tiny-gpt-oss"), *frames, end))))
+    return path
+
+
+def test_a_recorded_failure_happens_again(penstock: Command, tmp_path: Path) -> None:
+    """It is no fault of a stage, and told by the timeline as well as by the events."""
+    path = ending(tmp_path, End(0, Failure("EngineFailed", "out of memory")))
+    assert penstock("replay", path, "--sse").status == 0
+    told = " ".join(penstock("replay", path).out.decode().split())
+    assert "the recorded stream failed here: EngineFailed: out of memory" in told
+    assert "failed · server_error: out of memory" in told
+
+
+def test_where_a_client_left_its_replay_ends(penstock: Command, tmp_path: Path) -> None:
+    """Without an end of the response."""
+    path = ending(tmp_path, End(0, abandoned=True))
+    replayed = penstock("replay", path, "--sse")
+    assert replayed.status == 0
+    assert b"[DONE]" not in replayed.out
+    assert "nobody read on from here" in penstock("replay", path).out.decode()
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1000)), max_size=20), st.floats(0.1, 10))
+def test_each_frame_has_its_time(times: list[float | None], speed: float) -> None:
+    """A replay in time waits until the second at which a frame came, counted from the first."""
+    with pytest.MonkeyPatch.context() as patched:
+        clock = [50.0]
+        patched.setattr("time.monotonic", lambda: clock[0])
+        patched.setattr("time.sleep", lambda seconds: clock.append(clock.pop() + seconds))
+        shown = list(paced(((at, at) for at in times), speed))
+        assert shown == times
+        known = [at for at in times if at is not None]
+        longest = max((at - known[0] for at in known), default=0.0)
+        assert clock[0] == pytest.approx(50.0 + longest / speed)
+        assert list(paced(((at, at) for at in times), None)) == times
+
+
+# What cannot be replayed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["fixtures/harmony/nothing"], "penstock: fixtures/harmony/nothing: there is nothing here"),
+        (["fixtures/harmony"], "penstock: fixtures/harmony: there is no recording here: none of conversation.jsonl"),
+        (["x" * 300], f"penstock: {'x' * 300}: it cannot be read: File name too long"),
+        (["README.md"], "penstock: README.md: a file of a recording is told by its name, one of"),
+        ([RECORDING, "--from", "parsing"], "penstock: a replay begins with one of converse, render, generate, parse"),
+        ([RECORDING, "--to", "parsing"], "penstock: no stage named 'parsing'; there are parse, emit, persist"),
+        ([SERVED, "--from", "parse"], "penstock: tools ran between the turns of"),
+        ([RECORDING / "parsed.jsonl", "--from", "parse"], "penstock: parse reads tokens.jsonl, which is not in"),
+        ([RECORDING / "prompt.jsonl"], f"penstock: {RECORDING}/prompt.jsonl: nothing of the answer was recorded"),
+        (
+            [RECORDING / "prompt.jsonl", "--from", "generate"],
+            "penstock: --from generate asks a model, and what it said",
+        ),
+        ([RECORDING, "--to", "parse", "--sse"], "penstock: what parse gives are no events: see them with --json"),
+        ([RECORDING, "--with", "nowhere:install"], "penstock: --with nowhere:install: "),
+    ],
+)
+def test_what_cannot_be_replayed_is_told_in_a_line(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[object], reason: str
+) -> None:
+    """The status is that of a usage error, and nobody sees a traceback."""
+    monkeypatch.chdir(ROOT)
+    ended = penstock("replay", *arguments)
+    assert (ended.status, ended.out) == (2, b"")
+    assert ended.err.startswith(reason)
+    assert ended.err.count("\n") == 1
+
+
+def test_a_broken_recording_is_told_with_its_line(penstock: Command, tmp_path: Path) -> None:
+    """The file and the line come first."""
+    shutil.copytree(RECORDING, tmp_path, dirs_exist_ok=True)
+    tokens = tmp_path / "tokens.jsonl"
+    tokens.write_bytes(tokens.read_bytes().replace(b"[35644]", b'["analysis"]'))
+    ended = penstock("replay", tmp_path)
+    assert ended.status == 2
+    assert ended.err.startswith(f"penstock: {tokens}:4: ")
+
+
+def test_a_speed_is_a_number_of_times(penstock: Command) -> None:
+    """Anything else is a usage error."""
+    assert penstock("replay", RECORDING, "--speed", "fast").status == 2
+    assert penstock("replay", RECORDING, "--speed", "0").status == 2

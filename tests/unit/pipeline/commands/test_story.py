@@ -1,0 +1,177 @@
+"""Stories and their rows: every token and every event in its place, and none of them twice."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from pipeline.commands import facts
+from pipeline.commands.rerun import unedited
+from pipeline.commands.rows import Row, folded, rewritten, rows_of
+from pipeline.commands.shown import visible
+from pipeline.commands.story import Crossing, Speed, Story, aligned, speed_of, tell
+from pipeline.commands.timeline import Timeline
+from pipeline.frames import (
+    AnnotationAdded,
+    CallFinished,
+    CallStarted,
+    GenerationFinished,
+    ItemClosed,
+    ItemDelta,
+    ParsedFrame,
+    TokenChunk,
+    TokenFrame,
+)
+from pipeline.page import facts as page_facts
+from pipeline.page.flow import flow_of
+from pipeline.protocol.events import Event
+from pipeline.record import line, read_frames, read_recording
+from tests.support.paths import FIXTURES
+
+HARMONY = sorted((FIXTURES / "harmony").glob("*/"), key=lambda case: case.name)
+CHAT = sorted((FIXTURES / "chat").glob("deepseek_*/"), key=lambda case: case.name)
+
+SPELLED_OTHERWISE = {
+    "logprobs_of_recovered_text",
+    "stop_text_in_reasoning",
+    "stop_text_inside_a_token",
+    "text_behind_channel",
+    "text_behind_constrain",
+}
+"""Cases with an item whose text is not just what tokens spell: it was cut within one, or is in several places."""
+
+TOOLS = (CallStarted, CallFinished, AnnotationAdded)
+
+REWRITTEN = {"served_browser": {6}}
+"""Items that got another text than what was parsed: with links in the place of citations."""
+
+
+def spelled(story: Story, item: int) -> str:
+    return b"".join(token.written for token in story.tokens if token.item == item).decode(errors="replace")
+
+
+@pytest.mark.parametrize("case", HARMONY, ids=lambda case: case.name)
+async def test_every_token_and_every_event_is_in_its_place(case: Path) -> None:
+    """Tokens keep their order and spell the text of their item; what was repaired is marked; rows leave nothing out."""
+    story = await tell(case)
+    chunks = [frame for frame in read_frames(case / "tokens.jsonl", TokenFrame) if isinstance(frame, TokenChunk)]
+    assert [token.id for token in story.tokens] == [token for chunk in chunks for token in chunk.token_ids]
+    texts, repaired = items_of(case)
+    assert {repair for token in story.tokens for repair in token.repairs} == repaired
+    if case.name not in SPELLED_OTHERWISE:
+        assert [spelled(story, item).strip() for item in range(len(texts))] == [text.strip() for text in texts]
+    rows = rows_of(story)
+    others = rewritten(story)
+    assert others == REWRITTEN.get(case.name, set())
+    assert [token for row in rows for token in row.tokens] == [each for each in story.tokens if each.item not in others]
+    events = [crossing.frame for crossing in story.junctions[-1].crossings]
+    assert all(isinstance(event, Event) for event in events)
+    assert [event for row in rows for event in row.events] == events
+    assert sum(fold.count for row in rows for fold in folded(row.events)) == len(events)
+
+
+def items_of(case: Path) -> tuple[list[str], set[str]]:
+    """The texts of the items that were recorded, and all that was repaired."""
+    texts, repaired = [""], set[str]()
+    for frame in read_frames(case / "parsed.jsonl", ParsedFrame):
+        if isinstance(frame, ItemDelta):
+            texts[-1] += frame.text
+        elif isinstance(frame, ItemClosed):
+            texts.append("")
+            repaired.update(frame.repairs)
+    return texts[:-1], repaired
+
+
+@pytest.mark.parametrize("case", HARMONY[::5], ids=lambda case: case.name)
+async def test_a_timeline_shows_all_that_was_written(case: Path) -> None:
+    """All tokens can be read in their order."""
+    story = await tell(case)
+    console = Console(width=4000, highlight=False, markup=False)
+    with console.capture() as captured:
+        for _, part in Timeline(story, full=True, width=80).parts():
+            console.print(part)
+    shown, at = "".join(captured.get().split()), 0
+    for row in rows_of(story):
+        for text in visible_words(row):
+            assert (at := shown.find(text, at)) >= 0, text
+
+
+def visible_words(row: Row) -> list[str]:
+    """What is to be read of a row's tokens; those that were repaired stand apart."""
+    runs = groupby(row.tokens, lambda token: token.repairs)
+    texts = [visible(b"".join(token.written for token in run).decode(errors="replace")) for _, run in runs]
+    return ["".join(text.split()) for text in texts]
+
+
+@pytest.mark.parametrize("case", CHAT[::5], ids=lambda case: case.name)
+async def test_what_nobody_can_spell_is_told_by_its_items(case: Path) -> None:
+    """Without a vocabulary the rows have the texts of the items, and the story says why."""
+    story = await tell(case)
+    assert story.tokens == ()
+    assert "does not say where its model is" in story.note
+    texts = "".join(
+        frame.text for frame in read_frames(case / "parsed.jsonl", ParsedFrame) if isinstance(frame, ItemDelta)
+    )
+    assert "".join(row.text for row in rows_of(story)) == texts
+
+
+async def test_causes_are_followed_through_tools() -> None:
+    """Where tools ran between the turns, each frame still has a cause, and causes do not go back."""
+    story = await tell(FIXTURES / "harmony" / "served_two_calls_at_once")
+    assert [junction.stage for junction in story.junctions] == ["generate", "parse", "converse", "emit", "persist"]
+    for junction in story.junctions[1:]:
+        causes = [-1 if crossing.cause is None else crossing.cause for crossing in junction.crossings]
+        assert causes == sorted(causes)
+
+
+@pytest.mark.parametrize("case", ["served_browser", "served_max_tool_calls"])
+async def test_causes_are_right_behind_what_tools_changed(case: str) -> None:
+    """A delta with other text, or another end of an item, is caused by what it was made of, or by what came before."""
+    story = await tell(FIXTURES / "harmony" / case)
+    parsed = [crossing.frame for crossing in story.behind("parse")]
+    causes = {crossing.cause for crossing in story.behind("converse")}
+    for index, frame in enumerate(parsed):
+        assert isinstance(frame, ItemDelta) or index in causes
+    for crossing in story.behind("converse"):
+        if crossing.cause is not None and not isinstance(crossing.frame, (ItemDelta, *TOOLS)):
+            assert type(parsed[crossing.cause]) is type(crossing.frame)
+
+
+def test_frames_are_aligned_with_what_came_between_them() -> None:
+    """What is only behind is caused by the last frame that is ahead as well."""
+    assert aligned("abc", "xaybcz") == [None, 0, 0, 1, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "speed"),
+    [
+        ([], None),
+        ([(None, 2), (None, 1)], None),
+        ([(0.5, 3)], Speed(0.5, None)),
+        ([(0.5, 3), (0.5, 3)], Speed(0.5, None)),
+        ([(0.5, 3), (0.7, 1), (1.0, 4)], Speed(0.5, 10.0)),
+        ([(None, 9), (0.5, 3), (1.0, 4)], Speed(0.5, 8.0)),
+    ],
+)
+def test_the_first_chunk_is_waited_for_and_the_others_make_the_speed(
+    chunks: list[tuple[float | None, int]], speed: Speed | None
+) -> None:
+    """What comes with the first token took no time of its own; where no time was taken nothing is told."""
+    ended = Crossing(GenerationFinished("stop", cached_tokens=0, duration=0.0), at=9.0)
+    assert speed_of([*(Crossing(TokenChunk((40,) * count), at=at) for at, count in chunks), ended]) == speed
+
+
+async def test_a_timeline_and_a_page_tell_the_same_speed(tmp_path: Path) -> None:
+    """From the beginning of the response on, in the words of each."""
+    recording = read_recording(FIXTURES / "harmony" / "greeting" / "tokens.jsonl", TokenFrame)
+    lines = [line(frame, 0.5 + number / 4) for number, frame in enumerate(recording.frames)]
+    data = b"".join([line(recording.header), *lines, line(recording.end)])
+    (tmp_path / "tokens.jsonl").write_bytes(data)
+    assert ("speed", "first token after 0.750 s, then 4.0 tokens/s") in [
+        (name, told.plain) for name, told in facts.facts_of(await tell(tmp_path), ())
+    ]
+    on_page = page_facts.facts_of(await flow_of(tmp_path, unedited))
+    assert {("First token", "750 ms"), ("Speed", "4.0 tokens/s")} <= {*on_page}

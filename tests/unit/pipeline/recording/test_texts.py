@@ -1,0 +1,49 @@
+"""Texts crossed out, with the names in them that are a user's own."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from pipeline.frames import ChatTurn
+from pipeline.recording.texts import shape, without_texts
+from tests.support.stored_responses import response
+
+SCHEMA = {"type": "object", "properties": {"Alice": {"const": "Bob"}}}
+
+
+@given(st.text())
+def test_a_shape_is_as_long_as_its_text(text: str) -> None:
+    """Nothing is left of letters and digits, and all of the rest."""
+    shaped = shape(text)
+    assert len(shaped) == len(text)
+    assert shape(shaped) == shaped
+    assert all(old == new or (new in "x0" and not old.isspace()) for old, new in zip(text, shaped, strict=True))
+    assert not {character for character in shaped if character.isalnum()} - {"x", "0"}
+
+
+def test_variables_of_templates_are_left_out() -> None:
+    """Their names, too, are what an operator or a client thought of."""
+    assert without_texts(ChatTurn({"customer": "Alice"})).variables == {}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "function", "name": "f", "parameters": SCHEMA},
+        {"type": "shell", "environment": {"type": "container_auto", "env": {"ALICE": "Bob"}}},
+    ],
+)
+def test_names_within_tools_are_left_out(tool: dict[str, object]) -> None:
+    """Of a schema nothing stays, and of an environment not even what its variables are called."""
+    told = without_texts(replace(response(), tools=[tool]))
+    assert "lice" not in str(told).lower()
+    assert told.tools[0]["type"] == tool["type"]
+
+
+def test_a_schema_of_an_answer_is_left_out() -> None:
+    """Its name stays."""
+    form = {"type": "json_schema", "name": "person", "schema": SCHEMA}
+    assert without_texts(replace(response(), text={"format": form})).text == {"format": form | {"schema": {}}}

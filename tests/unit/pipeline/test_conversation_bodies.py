@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from pipeline.errors import InvalidRequest
+from pipeline.protocol.conversation import AddItems, CreateConversation, UpdateConversation
+from pipeline.protocol.given import Body
+from pipeline.protocol.given_items import ItemReference, MessageItem
+from pipeline.protocol.reading import read_body
+from tests.support.request_errors import MANY, MESSAGE, PART, Json
+
+
+def read(shape: type[Body], body: Json) -> Body:
+    return asyncio.run(read_body(json.dumps(body).encode(), shape))
+
+
+@pytest.mark.parametrize("wide", [1, MANY])
+def test_items_are_read_as_in_requests(wide: int) -> None:
+    """An item is written as in the input of a request, whether the body is short or is read in pieces."""
+    items = [MESSAGE, {"id": "msg_1"}, {"role": "user", "content": [PART] * wide}]
+    for shape in (CreateConversation, AddItems):
+        body = read(shape, {"items": items, "unknown": 5, "input": 5})
+        assert body == shape.model_validate({"items": items})
+    assert isinstance(body, AddItems)
+    assert [type(item) for item in body.items] == [MessageItem, ItemReference, MessageItem]
+
+
+@pytest.mark.parametrize("shape", [CreateConversation, AddItems, UpdateConversation])
+def test_nothing_that_may_be_left_out_is_needed(shape: type[Body]) -> None:
+    """A conversation may begin without anything; nothing may be added, and metadata may be taken away by null."""
+    read(shape, {"items": [], "metadata": None})
+    if shape is CreateConversation:
+        assert read(shape, {}) == read(shape, {"items": None}) == CreateConversation()
+
+
+PAIRS = {f"{number:064}": "v" * 512 for number in range(16)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "body", "words", "param"),
+    [
+        (CreateConversation, {"items": 5}, "valid array", "items"),
+        (CreateConversation, {"items": [MESSAGE, 5]}, "an object", "items[1]"),
+        (CreateConversation, {"items": [{"type": "compaction"}]}, "'compaction'", "items[0].type"),
+        (CreateConversation, {"metadata": {"a": 1}}, "valid string", "metadata.a"),
+        (CreateConversation, {"metadata": PAIRS | {"a": "b"}}, "at most 16", "metadata"),
+        (UpdateConversation, {}, "Field required", "metadata"),
+        (UpdateConversation, {"metadata": "a"}, "an object", "metadata"),
+        (AddItems, {}, "Field required", "items"),
+        (AddItems, {"items": None}, "valid array", "items"),
+        (AddItems, {"items": [MESSAGE] * 21}, "at most 20 items", "items"),
+        (AddItems, {"items": [MESSAGE] * MANY}, "at most 20 items", "items"),
+        (
+            AddItems,
+            {"items": [{"role": "user", "content": [PART] * MANY + [5]}]},
+            "object",
+            f"items[0].content[{MANY}]",
+        ),
+        (AddItems, [], "an object", None),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(shape: type[Body], body: Json, words: str, param: str | None) -> None:
+    """A bad value is refused with its path."""
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        read(shape, body)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("length", [1, MANY])
+def test_what_is_on_the_limit_is_accepted(length: int) -> None:
+    """Twenty items are added at once, and 16 pairs of metadata are kept, however long the body is."""
+    body = {"items": [{"role": "user", "content": "x" * length}] * 20, "metadata": PAIRS}
+    assert read(CreateConversation, body) == CreateConversation.model_validate(body)

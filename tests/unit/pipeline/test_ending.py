@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from pipeline.ending import Follower
+from pipeline.errors import EngineFailed
+from pipeline.frames import AnnotationAdded
+from pipeline.protocol.events import (
+    CodeInterpreterCallCodeDelta,
+    CodeInterpreterCallInterpreting,
+    Event,
+    McpCallArgumentsDone,
+    McpCallCompleted,
+    McpCallFailed,
+    McpListToolsCompleted,
+    McpListToolsFailed,
+    McpListToolsInProgress,
+    OutputItemAdded,
+    OutputTextDelta,
+    ResponseCreated,
+    ResponseEvent,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseQueued,
+    ShellCallCommandDone,
+    ShellCallOutputContentDelta,
+    TerminalEvent,
+    TextDelta,
+    TextDone,
+    WebSearchCallSearching,
+)
+from pipeline.protocol.items import (
+    McpApprovalRequest,
+    McpListTools,
+    Message,
+    OutputText,
+    ReasoningText,
+    Refusal,
+    SummaryText,
+)
+from pipeline.protocol.response import ErrorDetails, Response
+from pipeline.steps import NOT_LISTED
+from tests.support.event_streams import checked, final
+from tests.support.frame_strategies import turns
+from tests.support.frames import (
+    LISTED,
+    NOTE,
+    SUMMARISED,
+    WRITTEN,
+    Frames,
+    approval,
+    asking_turn,
+    code_call,
+    custom_tool_call,
+    finished,
+    form_call,
+    function_call,
+    is_news,
+    mcp_call,
+    mcp_list,
+    message,
+    rare_turn,
+    reasoning,
+    refusal,
+    served_turns,
+    shell_call,
+    shell_output,
+    spelled,
+    started,
+    summarised_turn,
+    types,
+    web_call,
+    whole_turn,
+    written,
+)
+
+BROKE = EngineFailed("It broke.")
+
+
+def broken_off(events: Iterable[ResponseEvent], error: Exception | None = BROKE) -> list[ResponseEvent]:
+    """A stream that goes no further, and how it is ended; checked."""
+    stream, seen = Follower(), []
+    for event in events:
+        stream.feed(event)
+        seen.append(event)
+    return checked([*seen, *stream.end(error)])
+
+
+def upto_last_delta(frames: Frames) -> list[ResponseEvent]:
+    events = written(frames)
+    last = max(at for at, event in enumerate(events) if isinstance(event, TextDelta))
+    return events[: last + 1]
+
+
+@pytest.mark.parametrize(
+    ("item", "fields", "last"),
+    [
+        (reasoning("So", "."), {}, {"content": (ReasoningText("So."),), "summary": ()}),
+        (reasoning("So", "."), {"reasoning": SUMMARISED}, {"content": UNSET, "summary": (SummaryText("So."),)}),
+        (refusal("N", "o."), {}, {"content": (Refusal("No."),)}),
+        (function_call('{"', "a"), {}, {"arguments": '{"a'}),
+        (custom_tool_call("l", "s"), {}, {"input": "ls"}),
+        (mcp_call('{"', "a"), {}, {"arguments": '{"a', "output": None, "error": None}),
+        (code_call("1 ", "+"), {}, {"code": "1 +", "outputs": None}),
+    ],
+)
+def test_what_was_said_is_kept(item: Frames, fields: Any, last: Any) -> None:
+    """The open item of any kind is closed as incomplete with all the text that it had."""
+    response = final(broken_off(upto_last_delta((started(**fields), *message("Hello!"), *item, finished()))))
+    first, cut = response.output
+    assert (first.status, cut.status) == ("completed", "incomplete")
+    assert {name: getattr(cut, name) for name in last} == last
+
+
+def test_notes_and_logprobs_are_kept() -> None:
+    """A message that breaks off has the annotations and logprobs that its reader saw."""
+    tokens = spelled("Hé")
+    events = upto_last_delta((started(), *message(AnnotationAdded(NOTE), tokens), finished()))
+    (cut,) = final(broken_off(events)).output
+    assert cut == Message(
+        "msg_10000", "incomplete", "assistant", (OutputText("Hé", (NOTE,), tokens.logprobs),), "final_answer"
+    )
+
+
+def test_a_message_without_a_part_gets_one() -> None:
+    """Readers take the first part of a message for granted: one that breaks off before it has an empty one."""
+    (cut,) = final(broken_off(written((started(), *message("Hello!"), finished()))[:3])).output
+    assert cut == Message("msg_10000", "incomplete", "assistant", (OutputText(""),), "final_answer")
+
+
+def test_a_response_in_the_queue_fails_there() -> None:
+    """What breaks before the response is in progress ends in response.failed alone."""
+    events = written(whole_turn())
+    assert isinstance(events[0], ResponseCreated)
+    waiting = replace(events[0].response, status="queued")
+    ended = broken_off([ResponseCreated(0, waiting), ResponseQueued(1, waiting)])
+    assert [type(event) for event in ended] == [ResponseCreated, ResponseQueued, ResponseFailed]
+    assert final(ended).error == ErrorDetails("server_error", "It broke.")
+
+
+def test_a_stream_that_has_not_begun_cannot_end() -> None:
+    """Without a response there is nothing to fail: the error is the caller's."""
+    with pytest.raises(RuntimeError, match="not begun"):
+        list(Follower().end(BROKE))
+
+
+def upto(kind: type[Event], item: Frames) -> list[ResponseEvent]:
+    """The events of a turn up to the last one of that kind."""
+    events = written((started(), *item, finished()))
+    last = max(at for at, event in enumerate(events) if type(event) is kind)
+    return events[: last + 1]
+
+
+@pytest.mark.parametrize(
+    ("item", "at", "rest"),
+    [
+        (mcp_call("{}"), OutputItemAdded, ["mcp_call.in_progress", "mcp_call_arguments.done"]),
+        (mcp_call("{}"), McpCallArgumentsDone, []),
+        (mcp_call("{}"), McpCallCompleted, []),
+        (mcp_call("{}", error="No."), McpCallFailed, []),
+        (code_call("1"), CodeInterpreterCallCodeDelta, ["code_interpreter_call_code.done"]),
+        (code_call("1"), CodeInterpreterCallInterpreting, []),
+        (web_call("{}"), OutputItemAdded, ["web_search_call.in_progress"]),
+        (web_call("{}"), WebSearchCallSearching, []),
+        (
+            form_call("shell", '{"commands": ["a", "b"]}'),
+            ShellCallCommandDone,
+            [],
+        ),
+        (
+            shell_call('{"commands": ["a", "b"]}'),
+            OutputItemAdded,
+            [f"shell_call_command.{step}" for _ in range(2) for step in ("added", "delta", "done")],
+        ),
+        ((*shell_call("{}"), *shell_output(WRITTEN)), ShellCallOutputContentDelta, []),
+        (form_call("local_shell"), OutputItemAdded, []),
+        (form_call("apply_patch"), OutputItemAdded, []),
+    ],
+)
+def test_v7_a_call_that_breaks_off_is_incomplete(item: Frames, at: type[Event], rest: list[str]) -> None:
+    """Wherever it is, no event says that it ran, worked or failed; it says that it was cut, and nothing of a result."""
+    events = upto(at, item)
+    ended = broken_off(events)
+    assert types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
+    cut = final(ended).output[-1]
+    assert getattr(cut, "status", None) == "incomplete"
+    assert not [getattr(cut, name, None) for name in ("output", "outputs", "error") if getattr(cut, name, None)]
+
+
+@pytest.mark.parametrize(
+    ("item", "at", "rest"),
+    [
+        (mcp_list(LISTED), OutputItemAdded, ["mcp_list_tools.in_progress", "mcp_list_tools.failed"]),
+        (mcp_list(LISTED), McpListToolsInProgress, ["mcp_list_tools.failed"]),
+        (mcp_list(error="It is down."), McpListToolsFailed, []),
+        (mcp_list(LISTED), McpListToolsCompleted, []),
+    ],
+)
+def test_b11_a_list_that_breaks_off_has_an_error(item: Frames, at: type[Event], rest: list[str]) -> None:
+    """It has no status that could say so, and nobody shall take it for the list of a server without tools."""
+    events = upto(at, item)
+    ended = broken_off(events)
+    assert types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
+    assert final(ended).output == (McpListTools("mcpl_10000", "wiki", (), NOT_LISTED),)
+
+
+def test_an_approval_is_asked_for_whole() -> None:
+    """What was added is all of it, and so it is done."""
+    events = upto(OutputItemAdded, approval("{}"))
+    assert final(broken_off(events)).output == (McpApprovalRequest("mcpr_10000", "wiki", "ask", "{}"),)
+
+
+@settings(max_examples=100, deadline=None)
+@given(frames=turns(), error=st.sampled_from([BROKE, None]), data=st.data())
+def test_row11_v2_any_stream_can_end_anywhere(frames: Frames, error: Exception | None, data: st.DataObject) -> None:
+    """Behind any of its events a stream can be ended in good order, and what was seen is not taken back."""
+    events = written(frames)
+    at = data.draw(st.integers(1, len(events) - 1))
+    ended = broken_off(events[:at], error)
+    assert ended[:at] == events[:at]
+    assert sum(isinstance(event, TerminalEvent) for event in ended) == 1
+    assert isinstance(ended[-1], ResponseFailed if error else ResponseIncomplete)
+    added = [event.item.id for event in events[:at] if isinstance(event, OutputItemAdded)]
+    assert [item.id for item in final(ended).output] == added
+
+
+def test_v17_b22_what_is_cancelled_says_so() -> None:
+    """Without an error the response was cancelled: it has what was said, and neither an error nor a reason."""
+    response = final(broken_off(upto_last_delta((started(), *message("Hel", "lo!"), finished())), None))
+    assert (response.status, response.error, response.incomplete_details) == ("cancelled", None, None)
+    assert [item.status for item in response.output] == ["incomplete"]
+    assert (response.usage, response.completed_at) == (None, None)
+
+
+@settings(max_examples=50, deadline=None)
+@given(frames=turns())
+def test_whatever_can_be_told_is_told(frames: Frames) -> None:
+    """Of a stream that keeps the rules, all but what is new is told ahead of its time."""
+    stream = Follower()
+    events = written(frames)
+    for event in events:
+        if isinstance(event, TextDelta):
+            logprobs = event.logprobs if isinstance(event, OutputTextDelta) else ()
+            assert stream.deltas([event.delta], logprobs) == [event]
+        elif not is_news(event):
+            assert event in stream.guesses(final(events))
+        stream.feed(event)
+
+
+@pytest.mark.parametrize("turn", [whole_turn(), rare_turn(), summarised_turn(), served_turns(), asking_turn()])
+def test_deltas_are_taken_many_at_once(turn: Frames) -> None:
+    """All the deltas that only continue the open text are taken at once, and the text is the same as one by one."""
+    stream, events, at = Follower(), written(turn), 0
+    while at < len(events):
+        at += len(stream.growth(events, at))
+        event = events[at]
+        assert not isinstance(event, TextDelta) or (isinstance(event, OutputTextDelta) and event.logprobs)
+        assert not isinstance(event, TextDone) or event in stream.guesses(final(events))
+        stream.feed(event)
+        at += 1
+
+
+@pytest.mark.parametrize("changed", [{"sequence_number": 99}, {"item_id": "rs_other"}, {"output_index": 7}])
+def test_deltas_of_another_place_are_not_taken(changed: dict[str, Any]) -> None:
+    """What only looks like the next delta of the open text ends the row of those that are taken."""
+    events = written((started(), *message("one", " two", " three"), finished()))
+    first = next(at for at, event in enumerate(events) if isinstance(event, TextDelta))
+    events[first + 1] = replace(events[first + 1], **changed)
+    stream = Follower()
+    for event in events[:first]:
+        stream.feed(event)
+    assert stream.growth(events, first) == ["one"]
+    assert stream.growth(events, first + 1) == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(frames=turns())
+def test_the_end_is_seen(frames: Frames) -> None:
+    """A follower knows the end when it comes, and not before; and the response from the first event on."""
+    stream = Follower()
+    events = written(frames)
+    for event in events:
+        assert not stream.ended
+        stream.feed(event)
+        assert isinstance(stream.response, Response)
+    assert stream.ended

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import pytest
+
+from pipeline.frames import FinishReason
+from pipeline.protocol.events import to_sse
+from tests.support.frames import finished, message, on_the_wire, started, whole_turn, written
+
+RESPONSE_FIELDS = """
+    id object created_at completed_at status incomplete_details model previous_response_id instructions output error
+    tools tool_choice truncation parallel_tool_calls text top_p presence_penalty frequency_penalty top_logprobs
+    temperature reasoning usage max_output_tokens max_tool_calls store background service_tier metadata
+    safety_identifier prompt_cache_key
+"""
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_every_response_on_the_wire_has_all_31_fields(reason: FinishReason) -> None:
+    """From the first event on a response is whole: null where there is nothing to say yet, and nothing besides."""
+    events = written((started(), *message("Hello!"), finished(reason)))
+    for event in (events[0], events[1], events[-1]):
+        assert sorted(on_the_wire(event)["response"]) == sorted(RESPONSE_FIELDS.split())
+    assert len(RESPONSE_FIELDS.split()) == 31
+
+
+def test_the_event_name_is_the_type() -> None:
+    """Each SSE frame is an event line and one line of data that agree, and the type leads its JSON."""
+    for event in written(whole_turn()):
+        assert on_the_wire(event)["type"] == event.__struct_config__.tag
+        assert to_sse(event).split(b"\ndata: ")[1].startswith(b'{"type":"response.')
+
+
+def test_line_ends_inside_a_text_stay_inside_its_json() -> None:
+    """An SSE frame has two lines, whatever a text holds: CR, LF and the separators of Unicode included."""
+    for event in written((started(), *message("a\r\n\n\u2028\x85b"), finished())):
+        assert on_the_wire(event)["sequence_number"] == event.sequence_number
+        assert b"\r" not in to_sse(event)

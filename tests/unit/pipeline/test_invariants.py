@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import ast
+import inspect
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from pipeline import call_invariants, invariants, item_invariants, rules
+from pipeline.invariants import StreamChecker, check
+from pipeline.protocol.events import (
+    OutputTextAnnotationAdded,
+    ResponseEvent,
+    ResponseFailed,
+    ResponseIncomplete,
+)
+from pipeline.record import replay
+from pipeline.rules import InvariantBroken
+from tests.support.broken_calls import BROKEN_CALLS
+from tests.support.broken_streams import ASKED, BROKEN, CUT_TURN, ERROR, RARE, SERVED, SUMMARY, TWO_CALLS
+from tests.support.frame_strategies import turns
+from tests.support.frames import (
+    Frames,
+    finished,
+    message,
+    spelled,
+    started,
+    whole_turn,
+    written,
+)
+from tests.support.stream_changes import Change, Events, begun, drop, outputs, queued, renumbered, repeat
+
+RULES = BROKEN | BROKEN_CALLS
+
+
+def fed(events: Events) -> None:
+    stream = StreamChecker()
+    for event in events:
+        stream.feed(event)
+    stream.finish()
+
+
+@pytest.mark.parametrize(("rule", "change"), [(rule, change) for rule, changes in RULES.items() for change in changes])
+def test_a_stream_that_breaks_a_rule_is_refused_by_it(rule: str, change: Change) -> None:
+    """Each rule, broken alone in a stream that is good otherwise, is the one that is named."""
+    with pytest.raises(InvariantBroken) as caught:
+        fed(change(written(whole_turn())))
+    assert str(caught.value) == rule
+
+
+def test_the_table_has_every_rule() -> None:
+    """A rule that no stream was seen to break might be no rule at all."""
+    nodes = [
+        node
+        for module in (invariants, item_invariants, call_invariants, rules)
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+    ]
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    stated = {
+        call.args[-1].value
+        for call in calls
+        if isinstance(call.func, ast.Name) and call.func.id in ("rule", "InvariantBroken")
+        if isinstance(call.args[-1], ast.Constant)
+    }
+    assert stated == set(RULES)
+
+
+@pytest.mark.parametrize(
+    "frames", [whole_turn(), CUT_TURN, TWO_CALLS, RARE, SUMMARY, SERVED, ASKED, (started(), finished())]
+)
+def test_good_streams_pass(frames: Frames) -> None:
+    """What the writer writes of a turn is within the rules, and so is the same after some waiting."""
+    fed(written(frames))
+    fed(queued(written(frames)))
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("y", "y STOP"), ("y ST", "y ")])
+def test_a_stop_text_may_cut_the_last_token(text: str, tokens: str) -> None:
+    """The tokens of a text may go on where the text was cut, and the last may be left out."""
+    cut = replace(spelled(text), logprobs=spelled(tokens).logprobs)
+    fed(written((started(), *message(spelled("Hé"), cut), finished())))
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+def test_a_response_may_end_while_it_waits(status: Any) -> None:
+    """What fails or is cancelled in the queue was never in progress."""
+    events = queued(written(whole_turn()))[:2]
+    response = replace(begun(events), status=status, error=ERROR if status == "failed" else None)
+    end = ResponseFailed if status == "failed" else ResponseIncomplete
+    fed([*events, end(sequence_number=2, response=response)])
+
+
+def test_a_cancelled_response_ends_as_incomplete() -> None:
+    """Clients have no event for cancelled responses: theirs is the one status that is not the event's name."""
+    *events, _ = written(CUT_TURN)
+    response = replace(begun(events), status="cancelled", output=outputs(events))
+    fed([*events, ResponseIncomplete(sequence_number=len(events), response=response)])
+
+
+def test_a_failed_response_may_end_anywhere_between_items() -> None:
+    """A failure needs no usage, and its last item may be incomplete in spite of it."""
+    *events, _ = written(CUT_TURN)
+    response = replace(begun(events), status="failed", output=outputs(events), error=ERROR)
+    fed([*events, ResponseFailed(sequence_number=len(events), response=response)])
+
+
+# Any stream at all
+
+
+def commute(first: ResponseEvent, second: ResponseEvent) -> bool:
+    """Whether two neighbours say the same in either order: deltas, or a delta and an annotation."""
+    if isinstance(first, OutputTextAnnotationAdded) != isinstance(second, OutputTextAnnotationAdded):
+        return any(hasattr(event, "delta") for event in (first, second))
+    one, other = getattr(first, "delta", None), getattr(second, "delta", None)
+    return one is not None and other is not None and one + other == other + one
+
+
+@settings(max_examples=100, deadline=None)
+@given(frames=turns(), data=st.data())
+def test_every_event_is_needed(frames: Frames, data: st.DataObject) -> None:
+    """A good stream without any one of its events is refused, also when the rest is numbered anew."""
+    events = written(frames)
+    fed(events)
+    at = data.draw(st.integers(0, len(events) - 1))
+    for changed in (drop(at)(events), [*events[:at], *events[at + 1 :]]):
+        with pytest.raises(InvariantBroken):
+            fed(changed)
+
+
+@settings(max_examples=100, deadline=None)
+@given(frames=turns(), data=st.data())
+def test_every_order_matters(frames: Frames, data: st.DataObject) -> None:
+    """A good stream with two neighbours swapped is refused, unless both are deltas that commute."""
+    events = written(frames)
+    at = data.draw(st.integers(0, len(events) - 2))
+    assume(not commute(*events[at : at + 2]))
+    swapped = [*events[:at], events[at + 1], events[at], *events[at + 2 :]]
+    for changed in (renumbered(swapped), swapped):
+        with pytest.raises(InvariantBroken):
+            fed(changed)
+
+
+# The stage
+
+
+async def test_check_passes_events_on() -> None:
+    """The stage hands on every event as it came."""
+    events = written(whole_turn())
+    async with aclosing(check(replay(events))) as passed:
+        assert all(event is given for event, given in zip([event async for event in passed], events, strict=True))
+
+
+@pytest.mark.parametrize(("change", "good"), [(repeat(4), 7), (drop(21), 21), (drop(3), 3)])
+async def test_check_stops_at_the_broken_rule(change: Change, good: int) -> None:
+    """Events pass up to the first that breaks a rule, or to an end that came too early."""
+    passed = []
+    with pytest.raises(InvariantBroken):
+        async for event in check(replay(change(written(whole_turn())))):
+            passed.append(event)  # noqa: PERF401 - a comprehension would be lost with the error
+    assert len(passed) == good

@@ -1,0 +1,36 @@
+"""The ``penstock`` command, as its users run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from pipeline.__main__ import COMMANDS, main
+from tests.support.paths import ROOT
+
+Run = Callable[..., bytes]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+    def run(*arguments: str) -> bytes:
+        monkeypatch.setattr("sys.argv", ["penstock", *arguments])
+        main()
+        return capsysbinary.readouterr().out
+
+    return run
+
+
+def test_the_readme_shows_the_flow(run: Run) -> None:
+    """The picture in the README is the one that the code draws."""
+    assert run("show").decode() in (ROOT / "README.md").read_text()
+
+
+def test_a_command_that_is_none_lists_those_there_are(run: Run, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """A usage error names all commands."""
+    with pytest.raises(SystemExit) as ended:
+        run("reply")
+    assert ended.value.code == 2
+    told = capsysbinary.readouterr().err.decode()
+    assert all(f"\n  {command} " in told for command in COMMANDS)

@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.core import Pipeline
+from pipeline.frames import Conversation, ItemDelta, ParsedFrame, Prompt
+from pipeline.junction import JunctionError
+from pipeline.plugins import WrongPlugin, load
+from pipeline.protocol.request import CreateResponse
+from server import main
+from stages.generate.scripted import ScriptedEngine
+from stages.harmony import HarmonyEncoding
+from stages.render.harmony import RenderHarmony
+from stages.responses import recorded_responses
+from tests.support.event_streams import final, read_sse
+from tests.support.example_flows import texts
+from tests.support.scripts import script
+from tests.support.server import serving
+
+SHOUT = """
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TypeVar
+
+import words
+from pipeline.frames import ItemDelta, ParsedFrame
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.request import CreateResponse
+
+Frame = TypeVar("Frame")
+
+
+async def shout(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+    async for frame in source:
+        yield ItemDelta(words.louder(frame.text)) if isinstance(frame, ItemDelta) else frame
+
+
+async def passed(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
+    async for frame in source:
+        yield frame
+
+
+async def unannotated(source):
+    yield
+
+
+async def no_generator(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+    return
+
+
+def install(pipeline):
+    return pipeline.after("parse", "shout", shout)
+
+
+def again(pipeline):
+    return pipeline.after("shout", "again", shout)
+
+
+class Place:
+    @staticmethod
+    def install(pipeline):
+        return pipeline.before("parse", "first", passed).after("parse", "shout", shout)
+
+
+def too_late(pipeline):
+    return pipeline.after("emit", "shout", shout)
+
+
+def too_early(pipeline):
+    return pipeline.before("render", "shout", shout)
+
+
+def nowhere(pipeline):
+    return pipeline.after("prase", "shout", shout)
+
+
+def bare(pipeline):
+    return pipeline.after("parse", "bare", unannotated)
+
+
+def unready(pipeline):
+    return pipeline.after("parse", "unready", no_generator)
+
+
+def nothing(pipeline):
+    pipeline.after("parse", "shout", shout)
+
+
+def torn(pipeline):
+    return pipeline.without("persist")
+
+
+def beheaded(pipeline):
+    return pipeline.behind("normalize")
+
+
+def curtailed(pipeline):
+    return pipeline.upto("emit")
+
+
+async def from_numbers(source: AsyncIterator[int]) -> AsyncGenerator[CreateResponse, None]:
+    async for number in source:
+        yield CreateResponse(input=str(number))
+
+
+async def lengths(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[int, None]:
+    async for event in source:
+        yield len(str(event))
+
+
+def unasked(pipeline):
+    return pipeline.before("normalize", "from numbers", from_numbers)
+
+
+def untold(pipeline):
+    return pipeline.after("persist", "lengths", lengths)
+
+
+def failing(pipeline):
+    return 1 // 0
+
+
+tone = "loud"
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with plug-ins, as a file and as a module, and another module beside them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "shouting.py").write_text(SHOUT)
+    (tmp_path / "words.py").write_text("def louder(text):\n    return text.upper()\n")
+    (tmp_path / "broken.py").write_text("\nimport no_such_thing\n")
+    (tmp_path / "failing.py").write_text("1 // 0\n")
+    (tmp_path / "leaving.py").write_text("\nraise SystemExit('not on this machine')\n")
+    (tmp_path / "unclosed.py").write_text("\n\ndef install(:\n")
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def installed(here: Path) -> None:
+    """A distribution with an entry point."""
+    info = here / "shouting-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shouting\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[penstock.stages]\nshout = shouting:install\nlost = shouting:gone\n")
+    sys.path.append(str(here))
+    importlib.invalidate_caches()
+
+
+def edited(*names: str) -> list[str]:
+    """The names of the stages, once those plug-ins are installed."""
+    return load(names)(recorded_responses()).names()
+
+
+@pytest.mark.parametrize("name", ["shouting.py:install", "./shouting.py:install", "shouting:install"])
+def test_a_plugin_is_a_file_or_a_module(name: str) -> None:
+    """As a new user would write it: whatever is in the working directory is found."""
+    assert edited(name)[4:7] == ["parse", "shout", "emit"]
+
+
+def test_without_plugins_nothing_changes() -> None:
+    """The pipeline stays itself."""
+    pipeline = recorded_responses()
+    assert load(())(pipeline) is pipeline
+
+
+def test_plugins_are_installed_in_their_order() -> None:
+    """A later one knows the stages of those ahead of it."""
+    assert edited("shouting.py:install", "shouting.py:again")[4:7] == ["parse", "shout", "again"]
+    with pytest.raises(WrongPlugin, match="no stage named 'shout'"):
+        edited("shouting.py:again", "shouting.py:install")
+
+
+def test_a_function_may_be_anywhere_in_its_module() -> None:
+    """Its path is what Python would write."""
+    assert edited("shouting:Place.install")[4:7] == ["first", "parse", "shout"]
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_entry_point_is_installed_where_it_is_named() -> None:
+    """And only there: no answer changes because a package was installed."""
+    assert "shout" not in edited()
+    assert "shout" in edited("shout")
+    with pytest.raises(WrongPlugin, match=re.escape("--with lost: shouting has no function gone")):
+        load(["lost"])
+    with pytest.raises(
+        WrongPlugin, match=re.escape("--with shuot: it is no entry point of penstock.stages (there are")
+    ):
+        load(["shuot"])
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("nobody:install", "there is no module nobody"),
+        ("nobody.at.home:install", "there is no module nobody"),
+        ("nobody.py:install", "there is no file nobody.py"),
+        ("shouting:gone", "shouting has no function gone"),
+        ("shouting.py:tone", "shouting.py has no function tone"),
+        ("shouting.py:", "shouting.py has no function"),
+        ("shouting.py", "it is no entry point of penstock.stages (there are none), and names no module:function"),
+        ("broken.py:install", "importing it raised ModuleNotFoundError: No module named 'no_such_thing' ("),
+        ("broken:install", "importing it raised ModuleNotFoundError: No module named 'no_such_thing' ("),
+        ("failing.py:install", "failing.py:1)"),
+        ("leaving.py:install", "importing it raised SystemExit: not on this machine ("),
+        ("unclosed.py:install", "importing it raised SyntaxError: invalid syntax ("),
+        ("unclosed.py:install", "unclosed.py:3)"),
+    ],
+)
+def test_what_cannot_be_found_is_told(name: str, told: str) -> None:
+    """By its name, before anything is started."""
+    with pytest.raises(WrongPlugin, match=re.escape(f"--with {name}: ")) as caught:
+        load([name])
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        ("too_late", "emit -> shout: emit gives EmittedFrame, and shout takes ParsedFrame"),
+        ("too_early", "shout -> render: shout gives ParsedFrame, and render takes Conversation"),
+        ("nowhere", "no stage named 'prase'; there are normalize, converse, render, generate, parse, emit, persist"),
+        ("bare", "stage 'bare', "),
+        ("unready", "stage 'unready' is no generator: nowhere in it is a yield"),
+        ("nothing", "it returned None where an edited pipeline was to come"),
+        ("shout", "it returned <async_generator object shout"),
+        ("torn", "persist is gone, which the server needs: `replace` it instead"),
+        ("beheaded", "normalize is gone"),
+        ("curtailed", "persist is gone"),
+        ("unasked", "the server -> from numbers: the server gives CreateResponse, and from numbers takes int"),
+        ("untold", "lengths -> the server: lengths gives int, and the server takes ResponseEvent"),
+        ("failing", "it raised ZeroDivisionError: integer division or modulo by zero ("),
+    ],
+)
+def test_what_cannot_be_installed_is_told(function: str, told: str) -> None:
+    """A stage in the wrong place by the frames that arrive there, and those that it takes."""
+    with pytest.raises(WrongPlugin, match=re.escape(f"--with shouting.py:{function}: ")) as caught:
+        edited(f"shouting.py:{function}")
+    assert told in str(caught.value)
+
+
+def test_plugins_of_one_file_share_it(here: Path) -> None:
+    """It is run once, as a module is: what it registers elsewhere can often be registered once only."""
+    once = "import words\nassert not hasattr(words, 'seen')\nwords.seen = True\n"
+    (here / "registering.py").write_text(f"{once}\ndef one(pipeline):\n    return pipeline\n\ntwo = one\n")
+    assert edited("registering.py:one", "registering.py:two") == edited()
+
+
+def test_a_plugin_is_installed_once() -> None:
+    """The same stage twice is no pipeline."""
+    with pytest.raises(WrongPlugin, match="stage names repeat: shout"):
+        edited("shouting.py:install", "shouting.py:install")
+
+
+async def count_words(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[int, None]:
+    async for frame in source:
+        yield len(frame.text) if isinstance(frame, ItemDelta) else 0
+
+
+async def listen(source: AsyncIterator[int]) -> AsyncGenerator[Conversation, None]:
+    async for _ in source:
+        raise NotImplementedError
+    nothing: tuple[Conversation, ...] = ()
+    for conversation in nothing:
+        yield conversation
+
+
+def test_what_is_inside_converse_gives_what_that_takes() -> None:
+    """Both ends of a composite stage are junctions as well."""
+    with pytest.raises(JunctionError, match="count -> converse: count gives int, and converse takes ParsedFrame"):
+        recorded_responses().after("parse", "count", count_words)
+    with pytest.raises(JunctionError, match="converse -> listen: converse gives Conversation, and listen takes int"):
+        recorded_responses().before("render", "listen", listen)
+
+
+async def unfit(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame | int, None]:
+    async for frame in source:
+        yield frame
+
+
+def test_only_those_frames_are_told_that_do_not_fit() -> None:
+    """Where most do."""
+    with pytest.raises(JunctionError, match=r"unfit gives ParsedFrame \| int, .*: it does not accept int$"):
+        recorded_responses().after("parse", "unfit", unfit)
+
+
+# In a server
+
+
+async def trim(source: AsyncIterator[CreateResponse]) -> AsyncGenerator[CreateResponse, None]:
+    async for body in source:
+        yield body.model_copy(update={"instructions": "Be brief."})
+
+
+async def date(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversation, None]:
+    async for conversation in source:
+        assert conversation.response.instructions == "Be brief."
+        yield conversation
+
+
+class Render(RenderHarmony):
+    """Another one in its place."""
+
+
+async def look(source: AsyncIterator[Prompt]) -> AsyncGenerator[Prompt, None]:
+    async for prompt in source:
+        yield prompt
+
+
+def around(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    [render] = [step.stage for step in pipeline.inner("converse").steps if step.name == "render"]
+    assert isinstance(render, RenderHarmony)
+    pipeline = pipeline.before("normalize", "trim", trim).after("normalize", "date", date)
+    return pipeline.replace("render", Render(render.encoding, render.context_length)).after("render", "look", look)
+
+
+async def test_stages_stand_around_those_where_the_server_cuts(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Ahead of ``normalize``, behind it, in place of ``render`` and behind that: in front, behind, and counted."""
+    async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=around) as served:
+        first = final(read_sse(await served.stream({"input": "Hi"})))
+        assert (first.instructions, first.status) == ("Be brief.", "completed")
+        status, queued = await served.post({"input": "Hi", "background": True})
+        assert (status, queued["instructions"]) == (200, "Be brief.")
+        assert final(read_sse(await served.again(f"/v1/responses/{queued['id']}?stream=true"))).status == "completed"
+        status, counted = await served.post({"input": "Hi"}, "/v1/responses/input_tokens")
+        assert first.usage is not None
+        assert counted["input_tokens"] == first.usage.input_tokens
+
+
+async def test_the_command_installs_them(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """What a plug-in adds is served."""
+    install = load(["shouting.py:install"])
+    async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=install) as served:
+        assert texts(final(read_sse(await served.stream({"input": "Hi"})))) == ["A GREETING.", "HELLO!"]
+
+
+def test_the_command_refuses_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before it starts anything."""
+    with pytest.raises(SystemExit, match=r"^penstock: --with nobody.py:install: there is no file nobody.py$"):
+        main(["tiny", "--with", "shouting.py:install", "--with", "nobody.py:install"])

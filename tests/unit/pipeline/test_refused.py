@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.request_errors import (
+    MANY,
+    MESSAGE,
+    PART,
+    RESULT,
+    Json,
+    call,
+    call_output,
+    choice,
+    custom,
+    function,
+    item,
+    more_tools,
+    namespace,
+    output_format,
+    part,
+    raw,
+    refused,
+)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"input=hello", b'{"input": }', b"\xff\xfe", b'{"input":' + b"[" * 999],
+    ids=repr,
+)
+def test_what_is_no_json_is_refused(body: bytes) -> None:
+    """A body that is not JSON is refused once, without a param."""
+    message, param = refused(body)
+    assert message.count("JSON") == 1
+    assert param is None
+
+
+@pytest.mark.parametrize("blank", [0, 10**5], ids=["at once", "in pieces"])
+@pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity"])
+def test_what_only_python_takes_for_a_number_is_refused(number: bytes, blank: int) -> None:
+    """JSON has no NaN and nothing infinite, in a short body or in a long one: no reader of an echo could read it."""
+    tool = b'{"type": "computer", "x": %b}' % number
+    message, param = refused(b'{"input": "%b", "tools": [%b]}' % (b"x" * blank, tool))
+    assert message.startswith("The body is not valid JSON")
+    assert param is None
+
+
+@pytest.mark.parametrize("body", [[], "hello", 5, None, True, [{"input": "hello"}]], ids=repr)
+def test_the_body_is_an_object(body: Json) -> None:
+    """JSON of any other type is refused without a param."""
+    assert refused(json.dumps(body).encode()) == ("Input should be an object", None)
+
+
+TYPES = [
+    ({"model": 5}, "valid string", "model"),
+    ({"input": 5}, "valid array", "input"),
+    ({"input": {"as_list": 5}}, "valid array", "input"),
+    ({"input": ["hello"]}, "an object", "input[0]"),
+    ({"input": [{"role": "user", "content": "x"}, None]}, "an object", "input[1]"),
+    ({"instructions": ["Be brief."]}, "valid string", "instructions"),
+    ({"previous_response_id": 1}, "valid string", "previous_response_id"),
+    ({"stream": "true"}, "valid boolean", "stream"),
+    ({"stream": 1}, "valid boolean", "stream"),
+    ({"stream_options": True}, "an object", "stream_options"),
+    ({"stream_options": {"include_obfuscation": 0}}, "valid boolean", "stream_options.include_obfuscation"),
+    ({"store": "no"}, "valid boolean", "store"),
+    ({"tools": {"type": "function"}}, "valid array", "tools"),
+    ({"tool_choice": 5}, "an object", "tool_choice"),
+    ({"parallel_tool_calls": "yes"}, "valid boolean", "parallel_tool_calls"),
+    ({"max_output_tokens": 16.5}, "valid integer", "max_output_tokens"),
+    ({"max_output_tokens": "16"}, "valid integer", "max_output_tokens"),
+    ({"max_output_tokens": True}, "valid integer", "max_output_tokens"),
+    ({"temperature": "1"}, "valid number", "temperature"),
+    ({"temperature": True}, "valid number", "temperature"),
+    ({"reasoning": "high"}, "an object", "reasoning"),
+    ({"text": "text"}, "an object", "text"),
+    ({"text": {"format": "text"}}, "an object", "text.format"),
+    ({"include": "reasoning.encrypted_content"}, "valid array", "include"),
+    ({"include": [None]}, "valid string", "include[0]"),
+    ({"background": "no"}, "valid boolean", "background"),
+    ({"conversation": 5}, "an object", "conversation"),
+    ({"conversation": ["conv_1"]}, "an object", "conversation"),
+    ({"conversation": {}}, "Field required", "conversation.id"),
+    ({"conversation": {"id": None, "as_text": "conv_1"}}, "valid string", "conversation.id"),
+    ({"user": 5}, "valid string", "user"),
+    ({"prompt_cache_key": 5}, "valid string", "prompt_cache_key"),
+    ({"safety_identifier": 5}, "valid string", "safety_identifier"),
+    ({"service_tier": 5}, "'auto', 'default'", "service_tier"),
+    ({"stop": 5}, "valid array", "stop"),
+    ({"stop": ["x", 5]}, "valid string", "stop[1]"),
+    ({"seed": 1.5}, "valid integer", "seed"),
+    ({"top_k": True}, "valid integer", "top_k"),
+    ({"min_p": "0"}, "valid number", "min_p"),
+    ({"priority": "high"}, "valid integer", "priority"),
+    ({"cache_salt": 5}, "valid string", "cache_salt"),
+    ({"enable_response_messages": 1}, "valid boolean", "enable_response_messages"),
+    ({"previous_input_messages": {}}, "valid array", "previous_input_messages"),
+    ({"prompt_cache_options": "30m"}, "an object", "prompt_cache_options"),
+]
+
+ITEMS = [
+    (item(type="item_reference"), "Field required", "input[0].id"),
+    (item(type="item_reference", id=5), "valid string", "input[0].id"),
+    (item(type="compaction", encrypted_content="x"), "'compaction' is none of 'message'", "input[0].type"),
+    (item(type=["message"]), "none of 'message'", "input[0].type"),
+    (item(type="", role="user", content="x"), "'message'", "input[0].type"),
+    (item(content="x"), "Field required", "input[0].role"),
+    (item(type="message", message={}, content="x"), "Field required", "input[0].role"),
+    (item(role="tool", content="x"), "'user', 'assistant', 'system' or 'developer'", "input[0].role"),
+    (item(role="user"), "Field required", "input[0].content"),
+    (item(role="user", content=None), "valid array", "input[0].content"),
+    (item(role="user", content="x", id=5), "valid string", "input[0].id"),
+    (item(role="user", content="x", status="done"), "'in_progress', 'completed' or 'incomplete'", "input[0].status"),
+    (item(role="assistant", content="x", phase="analysis"), "'commentary' or 'final_answer'", "input[0].phase"),
+    (part(), "Field required", "input[0].content[0].type"),
+    (part(type="text", text="x"), "'text' is none of 'input_text'", "input[0].content[0].type"),
+    (part(type="input_text"), "Field required", "input[0].content[0].text"),
+    (part(type="input_text", text=5), "valid string", "input[0].content[0].text"),
+    (part(type="input_text", input_text={}), "Field required", "input[0].content[0].text"),
+    (part(type="refusal"), "Field required", "input[0].content[0].refusal"),
+    (part(type="refusal", refusal=5), "valid string", "input[0].content[0].refusal"),
+    (item(role="user", content=["x"]), "an object", "input[0].content[0]"),
+    (item(type="reasoning", summary="x"), "valid array", "input[0].summary"),
+    (item(type="reasoning", summary=[{"type": "text"}]), "'summary_text'", "input[0].summary[0].type"),
+    (item(type="reasoning", content="x"), "valid array", "input[0].content"),
+    (item(type="reasoning", content=[{"type": "reasoning_text"}]), "Field required", "input[0].content[0].text"),
+    (item(type="reasoning", encrypted_content=5), "valid string", "input[0].encrypted_content"),
+    (item(type="function_call", name="f", arguments="{}"), "Field required", "input[0].call_id"),
+    (item(type="function_call", call_id="c", arguments="{}"), "Field required", "input[0].name"),
+    (item(type="function_call", call_id="c", name="f"), "Field required", "input[0].arguments"),
+    (call(call_id=""), "at least 1 character", "input[0].call_id"),
+    (call(call_id="c" * 65), "at most 64 characters", "input[0].call_id"),
+    (call(name=""), "at least 1 character", "input[0].name"),
+    (call(arguments={}), "valid string", "input[0].arguments"),
+    (item(type="function_call_output", call_id="c"), "Field required", "input[0].output"),
+    (call_output(call_id="c" * 65), "at most 64 characters", "input[0].call_id"),
+    (call_output(output=None), "valid array", "input[0].output"),
+    (call_output(output=[{"type": "output_text", "text": "x"}]), "is none of", "input[0].output[0].type"),
+    (call_output(output=[{"type": "input_text"}]), "Field required", "input[0].output[0].text"),
+    (call(namespace="a b"), "pattern", "input[0].namespace"),
+    (call(type="custom_tool_call"), "Field required", "input[0].input"),
+    (call(type="custom_tool_call", input={}), "valid string", "input[0].input"),
+    (item(type="custom_tool_call_output", call_id="c"), "Field required", "input[0].output"),
+    (item(type="custom_tool_call_output", call_id="", output=""), "at least 1", "input[0].call_id"),
+    (item(type="additional_tools", role="developer"), "Field required", "input[0].tools"),
+    (item(type="additional_tools", role="user", tools=[]), "'developer'", "input[0].role"),
+    (more_tools({"type": "function"}), "Field required", "input[0].tools[0].name"),
+    (more_tools(*namespace({"type": "custom"})["tools"]), "Field required", "input[0].tools[0].tools[0].name"),
+]
+
+VALUES = [
+    ({"tool_choice": "any"}, "'auto', 'none' or 'required'", "tool_choice"),
+    ({"max_output_tokens": 15}, "greater than or equal to 16", "max_output_tokens"),
+    ({"max_tool_calls": 0}, "greater than or equal to 1", "max_tool_calls"),
+    ({"temperature": -0.1}, "greater than or equal to 0", "temperature"),
+    ({"temperature": 2.1}, "less than or equal to 2", "temperature"),
+    ({"top_p": 0}, "greater than 0", "top_p"),
+    ({"top_p": 1.1}, "less than or equal to 1", "top_p"),
+    ({"top_logprobs": -1}, "greater than or equal to 0", "top_logprobs"),
+    ({"top_logprobs": 21}, "less than or equal to 20", "top_logprobs"),
+    ({"truncation": "middle"}, "'auto' or 'disabled'", "truncation"),
+    ({"reasoning": {"effort": "huge"}}, "'none', 'minimal', 'low', 'medium', 'high'", "reasoning.effort"),
+    ({"reasoning": {"summary": "long"}}, "'auto', 'concise' or 'detailed'", "reasoning.summary"),
+    ({"text": {"format": {}}}, "Field required", "text.format.type"),
+    (output_format(type="xml"), "'xml' is none of 'text', 'json_schema', 'json_object'", "text.format.type"),
+    (output_format(type="json_schema", schema={}), "Field required", "text.format.name"),
+    (output_format(type="json_schema", name="x"), "Field required", "text.format.schema"),
+    (output_format(type="json_schema", name="x", schema="{}"), "an object", "text.format.schema"),
+    (output_format(type="json_schema", name="x y", schema={}), "pattern", "text.format.name"),
+    (output_format(type="json_schema", name="x" * 65, schema={}), "pattern", "text.format.name"),
+    (output_format(type="json_schema", name="x", schema={}, strict=1), "valid boolean", "text.format.strict"),
+    (choice(), "Field required", "tool_choice.type"),
+    (choice(type="function"), "Field required", "tool_choice.name"),
+    (choice(type="custom", name=5), "valid string", "tool_choice.name"),
+    (choice(type="allowed_tools", tools=[]), "Field required", "tool_choice.mode"),
+    (choice(type="allowed_tools", mode="none", tools=[]), "'auto' or 'required'", "tool_choice.mode"),
+    (choice(type="allowed_tools", mode="auto", tools=["f"]), "an object", "tool_choice.tools[0]"),
+    (choice(type="allowed_tools", mode="auto", tools=[{"type": "custom"}]), "required", "tool_choice.tools[0].name"),
+    ({"presence_penalty": -2.1}, "greater than or equal to -2", "presence_penalty"),
+    ({"frequency_penalty": 2.1}, "less than or equal to 2", "frequency_penalty"),
+    ({"repetition_penalty": 0}, "greater than 0", "repetition_penalty"),
+    ({"top_k": -2}, "greater than or equal to -1", "top_k"),
+    ({"min_p": 1.1}, "less than or equal to 1", "min_p"),
+    ({"seed": 2**63}, "less than", "seed"),
+    ({"priority": -(2**63) - 1}, "greater than or equal", "priority"),
+    ({"stop": ""}, "at least 1 character", "stop"),
+    ({"stop": ["a", ""]}, "at least 1 character", "stop[1]"),
+    ({"stop": ["a"] * 5}, "at most 4", "stop"),
+    ({"cache_salt": ""}, "at least 1 character", "cache_salt"),
+    ({"cache_salt": "a/b"}, "pattern", "cache_salt"),
+    ({"cache_salt": "a" * 1025}, "at most 1024", "cache_salt"),
+    ({"safety_identifier": "a" * 129}, "at most 128", "safety_identifier"),
+    ({"prompt_cache_key": "a" * 65}, "at most 64", "prompt_cache_key"),
+    ({"prompt_cache_retention": "1h"}, "'in_memory' or '24h'", "prompt_cache_retention"),
+    ({"prompt_cache_options": {"ttl": "1h"}}, "'30m' or '12h'", "prompt_cache_options.ttl"),
+    ({"reasoning": {"generate_summary": "long"}}, "'concise'", "reasoning.generate_summary"),
+    ({"reasoning": {"context": "none"}}, "'auto', 'current_turn' or 'all_turns'", "reasoning.context"),
+    (raw(role="user"), "Field required", "previous_input_messages[0].content"),
+    (raw(role="critic", content="x"), "'system', 'developer'", "previous_input_messages[0].role"),
+    (raw(author={}, content="x"), "Field required", "previous_input_messages[0].author.role"),
+    (raw(role="user", content=[{"type": "image"}]), "'text'", "previous_input_messages[0].content[0].type"),
+    ({"text": {"verbosity": "chatty"}}, "'low', 'medium' or 'high'", "text.verbosity"),
+    ({"metadata": {str(number): "" for number in range(17)}}, "at most 16", "metadata"),
+    ({"metadata": {"k" * 65: ""}}, "at most 64 characters", "metadata." + "k" * 65),
+    ({"metadata": {"key": "v" * 513}}, "at most 512 characters", "metadata.key"),
+    ({"metadata": {"message": 5}}, "valid string", "metadata.message"),
+    ({"tools": [5]}, "an object", "tools[0]"),
+    ({"tools": [{}]}, "Field required", "tools[0].type"),
+    ({"tools": [{"type": None}]}, "valid string", "tools[0].type"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "Field required", "tools[0].name"),
+    ({"tools": [{"type": "web_search"}, {"type": "function"}]}, "Field required", "tools[1].name"),
+    (function(name="get weather"), "pattern", "tools[0].name"),
+    (function(name="f\n"), "pattern", "tools[0].name"),
+    (function(name="f" * 65), "pattern", "tools[0].name"),
+    (function(description=5), "valid string", "tools[0].description"),
+    (function(parameters="{}"), "an object", "tools[0].parameters"),
+    (function(strict="yes"), "valid boolean", "tools[0].strict"),
+    (custom(name="a.b"), "pattern", "tools[0].name"),
+    (custom(format="text"), "an object", "tools[0].format"),
+    (custom(format={"type": "json"}), "'json' is none of 'text', 'grammar'", "tools[0].format.type"),
+    (custom(format={"type": "grammar", "syntax": "lark"}), "Field required", "tools[0].format.definition"),
+    (custom(format={"type": "grammar", "syntax": "bnf", "definition": ""}), "'lark'", "tools[0].format.syntax"),
+    (namespace(name="a b"), "pattern", "tools[0].name"),
+    (namespace(tools=None), "valid array", "tools[0].tools"),
+    (namespace(5), "an object", "tools[0].tools[0]"),
+    (namespace({"type": "web_search"}), "'web_search' is none of", "tools[0].tools[0].type"),
+    (namespace({"type": "function", "name": ""}), "pattern", "tools[0].tools[0].name"),
+    (namespace(*[{"type": "custom", "name": "f"}] * 501), "at most 500", "tools[0].tools"),
+]
+
+
+@pytest.mark.parametrize(("body", "says", "param"), TYPES + ITEMS + VALUES, ids=lambda value: json.dumps(value)[:60])
+def test_a_bad_value_is_refused_with_its_place(body: Json, says: str, param: str) -> None:
+    """The message says what is wrong, and ends with the place that ``param`` names."""
+    message, found = refused(json.dumps(body).encode())
+    assert found == param
+    assert says in message
+    assert message.endswith(f" (at {param})")
+
+
+def test_the_first_bad_value_is_told() -> None:
+    """Of several mistakes the first is named, in the order of the API's parameters; long lists come last."""
+    assert refused(b'{"tools": [5], "input": [{}], "model": "m"}')[1] == "input[0].role"
+    assert refused(b'{"tools": [5], "input": [{}], "model": 5, "stream": 5}')[1] == "model"
+
+
+FAR = [
+    (item(role="user", content=[PART] * MANY + [{"type": "input_text"}]), f"input[0].content[{MANY}].text"),
+    (item(**RESULT, output=[PART] * MANY + [{"type": "text"}]), f"input[0].output[{MANY}].type"),
+    (item(type="reasoning", summary=[{"type": "summary_text", "text": "x"}] * MANY + [5]), f"input[0].summary[{MANY}]"),
+    ({"input": [MESSAGE] * MANY + [{"content": "x"}]}, f"input[{MANY}].role"),
+    ({"input": [MESSAGE] * MANY + [{"role": "user", "content": [PART, 5]}]}, f"input[{MANY}].content[1]"),
+    ({"tools": [{"type": "computer"}] * MANY + [{"type": "function"}]}, f"tools[{MANY}].name"),
+    ({"input": "x", "tools": [{"type": "function", "name": "f", "strict": "x" * MANY}]}, "tools[0].strict"),
+    (more_tools(*[{"type": "computer"}] * MANY, {"type": "function"}), f"input[0].tools[{MANY}].name"),
+    (
+        {"previous_input_messages": [{"role": "user", "content": "x"}] * MANY + [{"role": "user"}]},
+        f"previous_input_messages[{MANY}].content",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), FAR, ids=[param for _, param in FAR])
+def test_a_place_far_down_is_found(body: Json, param: str) -> None:
+    """However many pieces a body is read in, ``param`` counts from its start."""
+    assert refused(json.dumps(body).encode())[1] == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        item(type="x" * 10**6),
+        part(type="x" * 10**6),
+        {"metadata": {"k" * 10**6: "v"}},
+        {"metadata": {str(number): 5 for number in range(10**5)}},
+        {"include": ["x"] * 10**5},
+    ],
+    ids=["item", "part", "key", "keys", "include"],
+)
+def test_a_refusal_is_short(body: Json) -> None:
+    """What a client sent is quoted up to a hundred characters."""
+    message, param = refused(json.dumps(body).encode())
+    assert len(message) < 600
+    assert len(param or "") < 150
+
+
+@pytest.mark.parametrize("cut", range(4))
+def test_a_broken_body_of_many_pieces_is_refused(cut: int) -> None:
+    """A mistake deep in a long body makes all of it something that is not JSON."""
+    broken = [b'{"role": user}', rb'"\x"', b"[" * 100_000, b'"\xff"'][cut]
+    message, param = refused(b'{"input": [%b%b]}' % (b'{"role": "user", "content": "x"}, ' * MANY, broken))
+    assert message.startswith("The body is not valid JSON: ")
+    assert param is None

@@ -1,0 +1,119 @@
+"""Loading chat models: what is taken from the model, and what the operator may say instead."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stages.chat.families import REASONING, TOOL_CALLS
+from stages.chat.load import ChatModelsNeedVllm, WrongChatOptions, read_config
+from tests.support.chat_models import chat_model
+from tests.support.paths import TINY_QWEN
+
+LOG = "stages.chat.load"
+
+
+def without_weights(folder: Path, **changed: Any) -> Path:
+    """The tiny Qwen with other settings in its config."""
+    for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(TINY_QWEN / name, folder)
+    config = json.loads((TINY_QWEN / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changed))
+    return folder
+
+
+def test_a_model_is_loaded_without_its_weights(tmp_path: Path) -> None:
+    """Vocabulary, template and parsers are there with no engine and no weights, and every end of a turn is known."""
+    model = chat_model(without_weights(tmp_path))
+    assert model.vocabulary.decode(model.stop_token_ids) == "<|endoftext|><|im_end|>"
+    prompt = model.template.render([{"role": "user", "content": "Say hello."}], [], model.variables)
+    assert "Say hello." in prompt.text
+    assert model.parsers.thinking == ("<think>", "</think>")
+    assert not model.sees_images
+
+
+def test_a_model_says_how_it_is_best_sampled(tmp_path: Path) -> None:
+    """Its generation config is what a request gets that says nothing of it."""
+    assert chat_model().sampling == {}
+    folder = without_weights(tmp_path)
+    advice = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    (folder / "generation_config.json").write_text(json.dumps(advice))
+    assert chat_model(folder).sampling == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+
+
+def test_the_log_says_which_parsers_were_taken_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    """An operator who named none reads which they are."""
+    with caplog.at_level(logging.INFO, LOG):
+        chat_model.__wrapped__()
+    told = [record.getMessage() for record in caplog.records if record.name == LOG]
+    assert told == [
+        "The reasoning parser is qwen3, as its template has <think> and </think>",
+        "The tool-call parser is hermes, as its template has <tool_call>",
+    ]
+
+
+def test_parsers_can_be_switched_off() -> None:
+    """``none`` is none: the model's thoughts stay in its text."""
+    assert chat_model(reasoning_parser="none", tool_call_parser="none").parsers.thinking is None
+
+
+def test_a_guess_that_does_not_fit_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where vLLM's parser refuses the vocabulary there is none, and the log says so: the server starts."""
+    folder = without_weights(tmp_path)
+    (folder / "chat_template.jinja").write_text("<|python_tag|>{{ messages }}")
+    with caplog.at_level(logging.WARNING, LOG):
+        assert chat_model(folder).parsers.thinking is None
+    (told,) = [record.getMessage() for record in caplog.records if record.name == LOG]
+    assert told.startswith("No tool-call parser: llama3_json would fit, as its template has <|python_tag|>, but ")
+
+
+@pytest.mark.parametrize("option", ["reasoning_parser", "tool_call_parser"])
+def test_an_unknown_parser_ends_the_start(option: str) -> None:
+    """The message lists those that exist."""
+    with pytest.raises(WrongChatOptions, match=f"--{option.replace('_', '-')} hermez: .*there are .*qwen3"):
+        chat_model(**{option: "hermez"})
+
+
+def test_a_parser_that_does_not_fit_ends_the_start() -> None:
+    """What the operator named is not replaced in silence."""
+    with pytest.raises(WrongChatOptions, match=r"--tool-call-parser deepseek_v3: .*tokenizer"):
+        chat_model(tool_call_parser="deepseek_v3")
+
+
+def test_a_template_of_the_operators_goes_ahead(tmp_path: Path) -> None:
+    """A file, or the template itself, takes the place of the model's own; its marks name the parsers."""
+    source = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    (tmp_path / "other.jinja").write_text(source)
+    for said in (str(tmp_path / "other.jinja"), source):
+        model = chat_model(chat_template=said)
+        assert model.template.render([{"role": "user", "content": "Hi"}], [], {}).text == "<Hi>"
+        assert model.parsers.thinking is None
+
+
+def test_a_template_that_is_missing_ends_the_start() -> None:
+    """A path that leads nowhere is not taken for a template."""
+    with pytest.raises(WrongChatOptions, match=r"--chat-template: .*lost\.jinja"):
+        chat_model(chat_template="lost.jinja")
+
+
+def test_a_server_without_vllm_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chat models are read with vLLM's code, which an engine over HTTP does not bring along."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ChatModelsNeedVllm, match="install vllm"):
+        read_config("Qwen/Qwen3-8B")
+
+
+def test_every_parser_that_may_be_guessed_exists() -> None:
+    """What signs name is what vLLM has."""
+    chat_model()  # vLLM's imports warn
+    reasoning = import_module("vllm.reasoning").ReasoningParserManager.list_registered()
+    tools = import_module("vllm.tool_parsers").ToolParserManager.list_registered()
+    assert {sign.parser for sign in REASONING} <= set(reasoning)
+    assert {sign.parser for sign in TOOL_CALLS} <= set(tools)

@@ -1,0 +1,204 @@
+"""vLLM's parsers as they are chosen and made, and what is put right of what they say."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from pipeline.frames import ChatTurn, GenerationFinished
+from pipeline.protocol.tools import Toolset
+from stages.chat.functions import functions
+from stages.chat.model import Argued, Called, ChatModel, Piece, Said, Thought
+from stages.chat.names import ToolNames
+from stages.chat.parsers import UnknownParser, VllmParsers
+from stages.chat.vocabulary import Vocabulary
+from tests.support.chat_families import THINK, Ending, chat_model, tokenizer_of
+from tests.support.chat_output import TOOLS, WEATHER, chunks, cut, ended, parse, prompt, run, told
+from tests.support.parsed_items import items, started
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports warn
+
+ONE = functions(Toolset((WEATHER,)), ToolNames(Toolset((WEATHER,))))
+PARIS = ("FunctionCall", "get_weather", '{"city": "Paris"}')
+NOON = ("FunctionCall", "get_time", "{}")
+
+
+# Choosing them
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("qwen33", None), r"no reasoning parser 'qwen33': there are .*deepseek_r1, .*qwen3, "),
+        ((None, "hermez"), r"no tool call parser 'hermez': there are .*hermes, .*mistral, "),
+        (("deepseek_r2", "hermes"), r"no reasoning parser 'deepseek_r2'"),
+    ],
+)
+def test_an_unknown_name_is_told_with_those_that_exist(names: tuple[str | None, str | None], said: str) -> None:
+    """Whoever misspells one finds the right one in the message."""
+    with pytest.raises(UnknownParser, match=said):
+        VllmParsers(chat_model("qwen3").vocabulary.tokenizer, *names)
+
+
+@pytest.mark.parametrize("names", [(None, "deepseek_v3"), (None, "mistral"), ("qwen3", "lfm2")])
+def test_a_parser_whose_marks_the_model_has_not_is_refused(names: tuple[str | None, str | None]) -> None:
+    """When the server starts, not when the first request comes."""
+    with pytest.raises(UnknownParser, match=f"cannot be read with {names[0] or names[1]}.*token"):
+        VllmParsers(chat_model("qwen3").vocabulary.tokenizer, *names)
+
+
+def test_a_parser_that_needs_another_package_names_it() -> None:
+    """Cohere's are in a package of their own."""
+    with pytest.raises(UnknownParser, match="cohere"):
+        VllmParsers(chat_model("qwen3").vocabulary.tokenizer, None, "cohere_command3")
+
+
+# How calls are written
+
+
+@pytest.mark.parametrize(
+    ("family", "mark"),
+    [
+        ("qwen3", "<tool_call>"),
+        ("qwen3_coder", "<function="),
+        ("deepseek_v31", "<｜tool▁calls▁begin｜>"),
+        ("kimi_k2", "<|tool_calls_section_begin|>"),
+        ("glm45", "<arg_key>"),
+        ("minimax_m2", "<minimax:tool_call>"),
+    ],
+)
+def test_a_family_describes_its_calls(family: str, mark: str) -> None:
+    """With its marks and with the names of the functions; one call is described otherwise than several."""
+    parsers = chat_model(family).parsers
+    several, single = (parsers.calls(ONE, parallel=parallel) for parallel in (True, False))
+    assert mark in str(several)
+    assert "get_weather" in str(several)
+    assert several != single
+
+
+@pytest.mark.parametrize("family", ["granite", "lfm2", "ernie45", "step3"])
+def test_where_nobody_described_calls_there_is_no_description(family: str) -> None:
+    """A list in JSON has to do."""
+    assert chat_model(family).parsers.calls(ONE, parallel=True) is None
+
+
+# What is put right
+
+
+def test_what_mistral_says_behind_a_call_is_no_part_of_it() -> None:
+    """Its parser gives the rest as the end of the arguments: they end where the JSON does."""
+    arguments = '{"city": "Paris"}'
+    for between in ("", "\n", "\n\n"):
+        parsed = parse("mistral", f"[TOOL_CALLS]get_weather[ARGS]{arguments}{between}I have asked.")
+        assert told(parsed) == [PARIS, ("Message", "commentary", "I have asked.")]
+
+
+class Failing:
+    """A parser of vLLM's that fails at the third token; the real one in all else."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+        self._count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def parse_delta(self, *args: Any, **named: Any) -> Any:
+        self._count += 1
+        if self._count >= 3:
+            raise IndexError("list index out of range")
+        return self._real.parse_delta(*args, **named)
+
+
+def test_a_parser_that_fails_leaves_text(caplog: pytest.LogCaptureFixture) -> None:
+    """All that it did not tell comes as text, and the log tells of it once."""
+    model = chat_model("qwen3")
+    output: Any = model.parsers.start(started(chat=ChatTurn(), prompt=prompt("qwen3")), ONE)
+    output._parser = Failing(output._parser)
+    pieces: list[Piece] = []
+    with caplog.at_level(logging.WARNING, "stages.chat.output"):
+        for token in ended("qwen3", "<think>Hm <tool_call> {1}"):
+            pieces += output.feed(token, model.vocabulary.decode([token]))
+        pieces += output.finish(cut=False)
+    assert isinstance(pieces[0], Thought)
+    assert "".join(piece.text for piece in pieces[1:] if isinstance(piece, Said)) == "m <tool_call> {1}<|im_end|>"
+    (record,) = caplog.records
+    assert record.exc_info
+    assert not any(isinstance(piece, Called | Argued) for piece in pieces)
+
+
+# Those that read whole outputs
+
+MARKS = ("<tool_calls>", "</tool_calls>", "<|action_start|>", "<|action_end|>", "<|plugin|>")
+TWO = '[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "get_time", "arguments": {}}]'
+WHOLE = {
+    "jamba": f"<tool_calls>{TWO}</tool_calls>",
+    "hunyuan_a13b": f"<tool_calls>{TWO}</tool_calls>",
+    "xlam": TWO,
+    "phi4_mini_json": f"functools{TWO}",
+    "internlm": '<|action_start|><|plugin|>{"name": "get_weather", "parameters": {"city": "Paris"}}<|action_end|>',
+}
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary(tokenizer_of(("<|end|>", *MARKS, *THINK)))
+
+
+def read_whole(vocabulary: Vocabulary, parser: str, text: str, *, is_cut: bool = False) -> list[tuple[str, str, str]]:
+    """What comes of ``text``; nothing but its last item is incomplete."""
+    end = vocabulary.marks["<|end|>"]
+    model = ChatModel(vocabulary, Ending(""), VllmParsers(vocabulary.tokenizer, None, parser), (end,), {})
+    written = chunks([*vocabulary.encode(text), *([] if is_cut else [end])])
+    finish = GenerationFinished("length" if is_cut else "stop", 0, 0.0)
+    parsed = items(run(model, [started(tools=TOOLS, chat=ChatTurn()), *written, finish]))
+    assert all(item.complete for item in parsed[:-1])
+    return told(parsed)
+
+
+@pytest.mark.parametrize("parser", WHOLE)
+def test_calls_of_a_whole_output_are_read(parser: str, vocabulary: Vocabulary) -> None:
+    """Where nothing is told before its end, all is told then."""
+    calls = [PARIS] if parser == "internlm" else [PARIS, NOON]
+    assert read_whole(vocabulary, parser, WHOLE[parser]) == calls
+
+
+@pytest.mark.parametrize("parser", WHOLE.keys() - {"xlam"})  # which takes nothing for a call behind a text
+def test_text_ahead_of_calls_is_a_message(parser: str, vocabulary: Vocabulary) -> None:
+    """Of the whole output as of one that was cut."""
+    text = f"I look it up.\n{WHOLE[parser]}"
+    said = [item[2] for item in read_whole(vocabulary, parser, text) if item[0] == "Message"]
+    assert said == ["I look it up."]
+    message, call = read_whole(vocabulary, parser, text[: text.index("Par")], is_cut=True)
+    assert message[2] == "I look it up."
+    assert call == ("FunctionCall", "get_weather", '{"city": "')
+
+
+@pytest.mark.parametrize("parser", WHOLE)
+def test_b35_a_call_that_was_cut_is_no_text(parser: str, vocabulary: Vocabulary) -> None:
+    """Its markup is that of a call, as far as it came, or nothing at all."""
+    written = WHOLE[parser]
+    for count in range(written.index('"get_'), len(written), 5):
+        told_items = read_whole(vocabulary, parser, written[:count], is_cut=True)
+        assert [item[0] for item in told_items] in ([], ["FunctionCall"], ["FunctionCall"] * 2), written[:count]
+        assert [item[1] for item in told_items] == ["get_weather", "get_time"][: len(told_items)]
+
+
+@pytest.mark.parametrize("parser", WHOLE)
+def test_an_answer_is_text(parser: str, vocabulary: Vocabulary) -> None:
+    """With brackets in it, whole or cut."""
+    text = 'The list is [1, {"a": 2}]. Done'
+    for is_cut in (False, True):
+        assert [item[0::2] for item in read_whole(vocabulary, parser, text, is_cut=is_cut)] == [("Message", text)]
+
+
+def test_b35_a_list_that_was_cut_is_no_text() -> None:
+    """The beginning of a call is none of an answer."""
+    turn = ChatTurn(calls="list")
+    assert cut("granite", '[{"name": "get_w', turn=turn) == []
+    assert told(cut("granite", '[{"name": "get_weather", "parameters": {"ci', turn=turn)) == [
+        ("FunctionCall", "get_weather", '{"ci')
+    ]
+    assert told(cut("granite", "I cannot", turn=turn)) == [("Message", "", "I cannot")]

@@ -1,0 +1,91 @@
+"""Templates as vLLM renders them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.errors import InvalidRequest
+from stages.chat.model import ChatMessage, ChatModel
+from stages.chat.template import VllmTemplate
+from stages.render.chat.arguments import Arguments
+from tests.support.chat_models import chat_model
+
+HELLO: ChatMessage = {"role": "user", "content": "Hello."}
+
+
+def template(source: str | None = None, content_format: Any = "auto") -> VllmTemplate:
+    model: ChatModel = chat_model()
+    own = model.template
+    assert isinstance(own, VllmTemplate)
+    return VllmTemplate(own._renderer, source, content_format)
+
+
+def calling(arguments: str) -> list[ChatMessage]:
+    function = {"name": "get_weather", "arguments": Arguments(arguments)}
+    return [HELLO, {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": function}]}]
+
+
+def test_a_template_is_rendered_without_its_tokens() -> None:
+    """The text is all that there is to it, and ends where the model begins."""
+    rendered = template().render([HELLO], [], {})
+    assert rendered.text.endswith("<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n")
+    assert rendered.token_ids == ()
+
+
+def test_variables_and_functions_are_the_templates() -> None:
+    """It reads both; variables that it does not know are nothing to it."""
+    weather = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
+    rendered = template().render([HELLO], [weather], {"enable_thinking": False, "unheard_of": 1})
+    assert "get_weather" in rendered.text
+    assert rendered.text.endswith("<think>\n\n</think>\n\n")
+
+
+def test_the_last_message_is_left_open() -> None:
+    """Nothing stands behind it."""
+    rendered = template().render([HELLO, {"role": "assistant", "content": "It is"}], [], {}, continues=True)
+    assert rendered.text.endswith("It is")
+
+
+@pytest.mark.parametrize("content_format", ["string", "openai"])
+def test_content_comes_in_the_form_that_the_operator_says(content_format: str) -> None:
+    """A template is given texts or parts."""
+    rendered = template("{{ messages[0].content | tojson }}", content_format).render([HELLO], [], {})
+    assert rendered.text == ('"Hello."' if content_format == "string" else '[{"type": "text", "text": "Hello."}]')
+
+
+def test_another_template_is_for_one_prompt() -> None:
+    """That of the request has the last word."""
+    assert template("ours").render([HELLO], [], {}, source="theirs").text == "theirs"
+    assert template("ours").render([HELLO], [], {}).text == "ours"
+
+
+def test_arguments_have_names_and_words() -> None:
+    """Templates that read names and those that join texts are both served; the messages stay as they were."""
+    messages = calling('{"city":"Oslo"}')
+    named = "{{ messages[1].tool_calls[0].function.arguments.city }}"
+    joined = "{{ '<' + messages[1].tool_calls[0].function.arguments + '>' }}"
+    assert template(named).render(messages, [], {}).text == "Oslo"
+    assert template(joined).render(messages, [], {}).text == '<{"city":"Oslo"}>'
+    assert messages == calling('{"city":"Oslo"}')
+    assert template(joined).render(calling('{"city":'), [], {}).text == '<{"city":>'
+
+
+def test_what_the_template_refuses_is_told_in_its_own_words() -> None:
+    """So are its own mistakes, and that there is none."""
+    with pytest.raises(InvalidRequest, match="No tools on Sundays") as refused:
+        template("{{ raise_exception('No tools on Sundays') }}").render([HELLO], [], {})
+    assert refused.value.param == "input"
+    with pytest.raises(InvalidRequest, match="no element 7"):
+        template("{{ messages[7].content }}").render([HELLO], [], {})
+    for source in ("{% broken", "{{ 1 / 0 }}", f"{{{{ {'(' * 2000}1{')' * 2000} }}}}"):
+        with pytest.raises(InvalidRequest):
+            template(source).render([HELLO], [], {})
+
+
+def test_a_model_that_sees_nothing_refuses_images() -> None:
+    """And fetches nothing to find out."""
+    shown = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}]}
+    with pytest.raises(InvalidRequest, match="multimodal"):
+        template().render([shown], [], {})

@@ -1,0 +1,135 @@
+"""Vocabularies of both kinds: those that spell bytes in letters, and those that spell text, with bytes for the rest."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from stages.chat.vocabulary import Vocabulary
+from stages.parse.text import TokenDecoder
+from tests.support.chat_families import chat_model
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports warn
+
+KINDS = ("bytes", "text", "text with a blank ahead")
+TEXTS = st.text(alphabet=st.sampled_from("abc \n<s>é日🧑Ġ0xE\u0301"), max_size=12)
+
+
+@cache
+def vocabulary(kind: str) -> Vocabulary:
+    if kind == "bytes":
+        return chat_model("qwen3").vocabulary
+    return Vocabulary(falling_back(begins_with_blank=kind != "text"))
+
+
+def falling_back(*, begins_with_blank: bool) -> PreTrainedTokenizerFast:
+    """A vocabulary like those of sentencepiece: blanks are letters, and what it has no piece for comes in bytes."""
+    pieces = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        *"abc<>s0xE",
+        "▁a",
+        "bc",
+        "▁abc",
+    ]
+    merges = [("▁", "a"), ("b", "c"), ("▁a", "bc")]
+    model = BPE({piece: at for at, piece in enumerate(pieces)}, merges, unk_token="<unk>", byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    scheme = "first" if begins_with_blank else "never"
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=False)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens([AddedToken(mark, normalized=False) for mark in ("<s>", "</s>")])
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+
+
+def text_of(words: Vocabulary, token_ids: list[int]) -> str:
+    """What tokens spell, one by one."""
+    decoder = TokenDecoder(words)
+    return "".join(map(decoder.decode, token_ids)) + decoder.flush()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXTS)
+@settings(max_examples=60, deadline=None)
+def test_tokens_spell_what_was_encoded(kind: str, text: str) -> None:
+    """Byte by byte, whatever their pieces; a blank at the very beginning may be the vocabulary's own."""
+    words = vocabulary(kind)
+    spelled = b"".join(words.token_bytes[token] for token in words.encode(text)).decode()
+    assert text_of(words, words.encode(text)) == spelled
+    assert spelled in ((text, f" {text}") if kind == KINDS[2] else (text,))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(first=TEXTS, second=TEXTS)
+@settings(max_examples=60, deadline=None)
+def test_further_text_gets_no_blank_of_its_own(kind: str, first: str, second: str) -> None:
+    """Texts that are encoded apart are the text that they were cut from."""
+    words = vocabulary(kind)
+    whole = [*words.encode_further(first), *words.encode_further(second)]
+    assert text_of(words, whole) == first + second
+
+
+def test_a_blank_ahead_of_further_text_is_the_texts() -> None:
+    """Only that of the vocabulary is kept away."""
+    words = vocabulary(KINDS[2])
+    assert text_of(words, words.encode("abc")) == " abc"
+    assert text_of(words, words.encode_further("abc")) == "abc"
+    assert text_of(words, words.encode_further(" abc")) == " abc"
+    assert text_of(words, words.encode_further("</s>abc")) == "</s>abc"
+    assert vocabulary("bytes").encode_further("abc") == vocabulary("bytes").encode("abc")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", ["🧑", "aé日b", "日"])
+def test_a_character_may_be_spread_over_tokens(kind: str, text: str) -> None:
+    """Its parts are bytes, and no texts."""
+    words = vocabulary(kind)
+    token_ids = words.encode_further(text)
+    assert b"".join(words.token_bytes[token] for token in token_ids) == text.encode()
+    parts = [token for token in token_ids if not words.token_bytes[token].isascii()]
+    assert any(token not in words.token_texts for token in parts)
+    decoder = TokenDecoder(words)
+    assert [decoder.decode(token) for token in token_ids].count("") >= 1
+
+
+@pytest.mark.parametrize(("kind", "mark"), [("bytes", "<think>"), ("text", "<think>"), ("text", "</s>")])
+def test_marks_are_single_tokens_and_no_texts(kind: str, mark: str) -> None:
+    """Special or not; they spell themselves where somebody asks for all that was generated."""
+    words = vocabulary(kind)
+    token = words.marks[mark]
+    assert words.encode(f"a{mark}b").count(token) == 1
+    assert words.token_bytes[token] == mark.encode()
+    assert words.mark(token) == mark
+    assert token not in words.token_texts
+    assert mark in words.decode([token])
+    assert words.marks_pattern.fullmatch(mark)
+    assert list(words.marks) == sorted(words.marks, key=len, reverse=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_beyond_the_vocabulary_are_nothing(kind: str) -> None:
+    """Engines pad their tables, and may draw from the padding."""
+    words = vocabulary(kind)
+    beyond = max(words.token_bytes) + 5
+    assert words.token_bytes[beyond] == b""
+    assert words.mark(beyond) == f"<|reserved_{beyond}|>"
+    assert text_of(words, [*words.encode_further("a"), beyond]) == "a"
+    assert words.mark(words.encode_further("a")[0]) is None
+
+
+def test_plain_texts_have_no_triggers_and_no_white_space_behind() -> None:
+    """They need not be looked at, wherever they come."""
+    words = vocabulary("text")
+    plain = words.plain_texts(frozenset("<b"))
+    assert set(plain.values()) & {"a", "▁", " ", "bc", "<", "b", " abc", " a", "<think>"} == {"a", " a"}
+    assert words.plain_texts(frozenset("<b")) is plain

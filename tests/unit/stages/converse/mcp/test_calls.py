@@ -1,0 +1,271 @@
+"""Real servers are listed and called, over every way there is to them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+
+from pipeline.protocol.items import ListedTool
+from pipeline.protocol.tools import McpServer
+from pipeline.secret import Secret
+from stages.converse.mcp.config import HttpServer, StdioServer
+from stages.converse.mcp.servers import McpServers
+from stages.converse.tools import Outcome, ServerUnavailable, Session
+from tests.support.mcp_clients import PATIENT, Make, child, reached
+from tests.support.mcp_servers import MANY, TOKEN, HttpServers
+
+WAYS = ("stdio", "mcp", "sse", "legacy")
+
+
+async def called(session: Session, tool: str, /, seconds: float = PATIENT, **arguments: Any) -> Outcome:
+    return await session.run(tool, json.dumps(arguments), seconds)
+
+
+async def state(session: Session) -> dict[str, int]:
+    counts: dict[str, int] = json.loads((await called(session, "state")).result)
+    return counts
+
+
+async def until(session: Session, name: str, more_than: int) -> None:
+    async with asyncio.timeout(PATIENT):
+        while (await state(session)).get(name, 0) <= more_than:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("over", WAYS)
+async def test_b25_every_way_to_a_server_lists_and_calls(
+    over: str, make: Make, http: HttpServers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server is listed with its schemas and hints, and its results become text for the model.
+
+    A program gets the variables that its settings name, and none of this server's secrets.
+    """
+    servers = make({"good": reached(over, http)})
+    monkeypatch.setenv("PENSTOCK_API_KEYS", "sk-ours")
+    tools = {tool.name: tool for tool in await servers.tools(McpServer("good"), PATIENT)}
+    assert tools["echo"].description == "Say it again."
+    assert tools["echo"].input_schema["required"] == ["text"]
+    assert tools["echo"].annotations == {"readOnlyHint": True}
+    assert tools["add"].annotations is UNSET
+    session = servers.session(McpServer("good"))
+    assert await called(session, "add", a=2, b=3) == Outcome("5")
+    assert await called(session, "echo", text="Grüße\n你好") == Outcome("Grüße\n你好")
+    assert await called(session, "environment", name="PENSTOCK_API_KEYS") == Outcome("")
+    assert await called(session, "environment", name="GIVEN") == Outcome("to it" if over == "stdio" else "")
+    assert await called(session, "record") == Outcome('{"n":1,"who":"Zoë"}')
+    assert (await called(session, "media")).result.splitlines() == [
+        "See:",
+        "[image: image/png]",
+        "[audio: audio/wav]",
+        "[resource: memo://one]",
+        "Remember the milk.",
+        "[resource: notes, memo://two]",
+    ]
+    failed = "Error executing tool boom: It went boom."
+    content = [{"type": "text", "text": failed}]
+    assert await called(session, "boom") == Outcome(
+        error=failed, data=({"type": "mcp_tool_execution_error", "content": content},)
+    )
+    assert (await called(session, "unheard_of")).error == "Unknown tool: unheard_of"
+    assert "valid integer" in str((await called(session, "add", a="x", b=1)).error)
+
+
+@pytest.mark.parametrize("over", WAYS)
+async def test_v23_row30_a_call_ends_in_its_time_and_when_it_is_left(over: str, make: Make, http: HttpServers) -> None:
+    """A tool that hangs is given up when the time is up, or nobody waits any longer, here and on its server."""
+    servers = make({"good": reached(over, http)})
+    session = servers.session(McpServer("good"))
+    before = (await state(session)).get("hang cancelled", 0)
+    late = "The server did not answer within 0.1 seconds."
+    form = {"type": "mcp_protocol_error", "code": -32001, "message": late}
+    assert await called(session, "hang", seconds=0.1) == Outcome(error=late, data=(form,))
+    await until(session, "hang cancelled", before)
+    begun = (await state(session))["hang"]
+    call = asyncio.create_task(called(session, "hang"))
+    await until(session, "hang", begun)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(call, PATIENT / 2)
+    await until(session, "hang cancelled", before + 1)
+
+
+@pytest.mark.parametrize("over", ["mcp", "sse"])
+async def test_row30_a_response_that_is_left_closes_its_connection(over: str, make: Make, http: HttpServers) -> None:
+    """Its call is cancelled on the server, and its session may be closed by another task than opened it."""
+    servers = make({"good": reached("mcp", http)})
+    watcher = servers.session(McpServer("good"))
+    before = await state(watcher)
+    session = servers.session(McpServer("x", http.url("good", over)))
+    call = asyncio.create_task(called(session, "hang"))
+    await until(watcher, "hang", before.get("hang", 0))
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    await asyncio.create_task(session.close())
+    await until(watcher, "hang cancelled", before.get("hang cancelled", 0))
+
+
+async def test_calls_of_one_session_run_at_the_same_time(make: Make, http: HttpServers) -> None:
+    """However many they are, none waits for another's end."""
+    servers = make()
+    session = servers.session(McpServer("x", http.url()))
+    before = (await state(session)).get("hang", 0)
+    calls = [asyncio.create_task(called(session, "hang")) for _ in range(30)]
+    await until(session, "hang", before + 29)
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*calls, return_exceptions=True)
+    await session.close()
+
+
+async def test_b24_a_session_outlives_the_task_that_opened_it(make: Make, http: HttpServers) -> None:
+    """Sessions open at the first call, and serve calls of other tasks after that one has ended."""
+    servers = make()
+    before = http.state()["requests"]
+    session = servers.session(McpServer("x", http.url()))
+    assert http.state()["requests"] == before
+    for text in ("one", "two"):
+        assert await asyncio.create_task(called(session, "echo", text=text)) == Outcome(text)
+    await asyncio.create_task(session.close())
+    assert (await called(session, "echo", text="three")).error == "The response has ended."
+
+
+async def test_a_thousand_tools_are_listed_by_their_pages(make: Make, http: HttpServers) -> None:
+    """All pages of a listing are read, in the server's order."""
+    tools = await make().tools(McpServer("x", http.url("many")), PATIENT)
+    assert [tool.name for tool in tools] == [f"tool_{n}" for n in range(MANY)]
+
+
+async def test_a_listing_has_an_end(make: Make, http: HttpServers) -> None:
+    """A server that offers tools without end offers none."""
+    with pytest.raises(ServerUnavailable, match="more tools than can be held"):
+        await make().tools(McpServer("x", http.url("endless")), PATIENT)
+
+
+async def test_a_listing_is_asked_for_once(make: Make, http: HttpServers) -> None:
+    """Requests that name the same server with the same headers share its listing, those with others do not."""
+    servers = make()
+
+    async def listed(**headers: str) -> tuple[ListedTool, ...]:
+        return await servers.tools(McpServer("x", http.url("browser"), Secret(headers)), PATIENT)
+
+    def posts() -> int:
+        count: int = http.state()["requests"].get("POST /browser/mcp", 0)
+        return count
+
+    at_once = await asyncio.gather(*(listed() for _ in range(5)))
+    asked = posts()
+    assert at_once.count(await listed()) == 5
+    assert posts() == asked
+    await listed(authorization="Bearer another one")
+    assert posts() > asked
+
+
+async def test_a_change_of_tools_is_heard(make: Make, http: HttpServers) -> None:
+    """A server of the operator's that says its tools changed is asked again."""
+    servers = make({"good": HttpServer(http.url("legacy"))})
+    before = await servers.tools(McpServer("good"), PATIENT)
+    session = servers.session(McpServer("good"))
+    assert (await called(session, "grow")).result == "grown"
+    async with asyncio.timeout(PATIENT):
+        while "grown" not in {tool.name for tool in await servers.tools(McpServer("good"), PATIENT)}:
+            await asyncio.sleep(0.01)
+    assert "grown" not in {tool.name for tool in before}
+
+
+async def test_headers_are_sent_and_never_mixed(make: Make, http: HttpServers) -> None:
+    """Every call of a session has its request's headers, whoever else calls the same server."""
+    servers = make({"ours": HttpServer(http.url(), {"X-Ours": "operators-own"})})
+
+    def named(value: str, *, of_operator: bool = False) -> Session:
+        headers = Secret({"X-Who": value, "x-ours": "overwritten", "Host": "elsewhere"})
+        return servers.session(McpServer("ours", None if of_operator else http.url(), headers))
+
+    sessions = [named("client-0001"), named("client-0002"), named("client-0003", of_operator=True)]
+    for _ in range(2):
+        seen = await asyncio.gather(*(called(session, "header", name="x-who") for session in sessions))
+        assert [outcome.result[::-1] for outcome in seen] == ["client-0001", "client-0002", "client-0003"]
+    ours = [(await called(session, "header", name="x-ours")).result[::-1] for session in sessions]
+    assert ours == ["overwritten", "overwritten", "operators-own"]
+    plain = servers.session(McpServer("ours"))
+    assert (await called(plain, "header", name="x-who")).result == ""
+    await asyncio.gather(*(session.close() for session in sessions))
+
+
+async def test_a_server_that_only_knows_sse_is_found_out(make: Make, http: HttpServers) -> None:
+    """A URL where streamable HTTP is refused is tried with SSE."""
+    servers = make()
+    server = McpServer("x", http.url("events"))
+    assert await servers.tools(server, PATIENT)
+    session = servers.session(server)
+    assert await called(session, "add", a=1, b=1) == Outcome("2")
+    await session.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("{", "no valid JSON"), ("[1]", "no JSON object"), ("text", "no valid JSON"), ("[" * 100_000, "no valid JSON")],
+    ids=["open", "list", "text", "deep"],
+)
+async def test_arguments_that_are_no_json_are_told_to_the_model(text: str, says: str, make: Make) -> None:
+    """What the model wrote wrong does not reach the server, and it reads why."""
+    outcome = await make({"good": child()}).session(McpServer("good")).run("echo", text, PATIENT)
+    assert says in str(outcome.error)
+    assert outcome.data == ({"type": "mcp_protocol_error", "code": -32602, "message": outcome.error},)
+
+
+async def test_servers_that_cannot_be_asked(make: Make, http: HttpServers) -> None:
+    """Every way in which a server does not answer is told in its own words."""
+    servers = make({"lost": StdioServer("false"), "gone": StdioServer("/no/such/program")})
+
+    async def why(server: McpServer, seconds: float = PATIENT) -> str:
+        with pytest.raises(ServerUnavailable) as raised:
+            await servers.tools(server, seconds)
+        return str(raised.value)
+
+    assert await why(McpServer("nobody")) == "There is no MCP server nobody here."
+    assert await why(McpServer("x", http.url("guarded"))) == "The server answered with HTTP 401 (Unauthorized)."
+    assert await why(McpServer("x", http.url("guarded", "sse"))) == "The server answered with HTTP 401 (Unauthorized)."
+    assert await why(McpServer("x", http.url("broken"))) == "The server answered with HTTP 500 (Internal Server Error)."
+    assert await why(McpServer("x", "http://127.0.0.1:1/mcp")) == "No connection to the server could be made."
+    assert await why(McpServer("x", http.url("mute")), 0.2) == "The server did not answer within 0.2 seconds."
+    assert await why(McpServer("x", "ftp://127.0.0.1/mcp")) == "The server's URL is none of http:// or https://."
+    assert "not followed" in await why(McpServer("x", http.url("away") + "?to=http://10.0.0.1/"))
+    assert await why(McpServer("lost")) == "Connection closed"
+    assert await why(McpServer("gone")) == "The server could not be started (FileNotFoundError)."
+    assert await servers.tools(McpServer("x", http.url("guarded"), Secret({"Authorization": TOKEN})), PATIENT)
+    refused = await called(servers.session(McpServer("x", http.url("guarded"))), "echo", text="hi")
+    assert refused.data == (
+        {"type": "http_error", "code": 401, "message": "The server answered with HTTP 401 (Unauthorized)."},
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "headers"),
+    [
+        ("http://127.0.0.1:99999/mcp", {}),
+        ("http://[::1/mcp", {}),
+        ("http:///mcp", {}),
+        ("http://exa mple/mcp", {}),
+        ("http://a..b/mcp", {}),
+        (f"http://{'a' * 300}/mcp", {}),
+        ("http://127.0.0.1:1/mcp", {"X-Key": "two\r\nlines: here"}),
+        ("http://127.0.0.1:1/mcp", {"X-Key": "ключ-от-квартиры"}),
+        ("http://127.0.0.1:1/mcp", {"no name": "value"}),
+    ],
+)
+async def test_what_cannot_be_sent_is_a_server_that_cannot_be_asked(
+    url: str, headers: dict[str, str], make: Make
+) -> None:
+    """URLs and headers that make no request are an error of this server of tools, and no bug of this server."""
+    with pytest.raises(ServerUnavailable, match=r"^(The server|No connection)"):
+        await make().tools(McpServer("x", url, Secret(headers)), PATIENT)
+
+
+def test_labels(make: Make) -> None:
+    """The operator's labels are known before anything is connected."""
+    assert McpServers({"a": child(), "b": child()}).labels == {"a", "b"}

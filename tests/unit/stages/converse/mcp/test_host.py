@@ -1,0 +1,80 @@
+"""A server of the operator's in the place of a built-in tool."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pipeline.frames import Conversation, Sampling
+from pipeline.protocol.tools import HostedKind
+from stages.converse.mcp.config import HttpServer
+from stages.converse.mcp.host import McpHost
+from stages.converse.tools import Outcome
+from tests.support.mcp_clients import PATIENT, Make, child
+from tests.support.mcp_servers import HttpServers
+from tests.support.stored_responses import response
+
+
+def conversation(response_id: str) -> Conversation:
+    return Conversation(response(response_id), (), (), Sampling(1.0, 1.0), "2026-01-01")
+
+
+@pytest.mark.parametrize("over", ["stdio", "mcp"])
+async def test_python_keeps_its_state_within_a_response(over: str, make: Make, http: HttpServers) -> None:
+    """Variables stay from call to call, and are nobody else's; what is shown are the logs."""
+    config = child("python") if over == "stdio" else HttpServer(http.url("python"))
+    host = McpHost(make({"python": config}), "python")
+    mine, other = host.session(conversation("resp_mine")), host.session(conversation("resp_other"))
+    assert mine.action("python", "x = 41") is None
+    assert await mine.run("python", "x = 41", PATIENT) == Outcome("")
+    assert await mine.run("python", "print(x + 1)", PATIENT) == Outcome(
+        "42\n", data=({"type": "logs", "logs": "42\n"},)
+    )
+    failed = await other.run("python", "print(x)", PATIENT)
+    assert failed.error == "Error executing tool python"
+    assert failed.data == ({"type": "logs", "logs": failed.error},)
+    await mine.close()
+    await other.close()
+    await host.close()
+
+
+async def test_what_an_item_shows_is_bounded(make: Make) -> None:
+    """Of a long output it has both ends, like the model."""
+    session = McpHost(make({"python": child("python")}), "python").session(conversation("resp_1"))
+    outcome = await session.run("python", "print('a' + 'x' * 99_998)", PATIENT)
+    (shown,) = outcome.data
+    assert shown["logs"] == outcome.result
+    assert outcome.result.startswith("ax")
+    assert outcome.result.endswith("x\n")
+    assert "x\n[... 36000 characters left out ...]\nx" in outcome.result
+    await session.close()
+
+
+async def test_browser_and_container_take_json(make: Make, http: HttpServers) -> None:
+    """Their functions are called by name, and their items show what they show for the built-in tools."""
+    kinds: tuple[HostedKind, ...] = ("browser", "container")
+    servers = make({kind: HttpServer(http.url(kind)) for kind in kinds})
+    browser, container = (McpHost(servers, kind).session(conversation("resp_1")) for kind in kinds)
+    assert await browser.run("search", '{"query": "fjords", "topn": 3}', PATIENT) == Outcome("[0] 3 results for fjords")
+    assert await browser.run("open", '{"id": 7}', PATIENT) == Outcome("[1] page 7")
+    assert "no valid JSON" in str((await browser.run("find", "{", PATIENT)).error)
+    ended = {"type": "exit", "exit_code": 0}
+    shown = {"stdout": "ran ls -l", "stderr": "", "outcome": ended}
+    assert await container.run("exec", json.dumps({"cmd": ["ls", "-l"]}), PATIENT) == Outcome(
+        "ran ls -l", data=(shown,)
+    )
+    failed = await container.run("exec", "{}", PATIENT)
+    assert failed.data == ({"stdout": "", "stderr": failed.error, "outcome": ended | {"exit_code": 1}},)
+    await browser.close()
+    await container.close()
+
+
+def test_actions_of_the_browser(make: Make) -> None:
+    """What is about to happen is told as far as the arguments say it, also where they are wrong."""
+    session = McpHost(make({"browser": child("browser")}), "browser").session(conversation("resp_1"))
+    assert session.action("search", '{"query": "fjords"}') == {"type": "search", "query": "fjords"}
+    assert session.action("search", "{") == {"type": "search", "query": ""}
+    assert session.action("open", '{"id": "https://a.example/"}') == {"type": "open_page", "url": "https://a.example/"}
+    assert session.action("open", '{"id": 3}') == {"type": "open_page", "url": None}
+    assert session.action("find", '{"pattern": "x"}') == {"type": "find_in_page", "pattern": "x", "url": ""}

@@ -1,0 +1,68 @@
+"""What a request tells a server in confidence is read by nobody else."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from pipeline.protocol.tools import McpServer
+from pipeline.secret import Secret
+from stages.converse.mcp.config import HttpServer
+from stages.converse.mcp.hidden import hidden
+from stages.converse.tools import Outcome, ServerUnavailable
+from tests.support.mcp_clients import PATIENT, Make, child
+from tests.support.mcp_servers import HttpServers
+
+PASSWORD = "pass-word-4711"
+QUERY = "query-secret-4712"
+KEY = "sk-header-secret-4713"
+SECRETS = (PASSWORD, QUERY, KEY)
+
+
+def secret_url(http: HttpServers, kind: str, over: str) -> str:
+    return http.url(kind, over).replace("http://", f"http://me:{PASSWORD}@") + f"?token={QUERY}"
+
+
+@pytest.mark.parametrize("over", ["mcp", "sse"])
+async def test_secrets_are_in_no_result_message_or_log(
+    over: str, make: Make, http: HttpServers, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither a tool that gives them away nor a server that fails brings them out, at any level of the log."""
+    caplog.set_level(logging.DEBUG)
+    servers = make()
+    told = []
+    headers = Secret({"X-Key": KEY, "Authorization": f"Bearer {KEY}"})
+    for kind in ("good", "broken", "guarded", "away"):
+        server = McpServer("x", secret_url(http, kind, over) + "&to=http://10.0.0.1/", headers)
+        try:
+            told.append(str(await servers.tools(server, PATIENT)))
+        except ServerUnavailable as unavailable:
+            told.append(str(unavailable))
+        session = servers.session(server)
+        told += [str(await session.run("leak", "{}", PATIENT)), repr(session), repr(server.headers)]
+        await session.close()
+    assert '"x-key": "[hidden]"' in told[1].replace("\\", "")
+    for text in (*told, caplog.text):
+        assert not [secret for secret in SECRETS if secret in text]
+
+
+async def test_secrets_of_the_operator_are_for_his_programs_only(make: Make) -> None:
+    """A variable that is secret by its name is not heard from a tool; another may be what tools are about."""
+    servers = make({"ours": child(FILES_TOKEN=KEY, FOLDER="/srv/documents")})
+    session = servers.session(McpServer("ours"))
+    for name, told in (("FILES_TOKEN", "[hidden]"), ("FOLDER", "/srv/documents")):
+        assert await session.run("environment", f'{{"name": "{name}"}}', PATIENT) == Outcome(told)
+    await session.close()
+
+
+def test_what_is_hidden() -> None:
+    """Hidden are passwords, queries and headers, also in parts; not what says nothing, nor what is too short for it."""
+    config = HttpServer(
+        "https://me:p%40ssword-1@x.example/mcp?a=long-enough%21&b=2",
+        {"Authorization": "Bearer abcdefghij", "Accept": "application/json", "X-Short": "yes"},
+    )
+    text = "p@ssword-1 p%40ssword-1 long-enough! abcdefghij Bearer abcdefghij application/json yes 2"
+    assert hidden(config).hide(text) == " ".join(["[hidden]"] * 5) + " application/json yes 2"
+    assert "ssword" not in repr(config)
+    assert "abcdefghij" not in repr(config)

@@ -1,0 +1,388 @@
+"""What code tries that wants out, in each mode that works here."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stages.converse.sandbox.python import PythonSession
+from tests.unit.stages.converse.sandbox.conftest import Run, descendants
+
+REFUSED = ("PermissionError", "FileNotFoundError", "OSError: [Errno 30]", "OSError: [Errno 18]")
+"""Not allowed, not there, on a disk that is read-only, or on another one."""
+
+
+def last(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def secret() -> Iterator[Path]:
+    """A file of the host that everybody may read and write."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        path = Path(folder) / "secret"
+        path.write_text("host's secret")
+        path.chmod(0o666)
+        yield path
+
+
+def untouched(secret: Path) -> None:
+    assert secret.read_text() == "host's secret"
+    assert secret.stat().st_mode & 0o777 == 0o666
+    assert list(secret.parent.iterdir()) == [secret]
+    assert not Path("/dev/shm/here").exists()
+
+
+@pytest.fixture
+def bystander() -> Iterator[int]:
+    """A process of the host with the sandbox's own user."""
+    user = 65534 if os.geteuid() == 0 else None
+    with subprocess.Popen(["sleep", "60"], user=user) as process:
+        yield process.pid
+        process.kill()
+
+
+async def test_there_is_no_network(run: Run) -> None:
+    """Not even to this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = f"import socket\nsocket.create_connection(('127.0.0.1', {port}))"
+        assert last(await run(code)).startswith("PermissionError")
+        for family in ("AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK"):
+            told = await run(f"socket.socket(socket.{family}, socket.SOCK_DGRAM)")
+            assert last(told).startswith("PermissionError"), family
+
+
+async def test_sockets_of_the_host_cannot_be_reached(run: Run, secret: Path) -> None:
+    """A pair of sockets leads nowhere else."""
+    path = str(secret.parent / "socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(path)
+        os.chmod(path, 0o777)  # noqa: PTH101
+        server.setblocking(False)
+        told = await run(
+            "import socket\n"
+            "for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):\n"
+            "    try:\n"
+            "        one, other = socket.socketpair(socket.AF_UNIX, kind)\n"
+            f"        one.sendto(b'x', {path!r})\n"
+            "    except OSError as exc: print(type(exc).__name__)\n"
+        )
+        assert told == "OSError\nPermissionError\n"
+        with pytest.raises(BlockingIOError):
+            server.recv(10)
+
+
+async def test_files_of_the_host_cannot_be_read(run: Run, secret: Path) -> None:
+    """Not even those that everybody may read."""
+    for path in ("/etc/passwd", "/etc/hostname", str(secret), "/proc/1/environ", "/proc/self/environ", str(Path.cwd())):
+        told = await run(f"import os\nopen({path!r}).read() if not os.path.isdir({path!r}) else os.listdir({path!r})")
+        assert last(told).startswith(REFUSED), (path, told)
+    assert last(await run("import os; os.listdir('/root')")).startswith(REFUSED)
+
+
+async def test_files_of_the_host_cannot_be_written(run: Run, secret: Path) -> None:
+    """Nor made, cut, removed, renamed, linked or given other modes."""
+    path = str(secret)
+    attempts = (
+        f"open({path!r}, 'w')",
+        f"open({path + '2'!r}, 'w')",
+        f"os.truncate({path!r}, 0)",
+        f"os.unlink({path!r})",
+        f"os.rename({path!r}, {path + '2'!r})",
+        f"os.link({path!r}, 'mine')",
+        f"os.chmod({path!r}, 0)",
+        f"os.utime({path!r})",
+        f"os.mkdir({path + '2'!r})",
+        "open('/usr/lib/here', 'w')",
+        "open('/dev/shm/here', 'w')",
+        "open('/here', 'w')",
+    )
+    for attempt in attempts:
+        told = await run(f"import os\n{attempt}")
+        assert last(told).startswith(REFUSED), (attempt, told)
+    untouched(secret)
+
+
+async def test_a_link_leads_nowhere(run: Run, secret: Path) -> None:
+    """What counts is where a path ends."""
+    told = await run(f"import os\nos.symlink({str(secret)!r}, 'link')\nopen('link').read()")
+    assert last(told).startswith(REFUSED)
+
+
+async def test_the_server_s_variables_are_not_inherited(run: Run) -> None:
+    """A handful of its own is all."""
+    names = set(eval((await run("import os; sorted(os.environ)")).strip()))
+    assert names <= {"PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE", "OPENBLAS_NUM_THREADS", "PWD"}
+
+
+async def test_the_server_s_files_are_not_inherited(run: Run) -> None:
+    """Input, output and the control channel are all."""
+    told = await run(
+        "import os\n"
+        "def there(number):\n"
+        "    try: os.fstat(number)\n"
+        "    except OSError: return False\n"
+        "    return True\n"
+        "[number for number in range(128) if there(number)]"
+    )
+    assert told == "[0, 1, 2, 3]\n"
+
+
+async def test_other_processes_cannot_be_signalled(run: Run, bystander: int) -> None:
+    """Not even those of the same user, by none of the ways."""
+    for attempt in (
+        f"os.kill({bystander}, 9)",
+        f"os.kill({os.getpid()}, 0)",
+        "os.kill(-1, 9)",
+        f"os.killpg({bystander}, 9)",
+        f"os.pidfd_open({bystander})",
+        f"resource.prlimit({bystander}, resource.RLIMIT_CPU, (0, 0))",
+        f"os.setpriority(os.PRIO_PROCESS, {bystander}, 19)",
+        f"os.sched_setaffinity({bystander}, [0])",
+    ):
+        told = await run(f"import os, resource\n{attempt}")
+        assert last(told).startswith("PermissionError"), (attempt, told)
+    os.kill(bystander, 0)
+
+
+async def test_no_process_is_started(run: Run) -> None:
+    """Neither by fork, nor by exec, nor by the ways around them."""
+    attempts = (
+        "os.fork()",
+        "os.execv('/bin/true', ['true'])",
+        "os.posix_spawn('/bin/true', ['true'], {})",
+        "import subprocess; subprocess.run(['/bin/true'])",
+        "if os.system('true') != 0: raise PermissionError",
+        "import multiprocessing; multiprocessing.Process(target=print).start()",
+    )
+    for attempt in attempts:
+        told = await run(f"import os\n{attempt}")
+        assert last(told).startswith(("PermissionError", "BlockingIOError")), (attempt, told)
+
+
+async def test_calls_around_python_are_refused_too(run: Run) -> None:
+    """The filter does not care who makes a call."""
+    numbers = {
+        "ptrace": 101,
+        "mount": 165,
+        "unshare": 272,
+        "bpf": 321,
+        "io_uring_setup": 425,
+        "setns": 308,
+        "chroot": 161,
+    }
+    if os.uname().machine != "x86_64":
+        numbers = {
+            "ptrace": 117,
+            "mount": 40,
+            "unshare": 97,
+            "bpf": 280,
+            "io_uring_setup": 425,
+            "setns": 268,
+            "chroot": 51,
+        }
+    told = await run(
+        "import ctypes\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        f"for number in {list(numbers.values())}:\n"
+        "    print(libc.syscall(number, 0, 0, 0, 0, 0), ctypes.get_errno())\n"
+        "print(libc.syscall(700), ctypes.get_errno())\n"
+        "print(libc.prctl(22, 0, 0, 0, 0), libc.setuid(0))"
+    )
+    assert told == "-1 1\n" * len(numbers) + "-1 38\n" + "-1 -1\n"
+
+
+async def test_a_call_of_another_architecture_kills(python: PythonSession) -> None:
+    """The numbers of x32 are others, so its calls are none of ours."""
+    if os.uname().machine != "x86_64":
+        pytest.skip("there is no x32 here")
+    outcome = await python.run("python", "import ctypes\nctypes.CDLL(None).syscall(0x40000000 | 41, 2, 1, 0)", 20)
+    assert outcome.error is not None
+    assert "has ended" in outcome.error
+
+
+async def test_memory_is_limited(run: Run) -> None:
+    """Too much of it is an error that the code can catch, and nothing else is lost."""
+    assert last(await run("x = 1\nbytearray(768 << 20)")) == "MemoryError"
+    assert last(await run("import mmap; mmap.mmap(-1, 768 << 20)")).startswith("OSError")
+    assert await run("x") == "1\n"
+
+
+async def test_threads_are_limited(run: Run) -> None:
+    """There is room for some."""
+    told = await run(
+        "import threading, time\n"
+        "stop = threading.Event()\n"
+        "started = 0\n"
+        "try:\n"
+        "    for _ in range(400):\n"
+        "        threading.Thread(target=stop.wait, daemon=True).start()\n"
+        "        started += 1\n"
+        "except RuntimeError: pass\n"
+        "stop.set()\n"
+        "0 < started < 100"
+    )
+    assert told == "True\n"
+
+
+async def test_small_threads_are_limited_too(run: Run) -> None:
+    """They have room in little memory, but a machine can have only so many."""
+    told = await run(
+        "import ctypes\n"
+        "libc = ctypes.CDLL(None)\n"
+        "attributes, thread = ctypes.create_string_buffer(64), ctypes.c_ulong()\n"
+        "libc.pthread_attr_init(attributes)\n"
+        "libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(16384))\n"
+        "pause = ctypes.cast(libc.pause, ctypes.c_void_p)\n"
+        "started = 0\n"
+        "while started < 400 and not libc.pthread_create(ctypes.byref(thread), attributes, pause, None): started += 1\n"
+        "0 < started < 100"
+    )
+    assert told == "True\n"
+
+
+async def test_files_are_limited(small: PythonSession) -> None:
+    """A file cannot grow without end, and many of them neither."""
+    one = await small.run("python", "open('a', 'wb').write(bytes(8 << 20))", 20)
+    assert last(one.result).startswith("OSError")
+    code = "import time\nfor n in range(60):\n    open(str(n), 'wb').write(bytes(1 << 20))\n    time.sleep(0.02)"
+    many = await small.run("python", code, 20)
+    assert "No space left" in many.result or "MB of files" in (many.error or "")
+
+
+async def test_empty_files_are_limited(python: PythonSession) -> None:
+    """Each of them takes memory of the kernel's."""
+    code = "import os, time\nfor n in range(5000): os.close(os.open(str(n), os.O_CREAT))\ntime.sleep(10)"
+    outcome = await python.run("python", code, 20)
+    assert "4096 files" in (outcome.error or "")
+
+
+async def test_files_are_limited_between_calls_too(small: PythonSession) -> None:
+    """A thread runs on when its call has ended, and what it does counts."""
+    code = (
+        "import threading, time\n"
+        "stop = threading.Event()\n"
+        "def fill():\n"
+        "    stop.wait(0.1)\n"
+        "    for n in range(5000): open(str(n), 'w').close()\n"
+        "    stop.wait(30)\n"
+        "threading.Thread(target=fill, daemon=True).start()"
+    )
+    assert (await small.run("python", code, 20)).error is None
+    await ended(small)
+    assert "has ended since the latest call" in str((await small.run("python", "1", 20)).error)
+
+
+async def ended(session: PythonSession) -> None:
+    """Wait until a sandbox has ended by itself."""
+    assert session._tenancy._process is not None
+    async with asyncio.timeout(120):
+        await session._tenancy._process._channel.ended.wait()
+
+
+async def test_the_limits_cannot_be_raised(run: Run) -> None:
+    """They are hard ones."""
+    told = await run("import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))")
+    assert last(told).startswith("ValueError: not allowed to raise")
+
+
+async def test_closing_the_channel_ends_the_sandbox(python: PythonSession) -> None:
+    """The model is told, and the next call has a new one."""
+    outcome = await python.run("python", "import os\nos.closerange(3, 100)", 20)
+    assert outcome.error is not None
+    assert "All variables and files are lost" in outcome.error
+    assert (await python.run("python", "1", 20)).result == "1\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["b'no json'", "b'[]'", "b'{}\\n{}'", "b'[' * 100_000", "b'x' * (5 << 20)"],
+    ids=["no JSON", "no object", "two lines", "too deep", "too long"],
+)
+async def test_a_forged_line_that_does_not_fit_ends_the_sandbox(python: PythonSession, line: str) -> None:
+    """Of the channel nothing is believed."""
+    code = (
+        f"import os\ntext = memoryview({line} + b'\\n')\nwhile text: text = text[os.write(3, text):]\nwhile True: pass"
+    )
+    outcome = await python.run("python", code, 20)
+    assert outcome.error is not None
+    assert "has ended" in outcome.error
+
+
+async def test_a_forged_answer_fools_its_writer_only(python: PythonSession) -> None:
+    """The true answer that comes after it is one too many."""
+    await python.run("python", "import os, time\nos.write(3, b'{}\\n')\ntime.sleep(0.5)", 20)
+    await ended(python)
+    outcome = await python.run("python", "1", 20)
+    assert outcome.error is not None
+    assert "has ended since the latest call" in outcome.error
+    assert (await python.run("python", "1", 20)).result == "1\n"
+
+
+def alive(pids: set[int]) -> set[int]:
+    """Those that have not ended; one that nobody has asked about yet has."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found.add(pid)
+    return found
+
+
+def readiness_to_go(pids: set[int]) -> set[str]:
+    return {Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in pids}
+
+
+def exists(place: str) -> bool:
+    return Path(place).exists()
+
+
+@pytest.fixture
+def others() -> set[int]:
+    """The children that this process has beside the sandbox: name it ahead of that."""
+    return descendants(os.getpid())
+
+
+async def test_nothing_is_left(others: set[int], python: PythonSession) -> None:
+    """Neither processes nor folders outlive a session, however often it is closed."""
+    before = descendants(os.getpid()) - others
+    place = eval((await python.run("python", "import os; open('a', 'w').close(); os.getcwd()", 20)).result)
+    assert before
+    await asyncio.gather(python.close(), python.close())
+    await python.close()
+    assert not alive(before)
+    assert not exists(f"{place}/a")
+
+
+async def test_where_memory_is_short_sandboxes_go_first(others: set[int], python: PythonSession) -> None:
+    """The kernel ends them before it ends a server."""
+    assert readiness_to_go(descendants(os.getpid()) - others) == {"1000"}
+
+
+async def test_a_deep_tree_is_removed(python: PythonSession) -> None:
+    """Deeper than Python's own recursion goes."""
+    code = "import os\nhere = os.getcwd()\nfor _ in range(1200):\n    os.mkdir('d')\n    os.chdir('d')\nhere"
+    place = eval((await python.run("python", code, 20)).result)
+    await python.close()
+    assert not exists(f"{place}/d")
+
+
+async def test_cancelling_kills_at_once(others: set[int], python: PythonSession) -> None:
+    """Whoever leaves leaves nothing running."""
+    before = descendants(os.getpid()) - others
+    running = asyncio.create_task(python.run("python", "sum(range(10**12))", 600))
+    await asyncio.sleep(0.1)
+    running.cancel()
+    async with asyncio.timeout(120):
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        while alive(before):
+            await asyncio.sleep(0.005)

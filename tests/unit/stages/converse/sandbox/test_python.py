@@ -1,0 +1,161 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from stages.converse.sandbox.probe import Sandbox
+from stages.converse.sandbox.python import PythonHost, PythonSession
+from tests.unit.stages.converse.sandbox.conftest import NO_CONVERSATION, Run
+
+
+async def test_the_value_of_the_last_expression_is_shown(run: Run) -> None:
+    """As in a notebook; None is nothing to show."""
+    assert await run("x = 20\nprint('a')\nx * 2 + 2") == "a\n42\n"
+    assert await run("None") == "(The code wrote nothing.)"
+    assert await run("") == "(The code wrote nothing.)"
+
+
+async def test_variables_modules_and_files_stay(run: Run) -> None:
+    """One response has one Python."""
+    await run("import math\ndef f(): return math.pi\nwith open('a.txt', 'w') as file: file.write('kept')")
+    assert await run("print(f()); open('a.txt').read()") == "3.141592653589793\n'kept'\n"
+
+
+async def test_an_exception_is_output_without_our_frames(run: Run) -> None:
+    """The model reads its own lines, and the variables stay."""
+    assert await run("x = 1\ndef f():\n    return 1 / 0\nf()") == (
+        "Traceback (most recent call last):\n"
+        '  File "<cell 2>", line 4, in <module>\n    f()\n'
+        '  File "<cell 2>", line 3, in f\n    return 1 / 0\n           ~~^~~\n'
+        "ZeroDivisionError: division by zero\n"
+    )
+    assert await run("x") == "1\n"
+    assert (await run("if:")).endswith("SyntaxError: invalid syntax\n")
+    assert "SystemExit: 3" in await run("raise SystemExit(3)")
+    assert await run("class E(Exception):\n    def __str__(self): raise ValueError\nraise E") != ""
+    assert await run("x") == "1\n"
+
+
+async def test_code_may_await(run: Run) -> None:
+    """An event loop works, though there is no network."""
+    assert await run("import asyncio\nawait asyncio.sleep(0, 'slept')") == "'slept'\n"
+
+
+async def test_input_finds_nothing_to_read(run: Run) -> None:
+    """The standard input is not the control channel."""
+    assert (await run("input()")).endswith("EOFError: EOF when reading a line\n")
+
+
+async def test_outcome_carries_the_logs(python: PythonSession) -> None:
+    """The item shows what the model reads."""
+    outcome = await python.run("python", "print('é')", 20)
+    assert outcome.data == ({"type": "logs", "logs": "é\n"},)
+    assert outcome.result == "é\n"
+    assert python.action("python", "1") is None
+    assert (await python.run("python", "x = 1", 20)).data == ()
+
+
+async def test_standard_output_can_be_closed_once(run: Run) -> None:
+    """The next cell has one again."""
+    await run("import sys; sys.stdout.close()")
+    assert await run("1") == "1\n"
+
+
+async def test_long_output_is_cut_in_the_middle(run: Run) -> None:
+    """The ends are kept."""
+    told = await run("print('a' * 1_000_000, 'end')")
+    assert len(told) < 65_000
+    assert told.startswith("aaa")
+    assert "bytes are left out here" in told
+    assert told.endswith("a end\n")
+
+
+async def test_output_without_end_ends_the_sandbox(small: PythonSession) -> None:
+    """What floods is killed, and the model told so."""
+    outcome = await small.run("python", "x = 1\nwhile True: print('a' * 100_000)", 20)
+    assert outcome.error == (
+        "The sandbox has ended (it wrote more than 4 MB of output). All variables and files are lost."
+    )
+    assert outcome.result.startswith("aaaa")
+    assert "NameError" in (await small.run("python", "x", 20)).result
+
+
+async def test_an_endless_loop_is_interrupted_and_variables_stay(python: PythonSession) -> None:
+    """The first word is a soft one."""
+    outcome = await python.run("python", "x = 5\nwhile True: x += 0", 1)
+    assert outcome.error == "The code ran longer than 1 seconds and was interrupted. Variables and files are kept."
+    assert outcome.result.endswith("KeyboardInterrupt\n")
+    assert (await python.run("python", "import time; time.sleep(60)", 0.2)).result.endswith("KeyboardInterrupt\n")
+    assert (await python.run("python", "x", 20)).result == "5\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["sum(range(10**12))", "import time\nwhile True:\n    try: time.sleep(9)\n    except BaseException: pass"],
+    ids=["in C", "catches all"],
+)
+async def test_what_does_not_listen_is_killed(python: PythonSession, code: str) -> None:
+    """A second later force is used, and the model told what is lost."""
+    async with asyncio.timeout(120):
+        outcome = await python.run("python", f"y = 1\n{code}", 0.2)
+    assert outcome.error == "The code ran longer than 0.2 seconds and was killed. All variables and files are lost."
+    assert "NameError" in (await python.run("python", "y", 20)).result
+
+
+async def test_processor_time_is_limited(python_sandbox: Sandbox) -> None:
+    """That of all calls together, whatever time each of them has."""
+    limits = replace(python_sandbox.plan.limits, processor_seconds=1)
+    session = PythonHost(Sandbox(replace(python_sandbox.plan, limits=limits))).session(NO_CONVERSATION)
+    try:
+        outcome = await session.run("python", "while True: pass", 30)
+        assert outcome.error is not None
+        assert "used up its processor time" in outcome.error
+    finally:
+        await session.close()
+
+
+async def test_sandboxes_share_nothing(python_sandbox: Sandbox) -> None:
+    """Two responses of one server do not see each other's variables or files."""
+    host = PythonHost(python_sandbox)
+    one, other = host.session(NO_CONVERSATION), host.session(NO_CONVERSATION)
+    try:
+        first = await one.run("python", "x = 1\nopen('here', 'w').write('a')\nimport os; os.getcwd()", 20)
+        place = first.result.strip()
+        code = f"import os\nprint('x' in globals(), os.path.exists('here'))\nprint(open({place} + '/here').read())"
+        second = (await other.run("python", code, 20)).result
+        assert second.startswith("False False\n")
+        assert second.splitlines()[-1].startswith(("PermissionError", "FileNotFoundError"))
+    finally:
+        await one.close()
+        await other.close()
+
+
+async def test_calls_of_one_response_run_one_after_another(python: PythonSession) -> None:
+    """Each has the time it was given, and its own output."""
+    codes = [f"import time; time.sleep(0.05); print({number})" for number in range(4)]
+    outcomes = await asyncio.gather(*(python.run("python", code, 20) for code in codes))
+    assert [outcome.result for outcome in outcomes] == ["0\n", "1\n", "2\n", "3\n"]
+
+
+async def test_more_sandboxes_than_there_are_places_wait(python_sandbox: Sandbox) -> None:
+    """A place is free again when a response ends."""
+    host = PythonHost(python_sandbox, most=1)
+    one, other = host.session(NO_CONVERSATION), host.session(NO_CONVERSATION)
+    await one.run("python", "1", 20)
+    outcome = await other.run("python", "1", 0.05)
+    assert outcome.error is not None
+    assert "no sandbox was free in time" in outcome.error
+    waiting = asyncio.create_task(other.run("python", "1", 20))
+    await asyncio.sleep(0)
+    await one.close()
+    assert (await waiting).result == "1\n"
+    await other.close()
+    await other.close()
+
+
+async def test_a_session_that_was_closed_starts_nothing(python: PythonSession) -> None:
+    """The response has ended."""
+    await python.close()
+    outcome = await python.run("python", "1", 20)
+    assert outcome.error is not None
+    assert "the response has ended" in outcome.error

@@ -1,0 +1,273 @@
+"""Turns: what passes, what runs between them, and what waits for the client."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline.frames import (
+    AnnotationAdded,
+    CallFinished,
+    CallStarted,
+    CodeCallOpened,
+    GenerationStarted,
+    ItemClosed,
+    ItemDelta,
+    ItemOpened,
+    MessageOpened,
+    ParsedFrame,
+    RefusalOpened,
+    ShellCallOpened,
+    TurnFinished,
+    WebCallOpened,
+)
+from pipeline.protocol.items import (
+    CodeInterpreterCall,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    Refusal,
+    ShellCall,
+    ShellCallOutput,
+    WebSearchCall,
+)
+from pipeline.record import replay
+from stages.converse.tools import Outcome, Source
+from tests.support.scripted_tools import (
+    DOCS,
+    Table,
+    Tool,
+    answer,
+    code,
+    conversation,
+    function,
+    item,
+    kinds,
+    mcp,
+    reasons,
+    shell,
+    thought,
+    turn,
+)
+
+
+async def test_a_turn_without_calls_passes_as_it_came() -> None:
+    """One turn of the model, frame by frame, is all there is."""
+    table = Table([turn(thought(), function(), answer())])
+    told = await table.talk()
+    assert told[1:] == [*thought(), *function(), *answer(), told[-1]]
+    assert isinstance(told[0], GenerationStarted)
+    assert len(table.model.read) == 1
+    assert table.tool.opened == 0
+
+
+async def test_a_call_runs_between_two_turns() -> None:
+    """The frames of a call surround its run, and the model reads what it returned."""
+    table = Table([turn(thought(), code("1 + 1")), turn(answer())])
+    told = await table.talk()
+    assert kinds(told) == [
+        *("GenerationStarted", "ReasoningOpened", "ItemClosed"),
+        *("CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed", "TurnFinished"),
+        *("GenerationStarted", "MessageOpened", "ItemClosed", "TurnFinished"),
+    ]
+    reasoning, call = table.model.read[1].input[1:]
+    assert reasoning == Reasoning("rs_10000", content=(ReasoningText("Hm."),), status="completed")
+    assert call == CodeInterpreterCall("ci_10001", "1 + 1", "", "completed")
+    assert table.model.read[1].results == {"ci_10001": "2"}
+    assert table.tool.calls == [("python", "1 + 1")]
+    assert (table.tool.opened, table.tool.closed) == (1, 1)
+
+
+async def test_v7_nothing_is_told_of_a_run_before_it_happens() -> None:
+    """A call has started when that is told, and has finished when that is told."""
+    table = Table([turn(code()), turn(answer())], tool=Tool(seconds=0.05))
+    async with aclosing(table.converse(replay([conversation()]))) as frames:
+        async for frame in frames:
+            if isinstance(frame, CodeCallOpened | CallStarted):
+                assert not table.tool.calls  # it begins with the next step of the loop
+            if isinstance(frame, CallFinished):
+                assert table.tool.calls
+                assert not table.tool.running
+
+
+async def test_the_shell_answers_in_an_item_of_its_own() -> None:
+    """A shell call ends where it runs, and its output opens as it does."""
+    wrote = ({"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},)
+    table = Table([turn(shell()), turn(answer())], tool=Tool([Outcome("a", data=wrote)]))
+    told = await table.talk()
+    assert kinds(told)[1:8] == [
+        *("ShellCallOpened", "ItemClosed"),
+        *("ShellOutputOpened", "CallStarted", "CallFinished", "ItemClosed", "TurnFinished"),
+    ]
+    call, output = table.model.read[1].input[1:]
+    assert isinstance(call, ShellCall)
+    assert call.runs_here
+    assert output == ShellCallOutput("sho_10001", call.call_id, wrote, "completed")
+    assert table.model.read[1].results == {"sho_10001": "a"}
+
+
+def written(opening: ItemOpened, text: str, *token_ids: int) -> list[ParsedFrame]:
+    """An item in these tokens."""
+    return [*item(opening, text)[:-1], ItemClosed(complete=True, token_ids=token_ids)]
+
+
+async def test_tokens_and_results_go_with_their_items() -> None:
+    """Each is known by its item's id, in later turns as well, beside those of the history."""
+    ran = written(CodeCallOpened(), "1", 1, 2)
+    spoken, listed = written(MessageOpened("commentary"), "So.", 4, 5), written(ShellCallOpened(), '{"cmd": ["ls"]}', 3)
+    table = Table([turn(ran), turn(spoken, listed), turn(answer())], tool=Tool([Outcome("a"), Outcome("b")]))
+    await table.talk(replace(conversation(), tokens={"rs_0": (9,)}, results={"ci_0": "z"}))
+    assert table.model.read[0].tokens == {"rs_0": (9,)}
+    assert table.model.read[1].tokens == {"rs_0": (9,), "ci_10000": (1, 2)}
+    assert table.model.read[1].results == {"ci_0": "z", "ci_10000": "a"}
+    assert table.model.read[2].tokens == {"rs_0": (9,), "ci_10000": (1, 2), "msg_10001": (4, 5), "sh_10002": (3,)}
+    assert table.model.read[2].results == {"ci_0": "z", "ci_10000": "a", "sho_10003": "b"}
+    assert [given.id for given in table.model.read[2].input[1:]] == ["ci_10000", "msg_10001", "sh_10002", "sho_10003"]
+
+
+async def test_all_that_was_said_is_read_again() -> None:
+    """What stands ahead of a call is part of the conversation, as it was said."""
+    waits, hopes = item(MessageOpened("commentary"), "Wait."), item(MessageOpened(), "Maybe.")
+    said = [waits, hopes, item(RefusalOpened(), "No."), code()]
+    table = Table([turn(*said), turn(answer())], tool=Tool([Outcome(error="It died.")]))
+    await table.talk()
+    assert table.model.read[1].input[1:] == (
+        Message("msg_10000", "completed", "assistant", (OutputText("Wait."),), "commentary"),
+        Message("msg_10001", "completed", "assistant", (OutputText("Maybe."),)),
+        Message("msg_10002", "completed", "assistant", (Refusal("No."),), "final_answer"),
+        CodeInterpreterCall("ci_10003", "1 + 1", "", "failed"),
+    )
+    assert table.model.read[1].results == {"ci_10003": "Error: It died."}
+
+
+async def test_the_browser_tells_what_it_does() -> None:
+    """The action of a call to the browser comes with its start."""
+    table = Table([turn(item(WebCallOpened("search"), "ferrets")), turn(answer())])
+    told = await table.talk()
+    assert CallStarted({"type": "search", "query": "ferrets"}) in told
+    found = table.model.read[1].input[-1]
+    assert found == WebSearchCall("ws_10000", {"type": "search", "query": "ferrets"}, "completed")
+
+
+class Browser(Tool):
+    """A tool whose pages may be cited: there is one, behind cursor 0."""
+
+    def source(self, cursor: int) -> Source | None:
+        return Source("Ferrets", "https://ferrets.example/all") if cursor == 0 else None
+
+
+MARKED = "Yes【0†L3】【1†L3】"
+
+
+async def test_what_the_browser_showed_is_cited() -> None:
+    """From the turn behind its first call on, marks of pages become links with notes."""
+    search = item(WebCallOpened("search"), "ferrets")
+    table = Table([turn(answer(MARKED), search), turn(answer(MARKED))], tool=Browser())
+    told = await table.talk()
+    begun = [at for at, frame in enumerate(told) if isinstance(frame, GenerationStarted)]
+    assert told[begun[0] + 1 : begun[0] + 4] == answer(MARKED)[:3]
+    text = "".join(frame.text for frame in told[begun[1] :] if isinstance(frame, ItemDelta))
+    assert text == "Yes ([ferrets.example](https://ferrets.example/all))【1†L3】"
+    (note,) = (frame.annotation for frame in told if isinstance(frame, AnnotationAdded))
+    assert text[note["start_index"] : note["end_index"]] == "([ferrets.example](https://ferrets.example/all))"
+    assert kinds(told)[-4:] == ["MessageOpened", "AnnotationAdded", "ItemClosed", "TurnFinished"]
+
+
+async def test_what_the_browser_showed_earlier_is_cited() -> None:
+    """Pages of the history are known as well, ahead of any call."""
+    table = Table([turn(answer(MARKED))], tool=Browser())
+    history = (WebSearchCall("ws_1", {"type": "search", "query": "ferrets"}, "completed"),)
+    told = await table.talk(replace(conversation(), history=history))
+    assert sum(isinstance(frame, AnnotationAdded) for frame in told) == 1
+    assert isinstance(told[0], GenerationStarted)
+
+
+LOGS: dict[str, Any] = {"type": "logs", "logs": "2"}
+SEARCHED: dict[str, Any] = {"type": "search", "query": "ferrets"}
+FOUND: dict[str, Any] = SEARCHED | {"sources": [{"type": "url", "url": "https://ferrets.example/all"}]}
+
+
+@pytest.mark.parametrize(
+    ("call", "data", "include", "shown"),
+    [
+        (code(), LOGS, (), ()),
+        (code(), LOGS, ("code_interpreter_call.outputs",), (LOGS,)),
+        (item(WebCallOpened("search")), FOUND, (), (SEARCHED,)),
+        (item(WebCallOpened("search")), FOUND, ("web_search_call.action.sources",), (FOUND,)),
+        (shell(), {"stdout": "a"}, (), ({"stdout": "a"},)),
+    ],
+)
+async def test_some_of_what_calls_show_has_to_be_asked_for(
+    call: list[ParsedFrame], data: dict[str, Any], include: tuple[str, ...], shown: tuple[dict[str, Any], ...]
+) -> None:
+    """The model reads it all the same."""
+    table = Table([turn(call), turn(answer())], tool=Tool([Outcome("2", data=(data,))]))
+    told = await table.talk(conversation(include=include))
+    assert [frame.data for frame in told if isinstance(frame, CallFinished)] == [shown]
+    assert list(table.model.read[1].results.values()) == ["2"]
+
+
+# Several calls
+
+
+@pytest.mark.parametrize(("parallel", "most"), [(True, 2), (False, 1)])
+async def test_calls_of_one_turn_run_together_where_they_may(parallel: bool, most: int) -> None:
+    """Each item is told whole before the next, whether they run at the same time or not."""
+    table = Table([turn(code("a"), code("b")), turn(answer())], tool=Tool(seconds=0.02))
+    given = conversation()
+    told = await table.talk(replace(given, tools=replace(given.tools, parallel=parallel)))
+    assert table.tool.most == most
+    assert kinds(told)[1:10] == [*("CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed") * 2, "TurnFinished"]
+    assert [call.text for call in table.model.read[1].input[1:] if isinstance(call, CodeInterpreterCall)] == ["a", "b"]
+
+
+async def test_a_mixed_turn_waits_for_the_client() -> None:
+    """Calls of the server run, and the response ends for the client to run its own."""
+    table = Table([turn(code(), function(), thought())])
+    told = await table.talk()
+    assert kinds(told)[4:] == [
+        *("ItemClosed", "FunctionCallOpened", "ItemClosed", "ReasoningOpened", "ItemClosed", "TurnFinished")
+    ]
+    assert table.tool.calls == [("python", "1 + 1")]
+    assert reasons(told) == ["stop"]
+    assert len(table.model.read) == 1
+
+
+async def test_the_clients_call_ahead_of_the_servers_stays_ahead() -> None:
+    """Items keep the order in which the model wrote them."""
+    told = await Table([turn(function(), code())]).talk()
+    assert kinds(told)[1:] == [
+        *("FunctionCallOpened", "ItemClosed", "CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed"),
+        "TurnFinished",
+    ]
+
+
+async def test_required_holds_until_a_call_was_made() -> None:
+    """A choice that demands a call would demand one for ever."""
+    table = Table([turn(code()), turn(answer())])
+    given = conversation()
+    await table.talk(replace(given, tools=replace(given.tools, choice="required")))
+    assert [read.tools.choice for read in table.model.read] == ["required", "auto"]
+
+
+async def test_v22_later_turns_are_scheduled_like_the_first() -> None:
+    """No turn gets ahead of other requests, or needs a scheduler that knows priorities."""
+    table = Table([turn(code()), turn(answer())])
+    await table.talk()
+    assert table.model.read[0].scheduling == table.model.read[1].scheduling
+
+
+async def test_turns_take_as_long_as_their_tools() -> None:
+    """The time of a turn is that of the engine and that of the calls behind it."""
+    told = await Table([turn(code()), turn(answer())]).talk()
+    assert [frame.duration for frame in told if isinstance(frame, TurnFinished)] == [2.0, 1.0]
+
+
+async def test_the_first_turn_takes_as_long_as_what_came_ahead_of_it() -> None:
+    """So a response is completed when it is, also where servers had to be asked first."""
+    told = await Table([turn(mcp()), turn(answer())]).talk(conversation(tools=DOCS))
+    assert [frame.duration for frame in told if isinstance(frame, TurnFinished)] == [3.0, 1.0]

@@ -1,0 +1,453 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from pipeline.errors import ContextTooLong, EngineDead, EngineFailed, EngineOverloaded, StageError
+from pipeline.frames import (
+    AnnotationAdded,
+    CallFinished,
+    CallStarted,
+    CodeCallOpened,
+    ConversedFrame,
+    CustomToolCallOpened,
+    FinishReason,
+    FunctionCallOpened,
+    GenerationStarted,
+    ItemClosed,
+    ItemDelta,
+    ItemTokens,
+    McpCallOpened,
+    McpListToolsOpened,
+    MessageOpened,
+    ReasoningOpened,
+    RefusalOpened,
+    ResponseStarted,
+    ShellOutputOpened,
+)
+from pipeline.protocol.events import (
+    Event,
+    ResponseEvent,
+    ResponseFailed,
+    TerminalEvent,
+    TextDelta,
+    to_sse,
+)
+from pipeline.protocol.items import (
+    CodeInterpreterCall,
+    CustomToolCall,
+    FunctionCall,
+    McpCall,
+    Message,
+    OutputItem,
+    Phase,
+    Reasoning,
+)
+from pipeline.protocol.response import ErrorDetails, IncompleteDetails, InputTokensDetails, OutputTokensDetails, Usage
+from pipeline.rules import InvariantBroken
+from stages.emit.emit import emit
+from tests.support.event_streams import checked, final
+from tests.support.frame_strategies import turns
+from tests.support.frames import (
+    Frames,
+    custom_tool_call,
+    finished,
+    function_call,
+    message,
+    on_the_wire,
+    only_events,
+    reasoning,
+    refusal,
+    source,
+    started,
+    types,
+    whole_turn,
+)
+
+
+async def emitted(frames: Iterable[ConversedFrame], error: BaseException | None = None) -> list[ResponseEvent]:
+    """The events of a stream that began, checked; what it began with goes ahead of them, to the store."""
+    frames = tuple(frames)
+    async with aclosing(emit(source(frames, error))) as out:
+        first, *rest = [frame async for frame in out]
+    begun = frames[0]
+    assert isinstance(begun, GenerationStarted | ResponseStarted)
+    assert first == ResponseStarted(begun.response, begun.input, begun.origin)
+    return checked(only_events(rest))
+
+
+BEGIN = ["created", "in_progress"]
+
+
+async def test_a_replay_has_the_same_bytes() -> None:
+    """Nothing is drawn or clocked: the same frames give the same bytes, and another response id other item ids."""
+    first, second = [list(map(to_sse, await emitted(whole_turn()))) for _ in range(2)]
+    assert first == second
+    other = await emitted((started("resp_2"), *whole_turn()[1:]))
+    assert {item.id for item in final(other).output} == {"rs_20000", "msg_20001", "fc_20002"}
+
+
+# The end
+
+
+async def test_the_usage_is_counted() -> None:
+    """Tokens of the prompt come from its start, tokens of the answer from the turn's end; each list has the turn."""
+    counts = finished(cached_tokens=32, output_tokens=11, reasoning_tokens=5)
+    events = await emitted((started(prompt_tokens=40), *message("Hello!"), counts))
+    assert final(events).usage == Usage(
+        40, InputTokensDetails(32, 0, (40,), (32,)), 11, OutputTokensDetails(5, 0, (11,), (0,)), 51
+    )
+
+
+async def test_the_completion_time_is_the_start_and_the_durations() -> None:
+    """No clock is read at the end either."""
+    events = await emitted((started(created_at=1000), *message("Hello!"), finished(duration=2.7)))
+    assert final(events).completed_at == 1002
+
+
+async def test_a_turn_that_says_nothing_completes() -> None:
+    """A response without items is complete all the same."""
+    events = await emitted((started(), finished()))
+    assert types(events) == [*BEGIN, "completed"]
+
+
+@pytest.mark.parametrize("cut", [reasoning, message, refusal, function_call, custom_tool_call])
+async def test_row14_row16_an_item_that_was_cut_is_incomplete(cut: Any) -> None:
+    """At the token limit the open item and the response are incomplete, and what came before is not."""
+    events = await emitted((started(), *reasoning("So."), *cut("Hel", complete=False), finished("length")))
+    response = final(events)
+    assert types(events)[-2:] == ["output_item.done", "incomplete"]
+    assert [item.status for item in response.output] == ["completed", "incomplete"]
+    assert (response.status, response.completed_at) == ("incomplete", None)
+    assert response.incomplete_details == IncompleteDetails("max_output_tokens")
+    assert response.usage is not None
+
+
+async def test_row16_v17_a_filtered_response_says_so() -> None:
+    """The reason of an incomplete response is the one that ended it."""
+    response = final(await emitted((started(), *message("Hel", complete=False), finished("content_filter"))))
+    assert (response.status, response.completed_at) == ("incomplete", None)
+    assert response.incomplete_details == IncompleteDetails("content_filter")
+
+
+@pytest.mark.parametrize("cut", [reasoning, message, refusal, function_call, custom_tool_call])
+async def test_v17_b22_a_cancelled_response_keeps_what_it_had(cut: Any) -> None:
+    """Where the engine was told to stop, the status says so, and output and usage are those of what it had written."""
+    events = await emitted((started(), *message("Hello!"), *cut("Hel", complete=False), finished("cancelled")))
+    response = final(events)
+    assert types(events)[-2:] == ["output_item.done", "incomplete"]
+    assert [item.status for item in response.output] == ["completed", "incomplete"]
+    assert (response.status, response.incomplete_details, response.error) == ("cancelled", None, None)
+    assert response.completed_at is None
+    assert response.usage is not None
+    assert response.usage.output_tokens == 20
+
+
+@pytest.mark.parametrize("reason", ["max_tool_calls", "max_turns"])
+async def test_what_a_limit_of_tools_ends_says_which(reason: FinishReason) -> None:
+    """Where the model may make no more calls, or take no more turns, the response is incomplete for that reason."""
+    response = final(await emitted((started(), *message("Let me see."), finished(reason))))
+    assert (response.status, response.completed_at) == ("incomplete", None)
+    assert response.incomplete_details is not None
+    assert response.incomplete_details.reason == reason
+    assert response.usage is not None
+
+
+async def test_b21_a_response_that_waited_says_so_and_begins() -> None:
+    """A background response is created and queued as such, and everything behind says that it is in progress."""
+    events = await emitted((started(status="queued", background=True), *message("Hello!"), finished()))
+    assert types(events)[:3] == ["created", "queued", "in_progress"]
+    assert [on_the_wire(event)["response"]["status"] for event in events[:3]] == ["queued", "queued", "in_progress"]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert final(events).status == "completed"
+
+
+async def test_a_response_that_waited_may_fail() -> None:
+    """What breaks in the first turn ends a response that is in progress."""
+    response = final(await emitted([started(status="queued", background=True)], EngineFailed("x")))
+    assert response.status == "failed"
+
+
+async def test_a_cut_between_items_leaves_them_complete() -> None:
+    """The limit may fall on the end of an item: then only the response is incomplete."""
+    response = final(await emitted((started(), *message("Hello!"), finished("length"))))
+    assert response.status == "incomplete"
+    assert [item.status for item in response.output] == ["completed"]
+
+
+async def test_tokens_follow_the_item_that_they_are_of() -> None:
+    """The store is told of the tokens of each item that has any, under its id, behind the event that it is done."""
+    texts = (ReasoningOpened(), ItemDelta("So."), ItemClosed(complete=True, token_ids=(1, 2)))
+    async with aclosing(emit(source((started(), *texts, *message("Hello!"), finished())))) as out:
+        frames = [frame async for frame in out]
+    (at,) = (at for at, frame in enumerate(frames) if isinstance(frame, ItemTokens))
+    assert frames[at] == ItemTokens("rs_10000", (1, 2))
+    assert types([frame for frame in frames[at - 1 : at + 2] if isinstance(frame, Event)]) == [
+        "output_item.done",
+        "output_item.added",
+    ]
+    checked(frame for frame in frames if isinstance(frame, Event))
+
+
+RAW = ({"role": "user", "content": []},)
+SAID = ({"role": "assistant", "channel": "final", "content": []},)
+
+
+async def test_raw_messages_come_with_the_end() -> None:
+    """Where they were asked for, the last event has the prompt and the answer in the model's own terms."""
+    events = await emitted((started(raw_messages=RAW), *message("Hello!"), finished(raw_messages=SAID)))
+    assert (final(events).input_messages, final(events).output_messages) == (RAW, SAID)
+    assert "input_messages" not in on_the_wire(events[0])["response"]
+    events = await emitted((started(), *message("Hello!"), finished()))
+    assert not {"input_messages", "output_messages"} & set(on_the_wire(events[-1])["response"])
+
+
+async def test_a_failed_response_has_its_prompt() -> None:
+    """Raw messages are for looking into what went wrong: of an answer that broke there are none yet."""
+    events = await emitted((started(raw_messages=RAW), *message("Hello!")), EngineFailed("x"))
+    assert (final(events).input_messages, final(events).output_messages) == (RAW, ())
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        ReasoningOpened(),
+        MessageOpened("final_answer"),
+        RefusalOpened(),
+        FunctionCallOpened("clock"),
+        CustomToolCallOpened("shell"),
+        McpCallOpened("wiki", "ask"),
+        CodeCallOpened(),
+    ],
+)
+@pytest.mark.parametrize(
+    "error", [EngineFailed("The engine gave up."), EngineDead("It died."), EngineOverloaded("The queue is full.")]
+)
+async def test_v6_an_error_in_mid_item_closes_it_and_fails(opening: ConversedFrame, error: StageError) -> None:
+    """The open item is closed as incomplete with what it has, then one response.failed says why."""
+    events = await emitted((started(), *message("Hello!"), opening, ItemDelta("So")), error)
+    response = final(events)
+    assert types(events)[-2:] == ["output_item.done", "failed"]
+    assert response.error == ErrorDetails(error.code, error.message)
+    assert [item.status for item in response.output] == ["completed", "incomplete"]
+    assert text_of(response.output[-1]) == "So"
+    assert (response.completed_at, response.incomplete_details, response.usage) == (None, None, None)
+
+
+def promised(text_format: str, **fields: Any) -> GenerationStarted:
+    """The first frame of a response whose answer is held to a format."""
+    told = {"type": text_format} | ({"name": "n", "schema": {}} if text_format == "json_schema" else {})
+    return replace(started(text={"format": told}), **({"held_to_grammar": True} | fields))
+
+
+JSON = ["json_schema", "json_object"]
+
+
+@pytest.mark.parametrize("text_format", JSON)
+@pytest.mark.parametrize("phase", ["final_answer", None])
+@pytest.mark.parametrize("said", ['{"a": "xx', "", "{}{}", "Sorry", "[" * 100_000 + "]" * 100_000])
+async def test_row22_an_answer_that_is_not_the_json_it_was_to_be_fails(
+    text_format: str, phase: Phase | None, said: str
+) -> None:
+    """A grammar that breaks down leaves half an answer, which nobody is told to be whole."""
+    answer = message(*filter(None, [said]), phase=phase)
+    events = await emitted((promised(text_format), *reasoning("So."), *answer, finished()))
+    response = final(events)
+    assert types(events)[-1] == "failed"
+    assert [item.status for item in response.output] == ["completed", "incomplete"]
+    assert text_of(response.output[-1]) == said
+    assert response.error is not None
+    assert "could not hold the model to the format" in response.error.message
+
+
+@pytest.mark.parametrize("text_format", JSON)
+@pytest.mark.parametrize("said", ["{}", ' {"a": [1e999, "é"]}\n', "9" * 5000])
+async def test_row22_an_answer_in_json_completes(text_format: str, said: str) -> None:
+    """Whatever is JSON passes, however large its numbers are, and so does all that is no answer."""
+    whole = (*message("Let me see.", phase="commentary"), *function_call("{"), *refusal("No."), *message(said))
+    assert types(await emitted((promised(text_format), *whole, finished())))[-1] == "completed"
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [promised("text"), promised("json_object", stop=("x",)), promised("json_object", held_to_grammar=False)],
+)
+async def test_where_no_json_was_promised_any_answer_completes(begun: GenerationStarted) -> None:
+    """Text is free, a stop text may cut any answer, and a stored response is told again as it was."""
+    assert types(await emitted((begun, *message('{"a'), finished())))[-1] == "completed"
+
+
+async def test_json_that_was_cut_is_incomplete() -> None:
+    """At the token limit half an answer is what was asked for."""
+    turn = (promised("json_object"), *message('{"a', complete=False), finished("length"))
+    assert types(await emitted(turn))[-1] == "incomplete"
+
+
+async def test_an_error_of_a_stage_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """Errors that were foreseen are one line in the log; it keeps its tracebacks for bugs."""
+    await emitted((started(),), EngineFailed("The engine gave up."))
+    (record,) = caplog.records
+    assert (record.levelname, record.exc_info) == ("WARNING", None)
+    assert "The engine gave up." in record.getMessage()
+
+
+async def test_a_bug_is_neutral_to_the_client_and_whole_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """What is no StageError may hold secrets: the client gets the response's id, the log the traceback beside it."""
+    with caplog.at_level(logging.ERROR):
+        events = await emitted((started(), ReasoningOpened()), ZeroDivisionError("secret"))
+    error = final(events).error
+    assert error is not None
+    assert error.code == "server_error"
+    assert "resp_1" in error.message
+    assert "secret" not in error.message
+    (record,) = caplog.records
+    assert "resp_1" in record.getMessage()
+    assert record.exc_info
+    assert isinstance(record.exc_info[1], ZeroDivisionError)
+
+
+@pytest.mark.parametrize("error", [ContextTooLong(9, 8), EngineDead("It died."), ZeroDivisionError("bug")])
+async def test_an_error_before_the_first_frame_is_not_ours(error: Exception) -> None:
+    """Until generation has started there is no response that could fail: the error goes on as it is."""
+    with pytest.raises(type(error)) as caught:
+        await emitted((), error)
+    assert caught.value is error
+
+
+async def test_a_source_without_a_frame_is_a_bug() -> None:
+    """A stage that loses everything is an error like any other before the first frame."""
+    with pytest.raises(InvariantBroken, match="ends with TurnFinished"):
+        await emitted(())
+
+
+@pytest.mark.parametrize("rest", [(), reasoning("So."), (*message("Hello!"), ReasoningOpened(), ItemDelta("So"))])
+async def test_a_stream_that_just_ends_has_failed(rest: Frames) -> None:
+    """Without TurnFinished nobody knows that the model was done, however whole its words look."""
+    events = await emitted((started(), *rest))
+    assert types(events)[-1] == "failed"
+    error = final(events).error
+    assert error is not None
+    assert error.message.startswith("Internal error.")
+
+
+async def test_what_is_no_frame_is_told_by_its_type() -> None:
+    """Whoever wrote the stage that gave it learns what it gave."""
+    foreign: list[Any] = ["So"]
+    with pytest.raises(InvariantBroken, match="emit takes no str: a stage has put it in"):
+        await emitted(foreign)
+
+
+async def test_an_error_behind_the_last_turn_fails_too() -> None:
+    """The response ends once: what breaks before its terminal event is that event."""
+    events = await emitted(whole_turn(), EngineFailed("The engine gave up."))
+    assert types(events).count("completed") == 0
+    assert types(events)[-1] == "failed"
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (ItemDelta("So"),),
+        (ItemClosed(complete=True),),
+        (*message("Hello!"), ItemDelta("!")),
+        (ReasoningOpened(), ItemDelta("So"), MessageOpened("final_answer")),
+        (ReasoningOpened(), ItemDelta("So"), finished()),
+        (AnnotationAdded({}),),
+        (ReasoningOpened(), AnnotationAdded({})),
+        (RefusalOpened(), AnnotationAdded({})),
+        (FunctionCallOpened("clock"), AnnotationAdded({})),
+        (started(), ResponseStarted(started().response, ())),
+        (CallStarted(),),
+        (CallFinished(),),
+        (MessageOpened("final_answer"), CallStarted()),
+        (MessageOpened("final_answer"), CallFinished()),
+        (McpCallOpened("wiki", "ask"), CallFinished()),
+        (CodeCallOpened(), CallStarted(), CallStarted()),
+        (CodeCallOpened(), CallStarted(), CallFinished(), CallFinished()),
+        (McpListToolsOpened("wiki"), ItemDelta("So")),
+        (McpListToolsOpened("wiki"), CallStarted(), CallFinished(data=({"name": 1},)), ItemClosed(complete=True)),
+        (ShellOutputOpened(),),
+        ("So",),
+        (MessageOpened("final_answer"), "So"),
+    ],
+)
+async def test_frames_against_the_grammar_are_a_bug(frames: Frames, caplog: pytest.LogCaptureFixture) -> None:
+    """A parser that loses its place gives a stream that fails in good order, not one that clients cannot read."""
+    events = await emitted((started(), *frames))
+    assert types(events)[-1] == "failed"
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+
+
+async def test_cancellation_is_no_failure() -> None:
+    """CancelledError goes through, and nothing is said after it."""
+    said = []
+    with pytest.raises(asyncio.CancelledError):
+        async for event in emit(source((started(), ReasoningOpened()), asyncio.CancelledError())):
+            said.append(event)  # noqa: PERF401 - a comprehension would be lost with the error
+    assert not any(isinstance(event, TerminalEvent) for event in said)
+
+
+async def test_v7_cancellation_says_nothing_of_what_ran() -> None:
+    """Where a running call is broken off there is no event that says how it ended."""
+    said = []
+    with pytest.raises(asyncio.CancelledError):
+        async for event in emit(source((started(), CodeCallOpened(), CallStarted()), asyncio.CancelledError())):
+            said.append(event)  # noqa: PERF401 - a comprehension would be lost with the error
+    assert types(only_events(said))[-1] == "code_interpreter_call.interpreting"
+
+
+async def test_leaving_early_says_nothing_more() -> None:
+    """A consumer that closes the stream in mid-item gets no further event."""
+    stream: AsyncGenerator[Any, None] = emit(source(whole_turn()))
+    for _ in range(6):
+        await anext(stream)
+    await stream.aclose()
+    assert [event async for event in stream] == []
+
+
+# Any turn at all
+
+
+def text_of(item: OutputItem) -> str:
+    """What the deltas of an item sum to."""
+    if isinstance(item, Message | Reasoning | FunctionCall | CustomToolCall | McpCall | CodeInterpreterCall):
+        return item.text
+    return ""
+
+
+def summed(events: Iterable[ResponseEvent]) -> dict[int, str]:
+    """The deltas of each item, put together."""
+    texts: dict[int, str] = {}
+    for event in events:
+        if isinstance(event, TextDelta):
+            texts[event.output_index] = texts.get(event.output_index, "") + event.delta
+    return texts
+
+
+@settings(max_examples=100, deadline=None)
+@given(turn=turns(), error=st.none() | st.just(EngineFailed("x")) | st.just(ValueError("x")), data=st.data())
+async def test_any_turn_is_a_stream_that_clients_can_read(
+    turn: Frames, error: Exception | None, data: st.DataObject
+) -> None:
+    """Whatever a model says, and wherever it breaks, every rule holds and the deltas sum to the items."""
+    if error:
+        turn = turn[: data.draw(st.integers(1, len(turn)))]
+    logging.disable(logging.CRITICAL)
+    try:
+        events = await emitted(turn, error)
+    finally:
+        logging.disable(logging.NOTSET)
+    assert isinstance(events[-1], ResponseFailed) == (error is not None)
+    said = {index: text for index, item in enumerate(final(events).output) if (text := text_of(item))}
+    assert summed(events) == said

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.frames import FunctionCallOpened
+from pipeline.protocol.events import OutputItemAdded, OutputItemDone
+from pipeline.protocol.items import ApplyPatchCall, LocalShellCall, ShellCall
+from pipeline.protocol.tools import ClientForm
+from tests.support.event_streams import checked, final
+from tests.support.frames import FORMS, finished, form_call, item, on_the_wire, started, types, written
+
+DEEP = "[" * 100_000
+
+
+def called(form: ClientForm, *texts: str, complete: bool = True) -> Any:
+    events = checked(written((started(), *form_call(form, *texts, complete=complete), finished("length"))))
+    return final(events).output[0]
+
+
+@pytest.mark.parametrize(
+    ("said", "action"),
+    [
+        ('{"command": ["ls"]}', {"env": {}, "command": ["ls"]}),
+        (
+            '{"command": [], "env": {"A": "1"}, "timeout_ms": 5, "user": "me", "working_directory": "/a"}',
+            {"command": [], "env": {"A": "1"}, "timeout_ms": 5, "user": "me", "working_directory": "/a"},
+        ),
+        ('{"command": ["ls"], "timeout_ms": null, "why": "?"}', {"env": {}, "command": ["ls"]}),
+        ('{"command": "ls"}', {"env": {}, "command": ['{"command": "ls"}']}),
+        ("ls", {"env": {}, "command": ["ls"]}),
+        ('{"command": ["l', {"env": {}, "command": ['{"command": ["l']}),
+        (DEEP, {"env": {}, "command": [DEEP]}),
+    ],
+)
+def test_a_local_shell_runs_one_command(said: str, action: dict[str, Any]) -> None:
+    """Its action has what the model said of it, and always an environment; what is no such JSON is the command."""
+    assert called("local_shell", said) == LocalShellCall(
+        "lsh_10000", "call_10000", {"type": "exec", **action}, "completed"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "action"),
+    [
+        ('{"commands": ["ls", ""]}', {"commands": ["ls", ""]}),
+        ('{"commands": [], "timeout_ms": 5}', {"commands": [], "timeout_ms": 5}),
+        ('{"commands": ["ls"], "max_output_length": 9}', {"commands": ["ls"], "max_output_length": 9}),
+        (
+            '{"commands": ["ls"], "max_output_length": "9"}',
+            {"commands": ['{"commands": ["ls"], "max_output_length": "9"}']},
+        ),
+        ("ls\n", {"commands": ["ls\n"]}),
+        (DEEP, {"commands": [DEEP]}),
+    ],
+)
+def test_a_shell_runs_commands(said: str, action: dict[str, Any]) -> None:
+    """Its action has the commands and their limits; what is no such JSON is the one command."""
+    assert called("shell", said) == ShellCall("sh_10000", "call_10000", action, "completed")
+
+
+@pytest.mark.parametrize(
+    ("said", "operation"),
+    [
+        (FORMS["apply_patch"], {"type": "create_file", "path": "a.txt", "diff": "+a"}),
+        ('{"type": "update_file", "path": "a", "diff": ""}', {"type": "update_file", "path": "a", "diff": ""}),
+        ('{"type": "delete_file", "path": "a", "diff": "-a"}', {"type": "delete_file", "path": "a"}),
+        (
+            '{"type": "move_file", "path": "a"}',
+            {"type": "update_file", "path": "", "diff": '{"type": "move_file", "path": "a"}'},
+        ),
+        ("*** Begin Patch", {"type": "update_file", "path": "", "diff": "*** Begin Patch"}),
+        (DEEP, {"type": "update_file", "path": "", "diff": DEEP}),
+    ],
+)
+def test_a_patch_changes_one_file(said: str, operation: dict[str, Any]) -> None:
+    """Its operation is one of the API's; what is no such JSON is a change of no file at all."""
+    assert called("apply_patch", said) == ApplyPatchCall("apc_10000", "call_10000", operation, "completed")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_that_is_cut_is_incomplete(form: ClientForm) -> None:
+    """Half of its arguments is told as what it is."""
+    assert called(form, '{"comm', complete=False).status == "incomplete"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_comes_when_it_is_whole(form: ClientForm) -> None:
+    """Nothing is said while the model writes; then the item is added with all that it means, and done."""
+    text = FORMS[form]
+    events = checked(written((started(), *item(FunctionCallOpened("f", form=form), *text), finished())))
+    added, done = (event.item for event in events if isinstance(event, OutputItemAdded | OutputItemDone))
+    assert on_the_wire(events[2])["item"] == {**on_the_wire(events[-2])["item"], "status": "in_progress"}
+    assert (getattr(added, "status", None), getattr(done, "status", None)) == ("in_progress", "completed")
+
+
+def test_a_shell_tells_its_commands() -> None:
+    """Each command is added empty, grows and is done; an empty one does not grow."""
+    events = checked(written((started(), *form_call("shell", '{"commands": ["ls", "", "pwd"]}'), finished())))
+    told = [on_the_wire(event) for event in events[3:-2]]
+    names = ["added", "delta", "done", "added", "done", "added", "delta", "done"]
+    assert types(events[3:-2]) == [f"shell_call_command.{name}" for name in names]
+    assert [body["command_index"] for body in told] == [0, 0, 0, 1, 1, 2, 2, 2]
+    assert [body.get("command", body.get("delta")) for body in told] == ["", "ls", "ls", "", "", "", "pwd", "pwd"]

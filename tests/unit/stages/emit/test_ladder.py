@@ -1,0 +1,206 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.frames import (
+    AnnotationAdded,
+    CustomToolCallOpened,
+    FunctionCallOpened,
+    ItemClosed,
+    ItemOpened,
+    MessageOpened,
+    ReasoningOpened,
+    RefusalOpened,
+)
+from pipeline.protocol.events import (
+    ContentPartDone,
+    OutputItemAdded,
+    OutputTextAnnotationAdded,
+    OutputTextDelta,
+    OutputTextDone,
+    ResponseEvent,
+)
+from pipeline.protocol.items import (
+    CustomToolCall,
+    FunctionCall,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    Refusal,
+    SummaryText,
+)
+from tests.support.event_streams import checked, final
+from tests.support.frames import (
+    NOTE,
+    SUMMARISED,
+    Frames,
+    custom_tool_call,
+    finished,
+    function_call,
+    item,
+    message,
+    on_the_wire,
+    reasoning,
+    refusal,
+    spelled,
+    started,
+    types,
+    whole_turn,
+    written,
+)
+
+BEGIN = ["created", "in_progress"]
+
+
+def emitted(*items: Frames, **fields: Any) -> list[ResponseEvent]:
+    """The events of a whole turn, checked."""
+    return checked(written((started(**fields), *(frame for frames in items for frame in frames), finished())))
+
+
+def text_ladder(kind: str, deltas: int, part: str = "content_part") -> list[str]:
+    grow = [f"{kind}.delta"] * deltas
+    return ["output_item.added", f"{part}.added", *grow, f"{kind}.done", f"{part}.done", "output_item.done"]
+
+
+def summary_ladder(deltas: int) -> list[str]:
+    return text_ladder("reasoning_summary_text", deltas, "reasoning_summary_part")
+
+
+def call_ladder(kind: str, deltas: int) -> list[str]:
+    return ["output_item.added", *[f"{kind}.delta"] * deltas, f"{kind}.done", "output_item.done"]
+
+
+LADDERS: list[tuple[Frames, list[str]]] = [
+    (reasoning("Let me ", "think."), text_ladder("reasoning_text", 2)),
+    (message("Hello!"), text_ladder("output_text", 1)),
+    (message("Wait.", phase="commentary"), text_ladder("output_text", 1)),
+    (refusal("No", "."), text_ladder("refusal", 2)),
+    (function_call('{"city":', '"Oslo"', "}"), call_ladder("function_call_arguments", 3)),
+    (custom_tool_call("ls", " -l"), call_ladder("custom_tool_call_input", 2)),
+    (reasoning(), text_ladder("reasoning_text", 0)),
+    (message(), text_ladder("output_text", 0)),
+    (refusal(), text_ladder("refusal", 0)),
+    (function_call(), call_ladder("function_call_arguments", 0)),
+    (custom_tool_call(), call_ladder("custom_tool_call_input", 0)),
+]
+
+
+@pytest.mark.parametrize(("item", "ladder"), LADDERS)
+def test_v18_every_item_climbs_its_whole_ladder(item: Frames, ladder: list[str]) -> None:
+    """An item of each kind has its events in their order, also one without any text."""
+    assert types(emitted(item)) == [*BEGIN, *ladder, "completed"]
+
+
+@pytest.mark.parametrize("texts", [("Let me ", "think."), ()])
+def test_a_summary_stands_in_place_of_raw_reasoning(texts: tuple[str, ...]) -> None:
+    """Where a summary was asked for, thinking has the events of a summary part, and its item no content."""
+    events = emitted(reasoning(*texts), message("Hello!"), reasoning=SUMMARISED)
+    assert types(events) == [*BEGIN, *summary_ladder(len(texts)), *text_ladder("output_text", 1), "completed"]
+    thought = final(events).output[0]
+    assert thought == Reasoning("rs_10000", (SummaryText("".join(texts)),), status="completed")
+    assert "content" not in on_the_wire(events[-1])["response"]["output"][0]
+
+
+def test_items_follow_one_another() -> None:
+    """Ladders never interleave, and one numbering runs through all of them."""
+    events = checked(written(whole_turn()))
+    assert types(events) == [
+        *BEGIN,
+        *text_ladder("reasoning_text", 2),
+        *text_ladder("output_text", 2),
+        *call_ladder("function_call_arguments", 2),
+        "completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.output_index for event in events if isinstance(event, OutputItemAdded)] == [0, 1, 2]
+
+
+CALL = {"call_id": "call_10000", "name": "clock"}
+
+
+@pytest.mark.parametrize(
+    ("opening", "fields"),
+    [
+        (ReasoningOpened(), {"id": "rs_10000", "type": "reasoning", "summary": [], "content": []}),
+        (
+            MessageOpened("commentary"),
+            {"id": "msg_10000", "type": "message", "role": "assistant", "content": [], "phase": "commentary"},
+        ),
+        (MessageOpened(), {"id": "msg_10000", "type": "message", "role": "assistant", "content": []}),
+        (
+            RefusalOpened(),
+            {"id": "msg_10000", "type": "message", "role": "assistant", "content": [], "phase": "final_answer"},
+        ),
+        (FunctionCallOpened("clock"), {"id": "fc_10000", "type": "function_call", **CALL, "arguments": ""}),
+        (
+            FunctionCallOpened("clock", "home"),
+            {"id": "fc_10000", "type": "function_call", **CALL, "arguments": "", "namespace": "home"},
+        ),
+        (CustomToolCallOpened("clock"), {"id": "ctc_10000", "type": "custom_tool_call", **CALL, "input": ""}),
+        (
+            CustomToolCallOpened("clock", "home"),
+            {"id": "ctc_10000", "type": "custom_tool_call", **CALL, "input": "", "namespace": "home"},
+        ),
+    ],
+)
+def test_an_item_is_added_with_zero_values(opening: ItemOpened, fields: dict[str, Any]) -> None:
+    """``output_item.added`` has every field of its item, with nothing in those that will grow, and no null."""
+    added = emitted((opening, ItemClosed(complete=True)))[2]
+    assert on_the_wire(added)["item"] == {**fields, "status": "in_progress"}
+
+
+def test_the_output_is_what_was_said() -> None:
+    """The final response holds every item with its whole text."""
+    events = emitted(
+        reasoning("Let me ", "think."),
+        message("Hel", "lo!"),
+        refusal("N", "o."),
+        item(FunctionCallOpened("get_weather", "home"), '{"city":', '"Oslo"'),
+        item(CustomToolCallOpened("shell", "home"), "ls", " -l"),
+    )
+    assert final(events).output == (
+        Reasoning("rs_10000", content=(ReasoningText("Let me think."),), status="completed"),
+        Message("msg_10001", "completed", "assistant", (OutputText("Hello!"),), "final_answer"),
+        Message("msg_10002", "completed", "assistant", (Refusal("No."),), "final_answer"),
+        FunctionCall("fc_10003", "call_10003", "get_weather", '{"city":"Oslo"', "completed", "home"),
+        CustomToolCall("ctc_10004", "call_10004", "shell", "ls -l", "completed", "home"),
+    )
+
+
+def test_parallel_calls_have_ids_of_their_own() -> None:
+    """Calls of one turn, even to the same function with the same arguments, are told apart by both of their ids."""
+    events = emitted(function_call("{}"), function_call("{}"), custom_tool_call("{}"), function_call())
+    calls = [item for item in final(events).output if isinstance(item, FunctionCall | CustomToolCall)]
+    assert [call.id for call in calls] == ["fc_10000", "fc_10001", "ctc_10002", "fc_10003"]
+    assert [call.call_id for call in calls] == ["call_10000", "call_10001", "call_10002", "call_10003"]
+
+
+def test_annotations_are_said_and_kept() -> None:
+    """A note on a message has an event of its own, with its index, and stands in the part and the item."""
+    other = {**NOTE, "title": "B"}
+    events = emitted(message("Hel", AnnotationAdded(NOTE), "lo!", AnnotationAdded(other)))
+    assert [event for event in events if isinstance(event, OutputTextAnnotationAdded)] == [
+        OutputTextAnnotationAdded(5, "msg_10000", 0, 0, 0, NOTE),
+        OutputTextAnnotationAdded(7, "msg_10000", 0, 0, 1, other),
+    ]
+    (part,) = [event.part for event in events if isinstance(event, ContentPartDone)]
+    assert part == OutputText("Hello!", (NOTE, other))
+
+
+def test_b27_logprobs_stand_beside_their_text() -> None:
+    """Each delta has the logprobs of its tokens; the done event, the part and the item have all of them."""
+    first, second = spelled("Hé", 2), spelled("y", 2)
+    events = emitted(reasoning("So."), message(first, second), top_logprobs=2)
+    tokens = first.logprobs + second.logprobs
+    assert [event.logprobs for event in events if isinstance(event, OutputTextDelta)] == [
+        first.logprobs,
+        second.logprobs,
+    ]
+    assert [event.logprobs for event in events if isinstance(event, OutputTextDone)] == [tokens]
+    message_item = final(events).output[1]
+    assert isinstance(message_item, Message)
+    assert message_item.content == (OutputText("Héy", logprobs=tokens),)
+    assert [token.token for token in tokens] == ["H", "\\xc3", "\\xa9", "y"]

@@ -1,0 +1,406 @@
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from pipeline.errors import EngineFailed
+from pipeline.frames import (
+    CallFinished,
+    CallStarted,
+    CodeCallOpened,
+    ItemClosed,
+    ItemDelta,
+    ItemResult,
+    ItemTokens,
+    McpCallOpened,
+    McpListToolsOpened,
+    ShellCallOpened,
+    ShellOutputOpened,
+    WebCallOpened,
+)
+from pipeline.protocol.events import OutputItemAdded, OutputItemDone, ResponseEvent
+from pipeline.protocol.items import (
+    CodeInterpreterCall,
+    ListedTool,
+    McpApprovalRequest,
+    McpCall,
+    McpListTools,
+    ShellCall,
+    ShellCallOutput,
+    WebSearchCall,
+)
+from pipeline.steps import NOT_LISTED
+from stages.emit.emit import ResponseWriter, emit
+from tests.support.event_streams import checked, final
+from tests.support.frames import (
+    FOUND,
+    HUNG,
+    LISTED,
+    LOGS,
+    SEARCH,
+    WRITTEN,
+    Frames,
+    approval,
+    code_call,
+    finished,
+    mcp_call,
+    mcp_list,
+    message,
+    on_the_wire,
+    only_events,
+    served,
+    served_turns,
+    shell_call,
+    shell_output,
+    source,
+    started,
+    types,
+    web_call,
+    written,
+)
+
+
+def told(*items: Frames) -> list[ResponseEvent]:
+    """The events of a whole turn, checked, without those of the response."""
+    return checked(written((started(), *(frame for frames in items for frame in frames), finished())))[2:-1]
+
+
+def made(*items: Frames) -> Any:
+    """The last item of a turn."""
+    done = told(*items)[-1]
+    assert isinstance(done, OutputItemDone)
+    return done.item
+
+
+def ladder(*between: str) -> list[str]:
+    return ["output_item.added", *between, "output_item.done"]
+
+
+ARGUMENTS = [f"mcp_call_arguments.{step}" for step in ("delta", "delta", "done")]
+CODE = [f"code_interpreter_call_code.{step}" for step in ("delta", "delta", "done")]
+
+LADDERS: list[tuple[Frames, list[str]]] = [
+    (mcp_list(LISTED), ladder("mcp_list_tools.in_progress", "mcp_list_tools.completed")),
+    (mcp_list(error="It is down."), ladder("mcp_list_tools.in_progress", "mcp_list_tools.failed")),
+    (mcp_call("{", "}"), ladder("mcp_call.in_progress", *ARGUMENTS, "mcp_call.completed")),
+    (mcp_call("{", "}", error="No."), ladder("mcp_call.in_progress", *ARGUMENTS, "mcp_call.failed")),
+    (mcp_call(error="No."), ladder("mcp_call.in_progress", ARGUMENTS[-1], "mcp_call.failed")),
+    (approval("{", "}"), ladder()),
+    (
+        code_call("1", "+1"),
+        ladder(
+            "code_interpreter_call.in_progress",
+            *CODE,
+            "code_interpreter_call.interpreting",
+            "code_interpreter_call.completed",
+        ),
+    ),
+    (
+        code_call("1", "/0", error="It hung."),
+        ladder("code_interpreter_call.in_progress", *CODE, "code_interpreter_call.interpreting"),
+    ),
+    (
+        web_call("{", "}"),
+        ladder("web_search_call.in_progress", "web_search_call.searching", "web_search_call.completed"),
+    ),
+    (web_call("{", "}", error="It is down."), ladder("web_search_call.in_progress", "web_search_call.searching")),
+    (
+        shell_call('{"commands": ["ls", "pwd"]}'),
+        ladder(*[f"shell_call_command.{step}" for _ in range(2) for step in ("added", "delta", "done")]),
+    ),
+]
+
+
+@pytest.mark.parametrize(("item", "steps"), LADDERS)
+def test_v9_v18_every_item_climbs_the_ladder_of_its_kind(item: Frames, steps: list[str]) -> None:
+    """What the server runs is one item of one kind, with the events of that kind and no others."""
+    assert types(told(item)) == steps
+
+
+def test_v9_no_two_items_share_a_place() -> None:
+    """Searches and MCP calls are items of their own, one index after another."""
+    events = told(web_call("{}"), mcp_call("{}"), web_call("{}"))
+    added = [(event.output_index, event.item.id) for event in events if isinstance(event, OutputItemAdded)]
+    assert added == [(0, "ws_10000"), (1, "mcp_10001"), (2, "ws_10002")]
+
+
+def test_v8_what_was_streamed_is_what_the_response_has() -> None:
+    """Each item of the final response is, to the letter, the one that was said to be done."""
+    events = checked(written(served_turns()))
+    bodies = [on_the_wire(event) for event in events]
+    done = [body["item"] for body in bodies if body["type"] == "response.output_item.done"]
+    assert bodies[-1]["response"]["output"] == done
+    kinds = [item["type"] for item in done]
+    assert kinds.count("code_interpreter_call") == 2
+    assert kinds.count("reasoning") == 1
+
+
+# When it is said
+
+
+RUNS: list[tuple[Frames, list[str], list[str]]] = [
+    (mcp_list(LISTED), ["mcp_list_tools.in_progress"], ["mcp_list_tools.completed"]),
+    (mcp_list(error="No."), ["mcp_list_tools.in_progress"], ["mcp_list_tools.failed"]),
+    (mcp_call("{}"), ["mcp_call_arguments.done"], ["mcp_call.completed"]),
+    (mcp_call("{}", error="No."), ["mcp_call_arguments.done"], ["mcp_call.failed"]),
+    (
+        code_call("1"),
+        ["code_interpreter_call_code.done", "code_interpreter_call.interpreting"],
+        ["code_interpreter_call.completed"],
+    ),
+    (
+        code_call("1", error="No."),
+        ["code_interpreter_call_code.done", "code_interpreter_call.interpreting"],
+        [],
+    ),
+    (
+        web_call("{}"),
+        ["output_item.added", "web_search_call.in_progress", "web_search_call.searching"],
+        ["web_search_call.completed"],
+    ),
+    (
+        web_call("{}", error="No."),
+        ["output_item.added", "web_search_call.in_progress", "web_search_call.searching"],
+        [],
+    ),
+]
+
+
+@pytest.mark.parametrize(("item", "starts", "ends"), RUNS)
+def test_v7_b11_events_come_when_it_happens(item: Frames, starts: list[str], ends: list[str]) -> None:
+    """That a call runs is said when it starts, and how it ended when it has: neither before nor at the end of all."""
+    writer = ResponseWriter()
+    said = {type(frame): types(only_events(writer.feed(frame))) for frame in (started(), *item)}
+    assert (said[CallStarted], said[CallFinished], said[ItemClosed]) == (starts, ends, ["output_item.done"])
+
+
+@pytest.mark.parametrize(
+    ("item", "status"),
+    [
+        (mcp_call("{}"), "completed"),
+        (mcp_call("{}", error="No."), "failed"),
+        (code_call("1"), "completed"),
+        (code_call("1", error="No."), "failed"),
+        (web_call("{}"), "completed"),
+        (web_call("{}", error="No."), "failed"),
+        (shell_call("{}"), "completed"),
+        ((*shell_call("{}"), *shell_output(HUNG)), "completed"),
+        ((*shell_call("{}"), *shell_output(error="No.")), "completed"),
+    ],
+)
+def test_v7_b11_the_status_is_how_it_ended(item: Frames, status: str) -> None:
+    """A tool that failed makes a failed item, and a response that goes on."""
+    assert made(item).status == status
+    assert final(checked(written((started(), *item, *message("Hm."), finished())))).status == "completed"
+
+
+@pytest.mark.parametrize(
+    "opening", [McpCallOpened("wiki", "ask"), CodeCallOpened(), WebCallOpened("search"), ShellOutputOpened()]
+)
+@pytest.mark.parametrize("finishes", [True, False])
+def test_v7_an_error_while_it_runs_tells_what_is_known(opening: Any, finishes: bool) -> None:
+    """A call that runs when the response fails is incomplete; one that was done already is what it came to."""
+    ran = (opening, CallStarted(SEARCH), *([CallFinished("ok")] if finishes else []))
+    writer = ResponseWriter()
+    events = [event for frame in (started(), *shell_call("{}"), *ran) for event in writer.feed(frame)]
+    response = final(checked(only_events([*events, *writer.fail(EngineFailed("It broke."))])))
+    assert response.output[-1].status == ("completed" if finishes else "incomplete")
+
+
+@pytest.mark.parametrize("ran", [(), (CallStarted(),)])
+def test_b11_a_list_that_nobody_waited_for_failed(ran: Frames) -> None:
+    """It has no status, so that only its error can say so."""
+    writer = ResponseWriter()
+    events = [event for frame in (started(), McpListToolsOpened("wiki"), *ran) for event in writer.feed(frame)]
+    ended = checked(only_events([*events, *writer.fail(EngineFailed("It broke."))]))
+    assert types(ended)[2:-1] == ladder("mcp_list_tools.in_progress", "mcp_list_tools.failed")
+    assert final(ended).output == (McpListTools("mcpl_10000", "wiki", (), NOT_LISTED),)
+
+
+# What is in it
+
+
+PROTOCOL_ERROR = {"type": "mcp_protocol_error", "code": -32601, "message": "No such tool."}
+FAILED = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "No."}]}
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        (mcp_list(LISTED), McpListTools("mcpl_10000", "wiki", (ListedTool("ask", {"type": "object"}, "Asks."),))),
+        (mcp_list(error="It is down."), McpListTools("mcpl_10000", "wiki", (), "It is down.")),
+        (mcp_call("{", "}"), McpCall("mcp_10000", "wiki", "ask", "{}", "completed", "Fine.")),
+        (mcp_call(result=""), McpCall("mcp_10000", "wiki", "ask", "", "completed", "")),
+        (mcp_call("{}", error="No."), McpCall("mcp_10000", "wiki", "ask", "{}", "failed", error=FAILED)),
+        (
+            served(McpCallOpened("wiki", "a"), outcome=CallFinished("", "No.", (PROTOCOL_ERROR,))),
+            McpCall("mcp_10000", "wiki", "a", "", "failed", error=PROTOCOL_ERROR),
+        ),
+        (
+            served(McpCallOpened("wiki", "a", "mcpr_1"), "{}", outcome=CallFinished("ok")),
+            McpCall("mcp_10000", "wiki", "a", "{}", "completed", "ok", approval_request_id="mcpr_1"),
+        ),
+        (approval("{", "}"), McpApprovalRequest("mcpr_10000", "wiki", "ask", "{}")),
+        (code_call("1", "+1"), CodeInterpreterCall("ci_10000", "1+1", "cntr_1", "completed")),
+        (code_call("1", outputs=(LOGS,)), CodeInterpreterCall("ci_10000", "1", "cntr_1", "completed", (LOGS,))),
+        (
+            code_call("1", outputs=(LOGS,), error="It hung."),
+            CodeInterpreterCall("ci_10000", "1", "cntr_1", "failed", (LOGS,)),
+        ),
+        (web_call("{}"), WebSearchCall("ws_10000", SEARCH, "completed")),
+        (web_call("{}", found=(FOUND,)), WebSearchCall("ws_10000", FOUND, "completed")),
+        (
+            shell_call('{"cmd": ["bash", "-lc", "ls | wc"], "timeout": 500}'),
+            ShellCall(
+                "sh_10000",
+                "call_10000",
+                {"commands": ["ls | wc"], "timeout_ms": 500},
+                "completed",
+                {"type": "container_reference", "container_id": "cntr_1"},
+            ),
+        ),
+    ],
+)
+def test_an_item_holds_what_came_of_it(item: Frames, expected: object) -> None:
+    """Its fields are what the model wrote, and what the call gave back."""
+    assert made(item) == expected
+
+
+@pytest.mark.parametrize(
+    ("outputs", "error", "shown"),
+    [
+        ((WRITTEN, HUNG), None, (WRITTEN, HUNG)),
+        ((), None, ()),
+        ((HUNG,), "It hung.", (HUNG,)),
+        ((), "No.", ({"stdout": "", "stderr": "No.", "outcome": {"type": "exit", "exit_code": 126}},)),
+    ],
+)
+def test_a_shell_shows_what_its_commands_wrote(outputs: Any, error: str | None, shown: Any) -> None:
+    """The output is that of the latest call, command by command; where no shell could be had, why."""
+    calls = (shell_call("{}"), shell_call('{"cmd": ["ls"]}'))
+    assert made(*calls, shell_output(*outputs, error=error)) == ShellCallOutput(
+        "sho_10002", "call_10001", shown, "completed"
+    )
+
+
+def test_a_shell_tells_what_its_commands_wrote() -> None:
+    """Each command has a delta of what it wrote, if anything, and is done with all of it."""
+    silent = {"stdout": "", "stderr": "", "outcome": {"type": "exit", "exit_code": 1}}
+    both = {"stdout": "a", "stderr": "b", "outcome": {"type": "exit", "exit_code": 0}}
+    events = told(shell_call("{}"), shell_output(WRITTEN, silent, both))
+    bodies = [on_the_wire(event) for event in events if "shell_call_output" in on_the_wire(event)["type"]]
+    assert [(body["command_index"], body.get("delta", body.get("output"))) for body in bodies] == [
+        (0, {"stdout": "a\n"}),
+        (0, [WRITTEN]),
+        (1, [silent]),
+        (2, {"stdout": "a", "stderr": "b"}),
+        (2, [both]),
+    ]
+
+
+def test_an_item_is_added_with_zero_values() -> None:
+    """``output_item.added`` has every field of its item, with nothing in those that are known later."""
+    items = (mcp_list(LISTED), mcp_call("{}"), code_call("1"), web_call("{}", found=(FOUND,)), shell_call("{}"))
+    events = told(*items, shell_output(WRITTEN))
+    added = [on_the_wire(event)["item"] for event in events if isinstance(event, OutputItemAdded)]
+    call = {"arguments": "", "output": None, "error": None, "approval_request_id": None}
+    code = {"code": "", "container_id": "cntr_1", "outputs": None}
+    assert added[:4] == [
+        {"type": "mcp_list_tools", "id": "mcpl_10000", "server_label": "wiki", "tools": []},
+        {
+            "type": "mcp_call",
+            "id": "mcp_10001",
+            "server_label": "wiki",
+            "name": "ask",
+            "status": "in_progress",
+            **call,
+        },
+        {"type": "code_interpreter_call", "id": "ci_10002", "status": "in_progress", **code},
+        {"type": "web_search_call", "id": "ws_10003", "action": SEARCH, "status": "in_progress"},
+    ]
+    assert (added[4]["status"], added[5]["output"]) == ("in_progress", [])
+
+
+# What the model wrote
+
+
+@pytest.mark.parametrize(
+    "said", ['{"query": "Oslo"', '{"cursor": 1}', "", "\x00", "[" * 100_000, '{"query": ["Oslo"], "topn": "x"}']
+)
+@pytest.mark.parametrize("opening", [WebCallOpened("search"), WebCallOpened("peek"), ShellCallOpened()])
+def test_b12_whatever_the_model_writes_is_an_item(opening: Any, said: str) -> None:
+    """Arguments that nobody can read, and functions that do not exist, end no response."""
+    pieces = [said] if said else []
+    ran = (CallStarted(), CallFinished(error="No.")) if isinstance(opening, WebCallOpened) else ()
+    item = (opening, *map(ItemDelta, pieces), *ran, ItemClosed(complete=True))
+    assert made(item).id in ("ws_10000", "sh_10000")
+
+
+def test_v10_b12_the_action_is_what_was_done() -> None:
+    """A search is told by the action that came with its start or its end, and never by the model's own words."""
+    opened = {"type": "open_page", "url": "https://a.example/"}
+    item = served(WebCallOpened("open"), '{"cursor": 0, "id": 3}', action=opened)
+    assert made(item) == WebSearchCall("ws_10000", opened, "completed")
+    assert not [event for event in told(item) if "cursor" in str(on_the_wire(event))]
+
+
+def test_b12_items_have_ids_of_their_own() -> None:
+    """However many searches there are, each has an id."""
+    events = told(web_call("{}"), web_call("{}"), web_call())
+    assert {event.item.id for event in events if isinstance(event, OutputItemDone)} == {
+        "ws_10000",
+        "ws_10001",
+        "ws_10002",
+    }
+
+
+def test_b11_a_request_that_was_cut_is_none() -> None:
+    """Nobody is asked to approve of half a call: it is an MCP call that is incomplete."""
+    frames = (started(), *approval('{"q', complete=False), finished("length"))
+    (cut,) = final(checked(written(frames))).output
+    assert cut == McpCall("mcp_10000", "wiki", "ask", '{"q', "incomplete")
+
+
+def test_v10_a_search_that_was_cut_has_an_action() -> None:
+    """Where nobody knows yet what was asked for, it is a search for nothing."""
+    frames = (started(), *web_call('{"query": "Os', complete=False), finished("length"))
+    (cut,) = final(checked(written(frames))).output
+    assert cut == WebSearchCall("ws_10000", {"type": "search", "query": ""}, "incomplete")
+
+
+# What the store is told
+
+
+async def test_results_follow_the_item_that_they_are_of() -> None:
+    """What the model read of an item that does not say it goes to the store, behind the item and its tokens."""
+    read = (
+        *code_call("1"),
+        *web_call("{}", error="No."),
+        *shell_call("{}"),
+        *shell_output(WRITTEN),
+        *mcp_list(),
+        *mcp_call("{}"),
+        *code_call("1", complete=False),
+    )
+    async with aclosing(emit(source((started(), *read, finished("length"))))) as out:
+        frames = [frame async for frame in out]
+    results = [frame for frame in frames if isinstance(frame, ItemResult)]
+    assert results == [
+        ItemResult("ci_10000", "2\n"),
+        ItemResult("ws_10001", "Oslo is a city."),
+        ItemResult("sho_10003", "a\n"),
+    ]
+    for result in results:
+        before = frames[frames.index(result) - 1]
+        assert isinstance(before, OutputItemDone)
+        assert before.item.id == result.item_id
+
+
+def test_tokens_and_results_are_both_told() -> None:
+    """An item may have both."""
+    writer = ResponseWriter()
+    item = (CodeCallOpened(), ItemDelta("1"), CallStarted(), CallFinished("1"), ItemClosed(True, token_ids=(1, 2)))
+    said = [event for frame in (started(), *item) for event in writer.feed(frame)]
+    assert {type(frame) for frame in said[-2:]} == {ItemTokens, ItemResult}

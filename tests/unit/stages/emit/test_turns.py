@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.errors import EngineFailed
+from pipeline.frames import RawMessages, TurnFinished
+from pipeline.protocol.events import ResponseFailed
+from pipeline.protocol.response import InputTokensDetails, OutputTokensDetails, Response, Usage
+from pipeline.rules import InvariantBroken
+from stages.emit.emit import ResponseWriter
+from tests.support.event_streams import checked, final
+from tests.support.frames import (
+    Frames,
+    finished,
+    mcp_call,
+    mcp_list,
+    message,
+    only_events,
+    served_turns,
+    started,
+    written,
+)
+
+CALLED: Frames = (started(prompt_tokens=10), *mcp_call("{}"), finished(output_tokens=5, cached_tokens=0))
+
+
+def ended(*turns: Frames) -> Response:
+    return final(checked(written(frame for turn in turns for frame in turn)))
+
+
+def turn(prompt_tokens: int, output_tokens: int, **fields: Any) -> Frames:
+    return (started(prompt_tokens=prompt_tokens), *message("Hello!"), told(output_tokens, **fields))
+
+
+def told(output_tokens: int, cached_tokens: int = 0, reasoning_tokens: int = 0) -> TurnFinished:
+    return finished(output_tokens=output_tokens, cached_tokens=cached_tokens, reasoning_tokens=reasoning_tokens)
+
+
+def test_every_turn_is_counted() -> None:
+    """Usage is the sum over the turns, and has a number of each; what tools said is what a prompt has grown by else."""
+    response = ended(CALLED[:-1], (told(5),), turn(40, 7, cached_tokens=15, reasoning_tokens=3))
+    assert response.usage == Usage(
+        50, InputTokensDetails(15, 0, (10, 40), (0, 15)), 12, OutputTokensDetails(3, 25, (5, 7), (0, 25)), 62
+    )
+
+
+def test_what_the_engine_says_it_read_counts() -> None:
+    """Images are many tokens to the engine, which a prompt has only places for."""
+    response = ended((started(prompt_tokens=10), *message("Red."), finished(output_tokens=22, prompt_tokens=35)))
+    assert response.usage is not None
+    assert (response.usage.input_tokens, response.usage.total_tokens) == (35, 57)
+    assert response.usage.input_tokens_details.input_tokens_per_turn == (35,)
+
+
+@pytest.mark.parametrize(("prompt_tokens", "from_tools"), [(15, 0), (14, 0), (3, 0), (16, 1)])
+def test_a_prompt_that_was_truncated_has_nothing_of_tools(prompt_tokens: int, from_tools: int) -> None:
+    """Where a later prompt is shorter than what came before it, nothing is counted below zero."""
+    response = ended(CALLED[:-1], (told(5),), turn(prompt_tokens, 1))
+    assert response.usage is not None
+    assert response.usage.output_tokens_details.tool_output_tokens_per_turn == (0, from_tools)
+
+
+def test_a_response_that_lists_tools_first_has_as_many_turns() -> None:
+    """What happens ahead of the first prompt is no turn."""
+    response = ended(served_turns())
+    assert response.usage is not None
+    assert response.usage.input_tokens_details.input_tokens_per_turn == (7, 50)
+
+
+def test_the_completion_time_is_that_of_all_turns() -> None:
+    """The durations of all turns count, with what ran in them."""
+    first = (started(created_at=1000), *mcp_call("{}"), finished(duration=1.5))
+    assert ended(first, (started(), finished(duration=2.0))).completed_at == 1003
+
+
+def said(*texts: str) -> RawMessages:
+    return tuple({"role": "assistant", "content": text} for text in texts)
+
+
+ASKED: RawMessages = ({"role": "system"}, {"role": "user"})
+FIRST, RESULT, SECOND = said("call"), ({"role": "tool"},), said("answer")
+
+
+def raw_turns() -> Frames:
+    return (
+        started(raw_messages=ASKED),
+        *mcp_call("{}"),
+        finished(raw_messages=FIRST),
+        started(raw_messages=(*ASKED, *FIRST, *RESULT)),
+        *message("Hello!"),
+        finished(raw_messages=SECOND),
+    )
+
+
+def test_raw_messages_of_turns_are_those_of_the_last() -> None:
+    """What was asked is the first prompt; all that later ones have beyond it came of it, and so did the last turn."""
+    response = ended(raw_turns())
+    assert response.input_messages == ASKED
+    assert response.output_messages == (*FIRST, *RESULT, *SECOND)
+
+
+@pytest.mark.parametrize(
+    ("frames", "kept"), [(1, ()), (len(mcp_call("{}")) + 2, FIRST), (len(mcp_call("{}")) + 3, (*FIRST, *RESULT))]
+)
+def test_a_response_that_fails_has_the_raw_messages_so_far(frames: int, kept: RawMessages) -> None:
+    """Between any two turns, and within one, what the model has read and written until then is told."""
+    writer = ResponseWriter()
+    events = only_events(event for frame in raw_turns()[:frames] for event in writer.feed(frame))
+    events += only_events(writer.fail(EngineFailed("It broke.")))
+    assert isinstance(events[-1], ResponseFailed)
+    assert final(checked(events)).output_messages == kept
+
+
+@pytest.mark.parametrize("frames", [(*CALLED, started()), (*mcp_list(),), ()])
+def test_a_turn_that_just_ends_is_a_failed_engine(frames: Frames) -> None:
+    """However many turns came to their end, and whatever was listed, a response ends with a turn."""
+    writer = ResponseWriter()
+    for frame in (started(), finished(), *frames) if frames[:1] == CALLED[:1] else (served_turns()[0], *frames):
+        list(writer.feed(frame))
+    with pytest.raises(InvariantBroken, match="ends with TurnFinished"):
+        writer.finish()
+
+
+def test_each_turn_has_its_own_promise() -> None:
+    """What the engine was held to is told with each prompt: an answer in JSON may come behind a free turn."""
+    text = {"format": {"type": "json_object"}}
+    free, held = started(text=text), started(text=text)
+    held = type(held)(held.response, held.input, 7, held_to_grammar=True)
+    good = (free, *message("Let me see."), finished(), held, *message("{}"), finished())
+    assert ended(good).status == "completed"
+    writer = ResponseWriter()
+    with pytest.raises(EngineFailed, match="format of this request"):
+        for frame in (*good[:-4], *message("No.")):
+            list(writer.feed(frame))

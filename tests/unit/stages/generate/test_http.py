@@ -1,0 +1,582 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from itertools import cycle, islice
+from typing import Any
+
+import aiohttp
+import pytest
+import xgrammar
+from aiohttp import web
+from llguidance import LLMatcher, grammar_from
+
+from pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
+from pipeline.frames import Scheduling, TokenChunk
+from stages.generate.backends import SILENT, Backend, Backends, UnusableServer
+from stages.generate.endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, held_to
+from stages.generate.generation import Generation
+from stages.generate.http import HttpEngine, start_http
+from stages.harmony import VOCABULARY_SIZE
+from tests.support.fake_vllm import FakeVllm, Fault, alternatives, fakes, own_logprob
+from tests.support.http_engine import engine_over, generate, last, logprobs, prompt, token_ids, until
+from tests.support.local_web import serving
+
+TOKENS = [11, 12, 13, 14, 15]
+
+either = pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
+both = pytest.mark.parametrize("scale_out", [True, False])
+
+
+# Starting
+
+
+async def test_the_server_tells_what_it_serves() -> None:
+    """Names, adapters, length of the context, the model and its language come from the server itself."""
+    async with engine_over(FakeVllm()) as engine:
+        assert engine.models == ("tiny", "also-tiny", "nonsense")
+        assert (engine.context_length, engine.root) == (8192, "/models/tiny")
+        assert (engine.speaks_harmony, engine.vocabulary_size) == (True, VOCABULARY_SIZE)
+        assert engine.is_alive
+
+
+@pytest.mark.parametrize(("markers", "speaks"), [([27, 91, 5], False), (None, None)])
+async def test_other_models_do_not_speak_harmony(markers: list[int] | None, speaks: bool | None) -> None:
+    """Harmony's markers are other tokens to another model; where there is no tokenizer, nobody knows."""
+    async with engine_over(FakeVllm(markers=markers)) as engine:
+        assert engine.speaks_harmony is speaks
+        assert engine.vocabulary_size > VOCABULARY_SIZE
+
+
+async def test_a_name_may_be_chosen() -> None:
+    """The model's first name is the one that was asked for."""
+    async with engine_over(FakeVllm(), model="also-tiny") as engine:
+        assert engine.models == ("also-tiny", "tiny", "nonsense")
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        ({"key": "secret-key-of-the-engine"}, "PENSTOCK_ENGINE_KEY"),
+        ({"scale_out": False, "tells_ids": False}, "--enable-scale-out"),
+        ({"names": ("other",)}, "does not serve tiny"),
+        ({"context_length": None}, "length of its model's context"),
+    ],
+)
+async def test_unusable_servers_are_said_to_be(server: dict[str, Any], words: str) -> None:
+    """Whoever starts it learns what is missing."""
+    fake = FakeVllm(**server)
+    async with fakes(fake):
+        with pytest.raises(UnusableServer, match=words):
+            await start_http([fake.url], "tiny")
+
+
+async def test_nobody_there() -> None:
+    """Nothing is waited for without an end."""
+    with pytest.raises(UnusableServer, match="No engine answers"):
+        await start_http([FakeVllm().url], wait=0.0)
+
+
+async def test_a_server_that_still_loads_is_waited_for() -> None:
+    """Both may be started at the same time."""
+    fake = FakeVllm()
+    starting = asyncio.create_task(start_http([fake.url]))
+    await asyncio.sleep(0.1)
+    async with fakes(fake):
+        engine = await starting
+        assert token_ids(await generate(engine, prompt())) == TOKENS
+        await engine.close()
+
+
+async def test_servers_have_to_serve_the_same() -> None:
+    """A client must not get another model's answer by chance."""
+    one, other = FakeVllm(), FakeVllm(names=("tiny", "big"))
+    async with fakes(one, other):
+        with pytest.raises(UnusableServer, match="do not serve the same"):
+            await start_http([one.url, other.url])
+
+
+async def test_the_key_goes_along() -> None:
+    """Every request to the engine has its key."""
+    async with engine_over(FakeVllm(key="secret-key-of-the-engine"), api_key="secret-key-of-the-engine") as engine:
+        assert token_ids(await generate(engine, prompt())) == TOKENS
+
+
+async def test_nobody_is_led_elsewhere() -> None:
+    """A redirect would take the prompt, and what the server is asked, to whoever it names."""
+    asked: list[str] = []
+
+    async def lead(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=307, headers={"Location": elsewhere.url + request.path})
+
+    async with fakes(elsewhere := FakeVllm()), serving(lead) as url:
+        with pytest.raises(UnusableServer, match="307"):
+            await start_http([url])
+        session = aiohttp.ClientSession()
+        backend = Backend(url, session, is_healthy=True)
+        with pytest.raises(EngineFailed, match="elsewhere"):
+            await Generation(Backends((backend,)), prompt(), 0.0).begin()
+        assert not await backend.check()
+        await session.close()
+    assert elsewhere.headers == []
+    assert len(asked) == 3
+
+
+# Generating
+
+
+@either
+@pytest.mark.parametrize("chunk_size", [1, 2, 5])
+async def test_every_token_comes(endpoint: Endpoint[Any], chunk_size: int) -> None:
+    """Token ids in, token ids out, in order, over either endpoint."""
+    fake = FakeVllm(chunk_size=chunk_size, cached_tokens=32)
+    async with engine_over(fake, endpoints=(endpoint,)) as engine:
+        frames = await generate(engine, prompt())
+    assert token_ids(frames) == TOKENS
+    assert (last(frames).reason, last(frames).cached_tokens) == ("stop", 32)
+    assert last(frames).duration > 0
+    assert (fake.running, fake.aborted) == (0, 0)
+
+
+@either
+async def test_the_limit_is_told(endpoint: Endpoint[Any]) -> None:
+    """An answer that comes to its limit says so."""
+    async with engine_over(FakeVllm(endless=True), endpoints=(endpoint,)) as engine:
+        frames = await generate(engine, prompt(max_tokens=7))
+    assert len(token_ids(frames)) == 7
+    assert last(frames).reason == "length"
+
+
+async def test_generate_gets_all_that_a_prompt_says() -> None:
+    """Nothing that the client asked for is lost on the way."""
+    fake = FakeVllm()
+    asked = prompt(
+        model="nonsense",
+        stop=("END",),
+        seed=5,
+        top_k=3,
+        grammar="start: /x/",
+        images=("data:image/png;base64,AA==",),
+        scheduling=Scheduling("salt", 3, {"traceparent": "00-1-2-01"}),
+    )
+    async with engine_over(fake) as engine:
+        await generate(engine, asked)
+    (body,), (headers,) = fake.prompts, fake.headers
+    assert body["sampling_params"] == {
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": 3,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": 5,
+        "max_tokens": 100,
+        "stop": ["END"],
+        "stop_token_ids": [200002],
+        "logprobs": None,
+        "skip_special_tokens": False,
+        "detokenize": True,
+        "structured_outputs": {"grammar": "%llguidance {}\nstart: /x/"},
+    }
+    del body["sampling_params"]
+    assert body == {
+        "model": "nonsense",
+        "request_id": "resp_1",
+        "token_ids": [1, 2, 3],
+        "content_parts": [{"type": "image_url", "url": "data:image/png;base64,AA=="}],
+        "reasoning_ended": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "cache_salt": "salt",
+        "priority": 3,
+    }
+    assert headers["traceparent"] == "00-1-2-01"
+
+
+async def test_completions_get_it_as_well() -> None:
+    """The other endpoint spells it otherwise."""
+    fake = FakeVllm(scale_out=False)
+    async with engine_over(fake) as engine:
+        await generate(engine, prompt(logprobs=2, grammar="start: /x/", scheduling=Scheduling("salt", 3)))
+    (body,) = fake.prompts
+    assert body["prompt"] == [1, 2, 3]
+    assert (body["return_token_ids"], body["return_tokens_as_token_ids"], body["logprobs"]) == (True, True, 2)
+    assert (body["cache_salt"], body["priority"], body["stop_token_ids"]) == ("salt", 3, [200002])
+    assert body["structured_outputs"] == {"grammar": "%llguidance {}\nstart: /x/"}
+    assert body["skip_special_tokens"] is False
+
+
+def test_no_other_backend_reads_our_grammars() -> None:
+    """Xgrammar would take the Lark in them for its own."""
+    grammar = "start: /x/ <[5]>"
+    xgrammar.Grammar.from_lark(grammar)
+    told = held_to(grammar)["structured_outputs"]["grammar"]
+    with pytest.raises(RuntimeError, match="not supported"):
+        xgrammar.Grammar.from_lark(told)
+    assert not LLMatcher.validate_grammar(grammar_from("grammar", told))
+
+
+@either
+@pytest.mark.parametrize("top", [0, 1, 3, 20])
+async def test_logprobs_are_those_of_the_tokens(endpoint: Endpoint[Any], top: int) -> None:
+    """Each token has its own, and the likeliest ones in its place, whether it is one of them or not."""
+    async with engine_over(FakeVllm(chunk_size=2), endpoints=(endpoint,)) as engine:
+        told = logprobs(await generate(engine, prompt(logprobs=top)))
+    assert [logprob.logprob for logprob in told] == [own_logprob(token) for token in TOKENS]
+    room = top if endpoint is COMPLETIONS else min(top, 19)  # vLLM has no place for the twentieth beside the token
+    for token, logprob in zip(TOKENS, told, strict=True):
+        assert list(logprob.top[:room]) == alternatives(token, top)[:room]
+        assert len(logprob.top) == top
+
+
+@either
+async def test_no_logprobs_are_told_unasked(endpoint: Endpoint[Any]) -> None:
+    """Nobody pays for what nobody asked for."""
+    async with engine_over(FakeVllm(), endpoints=(endpoint,)) as engine:
+        assert logprobs(await generate(engine, prompt())) == []
+
+
+async def test_a_slow_reader_gets_bigger_chunks() -> None:
+    """Tokens that came while nobody read arrive together, and none is missing."""
+    frames = []
+    fake = FakeVllm(tokens=range(1, 501))
+    async with engine_over(fake) as engine, engine.open(prompt(max_tokens=1000)) as stream:
+        async for frame in stream:
+            frames.append(frame)
+            await asyncio.sleep(0.01)
+    assert token_ids(frames) == list(range(1, 501))
+    assert max(len(frame.token_ids) for frame in frames if isinstance(frame, TokenChunk)) > 1
+
+
+async def test_images_count_as_what_the_engine_reads() -> None:
+    """Of images the engine makes many tokens, and says how many."""
+    async with engine_over(FakeVllm()) as engine:
+        with_image = await generate(engine, prompt(images=("data:image/png;base64,AA==",)))
+        without = await generate(engine, prompt())
+    assert (last(with_image).prompt_tokens, last(without).prompt_tokens) == (77, None)
+
+
+# Refusing
+
+
+async def test_images_need_the_endpoint_for_them() -> None:
+    """What the engine would not see is refused."""
+    async with engine_over(FakeVllm(scale_out=False)) as engine:
+        with pytest.raises(InvalidPrompt, match="--enable-scale-out"):
+            await generate(engine, prompt(images=("data:image/png;base64,AA==",)))
+
+
+@both
+@pytest.mark.parametrize(
+    ("grammars", "words"), [("refused", "backend guidance"), ("ignored", "enable_in_reasoning true")]
+)
+async def test_grammars_that_the_engine_does_not_hold_to_are_refused(
+    grammars: Any, words: str, scale_out: bool
+) -> None:
+    """A client that relies on the form of an answer never gets one without it; others are served."""
+    async with engine_over(FakeVllm(grammars=grammars, scale_out=scale_out)) as engine:
+        with pytest.raises(InvalidPrompt, match=words):
+            await generate(engine, prompt(grammar="start: /x/"))
+        assert token_ids(await generate(engine, prompt())) == TOKENS
+
+
+@pytest.mark.parametrize("in_stream", [False, True])
+async def test_what_the_engine_refuses_is_an_invalid_prompt(in_stream: bool) -> None:
+    """Its words and its parameter come through, in the protocol's own terms, before the stream begins."""
+    words = {"message": "Too many. (parameter=logprobs, value=30)", "type": "x", "param": "logprobs", "code": 400}
+    trouble: dict[str, Any] = (
+        {"fault": "error", "words": words} if in_stream else {"status": 400, "words": {"error": words}}
+    )
+    async with engine_over(FakeVllm(**trouble), FakeVllm(**trouble)) as engine:
+        with pytest.raises(InvalidPrompt, match=r"Too many\.$") as raised:
+            async with engine.open(prompt()):
+                pass
+    assert raised.value.param == "top_logprobs"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_full_queue_is_overload(status: int) -> None:
+    """Where every server is full, the answer is to come again; one of them may not be."""
+    full, other = FakeVllm(status=status), FakeVllm(status=status)
+    async with engine_over(full, other) as engine:
+        with pytest.raises(EngineOverloaded):
+            await generate(engine, prompt())
+        assert (len(full.prompts), len(other.prompts)) == (1, 1)
+        other.status = 200
+        for _ in range(3):
+            assert token_ids(await generate(engine, prompt())) == TOKENS
+
+
+async def test_a_key_that_is_refused_later_is_not_the_clients_fault() -> None:
+    """Whoever runs the server has to look after it."""
+    async with engine_over(FakeVllm(status=401, words={"error": "Unauthorized"})) as engine:
+        with pytest.raises(EngineFailed):
+            await generate(engine, prompt())
+
+
+# Ending
+
+
+async def test_leaving_aborts() -> None:
+    """Whoever leaves the block in the middle leaves nothing running in the engine."""
+    fake = FakeVllm(endless=True, latency=0.01)
+    async with engine_over(fake) as engine:
+        async with engine.open(prompt(max_tokens=10**6)) as stream:
+            await anext(aiter(stream))
+            assert fake.running == 1
+        await until(lambda: fake.running == 0)
+        assert fake.aborted == 1
+
+
+@pytest.mark.parametrize("silence", [0.0, 60.0])
+async def test_cancelling_the_reader_aborts(silence: float) -> None:
+    """A cancelled task leaves nothing running, whether it waits for its first token or for any other."""
+    fake = FakeVllm(endless=True, latency=0.01, silence=silence)
+    async with engine_over(fake) as engine:
+        task = asyncio.create_task(generate(engine, prompt(max_tokens=10**6)))
+        await until(lambda: fake.running == 1)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: fake.running == 0)
+
+
+@pytest.mark.parametrize("reads_on", [True, False])
+async def test_a_cancelled_response_ends_behind_all_that_came(reads_on: bool) -> None:
+    """Read or not, it ends at once with the reason for it, and the engine stops."""
+    fake = FakeVllm(endless=True, latency=0.005)
+    async with engine_over(fake) as engine, engine.open(prompt(max_tokens=10**6)) as stream:
+        frames = [await anext(aiter(stream))]
+        reading = asyncio.create_task(_rest(stream)) if reads_on else None
+        await until(lambda: fake.told > 10)
+        await asyncio.sleep(0.1)  # in which they come
+        assert not await engine.cancel("resp_2")
+        assert await engine.cancel("resp_1")
+        frames += await (reading or _rest(stream))
+        await until(lambda: fake.running == 0)
+        assert last(frames).reason == "cancelled"
+        assert len(token_ids(frames)) > 10
+        assert token_ids(frames) == list(islice(cycle(TOKENS), len(token_ids(frames))))
+        assert fake.aborted == 1
+
+
+async def _rest(stream: Any) -> list[Any]:
+    return [frame async for frame in stream]
+
+
+async def test_what_has_ended_cannot_be_cancelled() -> None:
+    """There is nothing to cancel any more."""
+    async with engine_over(FakeVllm()) as engine:
+        async with engine.open(prompt()) as stream:
+            await _rest(stream)
+            assert not await engine.cancel("resp_1")
+        assert not await engine.cancel("resp_1")
+
+
+async def test_stopping_ends_what_runs() -> None:
+    """Every generation that runs fails at once, what is being accepted is refused, and nothing new begins."""
+    running, waiting = FakeVllm(endless=True, latency=0.01), FakeVllm(endless=True, latency=0.01)
+    async with engine_over(running, waiting) as engine:
+        tasks = [asyncio.create_task(generate(engine, prompt(max_tokens=10**6, id="resp_1")))]
+        await until(lambda: running.running + waiting.running)
+        waiting.is_silent = running.is_silent = True
+        tasks += [asyncio.create_task(generate(engine, prompt(id=f"resp_{number}"))) for number in (2, 3)]
+        await asyncio.sleep(0.1)
+        await engine.stop()
+        ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 120)
+        assert [type(end) for end in ends] == [EngineFailed, ServerStopping, ServerStopping]
+        with pytest.raises(ServerStopping):
+            await generate(engine, prompt())
+        await until(lambda: running.running == 0)
+
+
+# Faults
+
+
+@either
+@pytest.mark.parametrize("fault", ["dies", "ends", "garbage", "mute", "error", "abort"])
+@pytest.mark.parametrize("after", [1, 3])
+async def test_what_breaks_in_mid_stream_fails_once(endpoint: Endpoint[Any], fault: Fault, after: int) -> None:
+    """Tokens ahead of a failure are passed on, then the failure: another server is never asked for the rest."""
+    words = {"message": "It broke.", "type": "InternalServerError", "param": None, "code": 500}
+    broken, well = FakeVllm(fault=fault, after=after, words=words), FakeVllm(status=500)
+    async with engine_over(broken, well, endpoints=(endpoint,)) as engine:
+        seen: list[Any] = []
+        with pytest.raises(EngineFailed):
+            async with engine.open(prompt()) as stream:
+                async for frame in stream:
+                    seen.append(frame)  # noqa: PERF401 - the loop ends by its error
+        assert token_ids(seen) == TOKENS[:after]
+        assert well.prompts == []
+        await until(lambda: broken.running == 0)
+
+
+@pytest.mark.parametrize("trouble", [{"fault": "dies"}, {"fault": "ends"}, {"fault": "abort"}, {"status": 500}])
+async def test_another_server_takes_over_ahead_of_the_first_token(trouble: dict[str, Any]) -> None:
+    """As long as nothing was said, nobody has to know."""
+    broken, well = FakeVllm(**trouble), FakeVllm()
+    async with engine_over(broken, well) as engine:
+        assert token_ids(await generate(engine, prompt())) == TOKENS
+        assert (len(broken.prompts), len(well.prompts)) == (1, 1)
+
+
+async def test_another_server_takes_over_what_was_accepted() -> None:
+    """A prompt that waits for long counts as accepted; it is no lost one when its server goes."""
+    slow, well = FakeVllm(silence=2.0, fault="dies"), FakeVllm()
+    async with engine_over(slow, well) as engine, engine.open(prompt()) as stream:
+        assert well.prompts == []
+        assert token_ids(await _rest(stream)) == TOKENS
+
+
+async def test_a_prompt_that_breaks_servers_breaks_two() -> None:
+    """It may be the prompt that does it: not every server is given it."""
+    servers = [FakeVllm(status=500) for _ in range(4)]
+    async with engine_over(*servers) as engine:
+        with pytest.raises(EngineFailed):
+            await generate(engine, prompt())
+    assert sum(len(server.prompts) for server in servers) == 2
+
+
+async def test_a_server_alone_is_asked_once_more() -> None:
+    """Behind one address may be many servers."""
+    fake = FakeVllm(status=500)
+    async with engine_over(fake) as engine:
+        with pytest.raises(EngineFailed):
+            await generate(engine, prompt())
+    assert len(fake.prompts) == 2
+
+
+# Several servers
+
+
+async def test_the_one_with_the_least_to_do_is_chosen() -> None:
+    """Prompts spread over the servers, in turn where they have as much to do."""
+    servers = [FakeVllm(endless=True, latency=0.01) for _ in range(3)]
+    async with engine_over(*servers) as engine:
+        tasks = []
+        for number in range(9):
+            tasks.append(asyncio.create_task(generate(engine, prompt(id=f"resp_{number}", max_tokens=10**6))))
+            await asyncio.sleep(0)
+        await until(lambda: sum(server.running for server in servers) == 9)
+        assert [server.running for server in servers] == [3, 3, 3]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for server in servers:
+            server.endless, server.prompts[:] = False, []
+        for _ in range(6):
+            await generate(engine, prompt())
+        assert [len(server.prompts) for server in servers] == [2, 2, 2]
+
+
+async def test_a_dead_server_is_left_out_and_comes_back() -> None:
+    """Nobody notices that one of two is gone; once it is back it gets its share."""
+    one, other = FakeVllm(), FakeVllm()
+    async with engine_over(one, other) as engine:
+        await one.stop()
+        for _ in range(6):
+            assert token_ids(await generate(engine, prompt())) == TOKENS
+        assert engine.is_alive
+        before = len(other.prompts)
+        await one.start()
+        await until(lambda: all(backend.is_healthy for backend in engine._backends.all))
+        for _ in range(4):
+            await generate(engine, prompt())
+        assert len(other.prompts) == before + 2
+
+
+async def test_with_the_last_server_the_engine_is_dead_until_one_is_back() -> None:
+    """What cannot be served is said at once, and only as long as it is so."""
+    fake = FakeVllm()
+    async with engine_over(fake) as engine:
+        fake.is_well = False
+        await until(lambda: not engine.is_alive)
+        with pytest.raises(EngineDead):
+            await generate(engine, prompt())
+        fake.is_well = True
+        await until(lambda: engine.is_alive)
+        assert token_ids(await generate(engine, prompt())) == TOKENS
+
+
+async def test_another_model_at_the_same_address_is_left_out() -> None:
+    """A server that comes back is asked again what it serves."""
+    one, other = FakeVllm(), FakeVllm()
+    async with engine_over(one, other) as engine:
+        one.is_well = False
+        await until(lambda: sum(backend.is_healthy for backend in engine._backends.all) == 1)
+        one.names, one.is_well = ("tiny", "big"), True
+        await asyncio.sleep(0.3)
+        for _ in range(4):
+            await generate(engine, prompt())
+        assert (len(one.prompts), len(other.prompts)) == (0, 4)
+
+
+@asynccontextmanager
+async def hanging(
+    after: int,
+) -> AsyncGenerator[tuple[FakeVllm, HttpEngine, list[Any], asyncio.Task[list[Any]]], None]:
+    """A server that says no more behind so many tokens, beside one that is well: what came, and who waits for more."""
+    server = FakeVllm(fault="hangs", after=after)
+    async with engine_over(server, FakeVllm()) as engine, engine.open(prompt()) as stream:
+        seen: list[Any] = []
+        while len(token_ids(seen)) < after:
+            seen.append(await anext(aiter(stream)))
+        yield server, engine, seen, asyncio.create_task(_rest(stream))
+
+
+@pytest.mark.parametrize("after", [0, 2])
+async def test_silence_lasts_as_long_as_the_server_says_that_it_is_well(after: int) -> None:
+    """A stream may be silent; one whose server is gone has failed, or is another server's."""
+    async with hanging(after) as (server, _, seen, rest):
+        await asyncio.sleep(0.5)
+        assert not rest.done()
+        await server.stop()
+        if after:
+            with pytest.raises(EngineFailed):
+                await rest
+            assert token_ids(seen) == TOKENS[:2]
+        else:
+            assert token_ids(await rest) == TOKENS
+
+
+async def test_a_server_that_says_nothing_for_long_loses_what_it_is_at() -> None:
+    """A machine that vanished from the network closes no connection."""
+
+    class Lost:
+        count = 0
+
+        def lose(self) -> None:
+            self.count += 1
+
+    lost = Lost()
+    async with aiohttp.ClientSession() as session:
+        backend = Backend(FakeVllm().url, session, running={lost})
+        for _ in range(SILENT - 1):
+            assert not await backend.check()
+        assert lost.count == 0
+        assert not await backend.check()
+        assert lost.count == 1
+
+
+@pytest.mark.parametrize("after", [0, 2])
+async def test_what_is_lost_ends_or_moves_on(after: int) -> None:
+    """Without a token another server takes it over; with one it has failed, behind what came."""
+    async with hanging(after) as (server, engine, _, rest):
+        await asyncio.sleep(0.1)
+        (generation,) = next(backend for backend in engine._backends.all if backend.running).running
+        generation.lose()
+        if after:
+            with pytest.raises(EngineFailed):
+                await rest
+        else:
+            assert token_ids(await rest) == TOKENS
+        await until(lambda: server.running == 0)
+
+
+def test_the_better_endpoint_goes_first() -> None:
+    """What is made for tokens is asked ahead of what only tells them."""
+    assert ENDPOINTS == (GENERATE, COMPLETIONS)

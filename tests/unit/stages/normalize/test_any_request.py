@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import json
+from contextlib import aclosing
+from typing import Any, TypeAlias
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import InvalidRequest
+from pipeline.frames import Conversation
+from pipeline.protocol.reading import read_request
+from pipeline.protocol.request import CreateResponse
+from pipeline.record import replay
+from stages.normalize.normalize import Normalize
+from stages.persist.database import Nowhere
+from stages.persist.store import Store
+from tests.support.normalized_requests import ALL
+from tests.support.request_bodies import CLIENTS, EVERYTHING
+
+Json: TypeAlias = Any
+
+
+def parts(value: Json) -> list[Json]:
+    """A JSON value and all that is in it."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [value, *(part for child in inner for part in parts(child))]
+
+
+SAID = [part for body in (EVERYTHING, *CLIENTS.values()) for part in parts(body)]
+KEYS = sorted({key for part in SAID if isinstance(part, dict) for key in part})
+words = st.sampled_from(KEYS) | st.text(max_size=5)
+json_values: st.SearchStrategy[Json] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | words
+    | st.sampled_from(SAID),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=4),
+    max_leaves=8,
+)
+bodies = st.dictionaries(st.sampled_from(list(CreateResponse.model_fields)), json_values, max_size=4)
+
+
+async def understood(body: Json) -> Conversation | InvalidRequest:
+    """What becomes of a body; any other exception passes."""
+    try:
+        request = await read_request(json.dumps(body).encode())
+        normalize = Normalize(Store(Nowhere()), ("gpt-oss-20b",), ALL, frozenset({"docs"}))
+        async with aclosing(normalize(replay([request]))) as conversations:
+            return await anext(conversations)
+    except InvalidRequest as error:
+        return error
+
+
+@settings(max_examples=150, deadline=None)
+@given(body=bodies, usual=st.sampled_from([{}, {"input": "Hi"}, *CLIENTS.values()]))
+async def test_any_request_is_understood_or_refused(body: Json, usual: Json) -> None:
+    """Whatever any parameter says, the request becomes a conversation, or a 4xx that names the parameter."""
+    result = await understood(usual | body)
+    if isinstance(result, InvalidRequest):
+        assert 400 <= result.status < 500
+        assert result.param
+        assert len(result.message) < 600

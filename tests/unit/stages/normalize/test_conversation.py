@@ -1,0 +1,149 @@
+"""Requests that belong to a conversation, and whose it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import UNSET
+
+from pipeline.errors import ConversationNotFound, InvalidRequest
+from pipeline.frames import Origin
+from pipeline.protocol.items import FunctionCall, FunctionCallOutput, InputText, Item, Message, OutputText
+from pipeline.protocol.response import ConversationReference, ResponseStatus
+from stages.persist.store import Store
+from stages.persist.stored import StoredConversation
+from tests.support.normalized_requests import answered, normalized
+from tests.support.request_bodies import WEATHER
+
+CALL = FunctionCall("fc_1", "call_1", "get_weather", "{}", "completed")
+RAIN = FunctionCallOutput("fco_1", "call_1", "rain", "completed")
+
+
+def asked(item_id: str, text: str) -> Message:
+    return Message(item_id, "completed", "user", (InputText(text),))
+
+
+def said(text: str) -> Message:
+    return Message(f"msg_{text}", "completed", "assistant", (OutputText(text),), "final_answer")
+
+
+async def conversation_of(store: Store, *items: Item, owner: str = "") -> str:
+    """The id of a new conversation that has these items."""
+    await store.conversations.create(StoredConversation("conv_1", 0, {}), owner, items)
+    return "conv_1"
+
+
+@pytest.mark.parametrize("as_object", [False, True])
+async def test_row33_a_conversation_is_the_history(store: Store, as_object: bool) -> None:
+    """A request reads all of its conversation, and its response says which one it belongs to."""
+    name = await conversation_of(store, asked("msg_a", "Hi"), said("Hello."))
+    conversation = await normalized(store, conversation={"id": name} if as_object else name, input="Go on")
+    assert conversation.history == (asked("msg_a", "Hi"), said("Hello."))
+    assert conversation.input == (asked("msg_1i0000", "Go on"),)
+    assert conversation.origin == Origin("", 2)
+    assert conversation.response.conversation == ConversationReference(name)
+    assert (await normalized(store, input="Hi")).response.conversation is UNSET
+
+
+async def test_a_conversation_grows_with_its_responses(store: Store) -> None:
+    """Input and output of each response are what the next one reads, tokens included."""
+    name = await conversation_of(store)
+    await answered(store, "1", CALL, input="How is Oslo?", conversation=name, tools=[WEATHER], tokens={"fc_1": (7,)})
+    output = {"type": "function_call_output", "id": "fco_1", "call_id": "call_1", "output": "rain"}
+    await answered(store, "2", said("Rain."), input=[output], conversation=name)
+    third = await normalized(store, "3", input="And Rome?", conversation=name)
+    assert third.history == (asked("msg_1i0000", "How is Oslo?"), CALL, RAIN, said("Rain."))
+    assert (third.origin.position, third.tokens) == (4, {"fc_1": (7,)})
+
+
+@pytest.mark.parametrize(("status", "length"), [("completed", 2), ("incomplete", 2), ("failed", 0), ("cancelled", 0)])
+async def test_only_what_ended_well_is_added(store: Store, status: ResponseStatus, length: int) -> None:
+    """A response that failed or was cancelled leaves its conversation as it was: it may be asked for again."""
+    name = await conversation_of(store)
+    await answered(store, "1", said("Hello."), status=status, input="Hi", conversation=name)
+    again = await normalized(store, "2", input="Hi", conversation=name)
+    assert len(again.history) == length
+
+
+async def test_a_response_that_is_not_stored_is_added_all_the_same(store: Store) -> None:
+    """``store`` is about the response; whoever names a conversation wants to go on with it."""
+    name = await conversation_of(store)
+    await answered(store, "1", said("Hello."), input="Hi", conversation=name, store=False)
+    assert await store.get("resp_1", "") is None
+    assert (await normalized(store, "2", conversation=name)).history == (asked("msg_1i0000", "Hi"), said("Hello."))
+
+
+async def test_a_response_of_a_conversation_can_be_continued_by_itself(store: Store) -> None:
+    """Its history is what the conversation had when it was asked for, whatever came afterwards."""
+    name = await conversation_of(store, asked("msg_a", "Hi"), said("Hello."))
+    await answered(store, "1", said("one"), input="1", conversation=name)
+    await answered(store, "2", said("two"), input="2", conversation=name)
+    branch = await normalized(store, "3", input="Go on", previous_response_id="resp_1")
+    assert branch.history == (asked("msg_a", "Hi"), said("Hello."), asked("msg_1i0000", "1"), said("one"))
+    assert branch.response.conversation is UNSET
+
+
+async def test_a_call_without_its_output_waits_in_the_conversation(store: Store) -> None:
+    """An output finds its call in the conversation, and one without a call is refused."""
+    name = await conversation_of(store, CALL)
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "rain"}
+    assert len((await normalized(store, input=[output], conversation=name)).input) == 1
+    with pytest.raises(InvalidRequest) as caught:
+        await normalized(store, input=[{**output, "call_id": "call_2"}], conversation=name)
+    assert caught.value.param == "input[0].call_id"
+
+
+async def test_an_item_stands_in_a_conversation_once(store: Store) -> None:
+    """A reference to what the conversation has adds nothing, and no other item takes the id of one of its items."""
+    name = await conversation_of(store, asked("msg_a", "Hi"))
+    items = [{"type": "item_reference", "id": "msg_a"}, {"role": "user", "id": "msg_a", "content": "Hello?"}]
+    conversation = await normalized(store, input=items, conversation=name)
+    assert conversation.input == (asked("msg_1i0001", "Hello?"),)
+
+
+async def test_an_empty_conversation_needs_an_input(store: Store) -> None:
+    """Where nothing was said there is nothing to answer."""
+    name = await conversation_of(store)
+    with pytest.raises(InvalidRequest, match="needs an input") as caught:
+        await normalized(store, conversation=name)
+    assert caught.value.param == "input"
+
+
+@pytest.mark.parametrize("missing", ["conv_0", "", "resp_1", "conv_\x00", "conv_\ufffd" * 1000])
+async def test_an_unknown_conversation_is_not_found(store: Store, missing: str) -> None:
+    """What is not there cannot be gone on with: a 404, also in a body."""
+    await conversation_of(store)
+    with pytest.raises(ConversationNotFound) as caught:
+        await normalized(store, input="Hi", conversation=missing)
+    error = caught.value
+    assert (error.status, error.code, error.param) == (404, "conversation_not_found", "conversation")
+    assert len(error.message) < 300
+
+
+# Whose it is
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"input": "Hi", "previous_response_id": "resp_1"},
+        {"input": "Hi", "conversation": "conv_1"},
+        {"input": [{"type": "item_reference", "id": "msg_Hello."}]},
+        {"input": [{"id": "msg_1i0000"}]},
+    ],
+    ids=str,
+)
+async def test_v21_what_is_anothers_is_not_there(store: Store, body: dict[str, Any]) -> None:
+    """Whoever names what somebody else owns is answered, word for word, as if it did not exist."""
+    await conversation_of(store, owner="alice")
+    await answered(store, "1", said("Hello."), owner="alice", input="Hi")
+    assert (await normalized(store, "2", owner="alice", **body)).origin.owner == "alice"
+    with pytest.raises(InvalidRequest) as theirs:
+        await normalized(store, "2", owner="bob", **body)
+    await store.delete("resp_1", "alice")
+    await store.conversations.delete("conv_1", "alice")
+    with pytest.raises(type(theirs.value)) as nobodys:
+        await normalized(store, "2", owner="bob", **body)
+    for name in ("message", "status", "code", "param"):
+        assert getattr(theirs.value, name) == getattr(nobodys.value, name)

@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from pipeline.errors import InvalidRequest, PreviousResponseNotFound, PreviousResponseUnfinished
+from pipeline.protocol.items import (
+    FunctionCall,
+    FunctionCallOutput,
+    InputText,
+    Item,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+)
+from pipeline.protocol.response import ResponseStatus
+from stages.persist.database import Nowhere
+from stages.persist.store import Store
+from tests.support.normalized_requests import answered, normalized
+from tests.support.request_bodies import WEATHER
+
+THOUGHT = Reasoning("rs_10000", content=(ReasoningText("They ask about weather."),), status="completed")
+CALL = FunctionCall("fc_10001", "call_10001", "get_weather", '{"city":"Oslo"}', "completed")
+RAIN = {"type": "function_call_output", "call_id": "call_10001", "output": "rain"}
+
+
+def asked(item_id: str, text: str) -> Message:
+    return Message(item_id, "completed", "user", (InputText(text),))
+
+
+def said(text: str) -> Message:
+    return Message(f"msg_{text}", "completed", "assistant", (OutputText(text),), "final_answer")
+
+
+async def test_v12_row19_the_history_is_all_that_was_said(store: Store) -> None:
+    """Every input and output of the chain comes back in order: thoughts, calls and what they returned included."""
+    await answered(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
+    second = await answered(store, "2", said("Rain."), previous_response_id="resp_1", input=[RAIN])
+    third = await normalized(store, "3", previous_response_id="resp_2", input="And Rome?")
+    output = FunctionCallOutput("fco_2i0000", "call_10001", "rain", "completed")
+    assert second.history == (asked("msg_1i0000", "How is Oslo?"), THOUGHT, CALL)
+    assert second.input == (output,)
+    assert third.history == (*second.history, output, said("Rain."))
+    assert third.input == (asked("msg_3i0000", "And Rome?"),)
+    assert third.response.previous_response_id == "resp_2"
+
+
+async def test_b18_b19_row46_branches_are_isolated(store: Store) -> None:
+    """A response may be continued twice: neither branch sees the other, nor do their children."""
+    await answered(store, "1", said("Hello."), input="Hi")
+    root = (asked("msg_1i0000", "Hi"), said("Hello."))
+    for name in ("a", "b"):
+        branch = await answered(store, name, said(name), previous_response_id="resp_1", input=f"to {name}")
+        assert branch.history == root
+    for name in ("a", "b"):
+        child = await normalized(store, f"{name}1", previous_response_id=f"resp_{name}", input="Go on")
+        assert child.history == (*root, asked(f"msg_{name}i0000", f"to {name}"), said(name))
+
+
+async def test_v11_b20_a_continuation_brings_its_own_parameters(store: Store) -> None:
+    """Instructions, tools and options are those of the new request: only items are inherited."""
+    before: dict[str, Any] = {"instructions": "Rhyme.", "tools": [WEATHER], "reasoning": {"effort": "high"}}
+    await answered(store, "1", said("Hello."), input="Hi", temperature=0, metadata={"order": "17"}, **before)
+    fresh = (await normalized(store, "2", previous_response_id="resp_1", input="Go on")).response
+    assert (fresh.instructions, fresh.tools, fresh.reasoning.effort) == (None, (), None)
+    assert (fresh.temperature, fresh.metadata) == (1.0, {})
+    other = (await normalized(store, "2", previous_response_id="resp_1", input="Go on", instructions="Sing.")).response
+    assert other.instructions == "Sing."
+
+
+async def test_a_continuation_needs_no_input(store: Store) -> None:
+    """Whoever continues may leave the word to the model."""
+    await answered(store, "1", said("Hello."), input="Hi")
+    conversation = await normalized(store, "2", previous_response_id="resp_1")
+    assert conversation.input == ()
+    assert len(conversation.history) == 2
+
+
+@pytest.mark.parametrize("missing", ["resp_0", "", "msg_1"])
+async def test_an_unknown_previous_response_is_refused(store: Store, missing: str) -> None:
+    """What is not stored cannot be continued; clients act on the code."""
+    await answered(store, "1", said("Hello."), input="Hi")
+    with pytest.raises(PreviousResponseNotFound) as caught:
+        await normalized(store, "2", previous_response_id=missing, input="Go on")
+    error = caught.value
+    assert (error.status, error.code, error.param) == (400, "previous_response_not_found", "previous_response_id")
+
+
+USER = {"role": "user", "content": "Hi"}
+OWN_CALL = {"type": "function_call", "call_id": "call_2", "name": "clock", "arguments": "{}"}
+OWN_OUTPUT = {"type": "function_call_output", "call_id": "call_2", "output": "noon"}
+CUSTOM_CALL = {"type": "custom_tool_call", "call_id": "call_2", "name": "clock", "input": "now"}
+CUSTOM_OUTPUT = {"type": "custom_tool_call_output", "call_id": "call_2", "output": "noon"}
+
+
+@pytest.mark.parametrize(
+    ("items", "param"),
+    [
+        ([RAIN], None),
+        ([OWN_CALL, OWN_OUTPUT], None),
+        ([OWN_CALL, RAIN, OWN_OUTPUT], None),
+        ([OWN_OUTPUT], "input[0].call_id"),
+        ([USER, RAIN, OWN_OUTPUT], "input[2].call_id"),
+        ([OWN_OUTPUT, OWN_CALL], "input[0].call_id"),
+        ([CUSTOM_CALL, CUSTOM_OUTPUT], None),
+        ([CUSTOM_CALL, OWN_CALL, OWN_OUTPUT, CUSTOM_OUTPUT], None),
+        ([CUSTOM_CALL, OWN_OUTPUT], "input[1].call_id"),
+        ([OWN_CALL, CUSTOM_OUTPUT], "input[1].call_id"),
+    ],
+)
+async def test_an_output_comes_behind_its_call(store: Store, items: list[Any], param: str | None) -> None:
+    """The call, of the output's own kind, stands in the history or earlier in the input; else the output is refused."""
+    await answered(store, "1", CALL, input="How is Oslo?")
+    if param is None:
+        conversation = await normalized(store, "2", previous_response_id="resp_1", input=items)
+        assert len(conversation.input) == len(items)
+        return
+    with pytest.raises(InvalidRequest, match="call_2") as caught:
+        await normalized(store, "2", previous_response_id="resp_1", input=items)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
+async def test_v16_b19_what_has_not_ended_well_cannot_be_continued(store: Store, status: ResponseStatus) -> None:
+    """Nobody reads half of a response: the refusal says what has become of it."""
+    await answered(store, "1", said("Hello."), status=status, input="Hi")
+    with pytest.raises(PreviousResponseUnfinished, match=f"'resp_1' is {status}") as caught:
+        await normalized(store, "2", previous_response_id="resp_1", input="Go on")
+    error = caught.value
+    assert (error.status, error.code, error.param) == (400, "previous_response_unfinished", "previous_response_id")
+
+
+async def test_what_was_cut_off_can_be_continued(store: Store) -> None:
+    """A response that came to its limit has ended: whoever asks it to go on gets what there is."""
+    cut = Message("msg_cut", "incomplete", "assistant", (OutputText("Hel"),), "final_answer")
+    await answered(store, "1", cut, status="incomplete", input="Hi")
+    conversation = await normalized(store, "2", previous_response_id="resp_1", input="Go on")
+    assert conversation.history == (asked("msg_1i0000", "Hi"), cut)
+
+
+async def test_a_chain_goes_on_without_what_was_deleted(store: Store) -> None:
+    """Who deletes a response takes it out of every history; what continued it can still be continued itself."""
+    await answered(store, "1", said("Hello."), input="Hi")
+    await answered(store, "2", said("Rain."), previous_response_id="resp_1", input="How is Oslo?")
+    assert await store.delete("resp_1", "")
+    conversation = await normalized(store, "3", previous_response_id="resp_2", input="And Rome?")
+    assert conversation.history == (asked("msg_2i0000", "How is Oslo?"), said("Rain."))
+
+
+async def test_the_history_brings_its_tokens(store: Store) -> None:
+    """What the engine wrote for items of the history comes along with them, for the same tokens to be read again."""
+    await answered(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER], tokens={"fc_10001": (7, 8)})
+    await answered(store, "2", said("Rain."), previous_response_id="resp_1", input=[RAIN], tokens={"msg_Rain.": (9,)})
+    third = await normalized(store, "3", previous_response_id="resp_2", input="And Rome?")
+    assert third.tokens == {"fc_10001": (7, 8), "msg_Rain.": (9,)}
+    assert (await normalized(store, "4", input="Hi")).tokens == {}
+
+
+# Items by reference
+
+
+async def test_references_bring_stored_items(store: Store) -> None:
+    """Any item of a stored response, whether it was input or output, can stand in an input by its id alone."""
+    await answered(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
+    references = [{"id": "msg_1i0000"}, {"type": "item_reference", "id": "rs_10000"}, {"type": None, "id": "fc_10001"}]
+    conversation = await normalized(store, "2", input=[*references, RAIN])
+    output = FunctionCallOutput("fco_2i0003", "call_10001", "rain", "completed")
+    assert conversation.input == (asked("msg_1i0000", "How is Oslo?"), THOUGHT, CALL, output)
+    assert conversation.history == ()
+
+
+async def test_a_reference_to_nothing_is_refused(store: Store) -> None:
+    """The first reference that cannot be followed is named."""
+    await answered(store, "1", THOUGHT, input="Hi", store=True)
+    items = [{"id": "rs_10000"}, {"type": "item_reference", "id": "rs_2"}, {"id": "rs_3"}]
+    with pytest.raises(InvalidRequest, match="Item with id 'rs_2' not found") as caught:
+        await normalized(store, "2", input=items)
+    assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_request", "input[1].id")
+
+
+class CountingStore(Store):
+    """Knows two items, and what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(Nowhere())
+        self.asked: list[list[str]] = []
+
+    async def items(self, ids: Sequence[str], owner: str) -> dict[str, Item]:
+        self.asked.append(list(ids))
+        return {"a": THOUGHT, "b": CALL}
+
+
+async def test_references_cost_one_look_at_the_store() -> None:
+    """All references of a request are looked up together, in their order; without one nobody asks."""
+    store = CountingStore()
+    assert (await normalized(store, input=[{"id": "b"}, USER, {"id": "a"}])).input == (
+        CALL,
+        asked("msg_1i0001", "Hi"),
+        THOUGHT,
+    )
+    await normalized(store, input=[USER])
+    assert store.asked == [["b", "a"]]
+
+
+async def test_an_item_is_referred_to_once() -> None:
+    """A short body cannot make a prompt of any length of one long item: the second reference to it is refused."""
+    with pytest.raises(InvalidRequest, match="Duplicate item found with id 'a'") as caught:
+        await normalized(CountingStore(), input=[{"id": "a"}, USER, {"id": "b"}, {"id": "a"}])
+    assert (caught.value.status, caught.value.param) == (400, "input[3].id")
+
+
+async def test_items_of_a_conversation_are_told_apart(store: Store) -> None:
+    """Of items that come with one id the first keeps it, unless a reference or the history means another by it."""
+    await answered(store, "1", THOUGHT, CALL, input="How is Oslo?")
+    fakes = [{**USER, "id": "__fake_id__"}, {**USER, "id": "__fake_id__"}]
+    first = await answered(store, "2", input=[{**USER, "id": "rs_10000"}, *fakes, {"id": "rs_10000"}])
+    assert [item.id for item in first.input] == ["msg_2i0000", "__fake_id__", "msg_2i0002", "rs_10000"]
+    second = await normalized(store, "3", previous_response_id="resp_2", input=fakes)
+    assert [item.id for item in second.input] == ["msg_3i0000", "msg_3i0001"]
+
+
+async def test_a_reference_to_the_history_adds_nothing(store: Store) -> None:
+    """What the history has already is not read twice; whatever else is said keeps its place and its checks."""
+    await answered(store, "1", THOUGHT, CALL, input="How is Oslo?")
+    items = [{"id": "rs_10000"}, {"id": "fc_10001"}, RAIN]
+    conversation = await normalized(store, "2", previous_response_id="resp_1", input=items)
+    assert [item.id for item in conversation.input] == ["fco_2i0002"]
+    with pytest.raises(InvalidRequest, match="call_2") as caught:
+        await normalized(store, "2", previous_response_id="resp_1", input=[*items, OWN_OUTPUT])
+    assert caught.value.param == "input[3].call_id"

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipeline.errors import InvalidRequest
+from pipeline.protocol.items import (
+    CustomToolCallOutput,
+    FunctionCallOutput,
+    InputImage,
+    InputText,
+    Message,
+    images_of,
+)
+from stages.normalize import images
+from stages.persist.store import Store
+from tests.support.images import data_url, png
+from tests.support.normalized_requests import answered, normalized
+
+PICTURE = data_url(png())
+IMAGE = {"type": "input_image", "image_url": PICTURE}
+TEXT = {"type": "input_text", "text": "What is this?"}
+CALL = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
+CUSTOM_CALL = {"type": "custom_tool_call", "call_id": "c", "name": "view_image", "input": "a.png"}
+
+Json = dict[str, Any]
+
+
+def user(*parts: Json) -> Json:
+    return {"role": "user", "content": list(parts)}
+
+
+@pytest.mark.parametrize("role", ["user", "system", "developer"])
+@pytest.mark.parametrize(("said", "detail"), [({}, "auto"), ({"detail": None}, "auto"), ({"detail": "low"}, "low")])
+async def test_images_are_parts_of_messages(store: Store, role: str, said: Json, detail: Any) -> None:
+    """They keep their place between texts, and say how closely they are to be looked at."""
+    parts = [TEXT, IMAGE | said, {"type": "input_image", "image_url": "https://example.com/a.png"}, TEXT]
+    body = [{"role": role, "content": parts}]
+    (message,) = (await normalized(store, sees=True, input=body)).input
+    assert isinstance(message, Message)
+    text = InputText("What is this?")
+    assert message.content == (text, InputImage(PICTURE, detail), InputImage("https://example.com/a.png"), text)
+    assert message.text == "What is this?What is this?"
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"), [(CALL, FunctionCallOutput), (CUSTOM_CALL, CustomToolCallOutput)], ids=["function", "custom"]
+)
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [{"type": "input_image", "image_url": PICTURE}],  # Codex's view_image
+        [{"type": "input_image", "image_url": PICTURE, "detail": "high"}],
+        [TEXT, {"type": "input_image", "image_url": PICTURE, "detail": None, "file_id": None}],  # the Agents SDK's
+    ],
+)
+async def test_tools_may_show_images(store: Store, call: Json, kind: type, parts: list[Json]) -> None:
+    """The output of a function, or of a custom tool, is texts and images in any order."""
+    output = {"type": f"{call['type']}_output", "call_id": "c", "output": parts}
+    _, item = (await normalized(store, sees=True, input=[call, output])).input
+    assert isinstance(item, kind)
+    (image,) = images_of(item)
+    assert image.image_url == PICTURE
+
+
+@pytest.mark.parametrize(
+    ("part", "param", "words"),
+    [
+        ({"type": "input_image"}, ".image_url", "has an image_url"),
+        ({"type": "input_image", "file_id": "file_1"}, ".file_id", "keeps no files"),
+        ({"type": "input_image", "image_url": "data:,"}, ".image_url", "not an image"),
+        ({"type": "input_image", "image_url": data_url(b"<svg/>", "image/svg+xml")}, ".image_url", "Its type"),
+        ({"type": "input_image", "image_url": "file:///etc/passwd"}, ".image_url", "begins with"),
+        ({"type": "input_image", "image_url": "ftp://example.com/a.png"}, ".image_url", "begins with"),
+        ({"type": "input_image", "image_url": "/tmp/a.png"}, ".image_url", "begins with"),
+        ({"type": "input_image", "image_url": ""}, ".image_url", "begins with"),
+        ({"type": "input_image", "image_url": 5}, ".image_url", "string"),
+        ({"type": "input_image", "image_url": PICTURE, "detail": "tiny"}, ".detail", "Input should be"),
+        ({"type": "input_file", "file_id": "file_1"}, "", "text and images only, no input_file"),
+    ],
+)
+async def test_what_is_no_image_is_refused_with_its_place(store: Store, part: Json, param: str, words: str) -> None:
+    """In a message as in an output, before anything is asked of the web or the engine."""
+    output = {"type": "function_call_output", "call_id": "c", "output": [TEXT, part]}
+    for items, place in (([user(TEXT, part)], "input[0].content[1]"), ([CALL, output], "input[1].output[1]")):
+        with pytest.raises(InvalidRequest, match=words) as refused:
+            await normalized(store, sees=True, input=items)
+        assert refused.value.param == place + param
+
+
+async def test_the_assistant_shows_no_images(store: Store) -> None:
+    """As in the API, only who speaks to the model does."""
+    with pytest.raises(InvalidRequest, match="no images") as refused:
+        await normalized(store, sees=True, input=[{"role": "assistant", "content": [IMAGE]}])
+    assert refused.value.param == "input[0].content[0]"
+
+
+@pytest.mark.parametrize("before", [0, 2])
+async def test_a_conversation_has_so_many_images(store: Store, before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the past count."""
+    monkeypatch.setattr(images, "MOST_IMAGES", 3)
+    earlier = await answered(store, "1", sees=True, input=[user(*[IMAGE] * before, TEXT)])
+    continued: Json = {"previous_response_id": earlier.response.id}
+    await normalized(store, "2", sees=True, input=[user(*[IMAGE] * (3 - before))], **continued)
+    with pytest.raises(InvalidRequest, match="3 images at most, and this one 4") as refused:
+        await normalized(store, "3", sees=True, input=[user(*[IMAGE] * (4 - before))], **continued)
+    assert refused.value.param == "input"
+
+
+async def _previous(store: Store) -> tuple[Json, str]:
+    earlier = await answered(store, "1", sees=True, input=[user(TEXT, IMAGE)])
+    return {"previous_response_id": earlier.response.id, "input": "And now?"}, "previous_response_id"
+
+
+async def _reference(store: Store) -> tuple[Json, str]:
+    earlier = await answered(store, "1", sees=True, input=[user(TEXT, IMAGE)])
+    return {"input": [{"type": "item_reference", "id": earlier.input[0].id}]}, "input[0]"
+
+
+@pytest.mark.parametrize("past", [_previous, _reference])
+async def test_v14_an_image_of_the_past_is_not_dropped_for_a_model_that_reads_text(
+    store: Store, past: Callable[[Store], Any]
+) -> None:
+    """What a model that sees was shown is there when it is continued; another model refuses it by its place."""
+    body, place = await past(store)
+    conversation = await normalized(store, "2", sees=True, **body)
+    shown = [image for item in (*conversation.history, *conversation.input) for image in images_of(item)]
+    assert [image.image_url for image in shown] == [PICTURE]
+    with pytest.raises(InvalidRequest, match="reads text only, no input_image") as refused:
+        await normalized(store, "3", **body)
+    assert refused.value.param == place

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import pytest
+from msgspec import UNSET
+
+from pipeline.errors import InvalidRequest
+from pipeline.protocol.items import (
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    InputText,
+    Item,
+    Message,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+)
+from stages.persist.store import Store
+from stages.render.messages import lay_out
+from tests.support.normalized_requests import cost, normalized
+from tests.support.request_bodies import CLIENTS, WEATHER
+
+Json: TypeAlias = dict[str, Any]
+
+SAY: Json = {"type": "custom", "name": "say"}
+CALL = {"role": "assistant", "recipient": "functions.f", "channel": "commentary", "content": "{}"}
+RESULT = {"role": "tool", "name": "functions.f", "content": "x"}
+
+
+def text(said: str) -> list[Json]:
+    return [{"type": "text", "text": said}]
+
+
+def author(role: str, name: str | None = None) -> Json:
+    return {"author": {"role": role, "name": name}}
+
+
+@pytest.mark.parametrize(
+    ("given", "items"),
+    [
+        ({"role": "user", "content": "Hi"}, [Message("msg_1p0000", "completed", "user", (InputText("Hi"),))]),
+        (
+            {**author("user"), "content": [*text("H"), *text("i")]},
+            [Message("msg_1p0000", "completed", "user", (InputText("Hi"),))],
+        ),
+        ({"role": "system", "content": text("You are ChatGPT")}, []),
+        ({"role": "system", "content": [{"type": "system_content", "model_identity": "You are ChatGPT"}]}, []),
+        (
+            {"role": "developer", "content": text("# Instructions\n\nBe kind.\n\n# Tools\n\n## functions\n\n...")},
+            [Message("msg_1p0000", "completed", "developer", (InputText("Be kind."),))],
+        ),
+        (
+            {"role": "developer", "content": [{"type": "developer_content", "instructions": "Be kind.", "tools": {}}]},
+            [Message("msg_1p0000", "completed", "developer", (InputText("Be kind."),))],
+        ),
+        ({"role": "developer", "content": text("# Tools\n\n## functions\n\n...")}, []),
+        (
+            {"role": "assistant", "channel": "analysis", "content": text("Hm.")},
+            [Reasoning("rs_1p0000", content=(ReasoningText("Hm."),), status="completed")],
+        ),
+        (
+            {"role": "assistant", "channel": "commentary", "content": text("Wait.")},
+            [Message("msg_1p0000", "completed", "assistant", (OutputText("Wait."),), "commentary")],
+        ),
+        (
+            {"role": "assistant", "channel": "final", "content": text("Yes.")},
+            [Message("msg_1p0000", "completed", "assistant", (OutputText("Yes."),), "final_answer")],
+        ),
+        (CALL, [FunctionCall("fc_1p0000", "call_1p0000", "f", "{}", "completed", UNSET)]),
+        (
+            {**CALL, "recipient": "agents.spawn"},
+            [FunctionCall("fc_1p0000", "call_1p0000", "spawn", "{}", "completed", "agents")],
+        ),
+        (
+            {**CALL, "recipient": "functions.wait"},
+            [FunctionCall("fc_1p0000", "call_1p0000", "wait", "{}", "completed", "functions")],
+        ),
+        ({**CALL, "recipient": "python"}, [FunctionCall("fc_1p0000", "call_1p0000", "python", "{}", "completed")]),
+        (
+            {**CALL, "recipient": "functions.say"},
+            [CustomToolCall("ctc_1p0000", "call_1p0000", "say", "{}", "completed")],
+        ),
+        ({**CALL, "content_type": "code"}, [CustomToolCall("ctc_1p0000", "call_1p0000", "f", "{}", "completed")]),
+    ],
+    ids=str,
+)
+async def test_raw_messages_are_read_as_items(store: Store, given: Json, items: list[Item]) -> None:
+    """Every message has an item that says the same; the head of a prompt is written anew."""
+    tools = [WEATHER, SAY, {"type": "namespace", "name": "functions", "tools": [{"type": "function", "name": "wait"}]}]
+    conversation = await normalized(store, input="Go on", previous_input_messages=[given], tools=tools)
+    assert conversation.input[:-1] == tuple(items)
+    assert conversation.history == ()
+
+
+async def test_outputs_find_their_calls(store: Store) -> None:
+    """What a tool returned answers the first open call of its name, or else the latest one."""
+    messages = [
+        CALL,
+        {**CALL, "recipient": "functions.g"},
+        {**CALL, "recipient": "functions.say"},
+        RESULT,
+        {**RESULT, "name": None},
+        {**RESULT, **author("tool", "functions.g")},
+    ]
+    conversation = await normalized(store, previous_input_messages=messages, tools=[SAY])
+    assert conversation.input[3:] == (
+        FunctionCallOutput("fco_1p0003", "call_1p0000", "x", "completed"),
+        CustomToolCallOutput("ctco_1p0004", "call_1p0002", "x", "completed"),
+        FunctionCallOutput("fco_1p0005", "call_1p0001", "x", "completed"),
+    )
+
+
+TWO = "Be kind.\n\nAnd brief."
+
+
+@pytest.mark.parametrize(
+    ("instructions", "left"),
+    [("Be kind.", ["And brief."]), (TWO, []), ("Be", [TWO]), ("Be kind", [TWO]), ("Be kind.\n", [TWO]), (None, [TWO])],
+)
+async def test_instructions_are_said_once(store: Store, instructions: str | None, left: list[str]) -> None:
+    """Of a prompt's instructions those that the request repeats are left out, but never a part of a sentence."""
+    message = {"role": "developer", "content": f"# Instructions\n\n{TWO}"}
+    said = await normalized(store, input="Hi", instructions=instructions, previous_input_messages=[message])
+    assert [item.text for item in said.input[:-1] if isinstance(item, Message)] == left
+
+
+def test_many_calls_are_answered_in_any_order() -> None:
+    """Outputs find their calls in a time that does not depend on how many others are open."""
+    calls = [{**CALL, "recipient": f"functions.f{number}"} for number in range(4_000)]
+    outputs = [{**RESULT, "name": f"functions.f{number}"} for number in range(4_000)]
+    in_order = cost(previous_input_messages=[*calls, *outputs])
+    assert cost(previous_input_messages=[*calls, *reversed(outputs)]) < 2.5 * in_order
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([RESULT], "previous_input_messages[0]"),
+        ([CALL, RESULT, RESULT], "previous_input_messages[2]"),
+        ([{"content": "x"}], "previous_input_messages[0].role"),
+    ],
+)
+async def test_what_no_item_can_say_is_refused(store: Store, messages: list[Json], param: str) -> None:
+    """An output without a call, or a message without an author, is refused at its place."""
+    with pytest.raises(InvalidRequest) as caught:
+        await normalized(store, previous_input_messages=messages)
+    assert caught.value.param == param
+
+
+async def test_an_input_may_answer_a_raw_call(store: Store) -> None:
+    """The raw messages come before the input, so a call in them may be answered there."""
+    output = {"type": "function_call_output", "call_id": "call_1p0000", "output": "x"}
+    conversation = await normalized(store, previous_input_messages=[CALL], input=[output])
+    assert [item.id for item in conversation.input] == ["fc_1p0000", "fco_1i0000"]
+
+
+@pytest.mark.parametrize(("open_calls", "outputs"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+async def test_the_one_open_call_is_known_by_any_id(store: Store, open_calls: int, outputs: int) -> None:
+    """Raw calls have no ids, so the id that the response gave is right where it can only mean one call."""
+    messages = [CALL, RESULT, *[CALL] * open_calls]
+    said = [{"type": "function_call_output", "call_id": f"call_{number}", "output": "x"} for number in range(outputs)]
+    if (open_calls, outputs) != (1, 1):
+        with pytest.raises(InvalidRequest, match="call_0"):
+            await normalized(store, previous_input_messages=messages, input=said)
+        return
+    first, _, second, output = (await normalized(store, previous_input_messages=messages, input=said)).input
+    assert second == FunctionCall("fc_1p0002", "call_0", "f", "{}", "completed")
+    assert isinstance(first, FunctionCall)
+    assert isinstance(output, FunctionCallOutput)
+    assert (first.call_id, output.call_id) == ("call_1p0000", "call_0")
+
+
+def raw_prompt(conversation: Any) -> list[Json]:
+    layout = lay_out(conversation)
+    return [message.raw() for message in (*layout.head, *layout.messages)]
+
+
+@pytest.mark.parametrize("client", ["agents", "langchain", "pydantic-ai", "codex"])
+async def test_a_prompt_comes_back_as_it_was(store: Store, client: str) -> None:
+    """The raw messages of a prompt, sent back with the same instructions and tools, make the same prompt."""
+    body = CLIENTS[client]
+    before = raw_prompt(await normalized(store, **body))
+    said = {key: value for key, value in body.items() if key != "input"}
+    assert raw_prompt(await normalized(store, **said, previous_input_messages=before)) == before

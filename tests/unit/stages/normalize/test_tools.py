@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import logging
+from typing import Any, TypeAlias
+
+import pytest
+
+from pipeline.errors import InvalidRequest, UnsupportedParameter
+from pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, ToolKey, Toolset
+from stages.persist.store import Store
+from tests.support.normalized_requests import answered, cost, normalized
+from tests.support.request_bodies import CODEX_APPLY_PATCH, CODEX_KNOWN_MODEL, WEATHER
+
+Json: TypeAlias = dict[str, Any]
+
+LARK = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
+PATCH: Json = {"type": "custom", "name": "patch", "description": "Edit.", "format": LARK, "defer_loading": True}
+SAY: Json = {"type": "custom", "name": "say"}
+AGENTS: Json = {"type": "namespace", "name": "agents", "description": "Helpers.", "tools": [WEATHER, SAY], "x": 1}
+WEATHER_TOOL = FunctionTool("get_weather", WEATHER["description"], WEATHER["parameters"], True)
+PATCH_TOOL = CustomTool("patch", "Edit.", Grammar("lark", "start: /x/"))
+
+
+def of(namespace: str, tool: FunctionTool | CustomTool) -> FunctionTool | CustomTool:
+    if isinstance(tool, FunctionTool):
+        return FunctionTool(tool.name, tool.description, tool.parameters, tool.strict, namespace)
+    return CustomTool(tool.name, tool.description, tool.grammar, namespace)
+
+
+def additional(*tools: Json) -> Json:
+    return {"type": "additional_tools", "role": "developer", "tools": list(tools)}
+
+
+USER = {"role": "user", "content": "Hi"}
+
+
+async def test_tools_are_read_into_one_set(store: Store) -> None:
+    """Functions, custom tools and those in namespaces are all the model may call, each by its namespace and name."""
+    tools = (await normalized(store, input="Hi", tools=[WEATHER, PATCH, SAY, AGENTS])).tools
+    assert tools.tools == (
+        WEATHER_TOOL,
+        PATCH_TOOL,
+        CustomTool("say"),
+        of("agents", WEATHER_TOOL),
+        of("agents", CustomTool("say")),
+    )
+    assert tools.descriptions == {"agents": "Helpers."}
+    assert (tools.choice, tools.allowed, tools.parallel) == ("auto", None, True)
+
+
+async def test_a_format_of_text_is_no_grammar(store: Store) -> None:
+    """A custom tool takes any text unless a grammar says otherwise."""
+    said = [{**SAY, "format": {"type": "text"}}]
+    assert (await normalized(store, input="Hi", tools=said)).tools == Toolset((CustomTool("say"),))
+
+
+async def test_tools_are_echoed(store: Store) -> None:
+    """Functions are echoed with all the keys that strict readers want, custom tools and namespaces as they came."""
+    bare = {"type": "function", "name": "f", "defer_loading": True, "output_schema": {}}
+    response = (await normalized(store, input="Hi", tools=[bare, PATCH, {"type": "web_search"}, AGENTS])).response
+    function = {"type": "function", "name": "f", "description": None, "parameters": None, "strict": None}
+    assert response.tools == (function, PATCH, AGENTS)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("web_search", "web_search_preview", "file_search", "code_interpreter", "image_generation"),
+        *("computer", "computer_use_preview", "tool_search", "programmatic_tool_calling"),
+    ],
+)
+async def test_row40_hosted_tools_are_left_out_with_a_word(
+    store: Store, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients send hosted tools unasked: those that nobody runs here are left out, and the log says so."""
+    with caplog.at_level(logging.INFO):
+        conversation = await normalized(store, input="Hi", tools=[{"type": kind, "x": 1}, WEATHER])
+    assert conversation.response.tools == (WEATHER,)
+    assert conversation.tools == Toolset((WEATHER_TOOL,))
+    (record,) = caplog.records
+    assert kind in record.getMessage()
+
+
+async def test_tools_that_the_client_relies_on_are_refused(store: Store) -> None:
+    """A tool that nobody has heard of cannot be left out in silence, wherever it stands."""
+    kind = "unheard_of"
+    tools = [WEATHER, {"type": kind, "name": "x"}]
+    with pytest.raises(UnsupportedParameter, match=kind) as caught:
+        await normalized(store, input="Hi", tools=tools)
+    assert caught.value.param == "tools[1].type"
+    with pytest.raises(UnsupportedParameter, match=kind) as caught:
+        await normalized(store, input=[USER, additional(*tools)])
+    assert caught.value.param == "input[1].tools[1].type"
+
+
+@pytest.mark.parametrize(
+    ("tools", "param"),
+    [
+        ([WEATHER, {"type": "web_search"}, WEATHER], "tools[2].name"),
+        ([WEATHER, {"type": "custom", "name": "get_weather"}], "tools[1].name"),
+        ([{**AGENTS, "tools": [SAY, SAY]}], "tools[0].tools[1].name"),
+        ([AGENTS, {**AGENTS, "tools": [PATCH, SAY]}], "tools[1].tools[1].name"),
+        ([WEATHER, {**AGENTS, "name": "functions"}], "tools[1].tools[0].name"),
+        ([{**AGENTS, "name": "functions"}, SAY], "tools[1].name"),
+        ([PATCH, {**AGENTS, "name": "functions"}], None),
+        ([WEATHER, AGENTS, {**AGENTS, "name": "others"}], None),
+    ],
+)
+async def test_two_tools_of_one_name_are_refused(store: Store, tools: list[Json], param: str | None) -> None:
+    """A call could mean either of them: the second one is named, unless a namespace tells it apart.
+
+    The namespace ``functions`` does not: it is what the model calls tools that stand alone.
+    """
+    if param is None:
+        await normalized(store, input="Hi", tools=tools)
+        return
+    with pytest.raises(InvalidRequest, match="two tools named") as caught:
+        await normalized(store, input="Hi", tools=tools)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(("said", "parallel"), [(None, True), (True, True), (False, False)])
+async def test_parallel_calls_are_allowed_unless_refused(store: Store, said: bool | None, parallel: bool) -> None:
+    """Several calls in one turn are the rule."""
+    conversation = await normalized(store, input="Hi", tools=[WEATHER], parallel_tool_calls=said)
+    assert conversation.tools.parallel is conversation.response.parallel_tool_calls is parallel
+
+
+# Which of them may be called
+
+CHOSEN_PATCH = {"type": "custom", "name": "patch"}
+NAMED = {"type": "function", "name": "get_weather"}
+WEATHER_KEY, PATCH_KEY = (None, "get_weather"), (None, "patch")
+
+
+def allowed(*tools: Json, mode: str = "auto") -> Json:
+    return {"type": "allowed_tools", "mode": mode, "tools": list(tools)}
+
+
+@pytest.mark.parametrize(
+    ("choice", "mode", "keys"),
+    [
+        ("auto", "auto", None),
+        ("none", "none", None),
+        ("required", "required", None),
+        (NAMED, "required", (WEATHER_KEY,)),
+        ({**NAMED, "namespace": "agents"}, "required", (("agents", "get_weather"),)),
+        ({"type": "custom", "name": "patch", "x": 1}, "required", (PATCH_KEY,)),
+        ({"type": "custom", "name": "say"}, "required", (("agents", "say"),)),
+        (allowed(NAMED), "auto", (WEATHER_KEY,)),
+        (
+            allowed({"type": "custom", "name": "patch"}, NAMED, NAMED, mode="required"),
+            "required",
+            (PATCH_KEY, WEATHER_KEY),
+        ),
+        (allowed(NAMED, {"type": "web_search"}, {"type": "image_generation"}), "auto", (WEATHER_KEY,)),
+        (allowed({"type": "namespace", "name": "agents"}), "auto", (("agents", "get_weather"), ("agents", "say"))),
+        (allowed(), "none", None),
+        (allowed({"type": "web_search"}), "none", None),
+    ],
+    ids=str,
+)
+async def test_a_choice_limits_what_may_be_called(
+    store: Store, choice: Any, mode: str, keys: tuple[ToolKey, ...] | None
+) -> None:
+    """``tool_choice`` says what the model calls; a name alone means the tool that stands alone, if one does.
+
+    Where it names none, or only hosted ones that are left out, nothing may be called.
+    """
+    conversation = await normalized(store, input="Hi", tools=[WEATHER, PATCH, AGENTS], tool_choice=choice)
+    assert (conversation.tools.choice, conversation.tools.allowed) == (mode, keys)
+    assert conversation.response.tool_choice == choice
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"type": "function", "name": "patch"},
+        {"type": "custom", "name": "get_weather"},
+        {**NAMED, "namespace": "others"},
+        {"type": "function", "name": "x" * 10**5},
+        {"type": "web_search_preview"},
+        {"type": "mcp", "server_label": "x", "name": "y"},
+        {"type": "shell"},
+        {"type": "apply_patch"},
+        {"type": "programmatic_tool_calling"},
+        {"type": "unheard_of"},
+        allowed(mode="required"),
+        allowed({"type": "web_search"}, mode="required"),
+        allowed(NAMED, {"type": "function", "name": "x"}),
+        allowed(NAMED, {"type": "mcp", "server_label": "x"}),
+        allowed(NAMED, {"type": "namespace", "name": "others"}),
+    ],
+    ids=lambda choice: str(choice)[:60],
+)
+async def test_a_choice_that_cannot_be_met_is_refused(store: Store, choice: Any) -> None:
+    """What no call could ever satisfy is a 400, and no silent ``auto``."""
+    with pytest.raises(InvalidRequest) as caught:
+        await normalized(store, input="Hi", tools=[WEATHER, PATCH, AGENTS], tool_choice=choice)
+    assert (caught.value.status, caught.value.param) == (400, "tool_choice")
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize("tools", [[], [{"type": "web_search"}]])
+async def test_a_call_is_required_of_someone(store: Store, tools: list[Json]) -> None:
+    """No call can be required where there is no tool; ``auto`` and ``none`` are fine without one."""
+    for choice in ("auto", "none"):
+        await normalized(store, input="Hi", tools=tools, tool_choice=choice)
+    with pytest.raises(InvalidRequest, match="no tool") as caught:
+        await normalized(store, input="Hi", tools=tools, tool_choice="required")
+    assert caught.value.param == "tool_choice"
+
+
+def test_many_tools_are_chosen_from_at_once() -> None:
+    """What a choice costs does not depend on how many namespaces have a tool of that name."""
+    tools = [{"type": "namespace", "name": f"n{number}", "tools": [SAY]} for number in range(6_000)]
+    chosen = [{**SAY, "namespace": f"n{number}"} for number in range(1_000)]
+    assert cost(input="Hi", tools=tools, tool_choice=allowed(*chosen)) < 2.5 * cost(input="Hi", tools=tools)
+
+
+# Tools within the conversation
+
+
+async def test_added_tools_join_those_of_the_request(store: Store) -> None:
+    """Tools that an item brings can be called and chosen, replace namesakes, stay an item, and are not echoed."""
+    mild = {**WEATHER, "description": "Mild."}
+    item = additional(mild, AGENTS, {"type": "web_search"})
+    choice = {"type": "custom", "name": "say"}
+    conversation = await normalized(store, input=[item, USER], tools=[WEATHER, PATCH], tool_choice=choice)
+    assert conversation.tools.tools == (
+        FunctionTool("get_weather", "Mild.", WEATHER["parameters"], True),
+        PATCH_TOOL,
+        of("agents", WEATHER_TOOL),
+        of("agents", CustomTool("say")),
+    )
+    assert conversation.tools.allowed == (("agents", "say"),)
+    assert conversation.tools.descriptions == {"agents": "Helpers."}
+    assert conversation.response.tools == (WEATHER, PATCH)
+    assert len(conversation.input) == 2
+
+
+async def test_added_tools_are_inherited(store: Store) -> None:
+    """Unlike those of a request, tools that stand in the conversation are there for whoever continues it."""
+    await answered(store, "1", input=[additional(AGENTS), USER], tools=[WEATHER])
+    conversation = await normalized(store, "2", previous_response_id="resp_1", input="Go on")
+    assert conversation.tools.tools == (of("agents", WEATHER_TOOL), of("agents", CustomTool("say")))
+    by_reference = await normalized(store, "3", input=[{"id": "at_1i0000"}, USER])
+    assert by_reference.tools == conversation.tools
+
+
+def described(description: str) -> Json:
+    return {**WEATHER, "description": description}
+
+
+def described_in(tools: Toolset) -> list[tuple[str | None, str, str | None]]:
+    ours = [tool for tool in tools.tools if isinstance(tool, FunctionTool | CustomTool)]
+    return [(tool.namespace, tool.name, tool.description) for tool in ours]
+
+
+async def test_the_latest_word_on_a_tool_counts(store: Store) -> None:
+    """Tools of the input replace those of the request, which replace inherited ones; the order stays that of before."""
+    inherited = additional(described("old"), {**AGENTS, "description": "old"})
+    await answered(store, "1", input=[inherited, additional(described("older"), SAY), USER], tools=[PATCH])
+    own = [PATCH, described("own"), {**AGENTS, "tools": [SAY]}]
+    tools = (await normalized(store, "2", previous_response_id="resp_1", input="Go on", tools=own)).tools
+    assert described_in(tools) == [
+        (None, "patch", "Edit."),
+        (None, "get_weather", "own"),
+        ("agents", "say", None),
+        ("agents", "get_weather", WEATHER["description"]),
+        (None, "say", None),
+    ]
+    assert tools.descriptions == {"agents": "Helpers."}
+    last = [additional(described("new"), {**AGENTS, "name": "functions", "tools": [PATCH]}), USER]
+    tools = (await normalized(store, "3", previous_response_id="resp_1", input=last, tools=own)).tools
+    assert described_in(tools)[:2] == [
+        ("functions", "patch", "Edit."),
+        (None, "get_weather", "new"),
+    ]
+
+
+async def test_row20_tools_of_codex_are_understood(store: Store) -> None:
+    """Every way in which Codex declares tools leads to tools that can be called."""
+    patched = await normalized(store, **CODEX_APPLY_PATCH)
+    assert [(tool.namespace, tool.name) for tool in patched.tools.tools] == [
+        (None, "get_weather"),
+        ("multi_agent_v1", "get_weather"),
+        (None, "apply_patch"),
+    ]
+    known = await normalized(store, **CODEX_KNOWN_MODEL)
+    assert [(tool.namespace, tool.name) for tool in known.tools.tools] == [("functions", "exec"), ("functions", "wait")]
+    assert not known.tools.parallel
+    assert known.response.tools == ()

@@ -1,0 +1,188 @@
+"""What a chat model writes, as items: thoughts, messages, calls of every kind, and the white space between them."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+
+from pipeline.errors import EngineFailed
+from pipeline.frames import ChatTurn, FinishReason, ItemDelta
+from pipeline.protocol.tools import Toolset
+from tests.support.chat_families import chat_model
+from tests.support.chat_output import TOOLS, cut, ended, finished, frames, parse, tokens, told
+from tests.support.parsed_items import items
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports warn
+
+THOUGHT = "<think>\nLet me see.\n</think>\n\n"
+LET_ME_SEE = ("Reasoning", "", "Let me see.")
+
+
+def call(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+PARIS = call("get_weather", '{"city": "Paris"}')
+IN_PARIS = ("FunctionCall", "get_weather", '{"city": "Paris"}')
+
+CALLS = {
+    "get_weather": ("FunctionCall", "get_weather"),
+    "Get_Weather": ("FunctionCall", "get_weather"),
+    "browser__search": ("WebCall", "search"),
+    "container__exec": ("ShellCall", ""),
+    "docs__ask": ("McpCall", "ask"),
+    "docs__write": ("McpApproval", "write"),
+    "team__spawn": ("FunctionCall", "spawn"),
+    "shell": ("FunctionCall", "shell"),
+    "made_up": ("FunctionCall", "made_up"),
+}
+
+
+def test_b4_b5_a_thought_and_a_message_are_two_items() -> None:
+    """Each has its own text, and the markup between them is in neither."""
+    assert told(parse("qwen3", THOUGHT + "Hello there!")) == [LET_ME_SEE, ("Message", "", "Hello there!")]
+
+
+def test_b35_markup_never_reaches_the_text() -> None:
+    """A call behind a message is an item of its own, as is what is said behind it."""
+    assert told(parse("qwen3", f"{THOUGHT}Sure.\n\n{PARIS}\n{PARIS}\nDone.")) == [
+        LET_ME_SEE,
+        ("Message", "", "Sure."),
+        IN_PARIS,
+        IN_PARIS,
+        ("Message", "commentary", "Done."),
+    ]
+
+
+def test_row32_calls_arrive_as_they_are_written() -> None:
+    """Their arguments stream, token by token."""
+    parsed = frames("qwen3", ended("qwen3", PARIS))
+    assert len([frame for frame in parsed if isinstance(frame, ItemDelta)]) > 2
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_is_that_of_its_tool(name: str) -> None:
+    """However the tool is called, and whoever runs it; one that nobody declared is the client's to deal with."""
+    assert told(parse("qwen3", call(name, '{"a": 1}'))) == [(*CALLS[name], '{"a": 1}')]
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "kind"), [("note", "input", "CustomToolCall"), ("python", "code", "CodeCall")]
+)
+def test_tools_that_take_a_text_get_it(name: str, argument: str, kind: str) -> None:
+    """The JSON around it is the markup's."""
+    ((found, _, text),) = told(parse("qwen3", call(name, f'{{"{argument}": "a\\n\\ud83e\\uddd1"}}')))
+    assert (found, text) == (kind, "a\n🧑")
+
+
+@pytest.mark.parametrize("tools", [Toolset(TOOLS.tools, "none"), Toolset(TOOLS.tools, allowed=((None, "note"),))])
+@pytest.mark.parametrize("name", ["get_weather", "made_up"])
+def test_a_forbidden_call_is_a_thought(tools: Toolset, name: str) -> None:
+    """The client gets no call that it ruled out."""
+    (item,) = parse("qwen3", call(name, '{"city": "Paris"}'), tools=tools)
+    assert (item.kind, item.repairs, item.token_ids) == ("Reasoning", ("undeclared tool",), ())
+
+
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_v31", "step3"])
+def test_a_call_without_arguments_has_an_empty_object(family: str) -> None:
+    """Clients read JSON."""
+    markup = {
+        "qwen3": f"<think>\n\n</think>\n\n{call('get_time', '{}')}",
+        "deepseek_v31": "</think><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{}"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "step3": "</think><｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>"
+        '<steptml:invoke name="get_time"></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
+    }
+    assert told(parse(family, markup[family])) == [("FunctionCall", "get_time", "{}")]
+
+
+def test_white_space_of_markup_is_no_text() -> None:
+    """Blank text opens no item; where no markup stands ahead of it, it is the model's own."""
+    assert told(parse("qwen3", f"<think>\n\n</think>\n\n{PARIS}\n\n{PARIS}\n")) == [IN_PARIS, IN_PARIS]
+    assert told(parse("qwen3", "\n\n  Hello\n")) == [("Reasoning", "", "  Hello")]
+    off = ChatTurn({"enable_thinking": False})
+    assert told(parse("qwen3", "\n\n  Hello \n", turn=off)) == [("Message", "", "\n\n  Hello \n")]
+    on = ChatTurn(continues=True)
+    assert told(parse("qwen3", " world", turn=on)) == [("Message", "", " world")]
+    assert parse("qwen3", "\n", turn=off) == []
+
+
+def test_all_that_was_generated_belongs_to_an_item() -> None:
+    """Markup, white space and the end of the turn included."""
+    written = f"{THOUGHT}Sure.\n\n{PARIS}\n{PARIS}"
+    parsed = parse("qwen3", written)
+    assert [*chain.from_iterable(item.token_ids for item in parsed)] == ended("qwen3", written)
+    assert tokens("qwen3", THOUGHT.rstrip()) == list(parsed[0].token_ids)
+
+
+def test_what_was_cut_is_incomplete() -> None:
+    """The item that the limit fell into, whatever it is."""
+    for written in ("<think>\nLet me", THOUGHT + "Hel", f"{THOUGHT}{PARIS[:50]}"):
+        *whole, last = cut("qwen3", written)
+        assert (last.complete, last.token_ids) == (False, ())
+        assert all(item.complete for item in whole)
+
+
+@pytest.mark.parametrize("reason", ["length", "stop"])
+def test_the_beginning_of_a_character_is_no_text(reason: FinishReason) -> None:
+    """In a call's arguments it would break them, and markup that is unfinished has no text to add it to."""
+    half = tokens("qwen3", "🧑")[:-1]
+    for written in (THOUGHT + "Hello", THOUGHT + PARIS, f"{THOUGHT}{PARIS[:50]}"):
+        whole = items(frames("qwen3", tokens("qwen3", written), reason))
+        assert told(items(frames("qwen3", [*tokens("qwen3", written), *half], reason))) == told(whole)
+
+
+def test_a_thought_that_never_ends_is_all_there_is() -> None:
+    """No message is made up behind it."""
+    assert told(parse("qwen3", "<think>\nHm.")) == [("Reasoning", "", "Hm.")]
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_b26_tokens_of_thoughts_are_counted(size: int) -> None:
+    """What stands between the marks counts, and the marks do not."""
+    inside = len(tokens("qwen3", "\nLet me see.\n"))
+    assert finished(frames("qwen3", ended("qwen3", THOUGHT + "Hello"), size=size)).reasoning_tokens == inside
+
+
+def test_row24_thoughts_that_the_prompt_began_are_thoughts() -> None:
+    """A parser whose mark stood in the prompt is told so, and its tokens are counted."""
+    parsed = frames("deepseek_r1", ended("deepseek_r1", "Hm.</think>Hello"))
+    assert told(items(parsed)) == [("Reasoning", "", "Hm."), ("Message", "", "Hello")]
+    assert finished(parsed).reasoning_tokens == len(tokens("deepseek_r1", "Hm."))
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
+def test_b27_only_text_of_messages_has_logprobs(size: int) -> None:
+    """They spell it, and are those of the tokens that did."""
+    written = ended("qwen3", f"{THOUGHT}Hello, wörld 🧑!\n\n{PARIS}")
+    thought, message, called = items(frames("qwen3", written, size=size, likely=True))
+    assert not thought.logprobs
+    assert not called.logprobs
+    assert b"".join(bytes(logprob.bytes) for logprob in message.logprobs) == message.text.encode()
+    first = written.index(tokens("qwen3", "Hello")[0], len(tokens("qwen3", THOUGHT)))
+    assert message.logprobs[0].logprob == -first / 8
+
+
+def test_stop_texts_end_items() -> None:
+    """What comes behind one was not asked for, and the tokens are not those of the text any more."""
+    (_, message) = parse("qwen3", THOUGHT + "one two three", stop=("two",))
+    assert (message.text, message.token_ids) == ("one ", ())
+
+
+def test_raw_messages_are_all_that_was_generated() -> None:
+    """In text and in tokens."""
+    written = ended("qwen3", THOUGHT + "Hello")
+    told = finished(frames("qwen3", written, raw_messages=())).raw_messages
+    assert told is not None
+    (raw,) = told
+    assert raw["tokens"] == written
+    assert raw["message"] == chat_model("qwen3").vocabulary.decode(written)
+
+
+def test_a_turn_that_had_to_call_and_did_not_was_broken_off() -> None:
+    """The engine could not hold the model to its grammar: there is no answer to pass on."""
+    tools = Toolset(TOOLS.tools, "required")
+    with pytest.raises(EngineFailed):
+        parse("qwen3", THOUGHT + "No.", tools=tools, held_to_grammar=True)
+    assert told(parse("qwen3", PARIS, tools=tools, held_to_grammar=True)) == [IN_PARIS]

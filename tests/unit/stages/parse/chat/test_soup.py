@@ -1,0 +1,117 @@
+"""Whatever a model writes: it is parsed, and how it came in pieces makes no difference."""
+
+from __future__ import annotations
+
+from itertools import chain, pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.frames import ChatTurn, FinishReason, GenerationFinished, TokenChunk, TokenLogprob
+from pipeline.protocol.tools import Toolset
+from stages.chat.model import ChatModel
+from tests.support import chat_models
+from tests.support.chat_families import FAMILIES, chat_model
+from tests.support.chat_output import TOOLS, begun, run
+from tests.support.parsed_items import Parsed, items, started, summary
+
+SNIPPETS = (
+    *("\n", "\n\n", " ", "Hello", "<", "</", "{", "}", "[", "]", '"', "\\", "π", "🧑", "`", ">"),
+    *('{"name": "get_weather", "arguments": ', '{"city": "Paris"}', "get_weather", "note", "nope", '{"input": "a\\n"}'),
+    *("<function=get_weather>", "<parameter=city>", "</parameter>", "</function>", "<tool_call", "call:note{"),
+    *('[{"name": "note", "parameters": ', "functions.get_weather:0", "json\n```", "<invoke name="),
+)
+REQUESTED = (TOOLS, Toolset(), Toolset(TOOLS.tools, "none"), Toolset(TOOLS.tools, allowed=((None, "note"),)))
+REASONS: tuple[FinishReason, ...] = ("stop", "length", "cancelled")
+SYNTAXES = ("native", "native", "native", "list", "arguments")
+
+
+@st.composite
+def soup(draw: st.DrawFn, family: str) -> list[int]:
+    """Marks, bits of markup, any text, parts of characters, and ids that no token has; no engine goes on at a stop."""
+    vocabulary, stops = chat_model(family).vocabulary, chat_model(family).stop_token_ids
+    bits = draw(
+        st.lists(
+            st.one_of(
+                st.sampled_from(sorted(vocabulary.marks.values())).map(lambda token: [token]),
+                st.sampled_from(SNIPPETS).map(vocabulary.encode),
+                st.text(max_size=6).map(vocabulary.encode),
+                st.integers(0, max(vocabulary.token_bytes) + 8).map(lambda token: [token]),
+            ),
+            max_size=24,
+        )
+    )
+    end = draw(st.sampled_from([[], [*stops][:1]]))
+    return [*(token for token in chain.from_iterable(bits) if token not in stops), *end]
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> dict[str, Any]:
+    """Everything that a request may ask of the parser."""
+    turn = ChatTurn({}, draw(st.sampled_from(SYNTAXES)), draw(st.booleans()))
+    return {
+        "tools": draw(st.sampled_from(REQUESTED)),
+        "stop": draw(st.sampled_from([(), (), ("e",), ("\n", "Paris")])),
+        "raw_messages": draw(st.sampled_from([None, ()])),
+        "turn": turn,
+    }
+
+
+def unread() -> ChatModel:
+    """A model whose marks mean nothing to anybody."""
+    return chat_models.chat_model(reasoning_parser="none", tool_call_parser="none")
+
+
+@st.composite
+def noise(draw: st.DrawFn) -> list[int]:
+    """Marks and parts of characters, and ids that no token has, as a model of random weights writes them."""
+    vocabulary, stops = unread().vocabulary, unread().stop_token_ids
+    tokens = st.integers(0, max(vocabulary.token_bytes) + 8) | st.sampled_from(sorted(vocabulary.marks.values()))
+    return draw(st.lists(tokens.filter(lambda token: token not in stops), min_size=1, max_size=24))
+
+
+def parsed(family: str, chunks: list[TokenChunk], request: dict[str, Any], reason: FinishReason) -> list[Parsed]:
+    frames = run(chat_model(family), [begun(family, **request), *chunks, GenerationFinished(reason, 0, 0.0)])
+    return items(frames)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports warn
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_any_tokens_become_items(family: str, data: st.DataObject) -> None:
+    """No tokens make the parser raise or break the grammar of frames; chunks make no difference; ids add up."""
+    token_ids = data.draw(soup(family))
+    request = data.draw(requests())
+    reason = data.draw(st.sampled_from(REASONS))
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(token_ids)))))
+    found = [TokenLogprob(-1.0)] * len(token_ids) if data.draw(st.booleans()) else []
+    spans = pairwise([0, *cuts, len(token_ids)])
+    chunks = [TokenChunk(tuple(token_ids[a:b]), tuple(found[a:b])) for a, b in spans if a < b]
+    told = parsed(family, chunks, request, reason)
+    one_by_one = [TokenChunk((token,), tuple(found[:1])) for token in token_ids]
+    assert summary(told) == summary(parsed(family, one_by_one, request, reason))
+    speaks = [item for item in told if item.kind in ("Message", "Reasoning") and not item.repairs]
+    assert all(item.text for item in speaks) or request["stop"]
+    whole = [*chain.from_iterable(item.token_ids for item in told)]
+    if told and reason == "stop" and not request["stop"] and not any(item.repairs for item in told):
+        assert whole == token_ids
+    assert not any(item.token_ids for item in told if item.repairs or not item.complete)
+    assert all(item.complete for item in told[:-1])
+    assert not told or told[-1].complete or reason != "stop"
+
+
+@given(noise(), st.sampled_from(REASONS))
+@settings(deadline=None)
+def test_logprobs_spell_what_nobody_reads(token_ids: list[int], reason: FinishReason) -> None:
+    """Marks are text where no parser knows them, and have logprobs as all text has."""
+    found = TokenLogprob(-1.0)
+    chunks = [TokenChunk((token,), (found,)) for token in token_ids]
+    for item in items(run(unread(), [started(), *chunks, GenerationFinished(reason, 0, 0.0)])):
+        spelled = b"".join(bytes(logprob.bytes) for logprob in item.logprobs).decode(errors="replace")
+        assert item.text in spelled
+        assert all(item.text.count(mark) == spelled.count(mark) for mark in unread().vocabulary.marks)

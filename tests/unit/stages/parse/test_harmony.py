@@ -1,0 +1,335 @@
+"""The Harmony parser as a machine; whole malformed streams are in ``fixtures/harmony``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import groupby, pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai_harmony import Role
+
+from pipeline.errors import EngineFailed
+from pipeline.frames import (
+    FinishReason,
+    FunctionCallOpened,
+    GenerationFinished,
+    GenerationStarted,
+    ItemDelta,
+    TokenChunk,
+    TokenFrame,
+    TurnFinished,
+)
+from pipeline.record import read_frames
+from stages.harmony import CALL, CHANNEL, END, MESSAGE, RETURN, START, HarmonyEncoding, load_encoding
+from stages.parse.harmony import HarmonyParser
+from stages.parse.text import TokenDecoder
+from tests.support.parsed_items import items, parse, parse_text, run, run_long, started, summary
+from tests.support.paths import HARMONY
+from tests.support.random_harmony import EVERY_TOOL, cut, requests, soup
+from tests.support.wellformed_harmony import completions, package
+
+RECORDINGS = sorted(HARMONY.glob("*/tokens.jsonl"))
+
+
+# Any chunking
+
+
+def chunked(frames: list[TokenFrame], size: int) -> list[TokenFrame]:
+    """A recording in chunks of another size; it may be of several generations."""
+    cut: list[TokenFrame] = []
+    for is_text, some in groupby(frames, lambda frame: isinstance(frame, TokenChunk)):
+        kept = list(some)
+        cut += _chunks([frame for frame in kept if isinstance(frame, TokenChunk)], size) if is_text else kept
+    return cut
+
+
+def _chunks(chunks: list[TokenChunk], size: int) -> Iterator[TokenChunk]:
+    tokens = [token for chunk in chunks for token in chunk.token_ids]
+    logprobs = [logprob for chunk in chunks for logprob in chunk.logprobs]
+    for at in range(0, len(tokens), size):
+        yield TokenChunk(tuple(tokens[at : at + size]), tuple(logprobs[at : at + size]))
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize("size", [2, 5, 1000])
+def test_b10_chunks_do_not_matter(recording: Path, size: int, encoding: HarmonyEncoding) -> None:
+    """However the engine cuts the tokens into chunks, the items are the same."""
+    frames = list(read_frames(recording, TokenFrame))
+    larger, single = run(encoding, chunked(frames, size)), run(encoding, chunked(frames, 1))
+    assert summary(items(larger)) == summary(items(single))
+    assert larger[-1] == single[-1]
+
+
+@given(completions(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_row9_no_token_is_lost_or_scrambled(completion: str, data: st.DataObject) -> None:
+    """Whatever chunks the engine merges its tokens into, the deltas join to what openai_harmony reads in them all."""
+    tokens = load_encoding().encode_markup(completion)
+    cuts = data.draw(st.sets(st.integers(0, len(tokens))))
+    told = items(run(load_encoding(), [*cut(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]))
+    theirs = package().parse_messages_from_completion_tokens(tokens, Role.ASSISTANT)
+    assert ["".join(item.deltas) for item in told] == [message.to_dict()["content"][0]["text"] for message in theirs]
+
+
+CALLS = [
+    f"<|channel|>commentary to=functions.f <|constrain|>json<|message|>{arguments}<|call|>"
+    for arguments in ('{"a":1}', "{}", '{"é":"👩‍🚀"}')
+]
+
+
+@pytest.mark.parametrize("size", range(1, 17))
+def test_row8_several_calls_may_come_in_one_chunk(size: int, encoding: HarmonyEncoding) -> None:
+    """One chunk may end a call, hold another whole, and begin a third."""
+    tokens = encoding.encode_markup("<|start|>assistant".join(CALLS))
+    told = parse(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
+    assert [(item.kind, item.text) for item in told] == [
+        ("FunctionCall", '{"a":1}'),
+        ("FunctionCall", "{}"),
+        ("FunctionCall", '{"é":"👩‍🚀"}'),
+    ]
+
+
+@pytest.mark.parametrize("before", range(4))
+@pytest.mark.parametrize("behind", range(4))
+def test_row10_text_beside_a_boundary_is_kept(before: int, behind: int, encoding: HarmonyEncoding) -> None:
+    """The last tokens of the reasoning and the first of the message may share the chunk of the markers between."""
+    thought, answer = encoding.encode(" one two three four"), encoding.encode(" five six seven eight")
+    boundary = encoding.encode_markup("<|end|><|start|>assistant<|channel|>final<|message|>")
+    tokens = [*encoding.encode_markup("<|channel|>analysis<|message|>"), *thought, *boundary, *answer, RETURN]
+    at = tokens.index(boundary[0])
+    cuts = [0, at - before, at + len(boundary) + behind, len(tokens)]
+    told = parse(encoding, (tokens[start:end] for start, end in pairwise(cuts)))
+    assert [item.text for item in told] == [" one two three four", " five six seven eight"]
+
+
+def test_b8_the_chunk_that_opens_an_item_may_hold_its_text(encoding: HarmonyEncoding) -> None:
+    """What stands behind ``<|message|>`` in one chunk is the item's first delta."""
+    tokens = encoding.encode_markup('<|channel|>commentary to=functions.f<|message|>{"a"')
+    opened, delta = run(encoding, [TokenChunk(tuple(tokens))])
+    assert (opened, delta) == (FunctionCallOpened("f"), ItemDelta('{"a"'))
+
+
+def test_b32_characters_of_arguments_may_be_split(encoding: HarmonyEncoding) -> None:
+    """Inside arguments too, a character that takes several tokens comes whole, and no delta is empty."""
+    tokens = encoding.encode_markup(CALLS[2])
+    assert len(tokens) > len(encoding.encode_markup(CALLS[1])) + 5
+    (item,) = parse(encoding, ([token] for token in tokens))
+    assert all(item.deltas)
+    assert item.text == '{"é":"👩‍🚀"}'
+
+
+def test_b33_a_preamble_is_streamed(encoding: HarmonyEncoding) -> None:
+    """Commentary to nobody is a message, token by token, and the call behind it an item of its own."""
+    preamble = "<|channel|>commentary<|message|>I will look it up.<|end|><|start|>assistant"
+    told = parse(encoding, ([token] for token in encoding.encode_markup(preamble + CALLS[0])))
+    assert [(item.kind, item.name) for item in told] == [("Message", "commentary"), ("FunctionCall", "f")]
+    assert told[0].deltas == ["I", " will", " look", " it", " up", "."]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_b35_markup_of_calls_is_no_text(size: int, encoding: HarmonyEncoding) -> None:
+    """A call's name, channel and form are read, and none of them gets into the text of an item."""
+    text = "<|channel|>final<|message|>So.<|end|><|start|>assistant" + "<|start|>assistant".join(CALLS)
+    tokens = encoding.encode_markup(text)
+    told = parse(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
+    assert not any(word in item.text for item in told for word in ("functions", "commentary", "json", "assistant"))
+    assert [item.kind for item in told] == ["Message", "FunctionCall", "FunctionCall", "FunctionCall"]
+
+
+# Any tokens at all
+
+
+@given(soup(), st.sampled_from(["stop", "length", "cancelled"]), requests(), st.booleans(), st.data())
+@settings(max_examples=300, deadline=None)
+def test_row26_any_tokens_give_items(
+    tokens: list[int], reason: FinishReason, begun: GenerationStarted, likely: bool, data: st.DataObject
+) -> None:
+    """The machine never raises, keeps the grammar of its junction, and does not care for chunks."""
+    cuts = data.draw(st.sets(st.integers(0, len(tokens))))
+    finished = GenerationFinished(reason, 0, 0.0)
+    drawn, single = (
+        run(load_encoding(), [begun, *cut(tokens, some, likely=likely), finished])
+        for some in (cuts, range(len(tokens)))
+    )
+    assert summary(items(drawn)) == summary(items(single))
+    assert drawn[-1] == single[-1]
+
+
+@given(soup(), requests(), st.data())
+@settings(max_examples=200, deadline=None)
+def test_the_short_way_says_what_the_long_way_says(
+    tokens: list[int], begun: GenerationStarted, data: st.DataObject
+) -> None:
+    """A chunk that is only more text gives the same frame, whichever way it takes."""
+    cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=20))
+    frames: list[TokenFrame] = [begun, *cut(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]
+    assert run(load_encoding(), frames) == run_long(load_encoding(), frames)
+
+
+@given(soup(), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_row26_no_content_is_lost_and_no_marker_gets_out(tokens: list[int], likely: bool) -> None:
+    """Each ``<|message|>`` opens an item that ends in all the text behind it; no soup is long enough to be cut."""
+    encoding = load_encoding()
+    frames = run(encoding, [*cut(tokens, (), likely=likely), GenerationFinished("stop", 0, 0.0)])
+    told = [item.text for item in items(frames) if "missing message" not in item.repairs]
+    for text, content in zip(told, contents(encoding, tokens), strict=True):
+        assert text.endswith(content)
+
+
+def contents(encoding: HarmonyEncoding, tokens: Iterable[int]) -> list[str]:
+    """What stands between ``<|message|>`` and the next marker that ends a message."""
+    runs: list[bytearray] = []
+    in_content = False
+    for token in tokens:
+        if in_content and token < 199_998:
+            runs[-1] += encoding.token_bytes[token]
+        elif token in (START, END, RETURN, CALL, 199_999) or (in_content and token == CHANNEL):
+            in_content = False
+        elif token == MESSAGE and not in_content:
+            runs.append(bytearray())
+            in_content = True
+    return [run.decode(errors="replace") for run in runs]
+
+
+@given(st.lists(st.one_of(st.integers(0, 199_997), st.sampled_from([160, 187, 222, 624, 4103, 28823])), max_size=20))
+@settings(max_examples=200, deadline=None)
+def test_split_characters_are_joined(tokens: list[int]) -> None:
+    """The decoder gives what decoding all bytes at once would give."""
+    encoding = load_encoding()
+    decoder = TokenDecoder(encoding)
+    text = "".join([*map(decoder.decode, tokens), decoder.flush()])
+    assert text == b"".join(encoding.token_bytes[token] for token in tokens).decode(errors="replace")
+
+
+# Agreement with the package
+
+
+@given(completions())
+@settings(max_examples=100, deadline=None)
+def test_well_formed_streams_agree_with_openai_harmony(completion: str) -> None:
+    """What openai_harmony's own parser makes of well-formed output, ours makes as well."""
+    encoding = load_encoding()
+    tokens = encoding.encode_markup(completion)
+    theirs = [message.to_dict() for message in package().parse_messages_from_completion_tokens(tokens, Role.ASSISTANT)]
+    kinds = {
+        "analysis": ("Reasoning", ""),
+        "commentary": ("Message", "commentary"),
+        "final": ("Message", "final_answer"),
+    }
+    assert [(item.kind, item.name, item.text) for item in parse(encoding, [tokens])] == [
+        (*(("FunctionCall", "f") if "recipient" in message else kinds[message["channel"]]), content["text"])
+        for message in theirs
+        for content in message["content"]
+    ]
+
+
+# Where generation is broken off
+
+CUT: tuple[FinishReason, ...] = ("length", "cancelled")
+
+CALLED = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
+NEXT = "<|end|><|start|>assistant"
+BROKEN_OFF = {
+    "a call": '<|channel|>commentary to=functions.f json<|message|>{"a": "x',
+    "a second call": f"{CALLED}{NEXT}{CALLED}",
+    "behind a call": f"{CALLED}<|end|>",
+    "ahead of a second call": f"{CALLED}{NEXT} to=functions",
+    "a header": "<|channel|>commentary",
+    "a thought": "<|channel|>analysis<|message|>Hm.",
+    "a preamble": "<|channel|>commentary<|message|>I will look.",
+    "nothing at all": "",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN_OFF.values(), ids=BROKEN_OFF)
+@pytest.mark.parametrize("end", ["<|return|>", "<|endoftext|>"])
+def test_a_turn_that_its_grammar_does_not_end_has_failed(text: str, end: str, encoding: HarmonyEncoding) -> None:
+    """An engine whose grammar breaks down ends the turn there, and what is open is not closed as if it were whole."""
+    parser = HarmonyParser(encoding)
+    told = list(parser.feed(started(held_to_grammar=True)))
+    with pytest.raises(EngineFailed, match="could not hold the model to the grammar"):
+        for token in encoding.encode_markup(text + end):
+            told += parser.feed(TokenChunk((token,)))
+    whole = parse_text(encoding, text + end)
+    assert [item.text for item in items(told)] == [item.text for item in whole]
+    assert all(item.complete for item in whole)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<|channel|>analysis<|message|>Hm.{NEXT}<|channel|>final<|message|><|return|>",
+        f"{CALLED}{NEXT}{CALLED}<|call|>",
+        "<|channel|>final<|message|>one STOP",
+    ],
+)
+def test_a_turn_that_its_grammar_ends_is_whole(text: str, encoding: HarmonyEncoding) -> None:
+    """An answer ends the turn, the last call ends it, and a stop text ends it anywhere."""
+    told = parse_text(encoding, text, stop=("STOP",), held_to_grammar=True)
+    assert told
+    assert all(item.complete for item in told)
+
+
+@pytest.mark.parametrize("text", BROKEN_OFF.values(), ids=BROKEN_OFF)
+@pytest.mark.parametrize("reason", CUT)
+def test_a_turn_that_was_cut_is_no_failure(text: str, reason: FinishReason, encoding: HarmonyEncoding) -> None:
+    """At the token limit, or where it is cancelled, a turn may end anywhere, grammar or not."""
+    parse_text(encoding, text, reason, held_to_grammar=True)
+
+
+@pytest.mark.parametrize("reason", CUT)
+def test_what_was_open_when_a_turn_was_cut_is_incomplete(reason: FinishReason, encoding: HarmonyEncoding) -> None:
+    """The item in which generation was cut is not complete; all tokens of the turn count."""
+    tokens = encoding.encode_markup(f"<|channel|>analysis<|message|>one two{NEXT}<|channel|>final<|message|>three four")
+    frames = run(encoding, [TokenChunk(tuple(tokens)), GenerationFinished(reason, 7, 1.5)])
+    assert [(item.text, item.complete) for item in items(frames)] == [("one two", True), ("three four", False)]
+    assert frames[-1] == TurnFinished(reason, 7, len(tokens), 2, 1.5)
+
+
+# Counting
+
+
+def test_tokens_are_counted(encoding: HarmonyEncoding) -> None:
+    """Every generated token counts as output, those that became reasoning text as reasoning."""
+    parser = HarmonyParser(encoding)
+    tokens = encoding.encode_markup(
+        "<|channel|>analysis<|message|>one two three<|end|><|start|>assistant<|channel|>final<|message|>four<|return|>"
+    )
+    list(parser.feed(TokenChunk(tuple(tokens))))
+    *_, finished = parser.feed(GenerationFinished("stop", 7, 1.5))
+    assert finished == TurnFinished("stop", 7, len(tokens), 3, 1.5)
+
+
+@pytest.mark.parametrize("header", ["<|channel|>analysis to=python code", " to=browser.search<|channel|>analysis"])
+def test_v8_calls_in_a_thought_are_no_reasoning(header: str, encoding: HarmonyEncoding) -> None:
+    """What the model writes to the sandbox or to the browser counts as output, not as reasoning."""
+    tokens = encoding.encode_markup(
+        f"<|channel|>analysis<|message|>one two<|end|><|start|>assistant{header}<|message|>three four<|call|>"
+    )
+    begun = started(tools=EVERY_TOOL)
+    *_, finished = run(encoding, [begun, TokenChunk(tuple(tokens)), GenerationFinished("stop", 0, 1.5)])
+    assert finished == TurnFinished("stop", 0, len(tokens), 2, 1.5)
+
+
+@given(st.lists(st.tuples(soup(), requests()), min_size=2, max_size=3), st.sampled_from(["stop", "length"]))
+@settings(max_examples=100, deadline=None)
+def test_generations_may_follow_one_another(
+    turns: list[tuple[list[int], GenerationStarted]], reason: FinishReason
+) -> None:
+    """In a stream of several turns each is read as if it were alone: nothing of one gets into the next."""
+    encoding, finished = load_encoding(), GenerationFinished(reason, 0, 0.0)
+    alone: list[list[TokenFrame]] = [[begun, *cut(tokens, (), likely=False), finished] for tokens, begun in turns]
+    apart = [frame for frames in alone for frame in run(encoding, frames)]
+    assert run(encoding, [frame for frames in alone for frame in frames]) == apart
+
+
+def test_a_long_header_is_an_answer(encoding: HarmonyEncoding) -> None:
+    """What goes on for 64 tokens without ``<|message|>`` is streamed, not held back to the end."""
+    parser = HarmonyParser(encoding)
+    tokens = encoding.encode("word " * 200)
+    frames = [frame for token in tokens[:80] for frame in list(parser.feed(TokenChunk((token,))))]
+    assert len([frame for frame in frames if isinstance(frame, ItemDelta)]) > 10

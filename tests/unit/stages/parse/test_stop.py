@@ -1,0 +1,89 @@
+"""Stop texts: the text ends where one comes, and nobody reads the beginning of one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stages.harmony import HarmonyEncoding
+from stages.parse.stop import StopTexts
+from tests.support.parsed_items import parse_text
+
+letters = st.text("ab", max_size=30)
+stop_texts = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
+
+
+def ended(text: str, stops: tuple[str, ...]) -> str:
+    """``text`` up to the stop text that is whole first, found the plain way."""
+    for end in range(1, len(text) + 1):
+        if found := [stop for stop in stops if text[:end].endswith(stop)]:
+            return text[: end - max(map(len, found))]
+    return text
+
+
+def pieces(text: str, cuts: list[int]) -> list[str]:
+    return [text[a:b] for a, b in pairwise([0, *sorted(at % (len(text) + 1) for at in cuts), len(text)])]
+
+
+@given(letters, stop_texts, st.lists(st.integers(0, 30)))
+def test_text_ends_at_the_first_stop_text(text: str, stops: tuple[str, ...], cuts: list[int]) -> None:
+    """However the text arrives, all ahead of the stop text that is whole first comes out, and nothing behind it."""
+    machine = StopTexts(stops)
+    passed = [machine.feed(piece) for piece in pieces(text, cuts)]
+    assert "".join([*passed, machine.flush()]) == ended(text, stops)
+    assert machine.met == any(stop in text for stop in stops)
+
+
+@given(letters, stop_texts)
+def test_only_the_beginning_of_a_stop_text_waits(text: str, stops: tuple[str, ...]) -> None:
+    """At any moment that text is missing which a stop text may begin with, and no more."""
+    machine, passed = StopTexts(stops), ""
+    for end, letter in enumerate(text, start=1):
+        passed += machine.feed(letter)
+        if machine.met:
+            return
+        beginnings = (stop[:size] for stop in stops for size in range(1, len(stop)))
+        waiting = max((len(start) for start in beginnings if text[:end].endswith(start)), default=0)
+        assert passed == text[: end - waiting]
+
+
+CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("header", "kind"),
+    [
+        ("<|channel|>final<|message|>", "Message"),
+        ("<|channel|>analysis<|message|>", "Reasoning"),
+        (CALL, "FunctionCall"),
+        ("<|message|>", "Message"),
+        ("<|channel|>final ", "Message"),
+    ],
+)
+@pytest.mark.parametrize("end", ["", "<|return|>"])
+def test_every_item_ends_at_a_stop_text(header: str, kind: str, end: str, encoding: HarmonyEncoding) -> None:
+    """Whatever is being written, also behind a broken header, is cut there and is complete."""
+    (item,) = parse_text(encoding, f"{header}one two STOP three{end}", stop=("STOP",))
+    assert (item.kind, item.text, item.complete) == (kind, "one two ", True)
+
+
+def test_the_next_item_begins_anew(encoding: HarmonyEncoding) -> None:
+    """A stop text is no matter of two items; one item's end leaves the next one alone."""
+    text = "<|channel|>analysis<|message|>a ST<|end|><|start|>assistant<|channel|>final<|message|>OP b<|return|>"
+    assert [item.text for item in parse_text(encoding, text, stop=("STOP",))] == ["a ST", "OP b"]
+
+
+def test_a_stop_text_may_hold_split_characters(encoding: HarmonyEncoding) -> None:
+    """Text is compared in characters, not in tokens."""
+    text = "<|channel|>final<|message|>a 👩‍🚀 b 𓀀 c<|return|>"
+    (item,) = parse_text(encoding, text, stop=("𓀀",))
+    assert item.text == "a 👩‍🚀 b "
+
+
+def test_what_waits_comes_out_when_generation_is_cut(encoding: HarmonyEncoding) -> None:
+    """The limit may come while text is held back: it is text all the same."""
+    (item,) = parse_text(encoding, "<|channel|>final<|message|>one ST", "length", stop=("STOP",))
+    assert (item.text, item.complete) == ("one ST", False)

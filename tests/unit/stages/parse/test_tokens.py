@@ -1,0 +1,110 @@
+"""Which tokens an item was: what a continued conversation is read from."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.frames import FinishReason, GenerationFinished
+from stages.harmony import END, RETURN, START, HarmonyEncoding, load_encoding
+from tests.support.parsed_items import Parsed, items, parse, parse_text, run, started, summary
+from tests.support.random_harmony import TOOLS, cut, soup
+from tests.support.wellformed_harmony import completions
+
+THOUGHT = "<|channel|>analysis<|message|>Hm, é 👩‍🚀<|end|>"
+PREAMBLE = "<|channel|>commentary<|message|>I will look.<|end|>"
+CALLED = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+CALLED_AHEAD = " to=functions.f<|channel|>commentary json<|message|>{}<|call|>"
+ANSWER = "<|channel|>final<|message|><|return|>"
+NEXT = "<|start|>assistant"
+
+
+def joined(told: list[Parsed]) -> list[int]:
+    """The tokens of a turn, from those of its items."""
+    between = load_encoding().encode_markup(NEXT)
+    return [token for item in told for token in (*between, *item.token_ids)][len(between) :]
+
+
+@pytest.mark.parametrize("last", [CALLED, CALLED_AHEAD, ANSWER])
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_items_tell_all_tokens_of_a_turn(last: str, size: int, encoding: HarmonyEncoding) -> None:
+    """The tokens of an item go from its header to what ends it; together they are what was generated."""
+    messages = [THOUGHT, PREAMBLE, last]
+    tokens = encoding.encode_markup(NEXT.join(messages))
+    told = parse(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
+    assert [encoding.decode(item.token_ids) for item in told] == messages
+    assert joined(told) == tokens
+
+
+@given(completions(), st.data())
+@settings(max_examples=100, deadline=None)
+def test_any_well_formed_turn_is_told_whole(completion: str, data: st.DataObject) -> None:
+    """Whatever chunks they came in, the tokens of a turn come back as they were."""
+    tokens = load_encoding().encode_markup(completion)
+    cuts = data.draw(st.sets(st.integers(0, len(tokens))))
+    told = items(run(load_encoding(), [*cut(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]))
+    assert joined(told) == tokens
+
+
+def test_tokens_come_back_as_they_were_spelled(encoding: HarmonyEncoding) -> None:
+    """A text that was generated letter by letter is told letter by letter."""
+    letters = [token for letter in "Hello there" for token in encoding.encode(letter)]
+    tokens = [*encoding.encode_markup("<|channel|>final<|message|>"), *letters, RETURN]
+    (item,) = parse(encoding, [tokens])
+    assert item.text == "Hello there"
+    assert item.token_ids == tuple(tokens)
+
+
+@pytest.mark.parametrize("reason", ["length", "cancelled", "stop"])
+def test_what_was_cut_has_no_tokens(reason: FinishReason, encoding: HarmonyEncoding) -> None:
+    """An item that nothing ended, as at a limit or a stop text, is not told: what it would have been, nobody knows."""
+    told = parse_text(encoding, f"{THOUGHT}{NEXT}<|channel|>final<|message|>Hel", reason)
+    assert [bool(item.token_ids) for item in told] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"<|channel|>analysis<|message|>No end{NEXT}{ANSWER}",
+        f"<|channel|>analysis<|message|>No <|constrain|>place for that<|end|>{NEXT}{ANSWER}",
+        f"<|message|>No channel<|end|>{NEXT}{ANSWER}",
+        f"<|channel|>final No message<|end|>{NEXT}{ANSWER}",
+        f"Two words<|channel|>analysis<|message|>ahead<|end|>{NEXT}{ANSWER}",
+        f"<|channel|>analysis two words<|message|>behind<|end|>{NEXT}{ANSWER}",
+        f"<|channel|>commentary to=python<|message|>1<|call|>{NEXT}{ANSWER}",
+        f"{NEXT}user<|message|>Somebody else<|end|>{NEXT}{ANSWER}",
+    ],
+)
+def test_what_was_repaired_has_no_tokens(text: str, encoding: HarmonyEncoding) -> None:
+    """Markup that is wrong is not told, so that the model does not read it again; what is right beside it is."""
+    *broken, answer = parse_text(encoding, text, tools=TOOLS)
+    assert broken
+    assert all(item.repairs and not item.token_ids for item in broken)
+    assert encoding.decode(answer.token_ids) == ANSWER
+
+
+def test_a_role_in_other_tokens_has_none(encoding: HarmonyEncoding) -> None:
+    """Behind a role that is spelled otherwise, no prompt could go on with the same tokens."""
+    role = [*encoding.encode("assist"), *encoding.encode("ant")]
+    tokens = [*encoding.encode_markup(THOUGHT), START, *role, *encoding.encode_markup(ANSWER)]
+    told = parse(encoding, [tokens])
+    assert [(item.kind, bool(item.token_ids)) for item in told] == [("Reasoning", True), ("Message", False)]
+
+
+def test_an_end_too_many_belongs_to_nobody(encoding: HarmonyEncoding) -> None:
+    """What stands between messages is no part of one."""
+    tokens = [*encoding.encode_markup(THOUGHT), END, END, *encoding.encode_markup(NEXT + ANSWER)]
+    assert [encoding.decode(item.token_ids) for item in parse(encoding, [tokens])] == [THOUGHT, ANSWER]
+
+
+@given(soup())
+@settings(max_examples=300, deadline=None)
+def test_the_tokens_of_an_item_read_as_that_item(tokens: list[int]) -> None:
+    """Of any generation, the tokens that an item tells say the same by themselves, and nothing in them is wrong."""
+    begun = started(tools=TOOLS)
+    finished = GenerationFinished("stop", 0, 0.0)
+    for item in items(run(load_encoding(), [begun, *cut(tokens, (), likely=False), finished])):
+        if item.token_ids:
+            assert (item.complete, item.repairs) == (True, ())
+            assert summary(parse(load_encoding(), [item.token_ids], tools=TOOLS)) == summary([item])

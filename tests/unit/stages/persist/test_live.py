@@ -1,0 +1,416 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline.errors import EngineFailed, RunInterrupted, StageError
+from pipeline.frames import GenerationStarted, ItemResult, ItemTokens, Origin, ResponseStarted
+from pipeline.protocol.events import ResponseEvent, TerminalEvent, to_sse
+from pipeline.protocol.response import ConversationReference
+from stages.persist.live import FLUSH_EVENTS, FLUSH_SECONDS, PATIENCE, LiveResponse, LiveResponses, RunMoved, replayed
+from stages.persist.log import read_blocks
+from stages.persist.sqlite import SqliteDatabase
+from stages.persist.store import Store, StoredResponse
+from tests.support.event_streams import checked, final
+from tests.support.faulty_database import Faulty
+from tests.support.frames import INPUT, Frames, finished, in_background, message, started, types, whole_turn, written
+from tests.support.stored_responses import conversation, queued, request
+
+Events: TypeAlias = list[ResponseEvent]
+
+TURN = whole_turn()
+WAITED = in_background(TURN)
+EVENTS = written(TURN)
+LAST = len(EVENTS) - 1
+
+
+@pytest.fixture
+def live(store: Store) -> LiveResponses:
+    """Nothing is being made yet."""
+    return LiveResponses(store)
+
+
+@pytest.fixture
+async def faulty(tmp_path: Path) -> AsyncIterator[Faulty]:
+    """A database, open."""
+    database = Faulty(SqliteDatabase(tmp_path / "store.sqlite3"))
+    await database.open()
+    yield database
+    database.is_down = False
+    database.stalls.set()
+
+
+@pytest.fixture
+async def uneasy(faulty: Faulty) -> AsyncIterator[LiveResponses]:
+    """Nothing is being made yet, over a store that may stall."""
+    store = Store(faulty)
+    yield LiveResponses(store)
+    faulty.is_down = False
+    faulty.stalls.set()
+    await store.close()
+
+
+def beginning(frames: Frames = TURN, **fields: Any) -> ResponseStarted:
+    """What the response of a turn begins with."""
+    first = frames[0]
+    assert isinstance(first, GenerationStarted)
+    return ResponseStarted(replace(first.response, **fields), first.input, first.origin)
+
+
+def begun(live: LiveResponses, events: Iterable[ResponseEvent] = (), **fields: Any) -> LiveResponse:
+    """A run that has come so far."""
+    run = live.begin(beginning(**fields))
+    for event in events:
+        run.append(event)
+    return run
+
+
+async def ended(run: LiveResponse, events: Events) -> None:
+    """Let a run take the rest of its events."""
+    *rest, last = events
+    assert isinstance(last, TerminalEvent)
+    for event in rest:
+        run.append(event)
+    await run.end(last)
+
+
+async def read(run: LiveResponse, after: int = -1) -> Events:
+    """All that a reader gets to see."""
+    async with asyncio.timeout(120), aclosing(run.follow(after)) as events:
+        return [event async for event in events]
+
+
+async def stored_events(store: Store, response_id: str = "resp_1") -> Events:
+    """The log of a response as the store has it."""
+    kept = await store.get(response_id, "")
+    assert kept is not None
+    return list(read_blocks(kept.response, await store.blocks(response_id)))
+
+
+# Following
+
+
+async def test_b15_any_number_of_readers_follow_a_run(live: LiveResponses) -> None:
+    """Whenever they come, and wherever they begin, all readers see every event behind their number, and the end."""
+    run = begun(live)
+    readers = []
+    for at, event in enumerate(EVENTS[:-1]):
+        readers += [asyncio.create_task(read(run, after)) for after in (-1, at, LAST - 1)]
+        run.append(event)
+        await asyncio.sleep(0.03 if at % 9 == 8 else 0)  # sometimes long enough for a block to be sealed
+    await ended(run, EVENTS[-1:])
+    seen = await asyncio.gather(*readers)
+    assert seen[0::3] == [EVENTS] * LAST
+    assert seen[1::3] == [EVENTS[at + 1 :] for at in range(LAST)]
+    assert seen[2::3] == [EVENTS[LAST:]] * LAST
+
+
+@pytest.mark.parametrize("after", range(-1, LAST + 1))
+async def test_b15_a_run_that_has_ended_is_read_to_its_end(live: LiveResponses, after: int) -> None:
+    """Behind every number the rest comes at once, to the same bytes; behind the last there is nothing."""
+    run = begun(live)
+    await ended(run, EVENTS)
+    assert [to_sse(event) for event in await read(run, after)] == [to_sse(event) for event in EVENTS[after + 1 :]]
+
+
+async def test_a_reader_who_was_further_is_told_the_end(live: LiveResponses) -> None:
+    """A dead server may have said more than it stored: whoever heard it gets at least the last event, as the next."""
+    run = begun(live, EVENTS[:9])
+    run.break_off(RunInterrupted())
+    (last,) = await read(run, 50)
+    assert last == replace((await read(run))[-1], sequence_number=51)
+    assert [event async for event in replayed(run.response, await live.store.blocks("resp_1"), 50)] == [last]
+
+
+async def test_a_slow_reader_holds_up_nobody(live: LiveResponses) -> None:
+    """A run goes on to its end while a reader is at its first event, who then gets all the rest."""
+    run = begun(live, EVENTS[:1])
+    async with aclosing(run.follow()) as events:
+        seen = [await anext(events)]
+        await ended(run, EVENTS[1:])
+        assert seen + [event async for event in events] == EVENTS
+
+
+async def test_a_reader_may_leave(live: LiveResponses) -> None:
+    """One reader's end is none of the run's, nor of the others'."""
+    run = begun(live, EVENTS[:3])
+    leaving, staying = asyncio.create_task(read(run)), asyncio.create_task(read(run))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.sleep(0)
+    await ended(run, EVENTS[3:])
+    assert await staying == EVENTS
+
+
+async def test_reading_a_long_log_leaves_the_loop_to_others(live: LiveResponses) -> None:
+    """Between any two blocks, live or stored, whoever else waits gets a turn."""
+    events = written((started(), *message(*"word " * 1000), finished()))
+    run = begun(live)
+    await ended(run, events)
+    blocks = await live.store.blocks("resp_1")
+    for reading in (run.follow(), replayed(run.response, blocks)):
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        counting = asyncio.create_task(count())
+        assert [event async for event in reading] == events
+        counting.cancel()
+        assert turns >= len(blocks) - 2
+
+
+# What the store gets
+
+
+async def test_what_was_said_is_stored_a_moment_later(live: LiveResponses) -> None:
+    """Events are in the store soon after they came, while the response is in progress."""
+    run = begun(live, EVENTS[:7])
+    assert await live.store.blocks("resp_1") == ()
+    await asyncio.sleep(1.5 * FLUSH_SECONDS)
+    assert await stored_events(live.store) == EVENTS[:7]
+    run.append(EVENTS[7])
+    await asyncio.sleep(1.5 * FLUSH_SECONDS)
+    assert await stored_events(live.store) == EVENTS[:8]
+    await ended(run, EVENTS[8:])
+
+
+async def test_much_is_stored_at_once(live: LiveResponses) -> None:
+    """A fast run does not pile up events for as long."""
+    events = written((started(), *message(*"word " * 500), finished()))
+    run = begun(live, events[:FLUSH_EVENTS])
+    assert await stored_events(live.store) == events[:FLUSH_EVENTS]
+    await ended(run, events[FLUSH_EVENTS:])
+    assert await stored_events(live.store) == events
+
+
+async def test_b16_the_end_is_stored_with_all_that_belongs_to_it(live: LiveResponses) -> None:
+    """Once it has ended a response is in the store: as it ended, with all that was told of it, and no longer here."""
+    run = begun(live)
+    run.keep(ItemTokens("rs_10000", (1, 2)))
+    run.keep(ItemResult("ci_10001", "7\n"))
+    assert live.get("resp_1", "") is run
+    await ended(run, EVENTS)
+    kept = await live.store.get("resp_1", "")
+    assert kept is not None
+    assert kept == StoredResponse(final(EVENTS), INPUT, tokens={"rs_10000": (1, 2)}, results={"ci_10001": "7\n"})
+    assert await stored_events(live.store) == EVENTS
+    assert len(live) == 0
+
+
+async def test_b17_what_is_not_to_be_stored_is_gone_with_its_run(live: LiveResponses) -> None:
+    """`store: false` keeps events for as long as the run lasts, and the store never hears of it."""
+    events = written((started(store=False), *TURN[1:]))
+    run = begun(live, store=False)
+    reading = asyncio.create_task(read(run))
+    await ended(run, events)
+    assert await reading == events
+    assert len(live) == 0
+    assert await live.store.get("resp_1", "") is None
+
+
+async def test_what_is_not_to_be_stored_grows_its_conversation(live: LiveResponses) -> None:
+    """The conversation has the items of a response that is not stored by itself."""
+    await live.store.conversations.create(conversation("conv_1"), "", ())
+    await live.store.conversations.lock("conv_1", "", "resp_1", 0)
+    fields: dict[str, Any] = {"store": False, "conversation": ConversationReference("conv_1")}
+    events = written((started(**fields), *TURN[1:]))
+    await ended(begun(live, **fields), events)
+    history = await live.store.conversations.items("conv_1", "")
+    assert history is not None
+    assert history.items == (*INPUT, *final(events).output)
+    assert await live.store.get("resp_1", "") is None
+
+
+async def test_a_run_is_its_owners(live: LiveResponses) -> None:
+    """Nobody else finds it, here or in the store."""
+    run = live.begin(replace(beginning(), origin=Origin("ann")))
+    assert live.get("resp_1", "ann") is run
+    assert live.get("resp_1", "") is None
+    await ended(run, EVENTS)
+    assert await live.store.get("resp_1", "") is None
+    assert await live.store.get("resp_1", "ann") is not None
+
+
+# A store that stalls
+
+
+async def test_the_end_waits_for_its_commit(uneasy: LiveResponses, faulty: Faulty) -> None:
+    """Neither whoever makes the response nor a reader sees the end before it is durable."""
+    faulty.stalls.clear()
+    run = begun(uneasy)
+    reading, ending = asyncio.create_task(read(run)), asyncio.create_task(ended(run, EVENTS))
+    await asyncio.sleep(PATIENCE / 10)
+    assert not reading.done()
+    assert not ending.done()
+    faulty.stalls.set()
+    await ending
+    assert await reading == EVENTS
+    assert await stored_events(uneasy.store) == EVENTS
+
+
+@pytest.mark.parametrize("fault", ["stalls", "is down"])
+async def test_the_end_does_not_wait_for_long(uneasy: LiveResponses, faulty: Faulty, fault: str) -> None:
+    """A store that is out of reach costs the end a second; the run stays here until the store has it."""
+    faulty.is_down = fault == "is down"
+    if fault == "stalls":
+        faulty.stalls.clear()
+    run = begun(uneasy)
+    reading, began = asyncio.create_task(read(run)), time.monotonic()
+    async with asyncio.timeout(120):
+        await ended(run, EVENTS)
+    assert time.monotonic() - began > PATIENCE * 0.9
+    assert await reading == EVENTS
+    assert uneasy.get("resp_1", "") is run
+    assert run.response == final(EVENTS)
+    faulty.is_down = False
+    faulty.stalls.set()
+    assert await stored_events(uneasy.store) == EVENTS
+    assert len(uneasy) == 0
+
+
+# Breaking off
+
+
+@pytest.mark.parametrize("upto", [0, 1, 2, 5, 8, 12, LAST])
+@pytest.mark.parametrize(("error", "status"), [(EngineFailed("It died."), "failed"), (None, "cancelled")])
+async def test_v1_v2_a_run_that_is_broken_off_ends_in_good_order(
+    live: LiveResponses, upto: int, error: StageError | None, status: str
+) -> None:
+    """Readers get an end, and the store what was said, wherever the run was; nobody waits for it."""
+    run = begun(live, EVENTS[:upto])
+    reading = asyncio.create_task(read(run))
+    await asyncio.sleep(0)
+    run.break_off(error)
+    assert run.ended
+    told = checked(await reading)
+    assert told[:upto] == EVENTS[:upto]
+    assert final(told) == run.response
+    assert (run.response.status, run.response.usage) == (status, None)
+    assert await stored_events(live.store) == told
+    assert len(live) == 0
+
+
+async def test_b22_what_comes_behind_the_end_is_ignored(live: LiveResponses) -> None:
+    """The first end counts, whoever brings the next, and no event follows it."""
+    run = begun(live, EVENTS[:9])
+    run.break_off(None)
+    told = await read(run)
+    run.break_off(EngineFailed("too late"))
+    await ended(run, EVENTS[9:])
+    assert await read(run) == told
+    assert await stored_events(live.store) == told
+    assert run.response.status == "cancelled"
+
+
+async def test_the_end_of_a_run_can_be_waited_for(live: LiveResponses) -> None:
+    """However it comes."""
+    run = begun(live)
+    waiting = asyncio.create_task(run.wait())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    run.break_off(None)
+    await asyncio.wait_for(waiting, 120)
+
+
+# In the background
+
+
+async def accepted(live: LiveResponses) -> LiveResponse:
+    """A response that waits for its turn."""
+    waiting = queued(created_at=1_800_000_000)
+    await live.store.accept(waiting, request(waiting))
+    return live.queue(waiting)
+
+
+async def test_b21_a_response_that_waits_says_so_and_begins(live: LiveResponses) -> None:
+    """Readers who come early see that it is queued, and then all the rest once, though the pipeline says it again."""
+    run = await accepted(live)
+    events = written(WAITED)
+    reading = asyncio.create_task(read(run))
+    await asyncio.sleep(0)
+    assert (live.queued, live.running) == ((run,), ())
+    assert live.begin(beginning(WAITED)) is run
+    assert (live.queued, live.running) == ((), (run,))
+    assert run.response.status == "in_progress"
+    await ended(run, events)
+    assert types(events)[:3] == ["created", "queued", "in_progress"]
+    assert await reading == events
+    assert await stored_events(live.store) == events
+
+
+async def test_nothing_is_logged_while_a_response_waits(live: LiveResponses) -> None:
+    """Whichever server makes it in the end writes all of its events."""
+    await accepted(live)
+    await asyncio.sleep(1.5 * FLUSH_SECONDS)
+    assert await live.store.blocks("resp_1") == ()
+
+
+@pytest.mark.parametrize(("error", "status"), [(RunInterrupted(), "failed"), (None, "cancelled")])
+async def test_v1_what_waits_can_be_broken_off(live: LiveResponses, error: StageError | None, status: str) -> None:
+    """A response that never began ends with what it is sure to have said."""
+    run = await accepted(live)
+    run.break_off(error)
+    told = checked(await read(run))
+    assert types(told) == ["created", "queued", "failed" if error else "incomplete"]
+    assert final(told).status == status
+    assert await stored_events(live.store) == told
+
+
+async def test_what_was_cancelled_in_the_queue_does_not_begin(live: LiveResponses) -> None:
+    """Its end stands, also if its turn comes in the same moment."""
+    run = await accepted(live)
+    run.break_off(None)
+    assert live.begin(beginning(WAITED)) is run
+    kept = await live.store.get("resp_1", "")
+    assert kept is not None
+    assert kept.response.status == run.response.status == "cancelled"
+
+
+async def test_v2_readers_are_sent_to_the_server_that_goes_on(live: LiveResponses) -> None:
+    """When a server that stops leaves a response to the next, its readers do not wait here for ever."""
+    run = await accepted(live)
+    reading = asyncio.create_task(read(run))
+    await asyncio.sleep(0)
+    run.hand_over()
+    with pytest.raises(RunMoved):
+        await reading
+    await asyncio.wait_for(run.wait(), 120)
+    assert len(live) == 0
+    await ended(run, EVENTS)
+    run.break_off(None)
+    kept = await live.store.get("resp_1", "")
+    assert kept is not None
+    assert kept.response.status == "queued"
+
+
+async def test_what_has_ended_is_left_to_nobody(live: LiveResponses) -> None:
+    """A server that stops in the moment of a cancel tells the readers of the end, and not to look elsewhere."""
+    run = await accepted(live)
+    run.break_off(None)
+    run.hand_over()
+    assert types(await read(run)) == ["created", "queued", "incomplete"]
+
+
+async def test_v1_what_a_dead_server_left_is_ended(live: LiveResponses) -> None:
+    """The log that it stored is ended as if it had been written here."""
+    head = begun(live, EVENTS[:9])
+    await asyncio.sleep(1.5 * FLUSH_SECONDS)
+    live.discard(head)
+    kept, blocks = await live.store.get("resp_1", ""), await live.store.blocks("resp_1")
+    assert kept is not None
+    live.adopt(kept, blocks).break_off(RunInterrupted())
+    told = checked(await stored_events(live.store))
+    assert told[:9] == EVENTS[:9]
+    assert final(told).status == "failed"
+    assert len(live) == 0

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.core import Pipeline, Stage
+from pipeline.errors import EngineFailed
+from pipeline.frames import (
+    ConversedFrame,
+    EmittedFrame,
+    FinishReason,
+    ItemClosed,
+    ItemDelta,
+    ItemResult,
+    ReasoningOpened,
+)
+from pipeline.protocol.events import Event, ResponseEvent, TerminalEvent
+from pipeline.rules import InvariantBroken
+from stages.emit.emit import emit
+from stages.persist.live import PATIENCE, LiveResponses
+from stages.persist.log import read_blocks
+from stages.persist.persist import Persist
+from stages.persist.sqlite import SqliteDatabase
+from stages.persist.store import Store, StoredResponse
+from tests.support.event_streams import checked, final
+from tests.support.faulty_database import Faulty
+from tests.support.frames import INPUT, Frames, finished, in_background, message, source, started, whole_turn, written
+
+TURN = whole_turn()
+EVENTS = written(TURN)
+CUT: Frames = (started(), *message("Hel", complete=False))
+
+
+@pytest.fixture
+def live(store: Store) -> LiveResponses:
+    """Nothing is being made yet."""
+    return LiveResponses(store)
+
+
+def stream(
+    live: LiveResponses, frames: AsyncGenerator[ConversedFrame, None], *between: Stage[EmittedFrame, EmittedFrame]
+) -> AbstractAsyncContextManager[AsyncIterator[ResponseEvent]]:
+    """What comes out behind the stage, where others may be ``between`` it and the writer of the events."""
+    pipeline = Pipeline.start("emit", emit)
+    for number, stage in enumerate(between):
+        pipeline = pipeline.then(f"between {number}", stage)
+    return pipeline.then("persist", Persist(live)).open(frames)
+
+
+async def persisted(
+    live: LiveResponses, frames: Iterable[ConversedFrame], error: Exception | None = None
+) -> list[ResponseEvent]:
+    """All events of a turn, checked."""
+    async with stream(live, source(frames, error)) as events:
+        return checked([event async for event in events])
+
+
+async def kept(store: Store) -> tuple[StoredResponse, list[ResponseEvent]]:
+    """What the store has of the response, and of its events."""
+    stored = await store.get("resp_1", "")
+    assert stored is not None
+    return stored, list(read_blocks(stored.response, await store.blocks("resp_1")))
+
+
+async def endless(frames: Iterable[ConversedFrame]) -> AsyncGenerator[ConversedFrame, None]:
+    """A turn that comes so far and no further."""
+    for frame in frames:
+        yield frame
+    await asyncio.Event().wait()
+
+
+# However a response ends
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "content_filter", "cancelled"])
+async def test_b21_b22_a_response_is_stored_as_its_end_shows_it(live: LiveResponses, reason: FinishReason) -> None:
+    """Every event passes as it came; input, output, usage and log are kept, also where the engine was told to stop."""
+    frames = (*CUT, finished(reason)) if reason != "stop" else TURN
+    events = await persisted(live, frames)
+    assert events == written(frames)
+    assert await kept(live.store) == (StoredResponse(final(events), INPUT), events)
+    assert final(events).usage is not None
+
+
+async def test_v1_b21_a_response_that_fails_in_the_background_says_so(live: LiveResponses) -> None:
+    """The failure of an engine is stored as an end, and was an event before."""
+    events = await persisted(live, in_background(CUT), EngineFailed("It died."))
+    stored, log = await kept(live.store)
+    assert stored.response == final(events)
+    assert (stored.response.status, stored.response.background) == ("failed", True)
+    assert log == events
+
+
+async def test_the_end_is_seen_only_once_it_is_stored(live: LiveResponses) -> None:
+    """Whoever asks for the response at the terminal event finds that it has ended, and not before."""
+    async with stream(live, source(TURN)) as events:
+        statuses = [(await kept(live.store))[0].response.status async for _ in events]
+    assert statuses == ["in_progress"] * (len(EVENTS) - 1) + ["completed"]
+
+
+async def test_tokens_are_kept_and_told_to_nobody(live: LiveResponses) -> None:
+    """The tokens of an item are in the store, under its id, and not among the events."""
+    thought = (ReasoningOpened(), ItemDelta("So."), ItemClosed(complete=True, token_ids=(1, 2)))
+    events = await persisted(live, (started(), *thought, *message("Hello!"), finished()))
+    assert all(isinstance(event, Event) for event in events)
+    assert (await kept(live.store))[0].tokens == {"rs_10000": (1, 2)}
+
+
+async def test_results_are_kept_and_told_to_nobody(live: LiveResponses) -> None:
+    """What a call gave the model to read is in the store, under the item's id, and not among the events."""
+
+    async def running(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
+        async for frame in source:
+            if isinstance(frame, TerminalEvent):
+                yield ItemResult("ci_10001", "half a pair \ud800, NUL \0")
+            yield frame
+
+    async with stream(live, source(TURN), running) as events:
+        assert [event async for event in events] == EVENTS
+    assert (await kept(live.store))[0].results == {"ci_10001": "half a pair \ud800, NUL \0"}
+
+
+async def test_store_false_keeps_nothing(live: LiveResponses) -> None:
+    """A response that asks not to be stored never reaches the store."""
+    events = await persisted(live, (started(store=False), *TURN[1:]))
+    assert final(events).status == "completed"
+    assert await live.store.get("resp_1", "") is None
+    assert len(live) == 0
+
+
+# However the stage is left
+
+
+async def test_b23_a_task_that_is_cancelled_leaves_a_cancelled_response(live: LiveResponses) -> None:
+    """The cancellation goes on, and what was said is stored with an end."""
+
+    async def consume() -> None:
+        async with stream(live, endless(CUT[:3])) as events:
+            async for _ in events:
+                pass
+
+    consuming = asyncio.create_task(consume())
+    await asyncio.sleep(0.01)
+    consuming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await consuming
+    await settled(live, "cancelled")
+
+
+async def test_a_reader_who_leaves_leaves_a_cancelled_response(live: LiveResponses) -> None:
+    """A stage that is closed in mid-stream stores an end as well."""
+    async with stream(live, endless(CUT[:3])) as events:
+        for _ in range(5):
+            await anext(events)
+    await settled(live, "cancelled")
+
+
+async def test_v1_a_bug_behind_emit_leaves_a_failed_response(live: LiveResponses) -> None:
+    """What a stage of somebody's own raises goes on to whoever runs the pipeline; the response has failed."""
+
+    async def broken(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
+        async for frame in source:
+            if isinstance(frame, TerminalEvent):
+                raise ZeroDivisionError
+            yield frame
+
+    async with stream(live, source(TURN), broken) as events:
+        with pytest.raises(ZeroDivisionError):
+            [event async for event in events]
+    response = await settled(live, "failed")
+    assert response.error is not None
+    assert "Internal error" in response.error.message
+
+
+async def test_a_stage_that_loses_the_end_leaves_a_failed_response(live: LiveResponses) -> None:
+    """A stream that just stops is a bug, and no reader waits for more."""
+
+    async def losing(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
+        async for frame in source:
+            if not isinstance(frame, TerminalEvent):
+                yield frame
+
+    async with stream(live, source(TURN), losing) as events:
+        with pytest.raises(InvariantBroken, match="ends with a terminal event"):
+            [event async for event in events]
+    await settled(live, "failed")
+
+
+async def test_a_stage_that_loses_the_beginning_is_a_bug(live: LiveResponses) -> None:
+    """Nothing is begun that nobody knows the request of."""
+
+    async def late() -> AsyncGenerator[EmittedFrame, None]:
+        for event in EVENTS:
+            yield event
+
+    with pytest.raises(TypeError, match="begins with has been lost"):
+        await anext(Persist(live)(late()))
+    assert len(live) == 0
+
+
+async def test_b22_what_somebody_else_ended_goes_no_further(live: LiveResponses) -> None:
+    """Once a run is broken off, the stage stops at the next frame: the log has the rest for whoever reads on."""
+    async with stream(live, source(TURN)) as events:
+        seen = [await anext(events) for _ in range(5)]
+        (run,) = live
+        run.break_off(None)
+        assert [event async for event in events] == []
+    assert seen == EVENTS[:5]
+    await settled(live, "cancelled")
+
+
+async def settled(live: LiveResponses, status: str) -> Any:
+    """The response, which ended so: in its log, in the store, and nowhere else."""
+    stored, log = await kept(live.store)
+    assert stored.response.status == status
+    assert final(checked(log)) == stored.response
+    assert stored.input == INPUT
+    assert len(live) == 0
+    return stored.response
+
+
+# A store that is out of reach
+
+
+@pytest.mark.parametrize("fault", ["stalls", "is down"])
+async def test_a_stream_never_waits_for_the_store(tmp_path: Path, fault: str) -> None:
+    """All events pass at once though the store is out of reach for seconds; only the end waits, and not for long."""
+    database = Faulty(SqliteDatabase(tmp_path / "store.sqlite3"))
+    store = Store(database)
+    await store.open()
+    database.is_down = fault == "is down"
+    if fault == "stalls":
+        database.stalls.clear()
+    frames = (started(), *message(*"word " * 2000), finished())
+    passed, began = list[ResponseEvent](), time.monotonic()
+    async with asyncio.timeout(120), stream(LiveResponses(store), source(frames)) as events:
+        async for event in events:
+            passed.append(event)
+            if isinstance(event, TerminalEvent):
+                assert time.monotonic() - began > PATIENCE * 0.9
+            elif len(passed) % 1000 == 0:
+                await asyncio.sleep(0.01)  # for the store to try
+    assert passed == written(frames)
+    database.is_down = False
+    database.stalls.set()
+    stored, log = await kept(store)
+    assert (stored.response, log) == (final(passed), passed)
+    await store.close()

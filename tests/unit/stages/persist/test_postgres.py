@@ -1,0 +1,149 @@
+"""What is true of PostgreSQL alone: the server, what is in it, and what happens when it goes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from pipeline.errors import StoreFailed
+from stages.persist.database import Unavailable
+from stages.persist.log import Block
+from stages.persist.postgres import PostgresDatabase, _named_errors
+from stages.persist.store import Store
+from tests.support.databases import opened
+from tests.support.postgres import Elsewhere, Postgres, empty_schema, running
+from tests.support.stored_responses import begun, conversation, keep, stored
+
+
+@pytest.fixture
+async def url(postgres: Postgres | Elsewhere) -> AsyncIterator[str]:
+    """An empty schema."""
+    async with empty_schema(postgres) as url:
+        yield url
+
+
+async def ask(url: str, sql: str) -> None:
+    """Have the server do something on the side."""
+    connection = await asyncpg.connect(url)
+    await connection.execute(sql)
+    await connection.close()
+
+
+async def test_servers_that_start_at_once_make_one_schema(url: str) -> None:
+    """However many open an empty database at the same moment, each finds it ready."""
+    stores = [Store(PostgresDatabase(url)) for _ in range(5)]
+    await asyncio.gather(*(store.open() for store in stores))
+    await asyncio.gather(*(keep(store, stored(f"resp_{n}")) for n, store in enumerate(stores)))
+    assert await stores[0].get("resp_4", "") == stored("resp_4")
+    await asyncio.gather(*(store.close() for store in stores))
+
+
+async def test_a_newer_schema_is_refused(url: str) -> None:
+    """A database that a newer penstock has written is left as it is."""
+    await ask(url, "create table schema_version (version bigint); insert into schema_version values (99)")
+    with pytest.raises(StoreFailed, match="schema version 99, and this penstock knows versions up to"):
+        await Store(PostgresDatabase(url)).open()
+    await ask(url, "create table responses (id text)")
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("postgresql://ann:secret@127.0.0.1:1/responses", "127.0.0.1:1/responses cannot be opened"),
+        ("postgresql://ann:secret@127.0.0.1:port/responses", "cannot be opened"),
+        ("postgresql://ann:secret@[::1/responses", "cannot be opened"),
+        ("postgresql://ann:secret@127.0.0.1:1/responses?sslmode=secret", "cannot be opened"),
+    ],
+)
+async def test_a_server_that_is_not_there_is_named_without_the_password(url: str, told: str) -> None:
+    """Where nothing can be opened, one line says so, and tells nobody what is secret."""
+    store = Store(PostgresDatabase(url))
+    with pytest.raises(StoreFailed, match=told) as failure:
+        await store.open()
+    assert "secret" not in str(failure.value)
+    assert failure.value.__suppress_context__
+    assert "\n" not in str(failure.value)
+    await store.close()
+
+
+async def test_a_database_that_is_not_there_is_refused(postgres: Postgres | Elsewhere) -> None:
+    """What the server itself says of a wrong name is passed on."""
+    with pytest.raises(StoreFailed, match="does not exist"):
+        await Store(PostgresDatabase(postgres.url.replace("/postgres", "/nowhere"))).open()
+
+
+async def test_row18_a_server_that_restarts_loses_nothing() -> None:
+    """While PostgreSQL is away runs go on and requests are refused by name; when it is back all is there."""
+    with running() as server:
+        async with opened(server.url) as store:
+            await keep(store, stored("resp_1"))
+            store.begin(begun(stored("resp_2")))
+            store.append("resp_2", Block(0, 1, b"before"))
+            await asyncio.to_thread(server.stop)
+            store.append("resp_2", Block(1, 1, b"during"))
+            with pytest.raises(StoreFailed, match="cannot be reached"):
+                await store.delete("resp_1", "")
+            with pytest.raises(StoreFailed, match="cannot be read"):
+                await store.get("resp_1", "")
+            assert store.is_degraded
+            ended = store.end(stored("resp_2"), Block(2, 1, b"end"))
+            await asyncio.to_thread(server.start)
+            await asyncio.wait_for(ended, 120)
+            assert not store.is_degraded
+            assert await store.get("resp_1", "") == stored("resp_1")
+            assert await store.get("resp_2", "") == stored("resp_2")
+            assert [block.data for block in await store.blocks("resp_2")] == [b"before", b"during", b"end"]
+
+
+async def test_a_lost_connection_is_made_again(url: str) -> None:
+    """When the server ends our connections, what comes next is carried out all the same."""
+    async with opened(url) as store:
+        await keep(store, stored("resp_1"))
+        await ask(url, "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'penstock'")
+        await keep(store, stored("resp_2"))
+        assert await store.get("resp_1", "") == stored("resp_1")
+        assert await store.get("resp_2", "") == stored("resp_2")
+
+
+async def test_groups_that_wait_for_each_other_are_tried_again(url: str) -> None:
+    """When two servers' groups need the same rows in another order, both are carried out in the end."""
+    async with opened(url) as store:
+        for name in ("conv_1", "conv_2"):
+            await store.conversations.create(conversation(name), "")
+        other = await asyncpg.connect(url)
+        async with other.transaction():
+            await other.execute("update conversations set metadata = '{}' where id = 'conv_2'")
+            updates = asyncio.gather(*(store.conversations.update(f"conv_{n}", "", {"a": "b"}) for n in (1, 2)))
+            while not await other.fetchval("select count(*) from pg_locks where not granted"):
+                await asyncio.sleep(0.01)
+            await other.execute("update conversations set metadata = '{}' where id = 'conv_1'")
+        await other.close()
+        assert await updates == [conversation("conv_1", a="b"), conversation("conv_2", a="b")]
+        assert not store.is_degraded
+
+
+async def test_an_end_waits_for_who_claims_its_run(url: str) -> None:
+    """Two servers that settle one response at the same moment do so one after the other, and the second in vain."""
+    async with opened(url, stale=0) as one, opened(url, stale=0) as two:
+        for number in range(20):
+            one.begin(begun(stored(f"resp_{number}")))
+        await one._writer.settled()
+        orphans = await two.orphans()
+        claims = asyncio.gather(*(two.claim(orphan) for orphan in orphans))
+        ends = [one.end(stored(orphan.stored.response.id), Block(0, 1, b"x")) for orphan in orphans]
+        claimed = await claims
+        await asyncio.gather(*ends)
+        for orphan, is_claimed in zip(orphans, claimed, strict=True):
+            kept = await one.get(orphan.stored.response.id, "")
+            assert kept is not None
+            assert (kept.response.status == "in_progress") is is_claimed
+            assert (await one.blocks(kept.response.id) == ()) is is_claimed
+
+
+def test_a_connection_that_died_in_the_middle_of_a_word_is_lost() -> None:
+    """What asyncpg then says of itself is no word of the database: the change is tried again, on a new connection."""
+    with pytest.raises(Unavailable), _named_errors():
+        raise asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")

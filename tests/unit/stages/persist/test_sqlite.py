@@ -1,0 +1,179 @@
+"""What is true of SQLite alone: the file, who else has it, and what is in it from before."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from pipeline.errors import StoreFailed, StreamExpired
+from stages.persist.schema import SQLITE
+from stages.persist.sqlite import SqliteDatabase
+from stages.persist.store import Store, StoredResponse
+from tests.support.databases import opened
+from tests.support.stored_responses import ITEMS, begun, keep, stored
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the store is to be, in a folder that is not there yet."""
+    return tmp_path / "folder" / "store.sqlite3"
+
+
+def first_file(path: Path, version: int, *responses: StoredResponse) -> None:
+    """Leave a file as penstock wrote it before there were owners and events."""
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        for statement in SQLITE[:version]:
+            connection.execute(statement)
+        for each in responses:
+            response = each.response
+            row = (response.id, response.previous_response_id, response.created_at, response.status)
+            texts = (_json(response), _json(each.input))
+            connection.execute("insert into responses values (?, ?, ?, ?, ?, ?)", (*row, *texts))
+        connection.execute(f"pragma user_version = {version}")
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+@pytest.mark.parametrize("version", [1, 3, 6])
+async def test_an_older_file_is_brought_to_today(path: Path, version: int) -> None:
+    """A file of any older version keeps its responses, which are nobody's, and the items in them are found."""
+    older = (stored("resp_1", *ITEMS), stored("resp_2", ITEMS[0], previous_response_id="resp_1", status="failed"))
+    first_file(path, version, *older)
+    async with opened(str(path)) as store:
+        assert await store.chain("resp_2", "") == older
+        assert await store.get("resp_1", "ann") is None
+        assert len(await store.items([item.id for item in ITEMS], "")) == len(ITEMS)
+        assert await store.orphans() == ()
+        with pytest.raises(StreamExpired):
+            await store.blocks("resp_1")
+        await keep(store, stored("resp_3", previous_response_id="resp_2"))
+        assert await store.delete("resp_1", "")
+        assert set(await store.items([item.id for item in ITEMS], "")) == {"msg_1"}
+    async with opened(str(path)) as store:
+        assert [each.response.id for each in await store.chain("resp_3", "")] == ["resp_2", "resp_3"]
+
+
+async def test_a_file_that_another_process_has_is_waited_for(path: Path) -> None:
+    """Of servers that start at once on a new file, each waits until the other has made it what it is to be."""
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
+        other.execute("begin immediate")
+        asyncio.get_running_loop().call_later(0.2, other.execute, "rollback")
+        async with opened(str(path)) as store:
+            await keep(store, stored("resp_1"))
+
+
+async def test_a_newer_schema_is_refused(path: Path) -> None:
+    """A file that a newer penstock has written is left as it is."""
+    path.parent.mkdir()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("pragma user_version = 99")
+    with pytest.raises(StoreFailed, match="schema version 99, and this penstock knows versions up to"):
+        await Store(SqliteDatabase(path)).open()
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("pragma user_version").fetchone() == (99,)
+        assert connection.execute("select count(*) from sqlite_master").fetchone() == (0,)
+
+
+def test_what_is_no_database_is_refused(path: Path) -> None:
+    """A foreign file is named and left as it is."""
+    path.parent.mkdir()
+    path.write_text("Dear diary, " * 100)
+    with pytest.raises(StoreFailed, match=r"store\.sqlite3"):
+        asyncio.run(Store(SqliteDatabase(path)).open())
+    assert path.read_text().startswith("Dear diary")
+
+
+async def test_a_place_without_room_for_a_file_is_refused(tmp_path: Path) -> None:
+    """A path that cannot be made fails when the store is opened, not at the first response."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreFailed, match="cannot be opened"):
+        await Store(SqliteDatabase(tmp_path / "file" / "store.sqlite3")).open()
+
+
+async def test_a_full_disk_loses_nothing(path: Path) -> None:
+    """Without room runs go on and requests are refused; what is stored stays readable, and room makes all good."""
+    database = SqliteDatabase(path)
+    store = Store(database)
+    await store.open()
+    await keep(store, stored("resp_1"))
+    (pages,) = database._writing.execute("pragma page_count").fetchone()
+    database._writing.execute(f"pragma max_page_count = {pages}")
+    big = stored("resp_2", instructions="x" * 100_000)
+    store.begin(begun(big))
+    ended = store.end(big, None)
+    with pytest.raises(StoreFailed, match="cannot be reached") as failure:
+        await store.delete("resp_none", "")
+    assert "full" in str(failure.value.__cause__)
+    assert store.is_degraded
+    assert store.backlog > 200_000
+    assert await store.get("resp_1", "") == stored("resp_1")
+    database._writing.execute("pragma max_page_count = 1000000")
+    await ended
+    assert not store.is_degraded
+    assert await store.get("resp_2", "") == big
+    await store.close()
+
+
+async def test_a_file_that_stays_locked_loses_nothing(path: Path) -> None:
+    """While another process holds the file, runs go on, requests are refused and the loop is free."""
+    database = SqliteDatabase(path)
+    store = Store(database)
+    await store.open()
+    await keep(store, stored("resp_1"))
+    database._writing.execute("pragma busy_timeout = 20")
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("begin immediate")
+        store.begin(begun(stored("resp_2")))
+        with pytest.raises(StoreFailed):
+            await store.conversations.delete("conv_1", "")
+        assert store.is_degraded
+        assert await store.get("resp_1", "") == stored("resp_1")
+        other.execute("rollback")
+    await store.end(stored("resp_2"), None)
+    assert await store.get("resp_2", "") == stored("resp_2")
+    await store.close()
+
+
+async def test_the_loop_runs_while_the_store_waits(path: Path) -> None:
+    """A change that waits for a locked file holds up neither the loop nor a reader."""
+    async with opened(str(path)) as store:
+        await keep(store, stored("resp_1"))
+        with closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("begin immediate")
+            keeping = asyncio.ensure_future(keep(store, stored("resp_2")))
+            assert await store.get("resp_1", "") == stored("resp_1")
+            assert not keeping.done()
+            other.execute("rollback")
+        await keeping
+
+
+async def test_changes_that_wait_are_committed_together(path: Path) -> None:
+    """Two hundred responses that end at once are a handful of transactions."""
+    database = SqliteDatabase(path)
+    store = Store(database)
+    await store.open()
+    statements: list[str] = []
+    database._writing.set_trace_callback(statements.append)
+    await asyncio.gather(*(keep(store, stored(f"resp_{n}")) for n in range(200)))
+    assert 1 <= statements.count("commit") < 10
+    await store.close()
+
+
+async def test_a_deleted_response_gives_its_room_back(path: Path) -> None:
+    """The size that is reported is what is in use, not what the file once took."""
+    async with opened(str(path)) as store:
+        empty = (await store.sweep(3600, 3600)).bytes
+        await keep(store, stored("resp_1", instructions="x" * 1_000_000))
+        full = (await store.sweep(3600, 3600)).bytes
+        assert full > empty + 900_000
+        await store.delete("resp_1", "")
+        assert (await store.sweep(3600, 3600)).bytes < empty + 50_000

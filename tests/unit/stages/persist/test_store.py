@@ -1,0 +1,291 @@
+"""Responses: what is kept comes back as it was, to its owner and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline.errors import StreamExpired
+from pipeline.frames import Origin
+from pipeline.protocol.items import InputText, Message, OutputItem
+from pipeline.protocol.response import ErrorDetails, IncompleteDetails, InputTokensDetails, OutputTokensDetails, Usage
+from stages.persist.log import Block
+from stages.persist.store import Store
+from tests.support.databases import opened
+from tests.support.stored_responses import ITEMS, begun, keep, stored
+
+OWNED = {f"resp_{owner}": replace(stored(f"resp_{owner}"), origin=Origin(owner)) for owner in ("", "ann", "bob")}
+
+
+async def test_every_item_comes_back_as_it_was(store: Store) -> None:
+    """Input and output items of every type survive the store, fields left out, tokens and results included."""
+    output = tuple(item for item in ITEMS if isinstance(item, OutputItem))
+    kept = replace(
+        stored("resp_1", *ITEMS, output=output),
+        tokens={"msg_3": (200_005, 35644, 0), "rs_1": (1,)},
+        results={"ci_1": "7\n", "ws_1": "half a pair \ud800, NUL \0"},
+    )
+    await keep(store, kept)
+    assert await store.get("resp_1", "") == kept
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"status": "incomplete", "incomplete_details": IncompleteDetails("max_output_tokens"), "completed_at": None},
+        {"status": "failed", "error": ErrorDetails("server_error", "It broke."), "output": ()},
+        {"status": "cancelled", "completed_at": None},
+        {"usage": Usage(7, InputTokensDetails(3), 5, OutputTokensDetails(2), 12)},
+        {"tool_choice": {"type": "function", "name": "weather"}, "previous_response_id": "resp_0", "metadata": {}},
+        {
+            "instructions": "half a pair \ud800, NUL \0",
+            "model": "\udfff",
+            "metadata": {"\ud83d": "🐍", "big": "9" * 99},
+        },
+    ],
+)
+async def test_every_end_of_a_response_comes_back_as_it_was(store: Store, fields: dict[str, Any]) -> None:
+    """A response is kept whole, whatever its state, and text that is no Unicode as well."""
+    await keep(store, stored("resp_1", **fields))
+    assert await store.get("resp_1", "") == stored("resp_1", **fields)
+
+
+async def test_an_unknown_id_is_none(store: Store) -> None:
+    """What was never kept is not an error."""
+    assert await store.get("resp_none", "") is None
+    assert await store.chain("resp_none", "") == ()
+    assert await store.history("resp_none", "") is None
+    assert await store.blocks("resp_none") == ()
+    assert await store.queued("resp_none") is None
+    assert await store.runner("resp_none") is None
+    assert not await store.delete("resp_none", "")
+
+
+@pytest.mark.parametrize("name", ["", "resp_\0", "resp_\ud800", "x" * 10_000])
+async def test_an_id_that_cannot_exist_is_unknown(store: Store, name: str) -> None:
+    """A client may ask for any id: those that no database takes are not found, like all others."""
+    assert await store.get(name, "") is None
+    assert await store.history(name, "") is None
+    assert await store.items([name], "") == {}
+    assert not await store.delete(name, "")
+    assert await store.conversations.get(name, "") is None
+    assert not await store.conversations.delete(name, "")
+
+
+async def test_a_response_is_read_while_it_is_made(store: Store) -> None:
+    """What was queued a moment ago is read already: the response as it began, its input items, its events so far."""
+    first = stored("resp_1", ITEMS[0])
+    store.begin(begun(first))
+    store.append("resp_1", Block(0, 2, b"ab"))
+    assert await store.get("resp_1", "") == begun(first)
+    assert await store.blocks("resp_1") == (Block(0, 2, b"ab"),)
+    assert await store.items(["msg_1", "msg_resp_1"], "") == {"msg_1": ITEMS[0]}
+    store.append("resp_1", Block(2, 5, b"\0"))
+    ended = store.end(first, Block(7, 1, b""))
+    assert await store.get("resp_1", "") == first
+    assert ended.done()
+    assert await store.blocks("resp_1") == (Block(0, 2, b"ab"), Block(2, 5, b"\0"), Block(7, 1, b""))
+
+
+async def test_a_second_beginning_changes_nothing(store: Store) -> None:
+    """A response that is kept already, as one from the background is, begins without harm."""
+    await keep(store, stored("resp_1"))
+    store.begin(begun(stored("resp_1", ITEMS[0])))
+    store.append("resp_1", Block(0, 1, b"late"))
+    assert await store.get("resp_1", "") == stored("resp_1")
+    assert await store.blocks("resp_1") == ()
+
+
+async def test_store_false_keeps_nothing(store: Store) -> None:
+    """The end of a response that asked for it leaves no trace."""
+    unkept = stored("resp_1", ITEMS[0], store=False)
+    await store.end(unkept, Block(0, 1, b"x"))
+    assert await store.get("resp_1", "") is None
+    assert await store.blocks("resp_1") == ()
+    assert await store.items(["msg_1"], "") == {}
+
+
+async def test_a_chain_is_told_oldest_first(store: Store) -> None:
+    """The chain of a response is its ancestors in order, itself last, and no others."""
+    first, second = stored("resp_b"), stored("resp_c", previous_response_id="resp_b")
+    third = stored("resp_a", ITEMS[0], previous_response_id="resp_c")
+    aside = stored("resp_d", previous_response_id="resp_b")
+    for each in (third, aside, first, second):
+        await keep(store, each)
+    assert await store.chain("resp_a", "") == (first, second, third)
+    assert await store.chain("resp_b", "") == (first,)
+
+
+async def test_a_chain_begins_behind_a_missing_ancestor(store: Store) -> None:
+    """What an ancestor that is gone had continued is out of reach."""
+    await keep(store, stored("resp_1"))
+    await keep(store, stored("resp_3", previous_response_id="resp_2"))
+    await keep(store, stored("resp_4", previous_response_id="resp_3"))
+    assert [each.response.id for each in await store.chain("resp_4", "")] == ["resp_3", "resp_4"]
+
+
+async def test_a_history_is_all_items_tokens_and_results_of_a_chain(store: Store) -> None:
+    """The history of a response is what each of its chain took in and put out, with tokens and results of all."""
+    first = replace(stored("resp_1", ITEMS[0]), tokens={"msg_resp_1": (1, 2)}, results={"ci_1": "7"})
+    second = replace(stored("resp_2", ITEMS[1], previous_response_id="resp_1"), tokens={"msg_resp_2": (3,)})
+    second = replace(second, results={"ci_2": "", "ws_1": "a page"})
+    for each in (first, second):
+        await keep(store, each)
+    history = await store.history("resp_2", "")
+    assert history is not None
+    assert history.items == (*first.items, *second.items)
+    assert history.tokens == {"msg_resp_1": (1, 2), "msg_resp_2": (3,)}
+    assert history.results == {"ci_1": "7", "ci_2": "", "ws_1": "a page"}
+
+
+async def test_b18_row46_branches_of_one_response_are_isolated(store: Store) -> None:
+    """Two continuations of one response, made at once, see it and themselves, and never each other."""
+    root = stored("resp_root", ITEMS[0])
+    branches = [stored(f"resp_{n}", ITEMS[n], previous_response_id="resp_root") for n in (1, 2)]
+    await keep(store, root)
+    await asyncio.gather(*(keep(store, branch) for branch in branches))
+    for branch in branches:
+        assert await store.chain(branch.response.id, "") == (root, branch)
+    assert await store.get("resp_root", "") == root
+
+
+async def test_b19_a_run_does_not_show_in_what_is_kept(store: Store) -> None:
+    """While a continuation is made, the response that it continues stays what it was, and the new one has no output."""
+    await keep(store, stored("resp_1"))
+    store.begin(begun(stored("resp_2", ITEMS[0], previous_response_id="resp_1")))
+    store.append("resp_2", Block(0, 1, b"x"))
+    assert await store.get("resp_1", "") == stored("resp_1")
+    history = await store.history("resp_2", "")
+    assert history is not None
+    assert history.items == (*stored("resp_1").items, ITEMS[0])
+
+
+async def test_b30_v21_a_response_belongs_to_its_owner(store: Store) -> None:
+    """Whatever somebody else asks for by its id, and tries to delete, does not exist for them."""
+    for kept in OWNED.values():
+        await keep(store, kept)
+    for response_id, kept in OWNED.items():
+        for owner in ("", "ann", "bob"):
+            is_theirs = owner == kept.origin.owner
+            assert await store.get(response_id, owner) == (kept if is_theirs else None)
+            assert await store.chain(response_id, owner) == ((kept,) if is_theirs else ())
+            assert bool(await store.history(response_id, owner)) is is_theirs
+            assert bool(await store.items([f"msg_{response_id}"], owner)) is is_theirs
+            assert is_theirs or not await store.delete(response_id, owner)
+    assert await store.delete("resp_ann", "ann")
+    assert await store.get("resp_bob", "bob") == OWNED["resp_bob"]
+
+
+async def test_b30_an_id_is_not_taken_over(store: Store) -> None:
+    """Who begins a response under an id that exists gets nothing of the other's, and leaves it as it was."""
+    await keep(store, OWNED["resp_ann"])
+    thief = replace(stored("resp_ann", ITEMS[0], model="other"), origin=Origin("bob"))
+    await keep(store, thief)
+    assert await store.get("resp_ann", "bob") is None
+    assert await store.get("resp_ann", "ann") == OWNED["resp_ann"]
+    assert await store.items(["msg_1"], "bob") == {}
+
+
+async def test_a_chain_ends_at_another_owner(store: Store) -> None:
+    """A response that names somebody else's as the one it continues does not lead there."""
+    await keep(store, OWNED["resp_ann"])
+    await keep(store, replace(stored("resp_1", previous_response_id="resp_ann"), origin=Origin("bob")))
+    assert [each.response.id for each in await store.chain("resp_1", "bob")] == ["resp_1"]
+
+
+async def test_items_are_found_by_id(store: Store) -> None:
+    """Every item is found by its id, input or output, and what nobody stored is left out."""
+    await keep(store, stored("resp_1", *ITEMS))
+    found = await store.items([*(item.id for item in ITEMS), "msg_resp_1", "msg_none"], "")
+    assert found == {item.id: item for item in (*ITEMS, *stored("resp_1").response.output)}
+    assert await store.items([], "") == {}
+    assert len(await store.items([f"msg_{n}" for n in range(2_000)], "")) == 4
+
+
+async def test_items_with_impossible_ids_harm_nobody(store: Store) -> None:
+    """What a client calls its items is its own business: those of them that no index takes are kept all the same."""
+    names = ("", "a\0b", "\ud800", "x" * 10_000, "fine")
+    items = tuple(Message(name, "completed", "user", (InputText(name),)) for name in names)
+    await keep(store, stored("resp_1", *items))
+    assert await store.get("resp_1", "") == stored("resp_1", *items)
+    assert await store.items(names, "") == {"fine": items[-1]}
+
+
+async def test_of_items_with_one_id_the_latest_counts(store: Store) -> None:
+    """An item that was stored twice is what it was stored as last."""
+    one, two = (Message("msg_1", "completed", "user", (InputText(text),)) for text in ("one", "two"))
+    await keep(store, stored("resp_b", one))
+    await keep(store, stored("resp_a", two))
+    assert await store.items(["msg_1"], "") == {"msg_1": two}
+    assert await store.delete("resp_a", "")
+    assert await store.items(["msg_1"], "") == {"msg_1": one}
+
+
+async def test_what_is_deleted_is_gone_with_its_items_and_events(store: Store) -> None:
+    """Deleting takes the response, its events and its items, and leaves those that another response holds too."""
+    for number, items in ((1, (ITEMS[0], ITEMS[1])), (2, (ITEMS[0],)), (3, ())):
+        store.begin(begun(stored(f"resp_{number}", *items, previous_response_id=f"resp_{number - 1}")))
+        store.append(f"resp_{number}", Block(0, 1, b"x"))
+        await store.end(stored(f"resp_{number}", *items, previous_response_id=f"resp_{number - 1}"), None)
+    assert await store.delete("resp_1", "")
+    assert not await store.delete("resp_1", "")
+    assert await store.get("resp_1", "") is None
+    assert await store.blocks("resp_1") == ()
+    assert await store.blocks("resp_2") == (Block(0, 1, b"x"),)
+    assert set(await store.items(["msg_1", "msg_2", "msg_resp_1"], "")) == {"msg_1"}
+    assert [each.response.id for each in await store.chain("resp_3", "")] == ["resp_2", "resp_3"]
+
+
+async def test_what_is_deleted_while_it_runs_stays_away(store: Store) -> None:
+    """A run whose response was deleted goes on, and nothing of it comes back."""
+    store.begin(begun(stored("resp_1", ITEMS[0])))
+    assert await store.delete("resp_1", "")
+    store.append("resp_1", Block(0, 1, b"x"))
+    await store.end(stored("resp_1", ITEMS[0]), Block(1, 1, b"y"))
+    assert await store.get("resp_1", "") is None
+    assert await store.blocks("resp_1") == ()
+    assert await store.items(["msg_1", "msg_resp_1"], "") == {}
+
+
+async def test_row18_a_store_is_read_again_after_a_restart(store_at: str) -> None:
+    """What one server kept, the next one on the same database finds."""
+    for number in (1, 2):
+        async with opened(store_at) as store:
+            await keep(store, stored(f"resp_{number}"))
+    async with opened(store_at) as store:
+        assert [await store.get(f"resp_{n}", "") for n in (1, 2)] == [stored("resp_1"), stored("resp_2")]
+
+
+async def test_row18_two_servers_share_a_store(store: Store, store_at: str) -> None:
+    """A second server on the same database sees what the first has kept, and the other way round."""
+    async with opened(store_at) as other:
+        await asyncio.gather(*(keep(each, stored(f"resp_{n}")) for n, each in enumerate([store, other] * 20)))
+        assert await other.get("resp_0", "") == stored("resp_0")
+        assert await store.get("resp_39", "") == stored("resp_39")
+
+
+async def test_an_expired_log_says_so(store: Store) -> None:
+    """The events of a response that is kept longer than they are end in an error, not in an empty stream."""
+    await keep(store, stored("resp_1"))
+    assert await store.blocks("resp_1") == ()
+    await store.sweep(keep_responses=3600, keep_logs=-1)
+    with pytest.raises(StreamExpired, match="no longer kept"):
+        await store.blocks("resp_1")
+    assert await store.get("resp_1", "") == stored("resp_1")
+
+
+async def test_results_are_found_by_the_id_of_the_item(store: Store) -> None:
+    """Whoever sends a call again, or refers to it, has its result: from whoever made it, and for its owner only."""
+    made = replace(stored("resp_1"), results={"msg_resp_1": "7", "ci_1": ""}, origin=Origin("ann"))
+    await keep(store, made)
+    again = replace(stored("resp_2", *made.response.output), results={"msg_resp_2": "8"}, origin=Origin("ann"))
+    await keep(store, again)
+    wanted = ["msg_resp_1", "msg_resp_2", "msg_none", "\0"]
+    assert await store.results(wanted, "ann") == {"msg_resp_1": "7", "msg_resp_2": "8"}
+    assert await store.results(wanted, "bob") == {}
+    assert await store.results([], "ann") == {}
+    assert await store.delete("resp_1", "ann")
+    assert await store.results(wanted, "ann") == {"msg_resp_2": "8"}

@@ -1,0 +1,307 @@
+"""Conversations in the store: what is in them, who may add to them, and what a response adds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pipeline.errors import ConversationLocked, ConversationNotFound
+from pipeline.frames import Origin
+from pipeline.protocol.items import InputText, Item, Message
+from stages.persist.store import Store, StoredResponse
+from tests.support.databases import opened
+from tests.support.stored_responses import (
+    ITEMS,
+    begun,
+    conversation,
+    in_conversation,
+    keep,
+    queued,
+    request,
+    stop_hearts,
+    stored,
+)
+
+TOPIC = {"topic": "snakes 🐍"}
+
+
+@pytest.fixture
+async def other(store_at: str) -> AsyncIterator[Store]:
+    """A second server over the same store."""
+    async with opened(store_at) as store:
+        yield store
+
+
+async def items(store: Store, conversation_id: str = "conv_1") -> tuple[Item, ...]:
+    """The items of a conversation that is there."""
+    history = await store.conversations.items(conversation_id, "")
+    assert history is not None
+    return history.items
+
+
+async def reply(store: Store, response_id: str, *given: Item, **fields: Any) -> StoredResponse:
+    """Have a response read the conversation, run, and be added to it."""
+    position = len(await items(store))
+    await store.conversations.lock("conv_1", "", response_id, position)
+    made = replace(in_conversation(response_id, *given, **fields), origin=Origin("", position))
+    if made.response.store:
+        store.begin(begun(made))
+    await store.end(made, None)
+    return made
+
+
+async def test_a_conversation_comes_back_as_it_was_created(store: Store) -> None:
+    """Metadata and items of every type survive; without items it is empty."""
+    await store.conversations.create(conversation(**TOPIC), "", ITEMS)
+    await store.conversations.create(conversation("conv_2"), "")
+    assert await store.conversations.get("conv_1", "") == conversation(**TOPIC)
+    assert await items(store) == ITEMS
+    assert await items(store, "conv_2") == ()
+
+
+async def test_an_unknown_conversation_is_none(store: Store) -> None:
+    """What was never created is not an error."""
+    for name in ("conv_none", "conv_\0", ""):
+        assert await store.conversations.get(name, "") is None
+        assert await store.conversations.items(name, "") is None
+        assert await store.conversations.update(name, "", {}) is None
+        assert not await store.conversations.add_items(name, "", ITEMS)
+        assert not await store.conversations.delete_item(name, "", "msg_1")
+        assert not await store.conversations.delete(name, "")
+        with pytest.raises(ConversationNotFound, match="no conversation"):
+            await store.conversations.lock(name, "", "resp_1", 0)
+
+
+async def test_metadata_is_replaced(store: Store) -> None:
+    """An update leaves all but the metadata as it was."""
+    await store.conversations.create(conversation(**TOPIC), "", ITEMS[:1])
+    assert await store.conversations.update("conv_1", "", {"a": "\0"}) == conversation(a="\0")
+    assert await store.conversations.get("conv_1", "") == conversation(a="\0")
+    assert await items(store) == ITEMS[:1]
+
+
+async def test_b30_v21_a_conversation_belongs_to_its_owner(store: Store) -> None:
+    """Nobody else reads it, changes it, adds to it, or finds its items."""
+    await store.conversations.create(conversation(), "ann", ITEMS[:2])
+    assert await store.conversations.get("conv_1", "bob") is None
+    assert await store.conversations.items("conv_1", "bob") is None
+    assert await store.conversations.update("conv_1", "bob", TOPIC) is None
+    assert not await store.conversations.add_items("conv_1", "bob", ITEMS)
+    assert not await store.conversations.delete_item("conv_1", "bob", "msg_1")
+    assert not await store.conversations.delete("conv_1", "bob")
+    with pytest.raises(ConversationNotFound):
+        await store.conversations.lock("conv_1", "bob", "resp_1", 2)
+    assert await store.items(["msg_1"], "bob") == {}
+    assert await store.items(["msg_1"], "ann") == {"msg_1": ITEMS[0]}
+    assert await store.conversations.get("conv_1", "ann") == conversation()
+    history = await store.conversations.items("conv_1", "ann")
+    assert history is not None
+    assert history.items == ITEMS[:2]
+
+
+async def test_items_are_added_in_order_and_read_in_part(store: Store) -> None:
+    """Items keep their order over any number of additions, whoever makes them; the first ones can be read alone."""
+    await store.conversations.create(conversation(), "", ITEMS[:2])
+    assert await store.conversations.add_items("conv_1", "", ITEMS[2:5])
+    assert await store.conversations.add_items("conv_1", "", ITEMS[5:])
+    assert await items(store) == ITEMS
+    first = await store.conversations.items("conv_1", "", upto=3)
+    assert first is not None
+    assert first.items == ITEMS[:3]
+
+
+async def test_additions_at_once_are_all_kept(store: Store, other: Store) -> None:
+    """Two servers that add to one conversation at the same moment do so one after the other."""
+    await store.conversations.create(conversation(), "")
+    named = [Message(f"msg_{n}", "completed", "user", (InputText(""),)) for n in range(20)]
+    await asyncio.gather(
+        *(
+            each.conversations.add_items("conv_1", "", named[n : n + 2])
+            for n, each in zip(range(0, 20, 2), [store, other] * 5, strict=True)
+        )
+    )
+    kept = [item.id for item in await items(store)]
+    assert sorted(kept) == sorted(item.id for item in named)
+    assert all(int(second[4:]) == int(first[4:]) + 1 for first, second in zip(kept[::2], kept[1::2], strict=True))
+
+
+async def test_an_item_is_taken_out(store: Store) -> None:
+    """The others keep their order, and what comes next goes behind them; of two with one id the last one goes."""
+    await store.conversations.create(conversation(), "", (*ITEMS[:3], ITEMS[0]))
+    assert not await store.conversations.delete_item("conv_1", "", "msg_none")
+    assert not await store.conversations.delete_item("conv_1", "", "\ud800")
+    assert await store.conversations.delete_item("conv_1", "", "msg_1")
+    assert await items(store) == ITEMS[:3]
+    assert await store.conversations.delete_item("conv_1", "", "msg_2")
+    assert await store.conversations.add_items("conv_1", "", ITEMS[3:4])
+    assert await items(store) == (ITEMS[0], *ITEMS[2:4])
+
+
+async def test_items_with_impossible_ids_are_kept(store: Store) -> None:
+    """An id that no index takes is in the item all the same."""
+    odd = tuple(
+        Message(name, "completed", "user", (InputText("\ud800"),)) for name in ("", "a\0", "\udfff", "x" * 9999)
+    )
+    await store.conversations.create(conversation(), "", odd)
+    assert await items(store) == odd
+
+
+async def test_what_is_deleted_is_gone_with_its_items(store: Store) -> None:
+    """The responses of a deleted conversation stay, and begin their histories themselves."""
+    await store.conversations.create(conversation(), "", ITEMS[:2])
+    made = await reply(store, "resp_1", ITEMS[3])
+    assert await store.conversations.delete("conv_1", "")
+    assert not await store.conversations.delete("conv_1", "")
+    assert await store.conversations.get("conv_1", "") is None
+    assert set(await store.items(["msg_1", "msg_4"], "")) == {"msg_4"}
+    assert await store.get("resp_1", "") == made
+    history = await store.history("resp_1", "")
+    assert history is not None
+    assert history.items == made.items
+
+
+@pytest.mark.parametrize("status", ["completed", "incomplete"])
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_response_is_added_with_its_input(store: Store, status: str, *, kept: bool) -> None:
+    """What a response took in and put out follows what it had read, with tokens and results, stored itself or not."""
+    await store.conversations.create(conversation(), "", ITEMS[:2])
+    await store.conversations.lock("conv_1", "", "resp_1", 2)
+    made = replace(
+        in_conversation("resp_1", ITEMS[3], status=status, store=kept),
+        origin=Origin("", 2),
+        tokens={"msg_resp_1": (7, 200_000)},
+        results={"msg_resp_1": "half a pair \ud800, NUL \0"},
+    )
+    await store.end(made, None)
+    history = await store.conversations.items("conv_1", "")
+    assert history is not None
+    assert history.items == (*ITEMS[:2], ITEMS[3], *made.response.output)
+    assert history.tokens == {"msg_resp_1": (7, 200_000)}
+    assert history.results == {"msg_resp_1": "half a pair \ud800, NUL \0"}
+    assert await store.results(["msg_resp_1", "msg_4"], "") == history.results
+    assert await store.results(["msg_resp_1"], "bob") == {}
+    await store.conversations.lock("conv_1", "", "resp_2", 4)
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+async def test_what_did_not_succeed_only_unlocks(store: Store, status: str) -> None:
+    """A failed or cancelled response adds nothing, and the next one may come."""
+    await store.conversations.create(conversation(), "", ITEMS[:2])
+    await reply(store, "resp_1", ITEMS[3], status=status)
+    assert await items(store) == ITEMS[:2]
+    await store.conversations.lock("conv_1", "", "resp_2", 2)
+
+
+async def test_one_response_at_a_time(store: Store, other: Store) -> None:
+    """While a response holds the conversation, and where it has grown since it was read, another one is refused."""
+    await store.servers.join("http://one")
+    await store.conversations.create(conversation(), "", ITEMS[:2])
+    for position in (1, 3):
+        with pytest.raises(ConversationLocked):
+            await store.conversations.lock("conv_1", "", "resp_1", position)
+    await store.conversations.lock("conv_1", "", "resp_1", 2)
+    for each in (store, other):
+        with pytest.raises(ConversationLocked):
+            await each.conversations.lock("conv_1", "", "resp_2", 2)
+    store.conversations.unlock("conv_1", "resp_2")
+    with pytest.raises(ConversationLocked):
+        await store.conversations.lock("conv_1", "", "resp_2", 2)
+    store.conversations.unlock("conv_1", "resp_1")
+    assert await store.conversations.get("conv_1", "") == conversation()  # which waits for it
+    await other.conversations.lock("conv_1", "", "resp_2", 2)
+
+
+async def test_what_a_response_has_read_stays_until_it_ends(store: Store, other: Store) -> None:
+    """While a response holds the conversation nobody changes its items; a dead server's hold is none."""
+    await store.servers.join("http://one")
+    await store.conversations.create(conversation(), "", ITEMS[:2])
+    await store.conversations.lock("conv_1", "", "resp_1", 2)
+    for each in (store, other):
+        with pytest.raises(ConversationLocked):
+            await each.conversations.add_items("conv_1", "", ITEMS[2:3])
+        with pytest.raises(ConversationLocked):
+            await each.conversations.delete_item("conv_1", "", "msg_1")
+        assert not await each.conversations.delete_item("conv_1", "", "msg_none")
+    assert await items(store) == ITEMS[:2]
+    await stop_hearts(store)
+    assert await other.conversations.add_items("conv_1", "", ITEMS[2:3])
+    assert await other.conversations.delete_item("conv_1", "", "msg_1")
+    assert await items(store) == ITEMS[1:3]
+
+
+async def test_a_request_that_leaves_while_it_locks_leaves_no_lock(store: Store) -> None:
+    """The unlocking of who was cancelled inside `lock` is carried out behind it."""
+    await store.conversations.create(conversation(), "")
+    locking = asyncio.ensure_future(store.conversations.lock("conv_1", "", "resp_1", 0))
+    await asyncio.sleep(0)
+    locking.cancel()
+    store.conversations.unlock("conv_1", "resp_1")
+    await asyncio.wait([locking])
+    await store.conversations.lock("conv_1", "", "resp_2", 0)
+
+
+async def test_the_lock_of_a_dead_server_is_free(store: Store, other: Store) -> None:
+    """What a dead server held for a response that nobody keeps does not block the conversation for ever."""
+    await store.servers.join("http://one")
+    await store.conversations.create(conversation(), "")
+    await store.conversations.lock("conv_1", "", "resp_1", 0)
+    await stop_hearts(store)
+    await other.conversations.lock("conv_1", "", "resp_2", 0)
+    await store.end(in_conversation("resp_1", ITEMS[0], store=False), None)
+    assert await items(store) == ()
+
+
+async def test_an_orphan_keeps_its_conversation_until_it_is_settled(store: Store, other: Store) -> None:
+    """What a dead server had accepted is made by another one, in the conversation as it was read."""
+    await store.conversations.create(conversation(), "")
+    await store.conversations.lock("conv_1", "", "resp_1", 0)
+    made = in_conversation("resp_1", ITEMS[0], background=True)
+    waiting = queued("resp_1", ITEMS[0], conversation=made.response.conversation)
+    await store.accept(waiting, request(waiting))
+    with pytest.raises(ConversationLocked):
+        await other.conversations.lock("conv_1", "", "resp_2", 0)
+    (orphan,) = await other.orphans()
+    assert await other.claim(orphan)
+    await other.end(made, None)
+    assert await items(other) == made.items
+
+
+async def test_a_history_begins_with_what_its_conversation_had(store: Store) -> None:
+    """What continues a response of a conversation goes on from there, whatever the conversation gets later."""
+    await store.conversations.create(conversation(), "", ITEMS[:2])
+    first, second = [await reply(store, f"resp_{n}", ITEMS[n + 3]) for n in (1, 2)]
+    branch = stored("resp_3", ITEMS[2], previous_response_id="resp_1")
+    await keep(store, branch)
+    history = await store.history("resp_3", "")
+    assert history is not None
+    assert history.items == (*ITEMS[:2], *first.items, *branch.items)
+    history = await store.history("resp_2", "")
+    assert history is not None
+    assert history.items == (*ITEMS[:2], *first.items, *second.items)
+    assert await items(store) == history.items
+
+
+async def test_a_history_goes_without_what_was_taken_out(store: Store) -> None:
+    """An item that is deleted from a conversation is gone from the histories that begin there, and nothing else is."""
+    await store.conversations.create(conversation(), "", ITEMS[:3])
+    first = await reply(store, "resp_1", ITEMS[3])
+    await store.conversations.add_items("conv_1", "", ITEMS[5:7])
+    assert await store.conversations.delete_item("conv_1", "", "msg_2")
+    assert await store.conversations.delete_item("conv_1", "", ITEMS[5].id)
+    history = await store.history("resp_1", "")
+    assert history is not None
+    assert history.items == (ITEMS[0], ITEMS[2], *first.items)
+
+
+async def test_the_items_of_conversations_are_found(store: Store) -> None:
+    """An item is found wherever it was stored last: in a response or in a conversation."""
+    old, new = (Message("msg_1", "completed", "user", (InputText(text),)) for text in ("old", "new"))
+    await keep(store, stored("resp_1", old))
+    await store.conversations.create(conversation(), "", (new, ITEMS[1]))
+    assert await store.items(["msg_1", "msg_2"], "") == {"msg_1": new, "msg_2": ITEMS[1]}
+    await keep(store, stored("resp_2", old))
+    assert await store.items(["msg_1"], "") == {"msg_1": old}

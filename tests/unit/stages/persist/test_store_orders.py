@@ -1,0 +1,105 @@
+"""Whatever the order in which runs are kept, and whenever the process is killed, what comes back is what was said."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import count
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stages.persist.log import Block
+from stages.persist.store import Store
+from tests.support.databases import opened
+from tests.support.paths import ROOT
+from tests.support.stored_responses import ITEMS, begun, keep, queued, request, stored
+
+_names = (f"resp_{number:08}" for number in count())  # in the order in which they are drawn, however many
+
+RUNS = st.lists(st.lists(st.binary(max_size=20), max_size=4), min_size=1, max_size=4)
+"""The blocks of several runs."""
+
+
+def said(store: Store, name: str, blocks: Iterable[Block]) -> Iterator[str]:
+    """Keep a run step by step."""
+    store.begin(begun(stored(name, *ITEMS[:2])))
+    yield "begun"
+    for block in blocks:
+        store.append(name, block)
+        yield "appended"
+    store.end(stored(name, *ITEMS[:2]), None)
+
+
+@given(runs=RUNS, data=st.data())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+async def test_any_order_of_several_runs_comes_back(store: Store, runs: list[list[bytes]], data: st.DataObject) -> None:
+    """Beginnings, blocks and ends of several runs may come mixed in any way, with pauses anywhere."""
+    names = [next(_names) for _ in runs]
+    expected = [tuple(Block(n, 1, data) for n, data in enumerate(blocks)) for blocks in runs]
+    left = {name: said(store, name, blocks) for name, blocks in zip(names, expected, strict=True)}
+    while left:
+        name = data.draw(st.sampled_from(sorted(left)))
+        if next(left[name], None) is None:
+            del left[name]
+        if data.draw(st.booleans()):
+            await asyncio.sleep(0)
+    for name, blocks in zip(names, expected, strict=True):
+        assert await store.get(name, "") == stored(name, *ITEMS[:2])
+        assert await store.blocks(name) == blocks
+
+
+KEEP_FOR_EVER = """
+import asyncio, sys
+from itertools import count
+from stages.persist.log import Block
+from tests.support.databases import opened
+from tests.support.stored_responses import begun, queued, request, stored
+
+async def main():
+    async with opened(sys.argv[1]) as store:
+        for number in count():
+            name = f"resp_{number}"
+            store.begin(begun(stored(name)))
+            for first in range(3):
+                store.append(name, Block(first, 1, b"x" * 1000))
+            await store.end(stored(name), Block(3, 1, b"end"))
+            store.begin(begun(stored(f"resp_b{number}")))
+            store.append(f"resp_b{number}", Block(0, 1, b"begun"))
+            waiting = queued(f"resp_q{number}")
+            await store.accept(waiting, request(waiting))
+            print(number, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+async def test_row18_what_was_promised_survives_a_kill(store_at: str, seconds: float) -> None:
+    """SIGKILL in the middle of writing loses nothing that was durable, and leaves nothing by halves."""
+    command = [sys.executable, "-c", KEEP_FOR_EVER, store_at]
+    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"0\n"
+    await asyncio.sleep(seconds)
+    process.kill()
+    numbers = [0, *map(int, (await process.stdout.read()).split())]
+    assert await process.wait() == -signal.SIGKILL
+    async with opened(store_at) as store:
+        for number in numbers:
+            assert await store.get(f"resp_{number}", "") == stored(f"resp_{number}")
+            assert len(await store.blocks(f"resp_{number}")) == 4
+            assert await store.get(f"resp_b{number}", "") == begun(stored(f"resp_b{number}"))
+            assert await store.blocks(f"resp_b{number}") == (Block(0, 1, b"begun"),)
+        orphans = await store.orphans()
+        assert {orphan.stored.response.status for orphan in orphans} == {"queued", "in_progress"}
+        while orphans:
+            assert all([await store.claim(orphan) for orphan in orphans])
+            orphans = await store.orphans()
+        for number in numbers:
+            assert await store.queued(f"resp_q{number}") == request(queued(f"resp_q{number}"))
+        await keep(store, stored("resp_after"))

@@ -1,0 +1,96 @@
+"""The sweep: nothing is kept longer than it should be, and nothing goes that is still needed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from stages.persist.log import Block
+from stages.persist.store import Store
+from tests.support.stored_responses import ITEMS, begun, damage, keep, queued, request, stored
+
+LONG = 3600.0
+"""Longer ago than anything here has ended."""
+
+AT_ONCE = -60.0
+"""Whatever has ended is too old."""
+
+
+async def rows(store: Store, table: str) -> int:
+    ((count,),) = await store._ledger.read(f"select count(*) from {table}")
+    return int(count)
+
+
+async def test_what_is_old_goes_with_all_that_belongs_to_it(store: Store) -> None:
+    """A response that ended too long ago is deleted, and so are its events and its items."""
+    store.begin(begun(stored("resp_1", ITEMS[0])))
+    store.append("resp_1", Block(0, 1, b"x"))
+    await store.end(stored("resp_1", ITEMS[0]), Block(1, 1, b"y"))
+    assert (await store.sweep(LONG, LONG)).responses == 1
+    assert await store.get("resp_1", "") == stored("resp_1", ITEMS[0])
+    assert (await store.sweep(AT_ONCE, AT_ONCE)).responses == 0
+    assert await store.get("resp_1", "") is None
+    assert await store.blocks("resp_1") == ()
+    assert await rows(store, "items") == 0
+    assert await rows(store, "events") == 0
+
+
+async def test_logs_may_go_before_their_responses(store: Store) -> None:
+    """Events have a time of their own."""
+    store.begin(begun(stored("resp_1", ITEMS[0])))
+    await store.end(stored("resp_1", ITEMS[0]), Block(0, 1, b"x"))
+    await store.sweep(LONG, AT_ONCE)
+    assert await store.get("resp_1", "") == stored("resp_1", ITEMS[0])
+    assert await rows(store, "events") == 0
+
+
+async def test_what_runs_or_waits_stays(store: Store) -> None:
+    """Only what has ended grows old."""
+    store.begin(begun(stored("resp_1")))
+    store.append("resp_1", Block(0, 1, b"x"))
+    await store.accept(queued("resp_2"), request(queued("resp_2")))
+    await store.sweep(AT_ONCE, AT_ONCE)
+    assert await store.get("resp_1", "") == begun(stored("resp_1"))
+    assert await store.blocks("resp_1") == (Block(0, 1, b"x"),)
+    assert await store.get("resp_2", "") == queued("resp_2")
+
+
+async def test_what_another_response_continues_stays(store: Store) -> None:
+    """An old chain is kept whole as long as its last response is young, or runs, and goes whole afterwards."""
+    for number in range(1, 4):
+        await keep(store, stored(f"resp_{number}", previous_response_id=f"resp_{number - 1}"))
+    store.begin(begun(stored("resp_4", previous_response_id="resp_3")))
+    await keep(store, stored("resp_other"))
+    assert (await store.sweep(AT_ONCE, LONG)).responses == 4
+    assert len(await store.chain("resp_4", "")) == 4
+    await store.end(stored("resp_4", previous_response_id="resp_3"), None)
+    assert (await store.sweep(AT_ONCE, LONG)).responses == 0
+
+
+async def test_v25_b17_any_number_of_old_responses_goes(store: Store) -> None:
+    """However many have grown old, one sweep takes them all, and those that are young stay."""
+    ends = []
+    for number in range(1_200):
+        kept = stored(f"resp_{number}", ITEMS[0])
+        store.begin(begun(kept))
+        ends.append(store.end(kept, Block(0, 1, b"x")))
+    await asyncio.gather(*ends)
+    await damage(store, f"update responses set ended_at = {time.time() - 10 * LONG} where id <> 'resp_17'")
+    report = await store.sweep(LONG, LONG)
+    assert report.responses == 1
+    assert await store.get("resp_17", "") == stored("resp_17", ITEMS[0])
+    assert await store.blocks("resp_17") == (Block(0, 1, b"x"),)
+
+
+async def test_a_sweep_reports_what_is_left(store: Store) -> None:
+    """How many responses, how much on disk, and how old the oldest is; nothing is no error."""
+    nothing = await store.sweep(LONG, LONG)
+    assert nothing.responses == 0
+    assert nothing.oldest_age == 0
+    for number, age in enumerate((5, 500, 50)):
+        await keep(store, stored(f"resp_{number}"))
+        await damage(store, f"update responses set created_at = created_at - {age} where id = 'resp_{number}'")
+    report = await store.sweep(LONG, LONG)
+    assert report.responses == 3
+    assert 500 <= report.oldest_age < 560
+    assert report.bytes > 10_000

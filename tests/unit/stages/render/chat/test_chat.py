@@ -1,0 +1,182 @@
+"""Prompts for chat models: what the template makes of a request, and what it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from pipeline.errors import InvalidRequest
+from pipeline.frames import Conversation, TemplateOptions
+from pipeline.protocol.items import InputImage, InputText, Message
+from pipeline.protocol.tools import Toolset
+from tests.support.chat_templates import LATEST_INSTRUCTIONS, STRICT, TOOLLESS, prompt, text, vocabulary
+from tests.support.harmony_conversations import call, conversation, function, message, output
+
+HELLO = message("user", "Hello.")
+TOOLS = (function("get_weather"),)
+
+
+def with_template(asked: Conversation, source: str | None = None, **variables: Any) -> Conversation:
+    return msgspec.structs.replace(asked, template=TemplateOptions(source, variables))
+
+
+async def test_a_prompt_is_what_the_template_makes_of_the_messages() -> None:
+    """Instructions, the user, and the place where the model begins; stops and tools are told as they are."""
+    asked = conversation(HELLO, instructions="Be nice.", tools=TOOLS)
+    rendered = await prompt(conversation(HELLO, instructions="Be nice."))
+    assert vocabulary().decode(rendered.token_ids) == (
+        "<|im_start|>system\nBe nice.<|im_end|>\n<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert vocabulary().decode(rendered.stop_token_ids) == "<|im_end|><|endoftext|>"
+    assert '"name": "get_weather"' in await text(asked)
+    assert (await prompt(asked)).tools == asked.tools
+
+
+async def test_v11_a_continuation_is_told_what_its_own_request_says() -> None:
+    """Its instructions, tools and effort stand ahead of what was said before, as in a first turn."""
+    said = (HELLO, message("assistant", "Hello!"), message("user", "And in Paris?"))
+    asked = conversation(*said, instructions="Be brief.", tools=TOOLS, effort="none")
+    rendered = await text(asked)
+    assert rendered.index("Be brief.") < rendered.index("Hello.") < rendered.index("Hello!")
+    assert '"name": "get_weather"' in rendered
+    chat = (await prompt(asked, "{{ reasoning_effort }}")).chat
+    assert chat is not None
+    assert chat.variables["reasoning_effort"] == "none"
+
+
+async def test_no_tools_are_shown_where_none_may_be_called() -> None:
+    """All others are, callable or not: the prompt stays the same for the cache."""
+    two = (function("one"), function("two"))
+    hidden = await text(conversation(HELLO, tools=Toolset(two, choice="none")))
+    assert hidden == await text(conversation(HELLO))
+    allowed = await text(conversation(HELLO, tools=Toolset(two, allowed=((None, "one"),))))
+    assert allowed == await text(conversation(HELLO, tools=two))
+
+
+async def test_variables_come_from_the_operator_the_effort_and_the_request() -> None:
+    """The later one has the last word; where no effort is named, nothing is said of it."""
+    template = "{{ [reasoning_effort, enable_thinking, thinking, own] | tojson }}"
+    nothing: dict[str, Any] = {"reasoning_effort": 0, "enable_thinking": 0, "thinking": 0, "own": 0}
+    asked = conversation(HELLO)
+    assert await text(asked, template, variables=nothing) == "[0, 0, 0, 0]"
+    low, none = conversation(HELLO, effort="low"), conversation(HELLO, effort="none")
+    assert await text(low, template, variables=nothing) == '["low", true, true, 0]'
+    assert await text(none, template, variables=nothing) == '["none", false, false, 0]'
+    own = with_template(none, enable_thinking=True, own=1)
+    assert await text(own, template, variables=nothing) == '["none", true, false, 1]'
+    chat = (await prompt(own, template, variables=nothing)).chat
+    assert chat is not None
+    assert chat.variables == {"reasoning_effort": "none", "enable_thinking": True, "thinking": False, "own": 1}
+
+
+@pytest.mark.parametrize("name", ["tools", "tokenize", "messages", "chat_template", "continue_final_message"])
+async def test_what_is_the_servers_to_say_cannot_be_a_variable(name: str) -> None:
+    """It would change more than the template."""
+    with pytest.raises(InvalidRequest) as refused:
+        await prompt(msgspec.structs.replace(conversation(HELLO), template=TemplateOptions(None, {name: []})))
+    assert refused.value.param == "chat_template_kwargs"
+    assert name in refused.value.message
+
+
+async def test_a_template_of_the_request_is_taken_where_the_operator_trusts_it() -> None:
+    """Templates are programs."""
+    asked = with_template(conversation(HELLO), "{{ messages[0].content }}")
+    assert await text(asked, trusts_templates=True) == "Hello."
+    with pytest.raises(InvalidRequest) as refused:
+        await prompt(asked)
+    assert refused.value.param == "chat_template"
+
+
+async def test_an_answer_that_was_cut_is_gone_on_with() -> None:
+    """The prompt ends with it, and says so."""
+    begun = msgspec.structs.replace(message("assistant", "Hel"), status="incomplete")
+    rendered = await prompt(conversation(HELLO, begun))
+    assert vocabulary().decode(rendered.token_ids).endswith("Hel")
+    assert rendered.chat is not None
+    assert rendered.chat.continues
+
+
+async def test_raw_messages_are_the_prompt_as_it_is() -> None:
+    """In vLLM's form for these models."""
+    rendered = await prompt(msgspec.structs.replace(conversation(HELLO), raw_messages=True))
+    said = vocabulary().decode(rendered.token_ids)
+    raw = {"type": "raw_message_tokens", "message": said, "tokens": list(rendered.token_ids)}
+    assert rendered.raw_messages == (raw,)
+
+
+async def test_v14_images_go_with_the_prompt() -> None:
+    """They are the data URLs of the request."""
+    image = "data:image/png;base64,AAAA"
+    shown = Message("m", "completed", "user", (InputText("See."), InputImage(image)))
+    rendered = await prompt(conversation(shown))
+    assert rendered.images == (image,)
+    assert image not in vocabulary().decode(rendered.token_ids)
+
+
+# Templates that know less
+
+
+async def test_a_template_without_tools_cannot_be_made_to_call_them() -> None:
+    """What must be called cannot be, so that is an error; what may be called is not."""
+    assert await text(conversation(HELLO, tools=TOOLS), TOOLLESS) == await text(conversation(HELLO), TOOLLESS)
+    with pytest.raises(InvalidRequest) as refused:
+        await prompt(conversation(HELLO, tools=Toolset(TOOLS, choice="required")), TOOLLESS)
+    assert refused.value.param == "tools"
+
+
+async def test_a_strict_template_is_tried_with_a_plainer_form() -> None:
+    """Later instructions join the first, and what the user says in a row is one message."""
+    items = (HELLO, message("developer", "Be brief."), message("user", "Why?"))
+    assert await text(conversation(*items, instructions="Be nice."), STRICT) == (
+        "<|im_start|>system\nBe nice.\n\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nHello.\n\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+async def test_what_a_template_refuses_is_told_in_its_words() -> None:
+    """A result of a tool is of neither side."""
+    with pytest.raises(InvalidRequest, match="Roles must alternate"):
+        await prompt(conversation(HELLO, call("get_weather", "{}"), output("18")), STRICT.replace(" + ", " ~ "))
+
+
+async def test_no_instructions_are_lost_in_silence() -> None:
+    """Where a template only tells the last ones, all are told at once."""
+    items = (HELLO, message("system", "Be brief."))
+    rendered = await text(conversation(*items, instructions="Be nice."), LATEST_INSTRUCTIONS)
+    assert rendered.startswith("Be nice.\n\nBe brief.<|im_start|>user")
+
+
+# What does not fit
+
+
+def long(*, truncation: Any) -> Conversation:
+    history = [
+        message(role, f"{role} {number} " + "word " * 50) for number in range(20) for role in ("user", "assistant")
+    ]
+    return conversation(HELLO, history=history, instructions="Be nice.", truncation=truncation)
+
+
+async def test_the_oldest_items_go_until_the_rest_fits() -> None:
+    """The prompt leaves room for the answer; the instructions and the latest message stay."""
+    whole = await prompt(long(truncation="auto"))
+    limit = len(whole.token_ids) // 2
+    cut = await prompt(long(truncation="auto"), context_length=limit)
+    assert limit // 3 < len(cut.token_ids) <= limit - 100
+    said = vocabulary().decode(cut.token_ids)
+    assert said.startswith("<|im_start|>system\nBe nice.<|im_end|>\n")
+    assert said.endswith("Hello.<|im_end|>\n<|im_start|>assistant\n")
+    assert "user 0 " not in said
+    assert "assistant 19 " in said
+
+
+async def test_nothing_goes_where_the_request_does_not_ask_for_it() -> None:
+    """Then the engine says that it is too long."""
+    assert len((await prompt(long(truncation="disabled"), context_length=100)).token_ids) > 100
+
+
+async def test_what_may_not_go_stays() -> None:
+    """A message that is too long by itself is still all there."""
+    asked = conversation(message("user", "word " * 500), truncation="auto")
+    assert len((await prompt(asked, context_length=100)).token_ids) > 400

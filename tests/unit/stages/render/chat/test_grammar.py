@@ -1,0 +1,309 @@
+"""The grammar of a chat model's turn, token by token as the engine's own library reads it."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import InvalidRequest
+from pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, Grammar, McpTool, Toolset
+from stages.render.grammar import MOST_CALLS
+from tests.support.chat_grammars import ASK, END, THINKING_OFF, THOUGHT_OPEN, held, undescribed
+
+COUNT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+FORMAT = {"type": "json_schema", "name": "count", "schema": COUNT, "strict": True}
+STRICT = FunctionTool("count", None, COUNT, strict=True)
+LOOSE = FunctionTool("look", None, COUNT)
+DATE = CustomTool("date", None, Grammar("regex", r'\d{4}-\d{2}(\n"z")?'))
+NOTE = CustomTool("note")
+FAR = McpTool("far", "fetch", None, COUNT)
+ALL = (STRICT, LOOSE, DATE, NOTE, FAR, *HOSTED["python"])
+
+CONST = {"type": "const_string", "value": "yes"}
+
+THOUGHT = "<think>\nHm. {}\n</think>\n\n"
+REST = THOUGHT.removeprefix("<think>\n")
+JSON = '{"n": 1}'
+
+
+def call(name: str = "count", arguments: str = JSON) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def choice(of: str, tools: tuple[Any, ...] = ALL, **more: Any) -> Toolset:
+    return Toolset(tools, of, **more)  # type: ignore[arg-type]
+
+
+# All combinations
+
+PROMPTS = {"may think": "", "must not think": THINKING_OFF, "is thinking": THOUGHT_OPEN}
+CHOICES = {
+    "no tools": Toolset(),
+    "none": choice("none"),
+    "auto": choice("auto"),
+    "auto, one call": choice("auto", parallel=False),
+    "auto, allowed": choice("auto", allowed=((None, "count"),)),
+    "required": choice("required"),
+    "required, one call": choice("required", parallel=False),
+    "named": choice("required", allowed=((None, "count"),)),
+}
+FORMATS: dict[str, Any] = {"free": None, "schema": FORMAT, "object": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize(("prompt", "chosen", "form"), list(product(PROMPTS, CHOICES, FORMATS)))
+def test_row22_row23_row25_every_combination_keeps_its_promises(prompt: str, chosen: str, form: str) -> None:
+    """Thoughts come first where the model thinks; then an answer in the format or calls, as far as either may be."""
+    model = held(CHOICES[chosen], FORMATS[form], prompt=PROMPTS[prompt])
+    may_call, must_call = chosen not in {"no tools", "none"}, chosen.startswith(("required", "named"))
+    if model.rules is None:
+        assert (form, may_call) == ("free", False)
+        return
+    begin = REST if prompt == "is thinking" else THOUGHT if prompt == "may think" else ""
+    fits = {
+        "Hello.": form == "free" and not must_call,
+        '{"x": []}': form != "schema" and not must_call,
+        JSON: not must_call,
+        call(): may_call,
+        f"{call()}\n{call()}": may_call and "one call" not in chosen,
+        call("note", '{"input": "x"}'): may_call and chosen not in {"auto, allowed", "named"},
+        call("nothing"): False,
+        call("count", '{"n": "1"}'): False,
+        f"Well.\n{call()}": may_call and not must_call and form == "free",
+    }
+    for text, right in fits.items():
+        assert (model.accepted(f"{begin}{text}{END}") == f"{begin}{text}{END}") is right, text
+    if prompt == "is thinking" and form != "free":
+        assert model.accepted(JSON + END).endswith("...")
+    if prompt == "must not think":
+        assert "</think>" not in model.accepted(THOUGHT + JSON + END)
+
+
+@pytest.mark.parametrize("structured", [{"choice": ["yes"]}, {"structural_tag": {"format": CONST}}], ids=str)
+def test_row35_white_space_stands_behind_a_thought_alone(structured: dict[str, Any]) -> None:
+    """There it belongs to neither; where there is no thought it would be of the answer."""
+    for prompt, begin in ((ASK, THOUGHT), (THOUGHT_OPEN, REST)):
+        assert held(structured=structured, prompt=prompt).accepted(f"{begin}yes{END}") == f"{begin}yes{END}"
+    for prompt in (ASK, THINKING_OFF):
+        model = held(structured=structured, prompt=prompt)
+        assert model.accepted(f"yes{END}") == f"yes{END}"
+        assert model.accepted(f"\n\nyes{END}") == "..."
+
+
+def test_where_the_model_may_think_it_need_not() -> None:
+    """It is asked for an answer, not for thoughts."""
+    assert held(text_format=FORMAT).accepted(JSON + END) == JSON + END
+
+
+def test_nothing_to_enforce_is_no_grammar() -> None:
+    """A free model runs at full speed, and writes its markup as it was taught."""
+    assert held().rules is None
+    assert held(choice("auto", (LOOSE, NOTE, FAR))).rules is None
+    assert held(choice("none"), {"type": "text"}).rules is None
+
+
+def test_what_goes_on_does_not_think() -> None:
+    """A prompt whose last message is open continues with the answer."""
+    model = held(text_format=FORMAT, continues=True)
+    assert model.accepted(JSON + END) == JSON + END
+    assert model.accepted(THOUGHT + JSON) == "..."
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=40), st.integers(), st.sampled_from([THINKING_OFF, THOUGHT_OPEN, ""]))
+def test_whatever_the_model_thinks_the_answer_is_in_the_format(thought: str, n: int, prompt: str) -> None:
+    """No thought spoils it, and none is spoiled."""
+    begin = f"<think>{thought}</think>\n\n"
+    ahead = {"": begin, THOUGHT_OPEN: begin.removeprefix("<think>"), THINKING_OFF: ""}[prompt]
+    text = f'{ahead}{{"n": {n}}}{END}'
+    assert held(text_format=FORMAT, prompt=prompt).accepted(text) == text
+
+
+# Tools
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "right"),
+    [
+        ("count", '{"n":-20}', True),
+        ("count", '{"n": 1, "m": 2}', False),
+        ("look", '{"x": [{}]}', True),
+        ("look", "[]", False),
+        ("date", '{"input": "2026-03"}', True),
+        ("date", r'{"input": "2026-03\n\"z\""}', True),
+        ("date", '{"input": "2026-3"}', False),
+        ("note", r'{"input": "any\ntext"}', True),
+        ("note", '{"text": "x"}', False),
+        ("far__fetch", '{"whatever": 1}', True),
+        ("fetch", "{}", False),
+        ("python", '{"code": "1 + 1"}', True),
+        ("python", "{}", False),
+    ],
+)
+def test_arguments_are_as_was_promised(name: str, arguments: str, right: bool) -> None:
+    """Strict functions get what their schema says, texts are in their argument, the rest is any object."""
+    text = call(name, arguments) + END
+    assert (held(choice("required")).accepted(text) == text) is right
+
+
+def test_calls_come_to_an_end() -> None:
+    """A model that never wants to stop would call for ever."""
+    model = held(choice("required", (STRICT,)))
+    many = "\n".join([call()] * MOST_CALLS)
+    assert model.accepted(many + END) == many + END
+    assert model.accepted(f"{many}\n{call()}").endswith("...")
+
+
+def test_row23_tools_stay_callable_beside_a_format() -> None:
+    """An answer in the format, or a call of a tool that nobody promised anything of."""
+    model = held(Toolset((LOOSE,)), FORMAT)
+    for text in (JSON, THOUGHT + JSON, call("look", '{"a": 1}'), THOUGHT + call("look", "{}")):
+        assert model.accepted(text + END) == text + END
+    assert model.accepted(f"Hello.{END}") == "..."
+
+
+def test_b35_text_cannot_spell_a_mark() -> None:
+    """What looks like a call is one, also where it is spelled letter by letter."""
+    model = held(choice("auto", (STRICT,), allowed=((None, "count"),)))
+    assert model.accepted(f"I use <tool_call> {{}}{END}").endswith("...")
+    assert model.accepted(f"a < b{END}") == f"a < b{END}"
+
+
+# Markup that nobody has described
+
+
+def listed(*calls: tuple[str, str]) -> str:
+    return "[" + ", ".join(f'{{"name": "{name}", "parameters": {arguments}}}' for name, arguments in calls) + "]"
+
+
+def test_calls_are_a_list_where_markup_is_not_described() -> None:
+    """One of several tools, one call or more."""
+    model = held(choice("required"), chat=undescribed())
+    assert model.calls == "list"
+    one, two = listed(("count", JSON)), listed(("count", JSON), ("note", '{"input": "x"}'))
+    for text in (one, two, THOUGHT + two):
+        assert model.accepted(text + END) == text + END
+    for text in ("[]", "Hello.", call(), listed(("nothing", "{}"))):
+        assert model.accepted(text + END).endswith("...")
+    single = held(choice("required", parallel=False), chat=undescribed())
+    assert single.accepted(one + END) == one + END
+    assert single.accepted(two + END).endswith("...")
+
+
+def test_arguments_stand_alone_where_markup_is_not_described() -> None:
+    """Of a tool that must be called nothing else need be told."""
+    model = held(choice("required", allowed=((None, "count"),)), chat=undescribed())
+    assert model.calls == "arguments"
+    assert model.accepted(THOUGHT + JSON + END) == THOUGHT + JSON + END
+    assert model.accepted('{"n": "1"}' + END).endswith("...")
+
+
+def test_row23_an_answer_or_a_list_where_markup_is_not_described() -> None:
+    """The format is kept, and tools stay callable."""
+    model = held(Toolset((STRICT,)), FORMAT, chat=undescribed())
+    assert model.calls == "list"
+    for text in (JSON, listed(("count", JSON))):
+        assert model.accepted(text + END) == text + END
+    assert model.accepted(f"Hello.{END}") == "..."
+
+
+def test_free_calls_stay_as_the_model_was_taught() -> None:
+    """Where nobody knows how they are written, ``strict`` under ``auto`` is no promise; but no other tool is called."""
+    assert held(Toolset((STRICT,)), chat=undescribed()).rules is None
+    allowed = held(choice("auto", allowed=((None, "count"),)), chat=undescribed())
+    assert allowed.calls == "list"
+    assert allowed.accepted(f"Hello.{END}") == f"Hello.{END}"
+
+
+def test_a_model_that_does_not_think_begins_at_once() -> None:
+    """There are no marks to think between."""
+    model = held(text_format=FORMAT, chat=undescribed(None))
+    assert model.accepted(JSON + END) == JSON + END
+    assert model.accepted(THOUGHT) == "..."
+
+
+def test_marks_of_thoughts_may_be_plain_text() -> None:
+    """Not every vocabulary has tokens for them."""
+    chat = undescribed(("Thoughts:", "Answer:"))
+    for prompt, begin in (("", "Thoughts: a\nAnswer: "), ("Thoughts:\n", "b\nAnswer:\n"), ("", "")):
+        text = f"{begin.rstrip(' ')}{JSON}{END}"
+        assert held(text_format=FORMAT, chat=chat, prompt=prompt).accepted(text) == text
+
+
+# structured_outputs
+
+
+@pytest.mark.parametrize(
+    ("structured", "right", "wrong"),
+    [
+        ({"json": COUNT}, JSON, '{"n": "1"}'),
+        ({"json": json.dumps(COUNT)}, JSON, "{}"),
+        ({"json_object": True}, '{"a": [1, {}]}', "[]"),
+        ({"regex": r"[a-z]+\d"}, "abc1", "abc"),
+        ({"choice": ["yes", "no", "a.b/c\n"]}, "a.b/c\n", "axb/c\n"),
+        ({"choice": ["yes", "yes, sir"]}, "yes, sir", "yes,"),
+        ({"grammar": 'start: "a" b+\nb: /[xy]/'}, "axyx", "a"),
+        ({"grammar": 'root ::= "a" b\nb ::= [xy]+'}, "axy", "b"),
+    ],
+)
+@pytest.mark.parametrize("prompt", [THINKING_OFF, THOUGHT_OPEN])
+def test_row35_answers_by_regex_choice_and_grammar(structured: Any, right: str, wrong: str, prompt: str) -> None:
+    """VLLM's ways to say what the answer must look like, thinking or not."""
+    model, begin = held(structured=structured, prompt=prompt), "" if prompt == THINKING_OFF else REST
+    assert model.accepted(begin + right + END) == begin + right + END
+    assert model.accepted(begin + wrong + END) != begin + wrong + END
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_row35_a_structural_tag_is_about_the_whole_turn(as_text: bool) -> None:
+    """Old style and new; free text is free but for triggers."""
+    tag = {"begin": "<n>", "content": {"type": "json_schema", "json_schema": COUNT}, "end": "</n>"}
+    new = {"type": "triggered_tags", "triggers": ["<n>"], "tags": [{**tag, "type": "tag"}]}
+    old = {"structures": [{"begin": "<n>", "schema": COUNT, "end": "</n>"}], "triggers": ["<n>"]}
+    for said in ({"type": "structural_tag", "format": new}, old):
+        model = held(structured={"structural_tag": json.dumps(said) if as_text else said})
+        for text in ("Hello.", f"a <n>{JSON}</n> b", THOUGHT + f"<n>{JSON}</n><n>{JSON}</n>"):
+            assert model.accepted(text + END) == text + END
+        assert model.accepted(f"a <n>no</n>{END}").endswith("...")
+
+
+# What is wrong
+
+LARK = CustomTool("patch", None, Grammar("lark", 'start: "a'))
+BAD_SCHEMA = {"type": "object", "properties": {"x": {"type": "strange"}}}
+WRONG = {
+    "a schema": ({"text_format": FORMAT | {"schema": BAD_SCHEMA}}, "text.format.schema"),
+    "a tool's schema": ({"tools": choice("auto", (FunctionTool("f", None, BAD_SCHEMA, strict=True),))}, "tools"),
+    "a tool's Lark grammar that is none": ({"tools": choice("auto", (LARK,))}, "tools"),
+    "a regular expression": ({"structured": {"regex": "(?=a)"}}, "structured_outputs.regex"),
+    "a long repetition": ({"structured": {"regex": "a{100000}"}}, "structured_outputs.regex"),
+    "a grammar": ({"structured": {"grammar": 'start: "a" <[5]>'}}, "structured_outputs.grammar"),
+    "a schema of structured_outputs": ({"structured": {"json": BAD_SCHEMA}}, "structured_outputs.json"),
+    "an unknown tag": (
+        {"structured": {"structural_tag": {"format": {"type": "x"}}}},
+        "structured_outputs.structural_tag",
+    ),
+    "a tag without a format": ({"structured": {"structural_tag": "5"}}, "structured_outputs.structural_tag"),
+    "half a tag": (
+        {"structured": {"structural_tag": {"format": {"type": "tag"}}}},
+        "structured_outputs.structural_tag",
+    ),
+    "a tag beside tools": (
+        {"tools": choice("required"), "structured": {"structural_tag": {"format": {"type": "any_text"}}}},
+        "structured_outputs.structural_tag",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_enforced_is_refused(name: str) -> None:
+    """The error says where, and why."""
+    said, param = WRONG[name]
+    with pytest.raises(InvalidRequest) as caught:
+        held(**said)  # type: ignore[arg-type]
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert str(caught.value)

@@ -1,0 +1,176 @@
+"""Images from the web: what is fetched, what is not, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from aiohttp import web
+
+from pipeline.errors import InvalidRequest
+from stages import images as limits
+from stages.guard import NOTHING_ALLOWED, AllowedNetworks
+from stages.render.chat import fetch
+from stages.render.chat import images as fetching
+from stages.render.chat.images import Images
+from tests.support.images import BLUE, IMAGES, data_url, png
+from tests.support.local_web import LOCAL, serving
+
+PICTURE = data_url(png())
+
+
+class Gallery:
+    """A server of pictures, which counts who looks; ``/to`` leads to another URL."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.waiting = asyncio.Event()
+
+    async def show(self, request: web.Request) -> web.StreamResponse:
+        self.seen.append(request.path)
+        match request.path:
+            case "/to":
+                raise web.HTTPFound(request.query["url"])
+            case "/page":
+                return web.Response(text="<html>secret</html>", content_type="image/png")
+            case "/slow":
+                self.waiting.set()
+                await asyncio.Event().wait()
+                raise AssertionError
+            case "/gone":
+                return web.Response(status=404, body=png())
+            case "/blue":
+                return web.Response(body=png(BLUE), content_type="application/octet-stream")
+            case path if path[1:] in ("jpeg", "webp", "gif"):
+                return web.Response(body=IMAGES[f"image{path}"], content_type=f"image{path}")
+            case _:
+                return web.Response(body=png(), content_type="image/png")
+
+
+@pytest.fixture
+def gallery() -> Gallery:
+    return Gallery()
+
+
+@pytest.fixture
+async def url(gallery: Gallery) -> AsyncIterator[str]:
+    async with serving(gallery.show) as url:
+        yield url
+
+
+async def refusal(url: str, allowed: AllowedNetworks = LOCAL) -> str:
+    """What is said of a URL that is not fetched; a 400 that names the input."""
+    with pytest.raises(InvalidRequest) as refused:
+        await Images(allowed).resolve(url)
+    assert (refused.value.status, refused.value.param) == (400, "input")
+    return refused.value.message
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+async def test_an_image_of_the_web_becomes_a_data_url(kind: str, url: str) -> None:
+    """All four kinds are, each under its name."""
+    assert await Images(LOCAL).resolve(f"{url}/{kind.partition('/')[2]}") == data_url(IMAGES[kind], kind)
+
+
+async def test_a_data_url_stays_as_it_is() -> None:
+    """Nothing is asked of the web."""
+    assert await Images(NOTHING_ALLOWED).resolve(PICTURE) == PICTURE
+
+
+async def test_what_an_image_is_called_does_not_count(url: str) -> None:
+    """What it is counts: stores of files call all a stream of bytes, and a page may call itself an image."""
+    assert await Images(LOCAL).resolve(f"{url}/blue") == data_url(png(BLUE))
+    assert "no PNG" in await refusal(f"{url}/page")
+
+
+async def test_an_image_is_fetched_once_for_many_turns(url: str, gallery: Gallery) -> None:
+    """The turns of a response follow each other soon; a day later the image may be another one."""
+    now = 0.0
+    images = Images(LOCAL, clock=lambda: now)
+    for _ in range(3):
+        assert await images.resolve_all([f"{url}/a", PICTURE, f"{url}/b", f"{url}/a"]) == (PICTURE,) * 4
+    assert sorted(gallery.seen) == ["/a", "/b"]
+    now = 86_400.0
+    await images.resolve(f"{url}/a")
+    assert sorted(gallery.seen) == ["/a", "/a", "/b"]
+
+
+async def test_what_is_kept_is_bounded(url: str, gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image that nobody has asked for the longest goes first."""
+    monkeypatch.setattr(fetching, "_KEPT_CHARACTERS", 2 * len(PICTURE))
+    images = Images(LOCAL)
+    for path in ("a", "b", "a", "c", "a", "b"):
+        await images.resolve(f"{url}/{path}")
+    assert gallery.seen == ["/a", "/b", "/c", "/b"]
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["http://127.0.0.1:{port}/a", "http://localhost:{port}/a", "http://[::ffff:127.0.0.1]:{port}/a", "http://0x7f.1/a"],
+)
+async def test_an_address_inside_is_not_reached(target: str, url: str, gallery: Gallery) -> None:
+    """However it is written, nothing is sent there unless the operator allows it."""
+    said = await refusal(target.format(port=url.rpartition(":")[2]), NOTHING_ALLOWED)
+    assert "could not be fetched" in said
+    assert gallery.seen == []
+
+
+@pytest.mark.parametrize("target", ["http://169.254.169.254/latest/meta-data/", "http://10.0.0.1/", "http://[::1]/"])
+async def test_a_redirect_is_no_way_in(target: str, url: str) -> None:
+    """Each step is judged, also behind a host that may be reached."""
+    assert "not one that may be opened" in await refusal(target)
+    assert "not one that may be opened" in await refusal(f"{url}/to?url={target}", AllowedNetworks.parse(["127.0.0.1"]))
+    assert "Only http" in await refusal(f"{url}/to?url=file:///etc/passwd")
+
+
+async def test_a_failure_tells_the_url_and_the_reason_alone(url: str) -> None:
+    """Of a long URL its start; of the network nothing."""
+    said = await refusal(f"{url}/gone?{'x' * 500}")
+    assert said.startswith(f"The image at {url}/gone?xxx")
+    assert said.endswith("... could not be fetched. Its server answered with status 404.")
+    assert "10.0.0.1" not in (await refusal("http://inside.invalid/"))
+
+
+async def test_an_image_of_the_web_has_a_size_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One byte more than may be is too large."""
+    for module in (fetch, limits):
+        monkeypatch.setattr(module, "LARGEST_IMAGE", len(png()))
+    assert await Images(LOCAL).resolve(f"{url}/a") == PICTURE
+    monkeypatch.setattr(fetch, "LARGEST_IMAGE", len(png()) - 1)
+    assert "larger" in await refusal(f"{url}/a")
+
+
+async def test_all_images_of_a_prompt_have_a_size_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each alone may be small enough."""
+    monkeypatch.setattr(fetching, "LARGEST_SUM", 3 * len(PICTURE))
+    await Images(LOCAL).resolve_all([f"{url}/a", PICTURE, f"{url}/b"])
+    with pytest.raises(InvalidRequest, match="too large together"):
+        await Images(LOCAL).resolve_all([f"{url}/a", PICTURE, f"{url}/b", PICTURE])
+
+
+async def test_one_image_that_fails_ends_the_others(url: str) -> None:
+    """The first failure is told, and nothing goes on behind it."""
+    with pytest.raises(InvalidRequest, match="status 404"):
+        await Images(LOCAL).resolve_all([f"{url}/a", f"{url}/gone", f"{url}/b"])
+
+
+async def test_no_more_images_are_fetched_than_there_may_be(
+    url: str, gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is too large together is told before all of it is held."""
+    monkeypatch.setattr(fetching, "LARGEST_SUM", 3 * len(PICTURE))
+    monkeypatch.setattr(fetching, "_AT_ONCE", 1)
+    with pytest.raises(InvalidRequest, match="too large together"):
+        await Images(LOCAL).resolve_all([f"{url}/{number}" for number in range(50)])
+    assert len(gallery.seen) < 10
+
+
+async def test_one_conversation_does_not_wait_for_the_images_of_another(url: str, gallery: Gallery) -> None:
+    """Its servers may take their time."""
+    images = Images(LOCAL)
+    slow = asyncio.create_task(images.resolve_all([f"{url}/slow?{number}" for number in range(20)]))
+    await gallery.waiting.wait()
+    assert await images.resolve_all([f"{url}/a"]) == (PICTURE,)
+    slow.cancel()
+    await asyncio.wait([slow])

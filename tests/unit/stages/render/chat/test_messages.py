@@ -1,0 +1,337 @@
+"""Items become chat messages: nothing is lost, and what the model wrote in one turn is one message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.frames import Conversation
+from pipeline.protocol.items import (
+    AdditionalTools,
+    ApplyPatchCall,
+    ApplyPatchCallOutput,
+    InputImage,
+    InputText,
+    Item,
+    LocalShellCall,
+    LocalShellCallOutput,
+    Message,
+    OutputText,
+    Reasoning,
+    Refusal,
+)
+from pipeline.protocol.tools import CustomTool, Tool
+from tests.support.chat_templates import laid_out, told, written
+from tests.support.harmony_conversations import (
+    approval,
+    call,
+    code_call,
+    conversation,
+    custom_call,
+    custom_output,
+    decision,
+    function,
+    mcp_call,
+    message,
+    output,
+    reasoning,
+    shell_call,
+    shell_output,
+    web_call,
+)
+
+ASKED = message("user", "How warm is it?")
+USER = {"role": "user", "content": "How warm is it?"}
+TOOLS: list[Tool] = [function("get_weather"), CustomTool("sql"), function("ask", namespace="docs")]
+
+
+def turns(*items: Item, **more: Any) -> list[dict[str, Any]]:
+    """The messages behind the user's."""
+    first, *others = told(conversation(ASKED, *items, tools=TOOLS, **more))
+    assert first == USER
+    return others
+
+
+def tool(text: str, name: str = "get_weather", call_id: str = "call_1") -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "name": name, "content": text}
+
+
+def test_v12_history_with_calls_and_reasoning_is_not_lost() -> None:
+    """What came before is all there: thoughts, calls, results, texts."""
+    history: list[Item] = [
+        ASKED,
+        reasoning("I look it up."),
+        call("get_weather", '{"city": "Oslo"}'),
+        output("18 °C"),
+        reasoning("And the numbers."),
+        custom_call("sql", "SELECT 1", "call_2"),
+        custom_output("1", "call_2"),
+        message("assistant", "It is warm."),
+    ]
+    assert told(conversation(message("user", "Thanks."), history=history, tools=TOOLS)) == [
+        USER,
+        {
+            "role": "assistant",
+            "reasoning": "I look it up.",
+            "tool_calls": [("get_weather", {"city": "Oslo"})],
+        },
+        tool("18 °C"),
+        {"role": "assistant", "reasoning": "And the numbers.", "tool_calls": [("sql", {"input": "SELECT 1"})]},
+        tool("1", "sql", "call_2"),
+        {"role": "assistant", "content": "It is warm."},
+        {"role": "user", "content": "Thanks."},
+    ]
+
+
+def test_reasoning_stands_under_both_names() -> None:
+    """Templates read one or the other."""
+    said = laid_out(conversation(ASKED, reasoning("Hm."), message("assistant", "Yes."))).messages[1]
+    assert said["reasoning"] == said["reasoning_content"] == "Hm."
+
+
+def test_v13_all_parts_are_read_and_refusals_as_well() -> None:
+    """Several parts are one text, whatever they are."""
+    answer = Message("msg", "completed", "assistant", (OutputText("I "), OutputText("will not: "), Refusal("No.")))
+    assert turns(answer) == [{"role": "assistant", "content": "I will not: No."}]
+
+
+def test_v13_a_message_without_parts_is_an_empty_one() -> None:
+    """The turn was taken all the same: roles go on taking turns."""
+    assert turns(Message("msg", "completed", "assistant", ())) == [{"role": "assistant", "content": ""}]
+
+
+def test_v15_outputs_in_parts_are_one_text() -> None:
+    """A list of texts reads like the text."""
+    items = (call("get_weather", "{}"), output((InputText("18 "), InputText("°C"))))
+    assert turns(*items)[1] == tool("18 °C")
+
+
+def test_b28_parts_of_one_answer_are_one_message_and_its_turn_is_whole() -> None:
+    """An answer in two parts, behind a thought, is one message with both."""
+    assert turns(reasoning("Hm."), message("assistant", "One. ", "Two.")) == [
+        {"role": "assistant", "reasoning": "Hm.", "content": "One. Two."}
+    ]
+
+
+def test_row21_text_and_calls_of_one_turn_are_one_message() -> None:
+    """A thought, a text and two calls were written in one go; the results follow, in the order of the calls."""
+    items = (
+        reasoning("Both."),
+        message("assistant", "I look."),
+        call("get_weather", '{"city": "Oslo"}', "a"),
+        call("get_weather", '{"city": "Rome"}', "b"),
+        output("2", "b"),
+        output("1", "a"),
+    )
+    assert turns(*items) == [
+        {
+            "role": "assistant",
+            "reasoning": "Both.",
+            "content": "I look.",
+            "tool_calls": [("get_weather", {"city": "Oslo"}), ("get_weather", {"city": "Rome"})],
+        },
+        tool("1", call_id="a"),
+        tool("2", call_id="b"),
+    ]
+
+
+def test_row21_a_call_behind_an_output_is_of_another_turn() -> None:
+    """It could not have been written before the output was read."""
+    items = (call("get_weather", "{}", "a"), output("1", "a"), call("get_weather", "{}", "b"), output("2", "b"))
+    roles = [said["role"] for said in turns(*items)]
+    assert roles == ["assistant", "tool", "assistant", "tool"]
+
+
+def test_row21_tokens_tell_where_a_turn_ended() -> None:
+    """Two calls of this server are one turn or two: the order of the items does not say which, the tokens do."""
+    first, second = mcp_call("ask"), mcp_call("ask")
+    one_turn = dict([written(first, "a"), written(second, "b<|im_end|>")])
+    two_turns = dict([written(first, "a<|im_end|>"), written(second, "b<|im_end|>")])
+    asked = conversation(ASKED, first, second, tools=TOOLS)
+    assert [said["role"] for said in told(msgspec.structs.replace(asked, tokens=one_turn))[1:]] == [
+        *("assistant", "tool", "tool"),
+    ]
+    assert [said["role"] for said in told(msgspec.structs.replace(asked, tokens=two_turns))[1:]] == [
+        *("assistant", "tool", "assistant", "tool"),
+    ]
+
+
+def test_a_shell_of_this_server_does_not_part_what_was_written_at_once() -> None:
+    """Its output is an item of its own, between calls of one turn."""
+    first, second = shell_call("ls", call_id="a"), call("get_weather", "{}", "b")
+    asked = conversation(
+        ASKED, first, shell_output({"stdout": "x", "stderr": ""}, call_id="a"), second, output("1", "b"), tools=TOOLS
+    )
+    asked = msgspec.structs.replace(asked, tokens=dict([written(first, "a"), written(second, "b<|im_end|>")]))
+    assert told(asked)[1:] == [
+        {
+            "role": "assistant",
+            "tool_calls": [("container__exec", {"cmd": ["bash", "-lc", "ls"]}), ("get_weather", {})],
+        },
+        tool("x", "container__exec", "a"),
+        tool("1", call_id="b"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("item", "name", "arguments", "result"),
+    [
+        (mcp_call("ask", '{"q": 1}', "yes"), "docs__ask", {"q": 1}, "yes"),
+        (mcp_call("ask", "{}", None, status="failed", error={"message": "No."}), "docs__ask", {}, "No."),
+        (code_call("1+1", "2\n"), "python", {"code": "1+1"}, "2"),
+        (
+            web_call(type="search", query="x", sources=[{"url": "https://e.org"}]),
+            "browser__search",
+            {"query": "x"},
+            "https://e.org",
+        ),
+    ],
+)
+def test_calls_of_this_server_hold_their_own_results(item: Any, name: str, arguments: Any, result: str) -> None:
+    """The model reads them as calls with results, and then what it said."""
+    assert turns(item, message("assistant", "So.")) == [
+        {"role": "assistant", "tool_calls": [(name, arguments)]},
+        tool(result, name, item.id),
+        {"role": "assistant", "content": "So."},
+    ]
+
+
+def test_what_a_call_gave_the_model_to_read_comes_first() -> None:
+    """It is told word for word where that is known."""
+    item = web_call(type="search", query="x")
+    asked = msgspec.structs.replace(conversation(ASKED, item), results={item.id: "a page"})
+    assert told(asked)[-1] == tool("a page", "browser__search", item.id)
+
+
+CLIENT_CALLS: list[tuple[Item, Item, str, Any, str]] = [
+    (
+        LocalShellCall("lsh", "c", {"type": "exec", "command": ["ls"]}, "completed"),
+        LocalShellCallOutput("c", "x"),
+        "local_shell",
+        {"command": ["ls"]},
+        "x",
+    ),
+    (
+        shell_call("ls", call_id="c", here=False),
+        shell_output({"stdout": "x"}, call_id="c"),
+        "shell",
+        {"commands": ["ls"]},
+        '[{"stdout":"x"}]',
+    ),
+    (
+        ApplyPatchCall("apc", "c", {"type": "delete_file", "path": "a"}, "completed"),
+        ApplyPatchCallOutput("apo", "c", "completed", "Done."),
+        "apply_patch",
+        {"type": "delete_file", "path": "a"},
+        "Done.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("item", "answer", "name", "arguments", "result"), CLIENT_CALLS)
+def test_calls_with_items_of_their_own_are_functions(
+    item: Item, answer: Item, name: str, arguments: Any, result: str
+) -> None:
+    """The model knows the API's own tools as functions."""
+    assert turns(item, answer) == [{"role": "assistant", "tool_calls": [(name, arguments)]}, tool(result, name, "c")]
+
+
+def test_a_call_that_was_refused_is_told_with_the_reason() -> None:
+    """What was approved of becomes a call of its own, what was not is told as it stands."""
+    asked, granted = approval("delete"), approval("read")
+    assert turns(
+        asked, decision(asked, approve=False, reason="too risky"), granted, decision(granted, approve=True)
+    ) == [
+        {"role": "assistant", "tool_calls": [("docs__delete", {})]},
+        tool("The user did not approve of this call: too risky", "docs__delete", asked.id),
+    ]
+
+
+def test_cut_calls_are_left_out_unless_they_were_answered() -> None:
+    """Half a call is not to be repeated."""
+    assert turns(message("assistant", "I"), call("get_weather", '{"ci', status="incomplete")) == [
+        {"role": "assistant", "content": "I"}
+    ]
+    assert turns(mcp_call("ask", '{"', None, status="incomplete")) == []
+    assert len(turns(call("get_weather", "{}", status="incomplete"), output("1"))) == 2
+
+
+def test_broken_arguments_keep_the_words_of_the_model() -> None:
+    """A template that wants names gets them as one; one that wants text gets them as they are."""
+    said = laid_out(conversation(ASKED, call("get_weather", '{"city": "Os'), output("no"))).messages[1]
+    arguments = said["tool_calls"][0]["function"]["arguments"]
+    assert dict(arguments) == {"arguments": '{"city": "Os'}
+    assert "<" + arguments + ">" == '<{"city": "Os>'
+
+
+def test_an_output_whose_call_is_gone_has_one_made_for_it() -> None:
+    """Templates want a result to have a call."""
+    assert turns(output("18", "gone")) == [
+        {"role": "assistant", "tool_calls": [("unknown", {})]},
+        tool("18", "unknown", "gone"),
+    ]
+
+
+def test_leading_instructions_are_one_system_message() -> None:
+    """Those of the request, then those ahead of all else; later ones stand where they came."""
+    tools = AdditionalTools("at", "developer", ())
+    items = (message("developer", "Two."), tools, message("system", "Three."), ASKED, message("developer", "Four."))
+    assert told(conversation(*items, instructions="One.")) == [
+        {"role": "system", "content": "One.\n\nTwo.\n\nThree."},
+        USER,
+        {"role": "system", "content": "Four."},
+    ]
+
+
+def test_images_stand_between_texts_in_their_order() -> None:
+    """A message with an image has parts; the images are listed as their places come, those of outputs too."""
+    shown = Message("m", "completed", "user", (InputText("a"), InputImage("u1"), InputText("b"), InputText("c")))
+    returned = output((InputText("d"), InputImage("u2")))
+    asked = conversation(shown, call("get_weather", "{}"), returned)
+    layout = laid_out(asked, images={"u1": "data:1", "u2": "data:2"})
+    assert layout.images == ("data:1", "data:2")
+    assert layout.messages[0]["content"] == [
+        {"type": "text", "text": "a"},
+        {"type": "image_url", "image_url": {"url": "data:1"}},
+        {"type": "text", "text": "bc"},
+    ]
+    assert layout.messages[2]["content"][1] == {"type": "image_url", "image_url": {"url": "data:2"}}
+
+
+texts = st.text("abc", min_size=1, max_size=3)
+made = st.one_of(
+    st.builds(lambda text: message("user", text), texts),
+    st.builds(lambda text: message("assistant", text), texts),
+    st.builds(reasoning, texts),
+    st.builds(lambda number, text: call("get_weather", f'{{"a": "{text}"}}', f"c{number}"), st.integers(0, 2), texts),
+    st.builds(lambda number, text: output(text, f"c{number}"), st.integers(0, 2), texts),
+    st.builds(lambda text: mcp_call("ask", "{}", text), texts),
+)
+
+
+@given(st.lists(made, max_size=12))
+def test_every_call_has_its_result_right_behind_its_turn(items: list[Item]) -> None:
+    """For any history: results follow the message of their calls, in order, and no text is lost."""
+    messages = laid_out(conversation(*items)).messages
+    awaited: list[str] = []
+    for said in messages:
+        if said["role"] == "tool":
+            assert said["tool_call_id"] in awaited
+            awaited = awaited[awaited.index(said["tool_call_id"]) + 1 :]
+        else:
+            awaited = [made["id"] for made in said.get("tool_calls", ())]
+    whole = "\n".join(f"{said.get('content')} {said.get('reasoning')}" for said in messages)
+    assert all(item.text in whole for item in items if isinstance(item, Message | Reasoning))
+
+
+def test_an_answer_that_was_cut_is_left_open() -> None:
+    """Only where it comes last, and only the assistant's."""
+    begun = msgspec.structs.replace(message("assistant", "It is"), status="incomplete")
+    assert laid_out(conversation(ASKED, begun)).continues
+    assert not laid_out(conversation(ASKED, begun, ASKED)).continues
+    assert not laid_out(conversation(ASKED, message("assistant", "It is"))).continues
+    assert isinstance(conversation(ASKED), Conversation)

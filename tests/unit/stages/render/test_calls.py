@@ -1,0 +1,351 @@
+"""Calls of every kind, as the model reads that it made them, and what it reads of their results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from openai_harmony import Message as PackageMessage
+
+from pipeline.frames import (
+    CodeCallOpened,
+    CustomToolCallOpened,
+    FunctionCallOpened,
+    ItemDelta,
+    ItemOpened,
+    McpCallOpened,
+    ShellCallOpened,
+    TokenChunk,
+    WebCallOpened,
+)
+from pipeline.protocol.items import (
+    ApplyPatchCall,
+    ApplyPatchCallOutput,
+    CallStatus,
+    CodeInterpreterCall,
+    Item,
+    ListedTool,
+    LocalShellCall,
+    LocalShellCallOutput,
+    McpListTools,
+)
+from pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, McpTool, Toolset
+from stages.harmony import load_encoding
+from stages.render.harmony import RenderHarmony
+from stages.render.messages import lay_out
+from tests.support.harmony_conversations import (
+    approval,
+    call,
+    code_call,
+    conversation,
+    custom_call,
+    custom_output,
+    decision,
+    mcp_call,
+    message,
+    output,
+    reasoning,
+    shell_call,
+    shell_output,
+    web_call,
+)
+from tests.support.parsed_items import OPENINGS, run, started
+from tests.unit.stages.render.test_harmony import text
+
+
+def read(*items: Item, **results: str) -> str:
+    """What the model reads of ``items``, where their results are known by their position, as in ``_1``."""
+    known = {items[int(position[1:])].id: result for position, result in results.items()}
+    prompt = text(replace(conversation(*items), results=known))
+    return prompt.removesuffix("<|start|>assistant")
+
+
+def called(recipient: str, said: str, channel: str = "analysis", form: str = "code") -> str:
+    return f"<|start|>assistant to={recipient}<|channel|>{channel} {form}<|message|>{said}<|call|>"
+
+
+def returned(name: str, said: str, channel: str = "analysis") -> str:
+    return f"<|start|>{name} to=assistant<|channel|>{channel}<|message|>{said}<|end|>"
+
+
+FORGOTTEN = "The result of this call is no longer known."
+
+
+def test_a_call_of_an_mcp_server_is_read_with_its_output() -> None:
+    """One item is two messages: the call on commentary, by label and name, and what came of it."""
+    assert read(mcp_call("read/all-of.it", '{"a": 1}', "Text.", label="my.wiki-2")) == (
+        called("my.wiki-2.read/all-of.it", '{"a": 1}', "commentary", "json")
+        + returned("my.wiki-2.read/all-of.it", "Text.", "commentary")
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        ({"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "No such page."}]}, "No such page."),
+        ({"type": "mcp_tool_execution_error", "content": [{"type": "image"}, {"text": "a"}, {"text": "b\n"}]}, "a\nb"),
+        ({"type": "mcp_tool_execution_error", "content": "Plain."}, "Plain."),
+        ({"type": "mcp_tool_execution_error", "content": {"why": "ü"}}, '{"why": "ü"}'),
+        ({"type": "mcp_protocol_error", "code": -32602, "message": "Unknown tool"}, "Unknown tool"),
+        ({"type": "http_error", "code": 502, "message": "Bad gateway"}, "Bad gateway"),
+        ({"type": "http_error", "code": 502}, ""),
+    ],
+)
+def test_of_a_call_that_failed_the_error_is_read(error: dict[str, Any], told: str) -> None:
+    """The model reads the words of an error, of whichever of the API's forms."""
+    failed = mcp_call("read", output=None, status="failed", error=error)
+    assert read(failed).endswith(returned("docs.read", told, "commentary"))
+
+
+@pytest.mark.parametrize("status", ["in_progress", "incomplete"])
+def test_a_call_of_the_server_that_never_ran_is_left_out(status: CallStatus) -> None:
+    """What was cut in its arguments was not called; with a result it was."""
+    cut: list[Item] = [
+        mcp_call("read", '{"a', None, status=status),
+        code_call("print(", status=status),
+        web_call(status, type="search", query=""),
+    ]
+    assert read(*cut) == read(*cut, _1="", _2="") == ""
+    assert read(*cut, _1="KeyboardInterrupt") == called("python", "print(") + returned("python", "KeyboardInterrupt")
+
+
+def test_code_is_called_as_it_was_taught() -> None:
+    """Python is sent plain code in the middle of a thought, and answers there."""
+    code = code_call("print(1)\n", "1\n", "2")
+    assert read(code, _0="[1]") == called("python", "print(1)\n") + returned("python", "[1]")
+    assert read(code, _0="") == called("python", "print(1)\n") + returned("python", "")
+    assert read(code) == called("python", "print(1)\n") + returned("python", "1\n2")
+    assert read(code_call("x")) == called("python", "x") + returned("python", FORGOTTEN)
+
+
+@pytest.mark.parametrize(
+    ("action", "recipient", "arguments"),
+    [
+        ({"type": "search", "query": "größe"}, "search", '{"query": "größe"}'),
+        ({"type": "search", "queries": ["a", "b"]}, "search", '{"query": "a; b"}'),
+        ({"type": "open_page", "url": "https://a.example/"}, "open", '{"id": "https://a.example/"}'),
+        ({"type": "open_page"}, "open", "{}"),
+        ({"type": "find_in_page", "url": "https://a.example/", "pattern": "x"}, "find", '{"pattern": "x"}'),
+        ({"type": "else"}, "search", '{"query": ""}'),
+        ({}, "search", '{"query": ""}'),
+    ],
+)
+def test_what_the_browser_was_asked_is_rebuilt(action: dict[str, Any], recipient: str, arguments: str) -> None:
+    """An item tells an action: the model reads the call that it would have taken."""
+    went = web_call(**action)
+    assert read(went, _0="[0] A") == called(f"browser.{recipient}", arguments) + returned(
+        f"browser.{recipient}", "[0] A"
+    )
+    assert read(went).endswith(returned(f"browser.{recipient}", FORGOTTEN))
+
+
+def test_of_a_search_the_sources_are_left() -> None:
+    """Where nobody knows any more what the browser showed, the pages are named that it found."""
+    sources = [{"type": "url", "url": "https://a.example/"}, {"type": "url", "url": "https://b.example/"}]
+    went = web_call(type="search", query="x", sources=sources)
+    assert read(went).endswith(returned("browser.search", "https://a.example/\nhttps://b.example/"))
+
+
+def test_commands_for_the_sandbox_are_a_call_of_the_container() -> None:
+    """The item tells commands: the model reads them as a script, and what they wrote in the tool's message."""
+    ran = shell_output(
+        {"stdout": "a\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},
+        {"stdout": "b", "stderr": "no c", "outcome": {"type": "exit", "exit_code": 2}},
+        {"stdout": "", "stderr": "", "outcome": {"type": "timeout"}},
+    )
+    asked = shell_call("ls", "cat b c", timeout_ms=500)
+    arguments = r'{"cmd": ["bash", "-lc", "ls\ncat b c"], "timeout": 500}'
+    told = "a\nb\nno c\nThe command ended with exit code 2.\nThe command took too long."
+    assert read(asked, ran) == called("container.exec", arguments) + returned("container.exec", told)
+    assert read(asked, ran, _1="as it was").endswith(returned("container.exec", "as it was"))
+
+
+FORMS: dict[str, tuple[Item, Item, str, str]] = {
+    "local_shell": (
+        LocalShellCall("lsh_1", "call_1", {"type": "exec", "command": ["ls", "-l"], "env": {}}, "completed"),
+        LocalShellCallOutput("call_1", "a\n"),
+        '{"command":["ls","-l"],"env":{}}',
+        "a\n",
+    ),
+    "shell": (
+        shell_call("ls", here=False, timeout_ms=None),
+        shell_output({"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}),
+        '{"commands":["ls"]}',
+        '[{"stdout":"a","stderr":"","outcome":{"type":"exit","exit_code":0}}]',
+    ),
+    "apply_patch": (
+        ApplyPatchCall("apc_1", "call_1", {"type": "delete_file", "path": "a.py"}, "completed"),
+        ApplyPatchCallOutput("apco_1", "call_1", "failed", "No such file."),
+        '{"type":"delete_file","path":"a.py"}',
+        "No such file.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_calls_that_the_client_runs_are_functions(name: str) -> None:
+    """The model knows these tools as functions, whatever items they are on the wire."""
+    made, answer, arguments, told = FORMS[name]
+    recipient = f"functions.{name}"
+    assert read(made, answer) == called(recipient, arguments, "commentary", "json") + returned(
+        recipient, told, "commentary"
+    )
+    assert read(replace(made, status="incomplete")) == ""
+    assert arguments in read(replace(made, status="incomplete"), answer)
+
+
+def test_a_call_that_the_client_did_not_approve_of_is_answered_so() -> None:
+    """The model reads that it asked, that the user did not want it, and why."""
+    asked = approval("write", '{"a": 1}')
+    ahead = called("docs.write", '{"a": 1}', "commentary", "json")
+    for reason, told in ((None, "The user did not approve of this call."), ("Too late", "this call: Too late")):
+        prompt = read(asked, decision(asked, approve=False, reason=reason))
+        assert prompt.startswith(ahead + "<|start|>docs.write to=assistant<|channel|>commentary<|message|>")
+        assert prompt.endswith(f"{told}<|end|>")
+
+
+def test_a_call_that_the_client_approved_of_is_read_once() -> None:
+    """The request says nothing then, nor while it is open: the call that follows it is an item of its own."""
+    asked = approval("write")
+    made = replace(mcp_call("write"), approval_request_id=asked.id)
+    assert read(asked, decision(asked, approve=True)) == read(asked) == ""
+    assert read(asked, decision(asked, approve=True), made) == read(made)
+
+
+def test_what_a_server_offers_is_no_message() -> None:
+    """The head declares tools: their listing is for the client."""
+    assert read(McpListTools("mcpl_1", "docs", (ListedTool("read", {}),)), message("user", "?")) == read(
+        message("user", "?")
+    )
+
+
+MIDDLE: dict[str, tuple[Item, ...]] = {
+    "code": (code_call("print(1)", "1"),),
+    "the browser": (web_call(type="search", query="x"),),
+    "the shell": (shell_call("ls"), shell_output({"stdout": "a"})),
+}
+
+
+@pytest.mark.parametrize("middle", MIDDLE.values(), ids=MIDDLE)
+def test_calls_in_a_thought_are_forgotten_with_it(middle: tuple[Item, ...]) -> None:
+    """With the answer that they led to, the thinking goes, and all that was called and read in the middle of it."""
+    thought, answer = reasoning("Hm."), message("assistant", "So.", phase="final_answer")
+    kept: list[Item] = [call("f", "{}"), output("1"), mcp_call("read")]
+    asked, again = message("user", "?"), message("user", "!")
+    turn: list[Item] = [asked, thought, *middle, *kept, answer, again]
+    assert read(*turn) == read(asked, *kept, answer, again)
+    assert read(*turn, thought, *middle) == read(asked, *kept, answer, again, thought, *middle)
+    assert len(read(again, thought, *middle)) > len(read(again, thought))
+
+
+def test_an_output_is_forgotten_with_its_call() -> None:
+    """Wherever the output of the shell stands, it is read beside its call or not at all."""
+    answer = message("assistant", "So.", phase="final_answer")
+    assert read(shell_call("ls"), answer, shell_output({"stdout": "a"})) == read(answer)
+
+
+def test_what_comes_ahead_of_a_call_of_the_server_is_no_answer() -> None:
+    """A message without a phase, right ahead of a call of any kind, is commentary."""
+    for then in (mcp_call("read"), code_call("x"), web_call(type="search", query="x"), shell_call("ls"), approval("w")):
+        assert "<|channel|>commentary<|message|>I look." in read(message("assistant", "I look."), then)
+
+
+# Any items at all
+
+SERVER_TOOLS = Toolset(
+    (
+        *(FunctionTool("f"), CustomTool("g"), FunctionTool("h", namespace="team")),
+        FunctionTool("shell", form="shell"),
+        *(McpTool("docs", "read/all-of.it"), McpTool("my.wiki-2", "page.get")),
+        *HOSTED["python"],
+        *HOSTED["browser"],
+        *HOSTED["container"],
+    )
+)
+TEXTS = st.one_of(st.text(min_size=1, max_size=30), st.sampled_from(["<|end|>", " to=functions.f", "{}", "\ud800"]))
+ASKED = approval("write")
+
+KINDS: dict[str, Any] = {
+    "user": lambda said: message("user", said),
+    "answer": lambda said: message("assistant", said, phase="final_answer"),
+    "remark": lambda said: message("assistant", said),
+    "rule": lambda said: message("developer", said),
+    "thought": reasoning,
+    "call": lambda said: call("f", said, "a"),
+    "output": lambda said: output(said, "a"),
+    "custom": lambda said: custom_call("g", said, "b"),
+    "custom output": lambda said: custom_output(said, "b"),
+    "mcp": lambda said: mcp_call("read/all-of.it", said, said),
+    "mcp failed": lambda said: mcp_call("read", said, None, status="failed", error={"content": said}),
+    "mcp cut": lambda said: mcp_call("read", said, None, status="incomplete"),
+    "code": code_call,
+    "code with logs": lambda said: code_call(said, said),
+    "search": lambda said: web_call(type="search", query=said),
+    "open": lambda said: web_call(type="open_page", url=said),
+    "find": lambda said: web_call(type="find_in_page", url=said, pattern=said),
+    "shell here": lambda said: shell_call(said, call_id="c"),
+    "shell": lambda said: shell_call(said.replace("\ud800", ""), call_id="d", here=False),
+    "shell output": lambda said: shell_output({"stdout": said.replace("\ud800", "")}, call_id="c"),
+    "request": lambda _: ASKED,
+    "refusal": lambda said: decision(ASKED, approve=False, reason=said),
+    "approval": lambda _: decision(ASKED, approve=True),
+}
+
+ITEMS = st.lists(st.tuples(st.sampled_from(sorted(KINDS)), TEXTS).map(lambda drawn: KINDS[drawn[0]](drawn[1])))
+
+
+@given(ITEMS, st.booleans(), st.integers(0, 2000))
+@settings(max_examples=200, deadline=None)
+def test_any_items_can_be_rendered(items: list[Item], cuts: bool, context: int) -> None:
+    """Whatever came in whatever order, it has a place in the prompt or none, and the package reads every message."""
+    known = {item.id: "known" for item in items[::2]}
+    asked = conversation(*items, tools=SERVER_TOOLS, truncation="auto" if cuts else "disabled")
+    prompt = RenderHarmony(load_encoding(), context)._prompt(replace(asked, results=known, raw_messages=True))
+    assert prompt.raw_messages is not None
+    for raw in prompt.raw_messages:
+        assert "\ud800" in str(raw) or PackageMessage.from_dict(raw).to_dict() == raw
+    calls = sum(raw.get("recipient") not in (None, "assistant") for raw in prompt.raw_messages)
+    assert load_encoding().decode(prompt.token_ids).count("<|call|>") >= calls
+
+
+OPENED: dict[str, ItemOpened] = {
+    "call": FunctionCallOpened("f"),
+    "custom": CustomToolCallOpened("g"),
+    "mcp": McpCallOpened("docs", "read/all-of.it"),
+    "code": CodeCallOpened(),
+    "search": WebCallOpened("search"),
+    "open": WebCallOpened("open"),
+    "find": WebCallOpened("find"),
+    "shell here": ShellCallOpened(),
+    "shell": FunctionCallOpened("shell", None, "shell"),
+}
+
+
+@pytest.mark.parametrize("kind", OPENED)
+@given(said=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
+@settings(max_examples=25, deadline=None)
+def test_a_call_is_read_as_it_was_rendered(kind: str, said: str) -> None:
+    """What the model reads that it wrote would be, if it wrote it, the same call of the same tool."""
+    layout = lay_out(conversation(KINDS[kind](said)))
+    tokens: list[int] = []
+    for segment in list(layout.messages[0].segments())[1:]:
+        tokens += [segment] if isinstance(segment, int) else load_encoding().encode(segment)
+    tokens = tokens[len(load_encoding().encode("assistant")) :]
+    frames = run(load_encoding(), [started(tools=SERVER_TOOLS), TokenChunk(tuple(tokens))])
+    (opening,) = (frame for frame in frames if isinstance(frame, OPENINGS))
+    assert opening == OPENED[kind]
+    told = "".join(frame.text for frame in frames if isinstance(frame, ItemDelta))
+    assert told == "".join(layout.messages[0].texts)
+
+
+def test_an_undeclared_tool_is_read_as_it_was_addressed() -> None:
+    """A call that was made of words to nobody, and the error that answered it, have the name that the model used."""
+    prompt = read(call("search", "{}", namespace="browser"), output("There is no such tool."))
+    assert prompt == called("browser.search", "{}", "commentary", "json") + returned(
+        "browser.search", "There is no such tool.", "commentary"
+    )
+    python = CodeInterpreterCall("ci_1", "1", "", "completed")
+    assert read(python, _0="There is no such tool.").endswith(returned("python", "There is no such tool."))

@@ -1,0 +1,545 @@
+"""The grammar of a turn, token by token as the engine's own library reads it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import InvalidRequest
+from pipeline.protocol.tools import ANY_NAME, HOSTED, CustomTool, FunctionTool, Grammar, McpTool, Tool, Toolset
+from stages.harmony import CALL, CHANNEL, END, MESSAGE, RETURN, load_encoding
+from stages.render.grammar import MOST_BEFORE, MOST_CALLS, WARM_UP, grammar
+from tests.support.harmony_grammars import (
+    NEXT,
+    PREAMBLE,
+    THOUGHT,
+    accepted,
+    call,
+    final,
+    matcher,
+    old_call,
+    rules_for,
+    specials,
+)
+
+COUNT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+STRICT = FunctionTool("count", None, COUNT, strict=True)
+LOOSE = FunctionTool("look", None, COUNT)
+DATE = CustomTool("date", None, Grammar("regex", r"\d{4}-\d{2}"))
+PATCH = CustomTool("patch", None, Grammar("lark", 'start: line+\nline: "+" /[^\\n]*/ LF // }\n%import common.LF'))
+NOTE = CustomTool("note")
+FAR = FunctionTool("count", None, COUNT, strict=True, namespace="far")
+ALL = (STRICT, LOOSE, DATE, PATCH, NOTE, FAR)
+COUNTED = call("functions.count", '{"n": 1}')
+
+
+def required(*tools: Any, **more: Any) -> Toolset:
+    return Toolset(tools, "required", **more)
+
+
+ONLY_JSON = rules_for(schema=COUNT)
+MUST_CALL = rules_for(required(*ALL))
+MAY_CALL = rules_for(Toolset(ALL))
+MAY_CALL_OR_JSON = rules_for(Toolset((STRICT,)), COUNT)
+
+RIGHT = {
+    "an answer": (ONLY_JSON, final('{"n":1}')),
+    "an answer that says that it is JSON": (ONLY_JSON, final('{"n": 1}', marked=True)),
+    "an answer after thinking": (ONLY_JSON, THOUGHT * 2 + final('{"n":-20}')),
+    "a call": (MUST_CALL, COUNTED + "<|call|>"),
+    "a call in the older form": (MUST_CALL, old_call("functions.count", '{"n":1}') + "<|call|>"),
+    "a call after thinking and speaking": (MUST_CALL, THOUGHT + PREAMBLE + THOUGHT + COUNTED + "<|call|>"),
+    "a call of a namespace": (MUST_CALL, call("far.count", '{"n":1}') + "<|call|>"),
+    "any object for a function that is not strict": (MUST_CALL, call("functions.look", '{"x":[{}]}') + "<|call|>"),
+    "a text by its regular expression": (MUST_CALL, call("functions.date", "2026-03", "code") + "<|call|>"),
+    "a text by its grammar": (MUST_CALL, old_call("functions.patch", "+a\n+\n", "code") + "<|call|>"),
+    "any text": (MUST_CALL, call("functions.note", "any <text>\n", "code") + "<|call|>"),
+    "several calls": (MUST_CALL, COUNTED + NEXT + old_call("functions.look", "{}") + NEXT + COUNTED + "<|call|>"),
+    "several calls with thoughts between": (MUST_CALL, COUNTED + NEXT + THOUGHT + COUNTED + "<|call|>"),
+    "a call that was free": (MAY_CALL, THOUGHT + COUNTED + "<|call|>"),
+    "an answer instead of a call": (MAY_CALL, THOUGHT + final("Hello.\n")),
+    "JSON instead of a call": (MAY_CALL_OR_JSON, PREAMBLE + final('{"n":1}')),
+    "a call instead of JSON": (MAY_CALL_OR_JSON, COUNTED + "<|call|>"),
+}
+
+
+@pytest.mark.parametrize(("rules", "turn"), RIGHT.values(), ids=RIGHT)
+def test_a_right_turn_comes_through_to_its_end(rules: str, turn: str) -> None:
+    """What the request allows, in every form that the model was taught, is accepted token by token."""
+    assert accepted(rules, turn) == turn
+
+
+WRONG = {
+    "a wrong type": (ONLY_JSON, final('{"n":"'), '<|channel|>final<|message|>{"n'),
+    "white space ahead": (ONLY_JSON, final(" {}"), "<|channel|>final<|message|>"),
+    "an open end": (ONLY_JSON, final('{"n":1'), '<|channel|>final<|message|>{"n":1'),
+    "text after the JSON": (ONLY_JSON, final('{"n":1} x'), '<|channel|>final<|message|>{"n":1}'),
+    "an answer that is only a word": (ONLY_JSON, "<|channel|>final json<|message|>", "<|channel|>final"),
+    "a call where none may be": (ONLY_JSON, COUNTED, "<|channel|>"),
+    "an answer in thoughts": (
+        ONLY_JSON,
+        "<|channel|>analysis<|message|>x<|return|>",
+        "<|channel|>analysis<|message|>x",
+    ),
+    "no call where one must be": (MUST_CALL, final("x"), "<|channel|>"),
+    "no call after thinking": (MUST_CALL, THOUGHT + final("x"), THOUGHT + "<|channel|>"),
+    "a call that is an answer": (MUST_CALL, COUNTED + "<|return|>", COUNTED),
+    "a text that breaks its grammar": (
+        MUST_CALL,
+        call("functions.patch", "+a\n-", "code"),
+        call("functions.patch", "+a\n", "code"),
+    ),
+    "an answer after a call": (MAY_CALL, COUNTED + NEXT + final("x"), COUNTED + NEXT + "<|channel|>"),
+    "free text where JSON must be": (MAY_CALL_OR_JSON, final("Hello"), "<|channel|>final<|message|>"),
+}
+
+
+@pytest.mark.parametrize(("rules", "turn", "right"), WRONG.values(), ids=WRONG)
+def test_a_wrong_turn_is_refused_where_it_goes_wrong(rules: str, turn: str, right: str) -> None:
+    """Everything up to the wrong token is accepted, and the turn may not end there."""
+    assert accepted(rules, turn) == f"{right}..."
+
+
+@pytest.mark.parametrize("name", ["other", "counts", "coun"])
+def test_only_tools_that_exist_can_be_called(name: str) -> None:
+    """A recipient is one of the tools, letter for letter."""
+    assert not accepted(MUST_CALL, call(f"functions.{name}", "{}")).endswith("{}...")
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_tools_that_are_not_allowed_cannot_be_called(choice: Any) -> None:
+    """``allowed_tools`` is a hard limit, for functions that are not strict as well."""
+    rules = rules_for(Toolset((LOOSE, NOTE, FAR), choice, allowed=((None, "look"),)))
+    assert accepted(rules, call("functions.look", "{}") + "<|call|>").endswith("{}<|call|>")
+    assert "note" not in accepted(rules, call("functions.note", "x", "code"))
+    assert "far" not in accepted(rules, call("far.count", '{"n":1}'))
+    assert accepted(rules, final("x")).endswith("<|return|>") is (choice == "auto")
+
+
+HERE: tuple[Tool, ...] = (
+    McpTool("docs", "read/all-of.it", None, {"type": "object", "not": {}}),
+    McpTool("my.wiki-2", "größe", None, {"type": "date", "$ref": "#/nowhere", "uniqueItems": 1}, needs_approval=True),
+    FunctionTool("shell", form="shell"),
+    *HOSTED["python"],
+    *HOSTED["browser"],
+    *HOSTED["container"],
+)
+MUST_CALL_HERE = rules_for(required(*HERE))
+MAY_CALL_HERE_OR_JSON = rules_for(Toolset((*HERE, STRICT)), COUNT)
+
+CALLED_HERE = {
+    "an mcp tool": call("docs.read/all-of.it", '{"a": [1]}'),
+    "an mcp tool in the older form": old_call("docs.read/all-of.it", "{}"),
+    "a name of other letters": call("my.wiki-2.größe", "{}"),
+    "a form": call("functions.shell", '{"commands": ["ls"]}'),
+    "code": "<|channel|>analysis to=python code<|message|>print('{')\n",
+    "code in the older form": " to=python<|channel|>analysis <|constrain|>code<|message|>x = 1",
+    "the browser": '<|channel|>analysis to=browser.search code<|message|>{"query": "x"}',
+    "the browser with JSON": ' to=browser.open<|channel|>analysis json<|message|>{"id": 1}',
+    "the container": '<|channel|>analysis to=container.exec <|constrain|>json<|message|>{"cmd": ["ls"]}',
+}
+
+
+@pytest.mark.parametrize("turn", CALLED_HERE.values(), ids=CALLED_HERE)
+@pytest.mark.parametrize("rules", [MUST_CALL_HERE, MAY_CALL_HERE_OR_JSON], ids=["required", "JSON"])
+def test_tools_that_the_server_runs_can_be_called(rules: str, turn: str) -> None:
+    """The built-in tools on the analysis channel, as they were taught, all others on commentary."""
+    for before in ("", THOUGHT, turn + NEXT):
+        assert accepted(rules, f"{before}{turn}<|call|>") == f"{before}{turn}<|call|>"
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        "<|channel|>commentary to=python code<|message|>",
+        "<|channel|>analysis to=docs.read/all-of.it json<|message|>",
+        "<|channel|>analysis to=browser.run code<|message|>",
+        "<|channel|>analysis to=browser.search code<|message|>[",
+        "<|channel|>analysis to=python json<|message|>",
+    ],
+)
+def test_a_call_in_the_wrong_place_is_refused(turn: str) -> None:
+    """Where anything is promised of a turn, a tool is called on its own channel and in its own form."""
+    assert not accepted(MUST_CALL_HERE, turn).startswith(turn)
+
+
+def test_a_schema_of_a_server_is_no_reason_to_refuse() -> None:
+    """The client did not write the schemas of an MCP server's tools: any object will do."""
+    odd = [McpTool("docs", f"t{at}", None, schema) for at, (schema, _) in enumerate(BAD_SCHEMAS.values())]
+    for tools in (required(*odd), Toolset(tuple(odd), parallel=False)):
+        rules = rules_for(tools)
+        assert all(accepted(rules, call(f"docs.{tool.name}", "{}") + "<|call|>").endswith("{}<|call|>") for tool in odd)
+
+
+def test_a_thousand_tools_of_a_server_can_be_required() -> None:
+    """What a server offers may be much, and still be chosen from."""
+    many = [McpTool("docs", f"tool_with_a_name_of_some_length_{at}", None, {}) for at in range(1000)]
+    turn = call(f"docs.{many[-1].name}", "{}") + "<|call|>"
+    assert accepted(rules_for(required(*many)), turn) == turn
+
+
+def test_all_tools_of_a_namespace_may_be_allowed() -> None:
+    """A namespace among the allowed tools lets all of its tools be called."""
+    rules = rules_for(Toolset(HERE, allowed=(("docs", ANY_NAME), ("python", ANY_NAME))))
+    for kind in ("an mcp tool", "code"):
+        assert accepted(rules, CALLED_HERE[kind] + "<|call|>").endswith("<|call|>")
+    for kind in ("the browser", "the container", "a form"):
+        assert accepted(rules, CALLED_HERE[kind]).endswith("...")
+        assert CALLED_HERE[kind] not in accepted(rules, CALLED_HERE[kind])
+
+
+def test_tools_that_the_server_runs_are_free_alone() -> None:
+    """Without a promise there is no grammar; one call at a time is one."""
+    assert grammar(Toolset(HERE), {}) is None
+    rules = rules_for(Toolset(HERE, parallel=False))
+    assert specials(rules, CALLED_HERE["code"]) == {CALL}
+    assert accepted(rules, final("Hello.")) == final("Hello.")
+
+
+def test_calls_that_may_not_be_parallel_are_one() -> None:
+    """Without parallel calls the turn ends with the first."""
+    rules = rules_for(required(STRICT, parallel=False))
+    assert specials(rules, COUNTED) == {CALL}
+    assert specials(MUST_CALL, COUNTED) == {CALL, END}
+    rules = rules_for(Toolset((LOOSE, NOTE), parallel=False))
+    assert specials(rules, call("functions.note", "x", "code")) == {CALL}
+    assert accepted(rules, final("Hello.")) == final("Hello.")
+
+
+def test_a_turn_is_bounded() -> None:
+    """A model that thinks, or calls, without end is brought to the point."""
+    assert specials(ONLY_JSON, "<|channel|>analysis<|message|>x") == {END}
+    assert "analysis" in accepted(ONLY_JSON, THOUGHT * (MOST_BEFORE - 1) + "<|channel|>analysis")[-20:]
+    assert accepted(ONLY_JSON, THOUGHT * MOST_BEFORE + "<|channel|>analysis").endswith("<|channel|>...")
+    assert specials(MUST_CALL, (COUNTED + NEXT) * (MOST_CALLS - 1) + COUNTED) == {CALL}
+
+
+BODIES = {
+    "JSON": (ONLY_JSON, '<|channel|>final<|message|>{"', set()),
+    "a string": (rules_for(schema={"type": "string", "pattern": "^[^a]*$"}), '<|channel|>final<|message|>"b', set()),
+    "a key": (rules_for(schema={"type": "object"}), '<|channel|>final<|message|>{"', set()),
+    "arguments": (MUST_CALL, call("functions.look", '{"a": "'), set()),
+    "a regular expression": (
+        rules_for(required(CustomTool("any", None, Grammar("regex", "[^a]+")))),
+        call("functions.any", "b", "code"),
+        {CALL, END},
+    ),
+    "a grammar": (
+        rules_for(required(CustomTool("any", None, Grammar("lark", "start: ANY\nANY: /(.|\\n)+/")))),
+        call("functions.any", "<|call|", "code").replace("<|call|", "b"),
+        {CALL, END},
+    ),
+    "free text": (MUST_CALL, call("functions.note", "x", "code"), {CALL, END}),
+    "a thought": (MUST_CALL, "<|channel|>analysis<|message|>x", {END}),
+    "an answer": (MAY_CALL, "<|channel|>final<|message|>x", {RETURN}),
+    "the beginning": (ONLY_JSON, "", {CHANNEL}),
+    "a header": (MUST_CALL, "<|channel|>commentary", {MESSAGE}),
+}
+
+
+@pytest.mark.parametrize(("rules", "turn", "allowed"), BODIES.values(), ids=BODIES)
+def test_no_text_matches_a_special_token(rules: str, turn: str, allowed: set[int]) -> None:
+    """Wherever text stands, only the special tokens that may end it can follow."""
+    assert specials(rules, turn) == allowed
+
+
+def test_row22_json_is_bound_after_thinking_and_without() -> None:
+    """The schema holds for the answer, with or without a thought ahead of it, whose braces are text."""
+    for ahead in ("", THOUGHT, "<|channel|>analysis<|message|>{]<|end|><|start|>assistant"):
+        assert accepted(ONLY_JSON, ahead + final('{"n":1}')).endswith("<|return|>")
+        assert accepted(ONLY_JSON, ahead + final("Hello")).endswith("<|message|>...")
+
+
+def test_row23_tools_stay_callable_beside_structured_output() -> None:
+    """One request has both: a call with its arguments, or an answer in its schema."""
+    assert specials(MAY_CALL_OR_JSON, COUNTED) == {CALL, END}
+    assert accepted(MAY_CALL_OR_JSON, final('{"n":1}')).endswith("<|return|>")
+
+
+def test_row25_json_leaves_the_model_free_to_think() -> None:
+    """The first token of a turn may open a thought, also where the answer is JSON."""
+    for rules in (ONLY_JSON, MUST_CALL, WARM_UP):
+        assert "Hm" in accepted(rules, THOUGHT)
+
+
+# Where there is no grammar
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        Toolset(),
+        Toolset((LOOSE, NOTE)),
+        Toolset(parallel=False),
+        Toolset(ALL, "none"),
+        Toolset(ALL, "none", parallel=False),
+        Toolset(ALL, "none", allowed=((None, "count"),)),
+    ],
+)
+def test_nothing_to_enforce_is_no_grammar(tools: Toolset) -> None:
+    """A request that promises nothing is generated freely, at no cost."""
+    assert grammar(tools, {"type": "text"}) is None
+
+
+def test_where_no_call_may_be_only_the_answer_is_left() -> None:
+    """With the choice ``none``, JSON is answered as if there were no tools."""
+    assert rules_for(Toolset(ALL, "none"), COUNT) == ONLY_JSON
+
+
+def test_any_json_object_is_an_answer() -> None:
+    """``json_object`` promises an object, whatever is in it."""
+    rules = grammar(Toolset(), {"type": "json_object"})
+    assert rules is not None
+    assert accepted(rules, final('{"a": [1, {"b": null}]}')).endswith("<|return|>")
+    assert accepted(rules, final("[1]")) == "<|channel|>final<|message|>..."
+
+
+def test_the_engine_can_be_warmed_up() -> None:
+    """The grammar for the warm-up is a grammar."""
+    assert not matcher(WARM_UP).is_error()
+
+
+# Schemas
+
+SCALARS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
+    "string": ({"type": "string"}, st.text(max_size=8)),
+    "short": ({"type": "string", "maxLength": 3}, st.text("ab", max_size=3)),
+    "integer": ({"type": "integer"}, st.integers(-(10**9), 10**9)),
+    "small": ({"type": "integer", "minimum": 0, "maximum": 9}, st.integers(0, 9)),
+    "number": ({"type": "number"}, st.integers(-9999, 9999).map(lambda n: n / 100)),
+    "boolean": ({"type": "boolean"}, st.booleans()),
+    "null": ({"type": "null"}, st.none()),
+    "enum": ({"enum": ["a", 1, None]}, st.sampled_from(["a", 1, None])),
+    "const": ({"const": "<|end|>"}, st.just("<|end|>")),
+}
+
+
+@st.composite
+def schemas(draw: st.DrawFn, depth: int = 2) -> tuple[Any, Any]:
+    """A schema and a value that matches it."""
+    kind = draw(st.sampled_from(["scalar", "object", "array", "union"] if depth else ["scalar"]))
+    if kind == "scalar":
+        schema, values = SCALARS[draw(st.sampled_from(sorted(SCALARS)))]
+        return schema, draw(values)
+    inner = [draw(schemas(depth - 1)) for _ in range(draw(st.integers(1, 3)))]
+    if kind == "array":
+        return {"type": "array", "items": inner[0][0]}, [inner[0][1]] * draw(st.integers(0, 3))
+    if kind == "union":
+        return {"anyOf": [schema for schema, _ in inner]}, draw(st.sampled_from([value for _, value in inner]))
+    names = [f"k{at}" for at in range(len(inner))]
+    required = {name for name in names if draw(st.booleans())}
+    schema = {
+        "type": "object",
+        "properties": {name: schema for name, (schema, _) in zip(names, inner, strict=True)},
+        "required": sorted(required),
+        "additionalProperties": False,
+    }
+    present = {name for name in names if name in required or draw(st.booleans())}
+    return schema, {name: value for name, (_, value) in zip(names, inner, strict=True) if name in present}
+
+
+@settings(max_examples=60, deadline=None)
+@given(schemas(), st.booleans(), st.booleans())
+def test_any_value_of_a_schema_can_be_written(drawn: tuple[Any, Any], compact: bool, ascii_only: bool) -> None:
+    """A right answer is accepted to its end, however compactly it is written."""
+    schema, value = drawn
+    text = json.dumps(value, separators=(",", ":") if compact else None, ensure_ascii=ascii_only)
+    turn = final(text.replace("<|", "<\\u007c"))
+    assert accepted(rules_for(schema=schema), turn) == turn or "\\u" in turn
+
+
+@settings(max_examples=40, deadline=None)
+@given(schemas(), st.sampled_from(['{"x": 1, ', "[[", " ", "nul", "'", "NaN"]))
+def test_what_is_no_value_of_a_schema_cannot_be_written(drawn: tuple[Any, Any], wrong: str) -> None:
+    """An answer that begins as no value can begin never comes to its end."""
+    schema, value = drawn
+    rules = rules_for(schema={"type": "object", "properties": {"a": schema}, "required": ["a"]})
+    turn = final('{"a": ' + wrong + json.dumps(value) + "}")
+    assert not accepted(rules, turn).endswith("<|return|>") or wrong == "[["
+
+
+ROOTS: dict[str, tuple[Any, Any, Any]] = {
+    "an array": ({"type": "array", "items": {"type": "integer"}}, [1, 2], ["a"]),
+    "a string": ({"type": "string", "enum": ["a/b", 'c"']}, 'c"', "d"),
+    "a reference": ({"$ref": "#/$defs/n", "$defs": {"n": {"type": "integer"}}}, 3, "x"),
+    "recursion": (
+        {
+            "type": "object",
+            "properties": {"n": {"type": "integer"}, "next": {"$ref": "#"}},
+            "required": ["n"],
+            "additionalProperties": False,
+        },
+        {"n": 1, "next": {"n": 2, "next": {"n": 3}}},
+        {"n": 1, "next": {"next": {}}},
+    ),
+    "all of several": ({"allOf": [{"type": "integer"}, {"minimum": 5}]}, 7, 3),
+    "anything": ({}, [{"a": None}], None),
+}
+
+
+@pytest.mark.parametrize(("schema", "right", "wrong"), ROOTS.values(), ids=ROOTS)
+def test_a_schema_of_any_kind(schema: Any, right: Any, wrong: Any) -> None:
+    """The root of a schema need not be an object, and may refer to itself."""
+    rules = rules_for(schema=schema)
+    assert accepted(rules, final(json.dumps(right))).endswith("<|return|>")
+    assert wrong is None or accepted(rules, final(json.dumps(wrong))).endswith("...")
+
+
+# What cannot be enforced
+
+BAD_SCHEMAS: dict[str, tuple[Any, str]] = {
+    "a keyword": ({"type": "array", "uniqueItems": True}, 'Unimplemented keys: ["uniqueItems"]'),
+    "a nested keyword": (
+        {"type": "object", "properties": {"a": {"not": {"type": "null"}}}},
+        'Unimplemented keys: ["not"]',
+    ),
+    "a type": ({"type": "date"}, "Invalid type: date"),
+    "a format": ({"type": "string", "format": "phone"}, "Unknown format: phone"),
+    "a pattern": ({"type": "string", "pattern": "(?=a)"}, "pattern: look-around"),
+    "a reference": ({"$ref": "#/$defs/a"}, "Pointer '/$defs/a' does not exist"),
+    "a foreign reference": ({"$ref": "https://example.org/a.json"}, "https://example.org/a.json"),
+    "nothing matches": ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "required property 'a'"),
+    "overlapping variants": ({"oneOf": [{"type": "string"}, {"minLength": 1}]}, "oneOf constraints are not supported."),
+    "endless arrays": ({"type": "array", "items": {}, "minItems": 10**9}, "minItems and maxItems add up to 1000000000"),
+    "an endless number": ({"type": "number", "maximum": 10**5000}, "a number that is too long"),
+    "what is no number": ({"const": float("nan")}, "expected value"),
+    "half a character": ({"const": "\ud800"}, "unexpected end of hex escape"),
+    "endless text": ({"type": "string", "pattern": "(a{1000}){1000}"}, "demand 1000000 characters"),
+    "endless keys": ({"patternProperties": {"^a{99999}$": {}}}, "demand"),
+    "endless size": ({"enum": ["x" * 500_000]}, "and 500000 are the most"),
+}
+
+
+@pytest.mark.parametrize(("schema", "reason"), BAD_SCHEMAS.values(), ids=BAD_SCHEMAS)
+def test_a_schema_that_cannot_be_enforced_is_refused(schema: Any, reason: str) -> None:
+    """The message says in the schema's words what it is, and names the place in the request."""
+    with pytest.raises(InvalidRequest, match=re.escape(reason)) as refused:
+        rules_for(schema=schema)
+    assert refused.value.param == "text.format.schema"
+    assert len(refused.value.message) < 200
+    with pytest.raises(InvalidRequest, match=re.escape(reason)) as refused:
+        grammar(Toolset((LOOSE, FunctionTool("bad", None, schema, strict=True))), {})
+    assert refused.value.param == "tools"
+    assert "'bad'" in refused.value.message
+
+
+@pytest.mark.parametrize("kind", ["a keyword", "a format", "overlapping variants"])
+def test_a_schema_that_is_not_strict_is_enforced_as_far_as_it_can_be(kind: str) -> None:
+    """Without ``strict``, what cannot be enforced is left out."""
+    schema = {"type": "object", "properties": {"a": BAD_SCHEMAS[kind][0]}, "required": ["a"]}
+    rules = rules_for(schema=schema, strict=None)
+    assert accepted(rules, final("[]")) == "<|channel|>final<|message|>..."
+
+
+BAD_GRAMMARS: dict[str, tuple[Grammar, str]] = {
+    "a regular expression": (Grammar("regex", "(a"), "unclosed group"),
+    "look-around": (Grammar("regex", "a(?!b)"), "look-around"),
+    "a repetition": (Grammar("regex", "(ab){9999}"), "demand 19998 characters"),
+    "a repetition of many digits": (Grammar("regex", f"a{{{'0' * 20}{'9' * 5000}}}"), "demand 999999999999 characters"),
+    "items of no number": (Grammar("regex", '("maxItems": 1.2.3e'), "unclosed group"),
+    "a name": (Grammar("lark", "start: nobody"), 'line 1, column 8: unknown name: "nobody"'),
+    "a second line": (Grammar("lark", 'start: a\na: "b" }'), "line 2, column 8"),
+    "no start": (Grammar("lark", 'begin: "a"'), "no start rule found"),
+    "a special token": (Grammar("lark", "start: <[200002]>"), "cannot name special tokens"),
+    "a special token by its name": (Grammar("lark", 'start: "a" <|call|>'), "cannot name special tokens"),
+    "a special token by any name": (Grammar("lark", "start: <end>"), "cannot name special tokens"),
+    "a special token with others": (Grammar("lark", 'start: "<a>" <end>'), "cannot name special tokens"),
+    "no text at all": (Grammar("lark", r"start: /[^\s\S]/"), "no text can be found that matches it"),
+    "no text in a circle": (Grammar("lark", "start: a\na: b\nb: a"), "no text can be found that matches it"),
+    "no character": (Grammar("regex", r"[^\s\S]"), "no text can be found that matches it"),
+    "a special token between slashes": (Grammar("lark", "start: /a\n/ <[200002]> /b/"), "cannot name special tokens"),
+    "a way out": (Grammar("lark", 'start: "a" }\nout: <[200002]> %lark { start: "b"'), "cannot name special tokens"),
+    "another way out": (Grammar("lark", 'start: "a" }\nout: "b"\n{'), "line 1, column 12"),
+    "a directive": (Grammar("lark", 'start: %json {"max\\u0049tems": 1000000000}'), "%json is not supported"),
+    "a repeated terminal": (Grammar("lark", 'start: A{1000}\nA: "x"{1000}'), "demand 1000000 characters"),
+    "a repeated pattern": (Grammar("lark", "start: A\nA: /x{100000}/"), "demand 100000 characters"),
+    "a doubled terminal": (
+        Grammar("lark", "\n".join([*(f"A{at}: A{at + 1} A{at + 1}" for at in range(16)), 'A16: "x"', "start: A0"])),
+        "demand 65536 characters",
+    ),
+    "endless names": (
+        Grammar("lark", "\n".join([*(f"a{at}: a{at + 1}" for at in range(3000)), 'a3000: "x"', "start: a0"])),
+        "nested too deeply",
+    ),
+}
+
+
+@pytest.mark.parametrize(("rule", "reason"), BAD_GRAMMARS.values(), ids=BAD_GRAMMARS)
+def test_a_tool_whose_grammar_cannot_be_enforced_is_refused(rule: Grammar, reason: str) -> None:
+    """The message names the tool and says what its grammar does wrong, and where."""
+    with pytest.raises(InvalidRequest, match=re.escape(reason)) as refused:
+        grammar(Toolset((CustomTool("bad", None, rule),)), {})
+    assert refused.value.param == "tools"
+    assert "'bad'" in refused.value.message
+
+
+HARMLESS = {
+    "quoted marks": ('start: "<|call|>" "<[1]>"', "<|call|><[1]>"),
+    "quoted names": ('start: "<end>"', "<end>"),
+    "marks in a pattern": ("start: /<[|]a/", "<|a"),
+    "marks in a comment": ('start: "a" // <|call|> }\n', "a"),
+    "another comment": ('# { <[1]>\nstart: "a"', "a"),
+    "quotes in a pattern": ('start: /"/ "b"', '"b'),
+    "its own start": ('start: call0 "x"\ncall0: "y"', "yx"),
+    "a slash": (r"start: /a\/}/", "a/}"),
+    "spaces of its own": ('start: "a" "b"\n%ignore " "', "a b"),
+}
+
+
+@pytest.mark.parametrize(("definition", "text"), HARMLESS.values(), ids=HARMLESS)
+def test_what_only_looks_like_a_special_token_is_text(definition: str, text: str) -> None:
+    """Marks in quotes, patterns and comments are a client's own, as are all names."""
+    rules = rules_for(required(CustomTool("t", None, Grammar("lark", definition))))
+    started, encoding = matcher(rules), load_encoding()
+    header = encoding.encode_markup(call("functions.t", "", "code"))
+    assert started.consume_tokens([*header, *encoding.encode(text), CALL])
+
+
+PATCHES = r"""
+start: first hunk+ last
+first: "*** Begin Patch" LF
+last: "*** End Patch" LF?
+hunk: "*** Add File: " name LF added+ -> add
+    | "*** Delete File: " name LF -> delete
+    | "*** Update File: " name LF moved? (context | line)+ eof? -> update
+name: /(.+)/
+added: "+" /(.*)/ LF
+moved: "*** Move to: " name LF
+context: ("@@" | "@@ " /(.+)/) LF
+line: ("+" | "-" | " ") /(.*)/ LF
+eof: "*** End of File" LF
+%import common.LF
+"""
+PATCHED = """*** Begin Patch
+*** Add File: a/b.py
++x = "<|call|>"
+*** Update File: c.py
+*** Move to: d.py
+@@ def f():
+-    return 1
++    return 2
+*** End Patch
+"""
+
+
+def test_a_grammar_of_patches_is_enforced() -> None:
+    """Code agents send such a grammar: whole patches come through, and half ones do not end."""
+    rules = rules_for(Toolset((CustomTool("apply_patch", "Edit files.", Grammar("lark", PATCHES)), LOOSE)))
+    text = PATCHED.replace("<|call|>", "")
+    assert accepted(rules, call("functions.apply_patch", text, "code") + "<|call|>").endswith("<|call|>")
+    half = call("functions.apply_patch", text.partition("*** End")[0], "code")
+    assert not {CALL, END} & specials(rules, half)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"), [("a/b", "a/b"), (r"a\/b", "a/b"), ("[/]+", "//"), ("a\nb", "a\nb"), ("^x$", "x"), ('"', '"')]
+)
+def test_any_regular_expression_is_written_right(pattern: str, text: str) -> None:
+    """Slashes and line breaks in a pattern are part of it."""
+    turn = call("functions.t", text, "code") + "<|call|>"
+    assert accepted(rules_for(required(CustomTool("t", None, Grammar("regex", pattern)))), turn) == turn

@@ -1,0 +1,137 @@
+"""The built-in tools as the model was taught them, word for word as openai_harmony has it."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from openai_harmony import ToolNamespaceConfig
+
+from pipeline.protocol.tools import ANY_NAME, HOSTED, FunctionTool, HostedKind, HostedTool, McpTool, Tool, Toolset
+from stages.harmony import load_encoding
+from stages.render.hosted import hosted_section
+from tests.support.harmony_conversations import conversation, developer, function, message, package_ids, said, system
+from tests.unit.stages.render.test_harmony import ids
+
+TAUGHT = {"browser": ToolNamespaceConfig.browser(), "python": ToolNamespaceConfig.python()}
+CLOCK = function("clock", None, "What time it is.")
+
+
+def built_in(*kinds: HostedKind) -> list[Tool]:
+    return [*chain.from_iterable(HOSTED[kind] for kind in kinds)]
+
+
+def prompt(*tools: Tool, choice: str = "auto") -> str:
+    asked = conversation(message("user", "?"), tools=Toolset(tuple(tools), choice))  # type: ignore[arg-type]
+    return load_encoding().decode(ids(asked))
+
+
+KINDS: list[tuple[HostedKind, ...]] = [("browser",), ("python",), ("browser", "python"), ("python", "browser")]
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+@pytest.mark.parametrize("functions", [[], [CLOCK]], ids=["alone", "with functions"])
+def test_built_in_tools_are_told_as_they_were_taught(
+    kinds: tuple[HostedKind, ...], functions: list[FunctionTool]
+) -> None:
+    """They stand in the system message, in the package's words and order, and only functions name their channel."""
+    asked = conversation(message("user", "?"), tools=[*functions, *built_in(*kinds)])
+    told = system("Medium", *(TAUGHT[kind] for kind in kinds))
+    assert ids(asked) == package_ids([told, *([developer(tools=functions)] if functions else []), said("user", "?")])
+
+
+def test_the_container_is_told_in_the_same_manner() -> None:
+    """Its section stands between the others, and reads like them."""
+    sections = prompt(*built_in("python", "container", "browser"), CLOCK).split("\n## ")
+    assert [section.partition("\n")[0] for section in sections[1:]] == ["browser", "container", "python", "functions"]
+    assert (
+        sections[2]
+        == """container
+
+// Tool for running commands in a sandbox.
+// What one command leaves in its files is there for the next.
+namespace container {
+
+// Runs the program `cmd[0]` with the rest of `cmd` as its arguments, and returns what it writes.
+// `env` adds to its environment, and `timeout` is in milliseconds.
+type exec = (_: {
+cmd: string[],
+workdir?: string,
+env?: object,
+timeout?: number,
+}) => any;
+
+} // namespace container
+"""
+    )
+
+
+def test_built_in_tools_that_may_not_be_called_are_not_told() -> None:
+    """With the choice ``none`` there is no word of them; one that is only not allowed stays, for the cache."""
+    tools = built_in("browser", "python", "container")
+    assert prompt(*tools, choice="none") == prompt()
+    some = Toolset(tuple(tools), allowed=(("python", ANY_NAME),))
+    assert ids(conversation(tools=some)) == ids(conversation(tools=tools))
+
+
+def test_only_functions_that_are_there_are_told() -> None:
+    """A built-in tool of which only some functions are offered is told with these."""
+    section = hosted_section([HostedTool("browser", "open"), HostedTool("browser", "find")])
+    assert "type open" in section
+    assert "type find" in section
+    assert "type search" not in section
+
+
+def test_tools_of_mcp_servers_are_namespaces() -> None:
+    """They stand in the developer message beside those of the client, and are called on the commentary channel."""
+    page = {"type": "object", "properties": {"page": {"type": "string"}}, "required": ["page"]}
+    tools = Toolset(
+        (
+            McpTool("my.wiki-2", "page/get", "Get a page.", page),
+            McpTool("my.wiki-2", "list.all", None, None, needs_approval=True),
+            McpTool("docs", "read", None, {}),
+            CLOCK,
+        ),
+        descriptions={"my.wiki-2": "The wiki\nof us."},
+    )
+    text = load_encoding().decode(ids(conversation(tools=tools)))
+    head, declared = text.split("<|start|>developer<|message|>")
+    assert head.endswith(
+        "Calls to these tools must go to the commentary channel: 'functions', 'my.wiki-2', 'docs'.<|end|>"
+    )
+    assert (
+        declared
+        == """# Tools
+
+## functions
+
+namespace functions {
+
+// What time it is.
+type clock = () => any;
+
+} // namespace functions
+
+## my.wiki-2
+
+// The wiki
+// of us.
+namespace my.wiki-2 {
+
+// Get a page.
+type page/get = (_: {
+page: string,
+}) => any;
+
+type list.all = () => any;
+
+} // namespace my.wiki-2
+
+## docs
+
+namespace docs {
+
+type read = (_: any) => any;
+
+} // namespace docs<|end|><|start|>assistant"""
+    )

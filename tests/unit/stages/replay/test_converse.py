@@ -1,0 +1,36 @@
+"""Answers from recordings, where these change while the server runs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import EngineFailed
+from pipeline.frames import Conversation
+from pipeline.record import UnreadableRecording, read_frames, replay
+from stages.replay.converse import answered_from
+from stages.replay.recordings import read_recordings
+from stages.responses import recorded_responses
+from tests.support.paths import HARMONY
+
+GREETING = HARMONY / "greeting"
+
+
+@pytest.mark.parametrize("cut", [None, 100, -10])
+async def test_a_recording_that_was_lost_since_the_start_ends_its_answer(tmp_path: Path, cut: int | None) -> None:
+    """The client reads which one it is, and the log in which file and line."""
+    tokens = shutil.copytree(GREETING, tmp_path / "greeting") / "tokens.jsonl"
+    pipeline = answered_from(read_recordings(tmp_path), None, recorded_responses())
+    if cut is None:
+        shutil.rmtree(tmp_path / "greeting")
+    else:
+        tokens.write_bytes(tokens.read_bytes()[:cut])
+    asked = replay(read_frames(GREETING / "conversation.jsonl", Conversation))
+    with pytest.raises(EngineFailed) as failed:
+        async with pipeline.since("match").open(asked) as events:
+            await anext(events)
+    assert failed.value.message == "The recording 'greeting' can no longer be read."
+    assert isinstance(failed.value.__cause__, UnreadableRecording)
+    assert str(failed.value.__cause__).startswith(str(tokens))

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import base64
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pipeline.protocol.body import Pace
+from stages import images
+from stages.images import NoImage, as_data_url, check_data_url, image_in, kind_of
+from tests.support.images import IMAGES, data_url, png
+
+_starts = st.sampled_from(sorted(IMAGES.values()))
+_kinds = st.sampled_from([*IMAGES, "image/jpg", "IMAGE/PNG"])
+
+
+@given(kind=_kinds, start=_starts, rest=st.binary(max_size=200), options=st.sampled_from(["", ";charset=utf-8"]))
+async def test_an_image_in_base64_is_one(kind: str, start: bytes, rest: bytes, options: str) -> None:
+    """Whatever follows the beginning of an image, and whichever of the types it is said to be."""
+    url = f"data:{kind}{options};base64,{base64.b64encode(start + rest).decode()}"
+    await check_data_url(url, Pace())
+    assert image_in(url) == start + rest
+
+
+@given(url=st.text(max_size=60) | st.text(max_size=60).map(lambda text: f"data:image/png;base64,{text}"))
+@example("data:image/png;base64,")
+@example("data:image/png;base64,====")
+@example("data:image/png;base64,iVBORw0KGgo=iVBORw0KGgo=")
+@example("data:image/png,iVBORw0KGgo=")
+@example("data:;base64,iVBORw0KGgo=")
+async def test_nothing_else_is_an_image(url: str) -> None:
+    """What passes can be decoded by anybody, and begins like an image; all else is refused in words."""
+    try:
+        await check_data_url(url, Pace())
+    except NoImage:
+        return
+    assert kind_of(base64.b64decode(url.partition(",")[2], validate=True))
+
+
+@given(at=st.integers(0, 140_000), flaw=st.sampled_from(["=", " ", "\n", "-", "é", "==="]))
+async def test_a_flaw_is_found_wherever_it_is(at: int, flaw: str) -> None:
+    """A long image is looked at in pieces, and no flaw hides where they meet."""
+    encoded = base64.b64encode(png() + bytes(100_000)).decode()
+    at = min(at, len(encoded) - 4)
+    with pytest.raises(NoImage):
+        await check_data_url(f"data:image/png;base64,{encoded[:at]}{flaw}{encoded[at + 1 :]}", Pace())
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        (data_url(b"<svg/>", "image/svg+xml"), "Its type is not"),
+        (data_url(b"%PDF-1.7", "application/pdf"), "Its type is not"),
+        (data_url(b"<html><body>Hello", "image/png"), "no PNG"),
+        ("data:image/png,plain", "begins with"),
+        ("data:image/png;base64,", "empty"),
+        ("data:image/png;base64,iVBORw0KGg", "base64"),
+    ],
+)
+async def test_the_reason_is_told(url: str, reason: str) -> None:
+    """A client learns what is wrong with its image."""
+    with pytest.raises(NoImage, match=reason):
+        await check_data_url(url, Pace())
+
+
+async def test_an_image_has_a_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit is that of the image; one byte more is too much."""
+    monkeypatch.setattr(images, "LARGEST_IMAGE", 300)
+    await check_data_url(data_url(png().ljust(300, b"\0")), Pace())
+    with pytest.raises(NoImage, match="larger"):
+        await check_data_url(data_url(png().ljust(303, b"\0")), Pace())
+
+
+@pytest.mark.parametrize("kind", IMAGES)
+def test_what_was_fetched_is_named_by_what_it_is(kind: str) -> None:
+    """The type in a data URL of ours is that of the bytes."""
+    assert as_data_url(IMAGES[kind]) == data_url(IMAGES[kind], kind)

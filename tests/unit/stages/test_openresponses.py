@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import aclosing
+
+from hypothesis import given, settings
+
+from pipeline.frames import AnnotationAdded
+from pipeline.protocol.events import ResponseEvent, to_sse
+from pipeline.record import replay
+from stages.openresponses import OpenResponsesEvent, open_responses
+from tests.support.frame_strategies import turns
+from tests.support.frames import (
+    Frames,
+    finished,
+    message,
+    on_the_wire,
+    reasoning,
+    served_turns,
+    started,
+    whole_turn,
+    written,
+)
+
+RENAMED = {
+    "response.reasoning_text.delta": "response.reasoning.delta",
+    "response.reasoning_text.done": "response.reasoning.done",
+}
+
+
+async def renamed(events: Iterable[ResponseEvent]) -> list[OpenResponsesEvent]:
+    async with aclosing(open_responses(replay(events))) as out:
+        return [event async for event in out]
+
+
+async def test_raw_reasoning_has_another_name() -> None:
+    """Its events are those of Open Responses, with the same fields in the same order."""
+    events = await renamed(written(whole_turn()))
+    wire = [on_the_wire(event) for event in events[4:7]]
+    place = {"item_id": "rs_10000", "output_index": 0, "content_index": 0}
+    assert wire == [
+        {"type": "response.reasoning.delta", "sequence_number": 4, **place, "delta": "Let me "},
+        {"type": "response.reasoning.delta", "sequence_number": 5, **place, "delta": "think."},
+        {"type": "response.reasoning.done", "sequence_number": 6, **place, "text": "Let me think."},
+    ]
+    assert to_sse(events[4]).startswith(b'event: response.reasoning.delta\ndata: {"type":"response.reasoning.delta",')
+
+
+@settings(max_examples=50, deadline=None)
+@given(turn=turns())
+async def test_everything_else_is_the_same(turn: Frames) -> None:
+    """No event is added, lost, moved or changed beside the two names."""
+    events = written(turn)
+    ours = [on_the_wire(event) for event in events]
+    theirs = [on_the_wire(event) for event in await renamed(events)]
+    assert theirs == [{**body, "type": RENAMED.get(body["type"], body["type"])} for body in ours]
+
+
+async def test_what_is_the_same_is_not_even_copied() -> None:
+    """Most events pass as they came."""
+    events = written((started(), *message("Hel", AnnotationAdded({}), "lo!"), finished()))
+    passed = await renamed(events)
+    assert all(event is given for event, given in zip(passed, events, strict=True))
+
+
+async def test_what_the_server_runs_is_told_in_the_same_words() -> None:
+    """Open Responses has no names of its own for it: all of it passes as it came."""
+    events = written(served_turns())
+    passed = await renamed(events)
+    told = [(event, given) for event, given in zip(passed, events, strict=True) if event is not given]
+    assert {given.__struct_config__.tag for _, given in told} == set(RENAMED)
+
+
+async def test_nothing_is_null_that_must_not_be() -> None:
+    """Open Responses leaves out the reasoning fields that have no value: its readers take no null for them."""
+    for event in await renamed(written((started(), *reasoning("So."), *message("Hello!"), finished()))):
+        items = [on_the_wire(event).get("item"), *(on_the_wire(event).get("response") or {}).get("output", ())]
+        for item in items:
+            if item and item["type"] == "reasoning":
+                assert None not in item.values()
+                assert "null" not in json.dumps(item)

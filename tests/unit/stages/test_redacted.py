@@ -1,0 +1,165 @@
+"""Recordings without texts: nothing that anybody said can be read in them, and what happened can."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.frames import Conversation, FunctionCallOpened, ItemClosed, ItemDelta, ItemTokens, TokenChunk, TokenFrame
+from pipeline.record import FILES, line, read_frames
+from pipeline.recording.redact import without_secrets
+from pipeline.recording.texts import shape
+from pipeline.secret import unread
+from stages.harmony import MESSAGE, RETURN, HarmonyEncoding
+from stages.parse.harmony import ParseHarmony
+from stages.redacted import HarmonyWords, WithoutTexts, harmony_words
+from tests.flow.fixtures.test_harmony_fixtures import CASES
+from tests.support.fixture_cases import through
+
+SPELLED = frozenset(
+    {
+        "type",
+        "object",
+        "status",
+        "tool_choice",
+        "truncation",
+        "service_tier",
+        "role",
+        "form",
+        "choice",
+        "reason",
+        "phase",
+    }
+    | {"repairs", "mode", "include", "effort", "channel", "summary", "verbosity", "date", "calls", "code", "detail"}
+    | {"syntax", "require_approval", "search_context_size", "reasoning_effort"}
+)
+"""Where the protocol's words stand."""
+
+NAMES = frozenset(
+    {"id", "item_id", "call_id", "container_id", "approval_request_id", "model", "name", "namespace", "allowed"}
+    | {"server_label", "label"}
+)
+
+WITHOUT_NAME = {"call_unknown_function"}
+"""Cases whose call names what nobody declared: that is what the model said."""
+
+
+def words(told: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Each word of at least four letters with the key under which it stands, unless it is crossed out."""
+    match told:
+        case dict():
+            for name, value in told.items():
+                yield from words(value, name)
+        case list():
+            for value in told:
+                yield from words(value, key)
+        case str():
+            yield from ((key, word) for word in re.findall(r"[^\W\d_]{4,}", told) if set(word) != {"x"})
+        case _:
+            pass
+
+
+def redacted(folder: Path, stage: str, redaction: WithoutTexts) -> list[Any]:
+    """What is written in place of a recorded file."""
+    name, junction = FILES[stage]
+    return [told for frame in read_frames(folder / name, junction) for told in redaction.frames(stage, frame)]
+
+
+@pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("words_of", [harmony_words, None], ids=["harmony", "chat"])
+def test_no_word_survives(folder: Path, words_of: Any) -> None:
+    """All that is still spelled out are names and words of the protocol; the file can still be read."""
+    redaction = WithoutTexts(words_of)
+    for stage, (name, junction) in FILES.items():
+        for frame in redacted(folder, stage, redaction) if (folder / name).exists() and redaction.keeps(stage) else ():
+            written = line(without_secrets(frame) if hasattr(frame, "response") else frame)
+            assert {key for key, _ in words(json.loads(written))} <= SPELLED | NAMES | {"url"}
+            assert b"https" not in written
+            msgspec.json.decode(written, type=junction, dec_hook=unread)
+
+
+@pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
+async def test_the_same_things_happen_in_a_replay(folder: Path, encoding: HarmonyEncoding) -> None:
+    """The parser finds the same items, calls and repairs in tokens that say nothing."""
+    told = redacted(folder, "generate", WithoutTexts(harmony_words))
+    before = await through(ParseHarmony(encoding), read_frames(folder / "tokens.jsonl", TokenFrame))
+    after = await through(ParseHarmony(encoding), told)
+    assert kinds(after, folder) == kinds(before, folder)
+
+
+def kinds(frames: list[Any], folder: Path) -> list[Any]:
+    """What happens in a stream, however its text is cut."""
+    found: list[Any] = []
+    for frame in frames:
+        match frame:
+            case ItemDelta():
+                found += [ItemDelta] if found[-1] != ItemDelta else []
+            case ItemClosed(complete, repairs):
+                found.append((complete, repairs))
+            case FunctionCallOpened(name, namespace) if folder.name not in WITHOUT_NAME:
+                found.append((name, namespace))
+            case _:
+                found.append(type(frame))
+    return found
+
+
+@settings(deadline=None)
+@given(text=st.text(max_size=200), data=st.data())
+def test_tokens_say_what_the_shape_of_their_text_says(
+    encoding: HarmonyEncoding, text: str, data: st.DataObject
+) -> None:
+    """However they are cut into chunks, also within a character."""
+    tokens = [MESSAGE, *encoding.encode(text), RETURN]
+    machine, written = HarmonyWords(encoding), list[int]()
+    while tokens:
+        count = data.draw(st.integers(1, len(tokens)))
+        written += machine.feed(tokens[:count])
+        tokens = tokens[count:]
+    assert (written[0], written[-1], machine.finish()) == (MESSAGE, RETURN, [])
+    assert encoding.decode(written[1:-1]) == shape(text)
+
+
+@settings(deadline=None)
+@given(said=st.lists(st.from_regex(r"\A ?[b-wyzB-WYZ]{4,9}[.,]?\Z"), max_size=80))
+def test_what_is_in_no_message_is_crossed_out_as_well(encoding: HarmonyEncoding, said: list[str]) -> None:
+    """A model that forgets its markup says no more for it; only words of headers can be told from nothing."""
+    machine = HarmonyWords(encoding, ["get_weather"])
+    written = encoding.decode([*machine.feed(encoding.encode(" ".join(said))), *machine.finish()])
+    known = {"system", "developer", "user", "tool", "json", "code", "functions", "comm", "comme", "commen", "fina"}
+    assert {word for _, word in words(written)} <= known
+
+
+@given(st.text())
+def test_a_shape_keeps_all_but_the_words(text: str) -> None:
+    """Lengths, white space and punctuation; twice is once."""
+    told = shape(text)
+    assert (len(told), shape(told)) == (len(text), told)
+    for said, shown in zip(text, told, strict=True):
+        assert shown == said or (shown == "x" and not said.isspace()) or shown == "0"
+
+
+def test_names_that_look_alike_hold_nobody_up(encoding: HarmonyEncoding) -> None:
+    """A request that names its tools for it cannot keep the thread that writes busy."""
+    machine = HarmonyWords(encoding, ["a" * length for length in range(1, 60)])
+    machine.feed(encoding.encode("a" * 190 + "!"))
+    assert machine.finish()
+
+
+def test_a_chat_models_tokens_are_nowhere() -> None:
+    """Neither in files of their own nor beside what they say."""
+    redaction = WithoutTexts(None)
+    assert [stage for stage in FILES if redaction.keeps(stage)] == ["normalize", "parse", "converse", "emit"]
+    folder = next(case for case in CASES if case.name == "function_call_result")
+    for stage in ("normalize", "parse", "emit"):
+        for frame in redacted(folder, stage, redaction):
+            assert not isinstance(frame, ItemTokens | TokenChunk)
+            assert not getattr(frame, "token_ids", ())
+            assert not isinstance(frame, Conversation) or not any(frame.tokens.values())
