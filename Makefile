@@ -35,7 +35,7 @@ TINY_ENGINE := --dtype bfloat16 --enforce-eager --max-model-len 8192 --max-num-s
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install check ruff mypy pyright unit test engine clients clients-chat clients-http test-page picture test-codex soak bench clean
+.PHONY: help serve install quick check ruff mypy pyright offline sandbox test thorough engine clients clients-chat clients-http test-page picture test-codex mutants soak bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -116,33 +116,53 @@ $(PAGE)/.installed: $(PAGE)/package-lock.json $(PAGE)/unpack.mjs | $(DONE)/test
 
 # Checking
 
-check: $(DONE)/test ## Format, lint, types, and the tests without an engine: some twenty minutes
-	@$(MAKE) --no-print-directory --output-sync --keep-going --jobs 2 unit ruff mypy pyright
+# One suite of tests, with lines of progress and a summary line that `test` repeats at its end.
+SUITE = $(BIN)/python -m pytest -q --no-header -p tests.support.progress --suite
+# Waiting tests leave room for one worker more than there are cores.
+WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
+IN_PARALLEL := -n $(WORKERS) --dist worksteal
+
+quick: $(DONE)/test ## What to run between two edits: format, lint, types, and the tests that only compute; a minute
+	@$(MAKE) --no-print-directory ruff mypy
+	@$(SUITE) quick tests/unit -m "not io and not slow" -n $(shell nproc) --dist worksteal $(ARGS)
+
+check: $(DONE)/test ## Format, lint, types, and the tests without an engine: four minutes
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 offline ruff mypy pyright
 
 ruff: $(DONE)/test
 	@$(BIN)/ruff format --check --quiet
 	@$(BIN)/ruff check --quiet
 
 mypy: $(DONE)/test
-	@$(BIN)/mypy
+	@$(BIN)/mypy --no-error-summary
 
 pyright: $(DONE)/test
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
-unit: $(DONE)/test
-	@$(BIN)/pytest --quiet -m "not engine"
+offline: $(DONE)/test sandbox
+	@$(SUITE) offline $(IN_PARALLEL) $(ARGS)
+
+sandbox:
+	@command -v bwrap > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null && \
+	    echo "Installing bubblewrap, for the sandbox's stronger mode." && apt-get -qq update && \
+	    apt-get -qq install bubblewrap > /dev/null; } || \
+	    echo "THE SANDBOX'S STRONGER MODE IS NOT TESTED: install bubblewrap (Debian: apt install bubblewrap)."
 
 test: check test-page engine clients clients-chat clients-http ## Everything: check, then the tests with the real engine and with real clients
+	@$(BIN)/python -m tests.support.progress
+
+thorough: $(DONE)/test ## The tests without an engine, with many more random examples: half an hour
+	@$(SUITE) thorough --hypothesis-profile thorough $(IN_PARALLEL) $(ARGS)
 
 engine: $(DONE)/test $(TINY).built
-	@HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(BIN)/pytest --quiet -m engine
+	@HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(SUITE) engine tests/live/engine
 
 # The name by which clients ask for a tiny model, whichever it is.
 ASKED_FOR := --served-model-name tiny-gpt-oss $(TINY_ENGINE)
 
 define against
-	@HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(CLIENTS)/bin/python -m pytest --quiet \
-	    -p no:langsmith_plugin -p no:unraisableexception -W ignore::ResourceWarning \
+	@HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(CLIENTS)/bin/python -m pytest -q --no-header \
+	    -p tests.support.progress --suite $@ -p no:langsmith_plugin -p no:unraisableexception -W ignore::ResourceWarning \
 	    tests/live/clients --confcutdir tests/live/clients --node $(NODE)/bin/node \
 	    $(1) $(ARGS)
 	@test -e $(NODE_CLIENTS)/.installed || echo "THE NODE CLIENTS WERE NOT TESTED: npm COULD NOT INSTALL THEM."
@@ -161,7 +181,7 @@ test-page: $(DONE)/test $(PAGE)/.installed ## Pages of recordings in a browser; 
 	@test -e $(PAGE)/.installed || echo "THE BROWSER'S CHECK FOR ACCESSIBILITY WAS NOT RUN: npm COULD NOT INSTALL IT."
 	@test -n "$(BROWSER)" -o -e $(PAGE)/.installed || echo "PAGES WERE NOT TESTED: npm COULD NOT INSTALL A BROWSER."
 	@test -z "$(BROWSER)" -a ! -e $(PAGE)/.installed || \
-	    $(BIN)/pytest --quiet tests/live/page --confcutdir tests/live/page $(if $(BROWSER),--browser $(BROWSER)) $(ARGS)
+	    $(SUITE) page tests/live/page --confcutdir tests/live/page $(if $(BROWSER),--browser $(BROWSER)) $(ARGS)
 
 picture: ## The picture of a page for the README
 	@$(MAKE) --no-print-directory test-page ARGS="-k test_picture --screenshot tests/live/page/inspect.png"
@@ -169,7 +189,7 @@ picture: ## The picture of a page for the README
 # Codex's prompts are longer than what the other tests leave room for.
 test-codex: $(TINY).built $(CODEX)/.installed ## Codex against the real server; ARGS go to pytest
 	@test -e $(CODEX)/.installed || echo "CODEX WAS NOT TESTED: npm COULD NOT INSTALL IT."
-	@test ! -e $(CODEX)/.installed || HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(BIN)/pytest --quiet \
+	@test ! -e $(CODEX)/.installed || HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 $(SUITE) codex \
 	    tests/live/codex --confcutdir tests/live/codex --node $(NODE)/bin/node \
 	    --serve "$(BIN)/penstock serve $(TINY) --served-model-name tiny-gpt-oss $(TINY_ENGINE) --max-model-len 16384" $(ARGS)
 

@@ -1,0 +1,129 @@
+"""Progress and a summary line for one test suite, as a pytest plugin; the lines of all suites, as a program.
+
+``python -m pytest -p tests.support.progress --suite flow ...`` writes a line every few seconds in place of pytest's
+dots, and a summary line at the end, which it also keeps in ``.cache/suites``.  ``python -m tests.support.progress``
+writes the lines that are kept there.  Client suites run without penstock, so nothing of penstock is imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from heapq import nlargest
+from pathlib import Path
+
+import pytest
+
+KEPT = Path(".cache/suites")
+PERIOD = 15.0
+"""Seconds between two lines of progress."""
+
+
+@dataclass
+class Suite:
+    """Counts and durations of one run."""
+
+    name: str
+    started: float = field(default_factory=time.monotonic)
+    total: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    skipped: Counter[str] = field(default_factory=Counter)
+    _next: float = PERIOD
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
+
+    def add(self, report: pytest.TestReport) -> None:
+        """Count one phase of a test."""
+        self.seconds[report.nodeid] += report.duration
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self.skipped[report.longrepr[2].removeprefix("Skipped: ")] += 1
+        if report.when == "call" or not report.passed:
+            self.outcomes[report.outcome] += 1
+
+    def progress(self) -> str | None:
+        """The next line of progress, if it is due."""
+        if self.elapsed < self._next:
+            return None
+        self._next = self.elapsed + PERIOD
+        failed = f", {self.outcomes['failed']} failed" if self.outcomes["failed"] else ""
+        return f"{self.name}: {self.outcomes.total():,} of {self.total:,} tests in {self.elapsed:.0f} s{failed}"
+
+    def summary(self) -> list[str]:
+        """The summary line, and one more for each reason of skipped tests."""
+        counts = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(self.outcomes.items(), reverse=True))
+        slowest = nlargest(3, self.seconds, key=lambda test: self.seconds[test])
+        named = ", ".join(f"{test.rpartition('::')[2][:60]} {self.seconds[test]:.1f} s" for test in slowest)
+        lines = [f"{self.name}: {counts or 'no tests'} in {self.elapsed:.0f} s; slowest: {named or 'none'}"]
+        return lines + [f"{self.name}: NOT TESTED, {count:,} skipped: {why}" for why, count in self.skipped.items()]
+
+
+class Plugin:
+    """The hooks of pytest for one suite."""
+
+    def __init__(self, suite: Suite, config: pytest.Config) -> None:
+        self._suite = suite
+        self._config = config
+
+    def _write(self, *lines: str) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        assert reporter is not None
+        for line in lines:
+            reporter.ensure_newline()
+            reporter.write_line(line, flush=True)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Count the tests of a run in one process."""
+        self._suite.total = self._suite.total or len(session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: list[str]) -> None:
+        """Count the tests of a run in several processes."""
+        self._suite.total = len(ids)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count, and write a line of progress if it is due."""
+        self._suite.add(report)
+        if line := self._suite.progress():
+            self._write(line)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Leave out the dots."""
+        return ("passed" if report.when == "call" else "", "", "") if report.passed else None
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self) -> None:
+        """Write the summary, and keep it for the end of all suites."""
+        lines = self._suite.summary()
+        KEPT.mkdir(parents=True, exist_ok=True)
+        (KEPT / f"{self._suite.name}.json").write_text(json.dumps({"at": time.time(), "lines": lines}))
+        self._write(*lines)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Take the suite's name."""
+    parser.addoption("--suite", default="tests", help="name of the suite in lines of progress")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the plugin, but not in the workers of pytest-xdist."""
+    if not hasattr(config, "workerinput"):
+        suite = Suite(config.getoption("--suite"))
+        config.pluginmanager.register(Plugin(suite, config), "penstock-progress")
+
+
+def main() -> None:
+    """Write the summary lines of all suites, in the order in which they ended."""
+    kept = [json.loads(path.read_text()) for path in KEPT.glob("*.json")]
+    lines = [line for suite in sorted(kept, key=lambda suite: suite["at"]) for line in suite["lines"]]
+    print("", *lines, sep="\n")  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
