@@ -61,9 +61,10 @@ BROKEN: dict[str, tuple[Json, str]] = {
 }
 
 
+@pytest.mark.defect("22")
 @pytest.mark.parametrize("size", [1, 1000])
 @pytest.mark.parametrize(("body", "said"), BROKEN.values(), ids=BROKEN)
-async def test_row22_what_was_promised_is_never_silently_half(body: Json, said: str, size: int) -> None:
+async def test_what_was_promised_is_never_silently_half(body: Json, said: str, size: int) -> None:
     """The response has failed, and the item that broke off in the middle is incomplete."""
     response = await ended(f"{said}<|return|>", body, size)
     assert response.status == "failed"
@@ -72,8 +73,9 @@ async def test_row22_what_was_promised_is_never_silently_half(body: Json, said: 
     assert [item.status for item in response.output] == ["completed", "incomplete"]
 
 
+@pytest.mark.defect("25")
 @pytest.mark.parametrize("said", ["", f"{THOUGHT}<|channel|>", THOUGHT.partition("<|end|>")[0]])
-async def test_row25_a_promised_call_that_never_came_is_a_failure(said: str) -> None:
+async def test_a_promised_call_that_never_came_is_a_failure(said: str) -> None:
     """Thoughts alone are not what was asked for."""
     response = await ended(f"{said}<|return|>", {"tools": [LOOSE], "tool_choice": "required"})
     assert response.status == "failed"

@@ -67,8 +67,9 @@ def said(fields: Json) -> Json:
     return {key: value for key, value in fields.items() if value is not None}
 
 
+@pytest.mark.defect("6")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-async def test_row6_a_shell_or_patch_is_an_item_of_its_own(
+async def test_a_shell_or_patch_is_an_item_of_its_own(
     served: Served[ScriptedEngine], encoding: HarmonyEncoding, case: Case
 ) -> None:
     """The model's call arrives as the API's item; its output reads the same, replayed or by previous_response_id."""
@@ -90,7 +91,8 @@ async def test_row6_a_shell_or_patch_is_an_item_of_its_own(
         assert f" to=functions.{name}" in prompt
 
 
-async def test_row40_a_local_shell_may_be_answered_as_a_function(
+@pytest.mark.defect("40")
+async def test_a_local_shell_may_be_answered_as_a_function(
     served: Served[ScriptedEngine], encoding: HarmonyEncoding
 ) -> None:
     """Some agents answer every call alike: the output is that of the shell all the same."""

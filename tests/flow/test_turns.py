@@ -49,6 +49,7 @@ async def heard(text: str, body: Json = BODY, **script: Any) -> list[ResponseEve
 # Tools that the model was trained on
 
 
+@pytest.mark.defect("V8", "V9", "V10", "B12")
 @pytest.mark.parametrize("size", [1, 1000])
 @pytest.mark.parametrize(
     "arguments", ['{"query":"x"}', '{"query":', "print(1)", "[]", "null", "", '{"cursor":"cursor:3","id":"é"}']
@@ -57,7 +58,7 @@ async def heard(text: str, body: Json = BODY, **script: Any) -> list[ResponseEve
     "tool",
     ["browser.search", "browser.open", "browser.find", "browser.run", "python", "container.exec", "repo_browser"],
 )
-async def test_v8_v9_v10_b12_a_tool_that_nobody_declared_is_no_call(tool: str, arguments: str, size: int) -> None:
+async def test_a_tool_that_nobody_declared_is_no_call(tool: str, arguments: str, size: int) -> None:
     """What a model writes to a tool of its training is one item, kept as thinking to the letter, and ends nothing.
 
     No call is made up that nobody runs, whatever its arguments are: the stream says the same as the final output.
@@ -76,6 +77,7 @@ def text_of(item: Any) -> str:
     return "".join(part.text for part in item.content)
 
 
+@pytest.mark.defect("B11", "V18")
 @pytest.mark.parametrize(
     ("recipient", "kind", "text"),
     [
@@ -88,7 +90,7 @@ def text_of(item: Any) -> str:
 )
 @pytest.mark.parametrize("said", ["{}", ""])
 @pytest.mark.parametrize("end", ["<|call|>", "<|end|>", "<|return|>", "<|start|>assistant", ""])
-async def test_b11_v18_any_call_is_done(recipient: str, kind: str, text: str, said: str, end: str) -> None:
+async def test_any_call_is_done(recipient: str, kind: str, text: str, said: str, end: str) -> None:
     """A call has its done events whichever way it names its tool, whatever ends it, and where it says nothing."""
     events = await heard(f"{THOUGHT}<|channel|>commentary to={recipient}<|message|>{said}{end}")
     bodies = [json.loads(to_sse(event).partition(b"data: ")[2]) for event in events]
@@ -104,6 +106,7 @@ async def test_b11_v18_any_call_is_done(recipient: str, kind: str, text: str, sa
 # What it cost
 
 
+@pytest.mark.defect("B26")
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize(
     ("thought", "rest"),
@@ -114,7 +117,7 @@ async def test_b11_v18_any_call_is_done(recipient: str, kind: str, text: str, sa
         ("", "<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|return|>"),
     ],
 )
-async def test_b26_usage_is_what_was_read_and_written(
+async def test_usage_is_what_was_read_and_written(
     thought: str, rest: str, size: int, encoding: HarmonyEncoding
 ) -> None:
     """Every token of the prompt and of the answer counts, and those of the thinking once more by themselves."""
@@ -131,8 +134,9 @@ async def test_b26_usage_is_what_was_read_and_written(
 # Cancelled
 
 
+@pytest.mark.defect("B23")
 @pytest.mark.parametrize("number", [0, 1, 2, 5, 9, 12])
-async def test_b23_cancellation_goes_through(number: int, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_cancellation_goes_through(number: int, encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """A run whose reader is cancelled at any event neither answers nor fails: it is stored as cancelled."""
     engine = ScriptedEngine(Script(encoding.encode_markup(f"{THOUGHT}<|channel|>final<|message|>Hi"), latency=0.001))
     request = await read_request(json.dumps(BODY).encode())
@@ -197,9 +201,10 @@ _words = st.sampled_from(
 )
 
 
+@pytest.mark.defect("26", "20", "B28")
 @given(st.lists(_words, max_size=40).map("".join), st.sampled_from([None, "auto"]), st.sampled_from([4, 1000]))
 @settings(max_examples=60, deadline=None)
-def test_row26_row20_b28_whatever_was_said_can_be_sent_back(text: str, summary: str | None, limit: int) -> None:
+def test_whatever_was_said_can_be_sent_back(text: str, summary: str | None, limit: int) -> None:
     """The output of any turn, however odd, is an input that the next request may hold, with its calls answered."""
 
     async def talk() -> None:

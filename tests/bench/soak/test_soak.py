@@ -29,7 +29,8 @@ def held() -> Counter[str]:
     return Counter(type(each).__name__ for each in gc.get_objects() if issubclass(type(each), HELD))
 
 
-async def test_row17_v25_b17_nothing_stays_of_a_response(encoding: HarmonyEncoding, store_at: str) -> None:
+@pytest.mark.defect("17", "V25", "B17")
+async def test_nothing_stays_of_a_response(encoding: HarmonyEncoding, store_at: str) -> None:
     """Behind many responses of all kinds there is no run, task or future more than before them."""
     engine = ScriptedEngine(script(encoding, latency=0.001))
     async with serving(engine, encoding, store_at) as served:
@@ -45,11 +46,12 @@ async def test_row17_v25_b17_nothing_stays_of_a_response(encoding: HarmonyEncodi
         assert (served.store._writer._last, engine.running) == ({}, 0)
 
 
+@pytest.mark.defect("17")
 @pytest.mark.parametrize(
     ("memory", "stored", "told"),
     [(100, 0, None), (1000, 0, "memory grew by 1000 bytes"), (0, 100, "the store grew")],
 )
-def test_row17_what_grows_is_told(memory: int, stored: int, told: str | None) -> None:
+def test_what_grows_is_told(memory: int, stored: int, told: str | None) -> None:
     """A soak fails by what each response leaves in memory or in the store, not by what comes first."""
     looks = [
         Look(made, 10**8 + min(made, 5000) * 2000 + made * memory, made * stored) for made in range(0, 20_001, 100)

@@ -24,7 +24,8 @@ def where(store_at: str) -> str:
     return store_at
 
 
-async def test_b21_a_background_response_waits_runs_and_ends(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("B21")
+async def test_a_background_response_waits_runs_and_ends(served: Scripted, encoding: HarmonyEncoding) -> None:
     """It is queued when it is asked for, in progress when the engine has it, and whole at its end, usage included."""
     served.engine.script = script(encoding, latency=0.05)
     response_id = await begun(served)
@@ -36,7 +37,8 @@ async def test_b21_a_background_response_waits_runs_and_ends(served: Scripted, e
     assert answer["usage"]["output_tokens"] == len(served.engine.script.token_ids)
 
 
-async def test_b21_the_store_knows_how_far_it_is(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("B21")
+async def test_the_store_knows_how_far_it_is(served: Scripted, encoding: HarmonyEncoding) -> None:
     """Whoever reads the store alone, as another server does, finds the response queued, then in progress."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.01)
     served.runs.background.limit = 1
@@ -48,13 +50,15 @@ async def test_b21_the_store_knows_how_far_it_is(served: Scripted, encoding: Har
         assert stored.response.status == status
 
 
-async def test_b21_all_of_it_is_told_as_events(served: Scripted) -> None:
+@pytest.mark.defect("B21")
+async def test_all_of_it_is_told_as_events(served: Scripted) -> None:
     """The stream of a background response tells that it is queued, then in progress, then the rest."""
     events = read_sse(await served.stream({"input": "Hi", "background": True}))
     assert [type(event) for event in events[:3]] == [ResponseCreated, ResponseQueued, ResponseInProgress]
     assert final(events).status == "completed"
 
 
+@pytest.mark.defect("V1", "V2")
 @pytest.mark.parametrize(
     "fault",
     [
@@ -68,7 +72,7 @@ async def test_b21_all_of_it_is_told_as_events(served: Scripted) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_v1_v2_a_failure_is_an_end(
+async def test_a_failure_is_an_end(
     served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any], stream: bool
 ) -> None:
     """Whatever goes wrong, before the response began or behind that, it ends as failed, and so does its stream."""
@@ -83,8 +87,9 @@ async def test_v1_v2_a_failure_is_an_end(
     assert final(read_sse(await served.again(f"/v1/responses/{answer['id']}?stream=true"))).status == "failed"
 
 
+@pytest.mark.defect("V1")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_v1_nothing_is_queued_for_a_dead_engine(served: Scripted, stream: bool) -> None:
+async def test_nothing_is_queued_for_a_dead_engine(served: Scripted, stream: bool) -> None:
     """What would wait only to fail is turned away, and what it was to go on from is free for others."""
     served.engine.is_alive = False
     _, conversation = await served.post({}, "/v1/conversations")
@@ -129,7 +134,8 @@ async def test_a_queue_has_an_end(served: Scripted, encoding: HarmonyEncoding) -
     assert len(served.runs.live) == 3
 
 
-async def test_row31_a_background_response_needs_no_client(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("31")
+async def test_a_background_response_needs_no_client(served: Scripted, encoding: HarmonyEncoding) -> None:
     """A client that leaves in the middle takes nothing with it: the response comes to its end."""
     served.engine.script = script(encoding, latency=0.01)
     async with reading(served, {"background": True}) as stream:
@@ -159,12 +165,11 @@ async def test_what_can_never_begin_is_refused_at_once(served: Scripted) -> None
     assert (served.engine.prompts, len(served.runs.live)) == ([], 0)
 
 
+@pytest.mark.defect("V25", "B17")
 @pytest.mark.parametrize(
     "fault", [{}, {"error": EngineFailed("It failed.")}, {"refusal": InvalidPrompt("Too odd.")}], ids=str
 )
-async def test_v25_b17_nothing_of_a_run_stays(
-    served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any]
-) -> None:
+async def test_nothing_of_a_run_stays(served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any]) -> None:
     """Once a response is over and stored, this process holds nothing of it, however it ended."""
     served.engine.script = script(encoding, HELLO, **fault)
     for body in ({"background": True}, {"stream": True}, {}, {"store": False}):
@@ -207,7 +212,8 @@ async def test_openai_python_polls_and_follows(sdk: openai.AsyncOpenAI) -> None:
 # Detached
 
 
-async def test_row43_a_detached_response_survives_its_client(encoding: HarmonyEncoding, where: str) -> None:
+@pytest.mark.defect("43")
+async def test_a_detached_response_survives_its_client(encoding: HarmonyEncoding, where: str) -> None:
     """With ``--detach`` a stored response comes to its end whether its client stays or not."""
     engine = ScriptedEngine(script(encoding, latency=0.01))
     async with serving(engine, encoding, where, detaches=True) as served:
@@ -219,7 +225,8 @@ async def test_row43_a_detached_response_survives_its_client(encoding: HarmonyEn
         assert (await served.post({"input": "Hi"}))[1]["status"] == "completed"
 
 
-async def test_row43_what_is_not_stored_goes_with_its_client(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+@pytest.mark.defect("43")
+async def test_what_is_not_stored_goes_with_its_client(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Nobody could ask for the rest of a response that is not stored: it is aborted, ``--detach`` or not."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
     async with serving(engine, encoding, tmp_path, detaches=True) as served:

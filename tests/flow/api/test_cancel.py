@@ -46,14 +46,16 @@ def assert_cancelled(response: Response | dict[str, Any]) -> None:
 FIELDS = ("status", "error", "incomplete_details", "completed_at")
 
 
-async def test_row13_nobody_cancels_what_is_not_there(served: Scripted) -> None:
+@pytest.mark.defect("13")
+async def test_nobody_cancels_what_is_not_there(served: Scripted) -> None:
     """An unknown id is a 404."""
     status, error = await cancelled(served, "resp_0")
     assert (status, error["error"]["code"]) == (404, "response_not_found")
 
 
+@pytest.mark.defect("13")
 @pytest.mark.parametrize("fault", ENDINGS, ids=["completed", "failed"])
-async def test_row13_what_ended_in_the_background_stays_as_it_is(
+async def test_what_ended_in_the_background_stays_as_it_is(
     served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any]
 ) -> None:
     """To cancel a background response that has ended changes nothing, and the answer is the response."""
@@ -64,8 +66,9 @@ async def test_row13_what_ended_in_the_background_stays_as_it_is(
     assert await found(served, answer["id"]) == answer
 
 
+@pytest.mark.defect("13")
 @pytest.mark.parametrize("fault", ENDINGS, ids=["completed", "failed"])
-async def test_row13_what_ended_before_its_client_is_past_cancelling(
+async def test_what_ended_before_its_client_is_past_cancelling(
     served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any]
 ) -> None:
     """To cancel a response that ended, and was not in the background, is a 400 that says why."""
@@ -76,7 +79,8 @@ async def test_row13_what_ended_before_its_client_is_past_cancelling(
     assert "background" in error["error"]["message"]
 
 
-async def test_row13_what_waits_never_runs(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("13")
+async def test_what_waits_never_runs(served: Scripted, encoding: HarmonyEncoding) -> None:
     """A queued response that is cancelled never comes to the engine; its stream says that it waited, and its end."""
     endless(served, encoding)
     served.runs.background.limit = 1
@@ -97,7 +101,8 @@ async def test_row13_what_waits_never_runs(served: Scripted, encoding: HarmonyEn
     assert [prompt.response.id for prompt in served.engine.prompts] == [running]
 
 
-async def test_v17_b22_what_runs_in_the_background_keeps_what_it_has(
+@pytest.mark.defect("V17", "B22")
+async def test_what_runs_in_the_background_keeps_what_it_has(
     served: Scripted, encoding: HarmonyEncoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The response is cancelled, never completed: with its output so far, its usage, and an end for its reader."""
@@ -119,8 +124,9 @@ async def test_v17_b22_what_runs_in_the_background_keeps_what_it_has(
     assert await served.again(f"/v1/responses/{response_id}?stream=true") == stream.read
 
 
+@pytest.mark.defect("42")
 @pytest.mark.parametrize("store", [True, False])
-async def test_row42_any_stream_can_be_cancelled(served: Scripted, encoding: HarmonyEncoding, store: bool) -> None:
+async def test_any_stream_can_be_cancelled(served: Scripted, encoding: HarmonyEncoding, store: bool) -> None:
     """A response in front of its client is cancelled by its id, stored or not; its stream ends in good order."""
     endless(served, encoding)
     async with reading(served, {"store": store}) as stream:
@@ -138,7 +144,8 @@ async def test_row42_any_stream_can_be_cancelled(served: Scripted, encoding: Har
         assert (await cancelled(served, response_id))[0] == 404
 
 
-async def test_row42_what_is_not_streamed_can_be_cancelled(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("42")
+async def test_what_is_not_streamed_can_be_cancelled(served: Scripted, encoding: HarmonyEncoding) -> None:
     """Whoever waits for the whole response gets it, cancelled."""
     endless(served, encoding)
     asked = asyncio.create_task(served.post({"input": "Hi"}))
@@ -149,7 +156,8 @@ async def test_row42_what_is_not_streamed_can_be_cancelled(served: Scripted, enc
     assert_cancelled(answer)
 
 
-async def test_b22_several_cancels_agree(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("B22")
+async def test_several_cancels_agree(served: Scripted, encoding: HarmonyEncoding) -> None:
     """All who cancel a response at once are told the same."""
     endless(served, encoding)
     response_id = await begun(served)
@@ -160,8 +168,9 @@ async def test_b22_several_cancels_agree(served: Scripted, encoding: HarmonyEnco
     assert others == [first] * 4
 
 
+@pytest.mark.defect("B22")
 @pytest.mark.parametrize("background", [False, True])
-async def test_b22_whatever_ends_a_response_first_counts(
+async def test_whatever_ends_a_response_first_counts(
     served: Scripted, encoding: HarmonyEncoding, background: bool
 ) -> None:
     """A response that completes just when it is cancelled has one end, and everybody is told that one."""
@@ -201,9 +210,10 @@ async def breaks_when_cancelled(source: AsyncIterator[TokenFrame]) -> AsyncGener
         raise ValueError("a bug") from None
 
 
+@pytest.mark.defect("B22")
 @pytest.mark.parametrize("stage", [never_ends, breaks_when_cancelled])
 @pytest.mark.parametrize("background", [False, True])
-async def test_b22_a_stage_that_hangs_is_called_off(
+async def test_a_stage_that_hangs_is_called_off(
     encoding: HarmonyEncoding, where: str, stage: Any, background: bool
 ) -> None:
     """A response ends within moments even where a stage hears nothing of it, or breaks when it is called off."""
@@ -232,7 +242,8 @@ async def loud(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame
         yield ItemDelta(frame.text * 10_000) if isinstance(frame, ItemDelta) else frame
 
 
-async def test_row42_a_client_that_does_not_read_gets_an_end(encoding: HarmonyEncoding, where: str) -> None:
+@pytest.mark.defect("42")
+async def test_a_client_that_does_not_read_gets_an_end(encoding: HarmonyEncoding, where: str) -> None:
     """A response whose client lets the stream pile up is cancelled all the same; once it reads, it reads the end."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.001))
     async with serving(engine, encoding, where, edit=lambda whole: whole.after("parse", "loud", loud)) as served:
@@ -250,7 +261,8 @@ async def test_row42_a_client_that_does_not_read_gets_an_end(encoding: HarmonyEn
         assert await found(served, response_id) == answer
 
 
-async def test_row13_a_cancel_that_was_answered_lasts(encoding: HarmonyEncoding, where: str) -> None:
+@pytest.mark.defect("13")
+async def test_a_cancel_that_was_answered_lasts(encoding: HarmonyEncoding, where: str) -> None:
     """The answer comes once the end is stored: no server that comes after a crash makes the response all the same."""
     kept = Faulty(database(where))
     async with serving(ScriptedEngine(script(encoding)), encoding, kept, limit=0) as served:
@@ -268,7 +280,8 @@ async def test_row13_a_cancel_that_was_answered_lasts(encoding: HarmonyEncoding,
             assert stored.response.status == "cancelled"
 
 
-async def test_row13_what_has_moved_on_is_not_called_cancelled(served: Scripted) -> None:
+@pytest.mark.defect("13")
+async def test_what_has_moved_on_is_not_called_cancelled(served: Scripted) -> None:
     """A cancel that meets a response on its way to another server says that it has to be asked again."""
     served.runs.background.limit = 0
     response_id = await begun(served)

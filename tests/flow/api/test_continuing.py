@@ -22,8 +22,9 @@ def name_of(frame: bytes) -> str:
     return response_id
 
 
+@pytest.mark.defect("V16", "B19")
 @pytest.mark.parametrize("way", [{}, {"stream": True}, {"background": True}], ids=str)
-async def test_v16_b19_what_still_runs_cannot_be_continued(
+async def test_what_still_runs_cannot_be_continued(
     served: Scripted, encoding: HarmonyEncoding, way: dict[str, Any]
 ) -> None:
     """Nobody reads half of a response: until it has ended a 400 says so, and then all of it is there."""
@@ -43,7 +44,8 @@ async def test_v16_b19_what_still_runs_cannot_be_continued(
     )
 
 
-async def test_v16_what_waits_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("V16")
+async def test_what_waits_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
     """What runs in the background can be continued once it has ended, and no sooner."""
     served.engine.script = script(encoding, latency=0.02)
     _, queued = await served.post({"input": "Hi", "background": True})
@@ -54,7 +56,8 @@ async def test_v16_what_waits_cannot_be_continued(served: Scripted, encoding: Ha
     assert (await served.post(following))[0] == 200
 
 
-async def test_v16_what_was_left_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("V16")
+async def test_what_was_left_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
     """A response whose client left was cancelled: it is kept, and goes no further."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer:
@@ -66,7 +69,8 @@ async def test_v16_what_was_left_cannot_be_continued(served: Scripted, encoding:
     assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
 
 
-async def test_v16_what_failed_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("V16")
+async def test_what_failed_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
     """Half of an answer is no ground to go on from, where its client did not want it to be half."""
     served.engine.script = script(encoding, ENDLESS, error=EngineFailed("It failed."))
     _, failed = await served.post({"input": "Hi"})
@@ -84,9 +88,8 @@ async def test_what_came_to_its_limit_can_be_continued(served: Scripted, encodin
     assert cut["output"][0]["content"][0]["text"] in encoding.decode(served.engine.prompts[-1].token_ids)
 
 
-async def test_v11_b20_a_continuation_is_told_what_its_own_request_says(
-    served: Scripted, encoding: HarmonyEncoding
-) -> None:
+@pytest.mark.defect("V11", "B20")
+async def test_a_continuation_is_told_what_its_own_request_says(served: Scripted, encoding: HarmonyEncoding) -> None:
     """Instructions, tools and effort of the new request are in the prompt, and those of the old one are not."""
     before = {"instructions": "Rhyme.", "tools": [{**WEATHER, "name": "old"}], "reasoning": {"effort": "high"}}
     after = {"instructions": "Sing.", "tools": [{**WEATHER, "name": "new"}], "reasoning": {"effort": "low"}}
@@ -102,7 +105,8 @@ async def test_v11_b20_a_continuation_is_told_what_its_own_request_says(
     assert "Sing." not in prompt
 
 
-async def test_v12_row19_b28_a_loop_of_tools_is_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("V12", "19", "B28")
+async def test_a_loop_of_tools_is_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
     """Thoughts, calls and what they returned are read by the next turn, where only their last id was sent."""
     custom = {"type": "custom", "name": "say"}
     asked = {"tools": [WEATHER, custom]}
@@ -121,7 +125,8 @@ async def test_v12_row19_b28_a_loop_of_tools_is_continued(served: Scripted, enco
     assert places == sorted(places)
 
 
-async def test_b18_row46_branches_are_isolated(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("B18", "46")
+async def test_branches_are_isolated(served: Scripted, encoding: HarmonyEncoding) -> None:
     """One response continued many times at once: no branch sees another, and nobody changes what they share."""
     _, root = await served.post({"input": "root"})
     seen = [await served.get(f"/v1/responses/{root['id']}{end}") for end in ("", "/input_items")]
@@ -147,7 +152,8 @@ async def test_a_chain_goes_on_without_what_was_deleted(served: Scripted, encodi
     assert re.findall(r"<\|start\|>user<\|message\|>(.*?)<\|end\|>", prompt) == ["three", "four"]
 
 
-async def test_row28_b30_an_id_is_never_the_clients(served: Scripted) -> None:
+@pytest.mark.defect("28", "B30")
+async def test_an_id_is_never_the_clients(served: Scripted) -> None:
     """Whatever ids a request brings, its response has one of the server's own: none takes another's place."""
     _, first = await served.post({"input": "one"})
     own: dict[str, Any] = {"request_id": first["id"], "id": first["id"], "response_id": first["id"]}

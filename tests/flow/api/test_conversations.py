@@ -27,7 +27,8 @@ def where(store_at: str) -> str:
     return store_at
 
 
-async def test_row33_openai_python_keeps_a_conversation(sdk: openai.AsyncOpenAI) -> None:
+@pytest.mark.defect("33")
+async def test_openai_python_keeps_a_conversation(sdk: openai.AsyncOpenAI) -> None:
     """A conversation is begun, found, marked anew and forgotten, with the words of the SDK."""
     conversation = await sdk.conversations.create(metadata={"topic": "rain"})
     assert re.fullmatch("conv_[0-9a-f]{32}", conversation.id)
@@ -45,7 +46,8 @@ async def test_row33_openai_python_keeps_a_conversation(sdk: openai.AsyncOpenAI)
         await sdk.conversations.retrieve(conversation.id)
 
 
-async def test_row33_openai_python_keeps_items(sdk: openai.AsyncOpenAI) -> None:
+@pytest.mark.defect("33")
+async def test_openai_python_keeps_items(sdk: openai.AsyncOpenAI) -> None:
     """Items are listed, added, found and deleted one by one, with the words of the SDK."""
     first: Any = ITEMS[:3]
     conversation = await sdk.conversations.create(items=first)
@@ -84,7 +86,8 @@ async def test_what_is_answered_is_as_the_sdk_has_it(served: Scripted, base: str
     assert ConversationDeletedResource.model_validate(deleted, strict=True).to_dict() == deleted
 
 
-async def test_v14_a_conversation_keeps_images_but_not_for_a_model_that_reads_text(served: Scripted) -> None:
+@pytest.mark.defect("V14")
+async def test_a_conversation_keeps_images_but_not_for_a_model_that_reads_text(served: Scripted) -> None:
     """They are listed as they came; a model that cannot see them refuses the conversation and drops nothing of it."""
     image = {"type": "input_image", "image_url": data_url(png()), "detail": "high"}
     call = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
@@ -225,6 +228,7 @@ async def shared(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Sc
         yield served
 
 
+@pytest.mark.defect("V21")
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
@@ -238,7 +242,7 @@ async def shared(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Sc
         ("POST", "/v1/responses", {"input": "Hi", "conversation": "{}"}),
     ],
 )
-async def test_v21_what_is_anothers_is_not_there(shared: Scripted, method: str, path: str, body: Json | None) -> None:
+async def test_what_is_anothers_is_not_there(shared: Scripted, method: str, path: str, body: Json | None) -> None:
     """Whatever Bob does with Alice's conversation, he is told what he is told of one that does not exist."""
 
     async def ask(key: str, name: str) -> tuple[int, Any]:

@@ -27,7 +27,8 @@ def where(store_at: str) -> str:
     return store_at
 
 
-async def test_row33_responses_are_added_one_after_another(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("33")
+async def test_responses_are_added_one_after_another(served: Scripted, encoding: HarmonyEncoding) -> None:
     """Asked for as one object, as a stream or in the background: each response reads those before it, and is added."""
     path = await created(served, {"role": "developer", "content": "Be kind."})
     conversation = {"conversation": name_of(path)}
@@ -78,9 +79,8 @@ async def test_openai_python_goes_on_with_a_conversation(sdk: openai.AsyncOpenAI
     assert len([item async for item in sdk.conversations.items.list(conversation.id)]) == 6
 
 
-async def test_v12_row19_calls_and_outputs_go_through_a_conversation(
-    served: Scripted, encoding: HarmonyEncoding
-) -> None:
+@pytest.mark.defect("V12", "19")
+async def test_calls_and_outputs_go_through_a_conversation(served: Scripted, encoding: HarmonyEncoding) -> None:
     """A tool's call is kept in the conversation, where the next request's output finds it."""
     path = await created(served)
     served.engine.script = script(encoding, CALL)

@@ -50,12 +50,11 @@ async def streamed(served: Scripted) -> Response:
     return final(read_sse(await served.stream(BODY)))
 
 
+@pytest.mark.defect("11", "12", "B14")
 @pytest.mark.parametrize(
     ("error", "step"), [(EngineFailed("It failed."), 1), (EngineDead("It died."), 3), (ValueError("a bug"), 3)], ids=str
 )
-async def test_row11_row12_b14_a_fault_at_any_token(
-    served: Scripted, encoding: HarmonyEncoding, error: Exception, step: int
-) -> None:
+async def test_a_fault_at_any_token(served: Scripted, encoding: HarmonyEncoding, error: Exception, step: int) -> None:
     """Wherever the engine fails, the stream ends in one response.failed, and what was open in it is incomplete."""
     tokens = encoding.encode_markup(TALK)
     async with drill(served):
@@ -68,7 +67,8 @@ async def test_row11_row12_b14_a_fault_at_any_token(
             assert all(item.status == "completed" for item in response.output[:-1])
 
 
-async def test_row12_a_death_turns_later_requests_away(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("12")
+async def test_a_death_turns_later_requests_away(served: Scripted, encoding: HarmonyEncoding) -> None:
     """An engine that dies in mid-stream fails that stream, and later requests are a 503 until another one is up."""
     async with drill(served):
         served.engine.script = script(
@@ -110,8 +110,9 @@ async def test_malformed_tokens_at_any_place(served: Scripted, encoding: Harmony
             assert (await streamed(served)).status == "completed"
 
 
+@pytest.mark.defect("38")
 @pytest.mark.parametrize("ending", ["", "<|end|>", "<|start|>", "<|start|>assistant<|channel|>"])
-async def test_row38_a_stream_that_ends_in_reasoning_has_an_end(
+async def test_a_stream_that_ends_in_reasoning_has_an_end(
     served: Scripted, encoding: HarmonyEncoding, ending: str
 ) -> None:
     """A model that stops while it thinks gets its terminal event like any other."""
@@ -121,7 +122,8 @@ async def test_row38_a_stream_that_ends_in_reasoning_has_an_end(
     assert [type(item) for item in response.output] == [Reasoning]
 
 
-async def test_row31_a_client_that_leaves_at_any_event(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("31")
+async def test_a_client_that_leaves_at_any_event(served: Scripted, encoding: HarmonyEncoding) -> None:
     """After whichever event a client leaves, the engine stops."""
     patient = script(encoding, TALK, latency=0.002)
     async with drill(served):

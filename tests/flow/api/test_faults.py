@@ -20,8 +20,9 @@ from tests.support.scripts import ENDLESS, HELLO, Scripted, script
 from tests.support.server import serving
 
 
+@pytest.mark.defect("V6")
 @pytest.mark.parametrize("error", [EngineDead("The engine has died."), EngineFailed("It failed."), ValueError("a bug")])
-async def test_v6_a_fault_in_mid_stream_is_one_failed_event(
+async def test_a_fault_in_mid_stream_is_one_failed_event(
     error: Exception, served: Scripted, encoding: HarmonyEncoding
 ) -> None:
     """A fault after the headers ends in exactly one response.failed, which is stored."""
@@ -74,7 +75,8 @@ async def test_a_stage_behind_emit_that_breaks_ends_the_stream(encoding: Harmony
 # Clients that leave, and silence
 
 
-async def test_row31_a_client_that_leaves_aborts_the_engine(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("31")
+async def test_a_client_that_leaves_aborts_the_engine(served: Scripted, encoding: HarmonyEncoding) -> None:
     """Closing the connection ends the generation within moments; what there was is kept, as a cancelled response."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
     async with reading(served) as stream:

@@ -36,8 +36,9 @@ def key_file(tmp_path: Path) -> Path:
     return tmp_path / "keys"
 
 
+@pytest.mark.defect("V21")
 @pytest.mark.parametrize("authorization", STRANGERS)
-async def test_v21_without_a_key_there_is_no_way_in(locked: Scripted, authorization: str) -> None:
+async def test_without_a_key_there_is_no_way_in(locked: Scripted, authorization: str) -> None:
     """Whatever is not the whole of a key is a 401 with OpenAI's error body, on every path, there or not."""
     headers = {"Authorization": authorization} if authorization else {}
     closed = {route.resource.canonical for route in locked.api.app(1).router.routes() if route.resource}

@@ -86,8 +86,9 @@ async def test_a_background_response_leaves_two_lines(served: Scripted, log: pyt
     assert re.fullmatch("In the background: completed, [0-9]+ tokens in, [0-9]+ out", line)
 
 
+@pytest.mark.defect("B22")
 @pytest.mark.parametrize("background", [False, True])
-async def test_b22_to_cancel_is_no_error(
+async def test_to_cancel_is_no_error(
     served: Scripted, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture, background: bool
 ) -> None:
     """A response that is cancelled, where it waits or runs, leaves nothing in the log that would alarm anybody."""

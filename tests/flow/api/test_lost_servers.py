@@ -97,7 +97,8 @@ async def cutting(size: int) -> AsyncGenerator[Way, None]:
             await runner.cleanup()
 
 
-async def test_row39_what_breaks_between_servers_goes_on(encoding: HarmonyEncoding, store_at: str) -> None:
+@pytest.mark.defect("39")
+async def test_what_breaks_between_servers_goes_on(encoding: HarmonyEncoding, store_at: str) -> None:
     """However often the connection breaks, and wherever, the reader misses nothing and gets nothing twice."""
     async with (
         cutting(12_000) as way,
@@ -112,7 +113,8 @@ async def test_row39_what_breaks_between_servers_goes_on(encoding: HarmonyEncodi
         assert events_of(stream) == events_of(await one.again(stream_of(response_id)))
 
 
-async def test_b15_who_cannot_be_reached_keeps_no_reader_waiting(encoding: HarmonyEncoding, store_at: str) -> None:
+@pytest.mark.defect("B15")
+async def test_who_cannot_be_reached_keeps_no_reader_waiting(encoding: HarmonyEncoding, store_at: str) -> None:
     """A server that lives where nobody finds it: its streams end when they end there, and a cancel is a 503."""
     async with (
         serving(counting(encoding, 0.003), encoding, store_at, url=NOWHERE) as one,
@@ -126,7 +128,8 @@ async def test_b15_who_cannot_be_reached_keeps_no_reader_waiting(encoding: Harmo
         assert events_of(await stream) == events_of(await one.again(stream_of(response_id)))
 
 
-async def test_b15_who_says_nothing_keeps_no_reader_waiting(encoding: HarmonyEncoding, store_at: str) -> None:
+@pytest.mark.defect("B15")
+async def test_who_says_nothing_keeps_no_reader_waiting(encoding: HarmonyEncoding, store_at: str) -> None:
     """A server that takes connections and never answers is lost after a while of silence."""
 
     async def say_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -147,7 +150,8 @@ async def test_b15_who_says_nothing_keeps_no_reader_waiting(encoding: HarmonyEnc
     silent.close()
 
 
-async def test_v21_a_key_goes_along(encoding: HarmonyEncoding, store_at: str) -> None:
+@pytest.mark.defect("V21")
+async def test_a_key_goes_along(encoding: HarmonyEncoding, store_at: str) -> None:
     """Through another server a response is its owner's too, and nobody else's."""
     keys = Keys(["sk-alice-0123456789", "sk-bob-0123456789ab"])
     alice, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-alice-0123456789", "sk-bob-0123456789ab"))

@@ -119,8 +119,9 @@ def everywhere(served: Scripted, ids: Ids, own: Ids) -> list[tuple[str, str, Any
     ]
 
 
+@pytest.mark.defect("V21", "B30")
 @pytest.mark.parametrize("live", [True, False])
-async def test_v21_b30_what_others_own_does_not_exist(people: tuple[Person, Person], live: bool) -> None:
+async def test_what_others_own_does_not_exist(people: tuple[Person, Person], live: bool) -> None:
     """A response, live or over, a conversation and an item of Alice are for Bob as what nobody has; hers they stay."""
     alice, bob = people
     hers, his = await alice.own(), await bob.own()

@@ -41,8 +41,9 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[start:end] for start, end in pairwise(places)]
 
 
+@pytest.mark.defect("39")
 @given(turns(), st.lists(st.integers(0), max_size=20), st.booleans())
-def test_row39_only_whole_frames_are_passed_on(frames: Any, cuts: list[int], silences: bool) -> None:
+def test_only_whole_frames_are_passed_on(frames: Any, cuts: list[int], silences: bool) -> None:
     """However the bytes of a stream come, they go on as they are, never a part of a frame, and each event counts."""
     events = written(frames)
     data, relayed, passed = body(events, silences=silences), Relayed(), bytearray()
@@ -108,7 +109,8 @@ def frames_of(stream: bytes) -> list[bytes]:
     return [frame for frame in stream.split(b"\n\n")[:-2] if not frame.startswith(b":")]
 
 
-async def test_row18_servers_share_what_is_stored(pair: Pair) -> None:
+@pytest.mark.defect("18")
+async def test_servers_share_what_is_stored(pair: Pair) -> None:
     """What one server has made is retrieved, listed, streamed, continued and deleted at another."""
     one, other = pair
     _, answer = await one.post({"input": "Hi"})
@@ -122,8 +124,9 @@ async def test_row18_servers_share_what_is_stored(pair: Pair) -> None:
     assert (await one.get(path))[0] == (await other.get(path))[0] == 404
 
 
+@pytest.mark.defect("39")
 @pytest.mark.parametrize("base", DIALECTS)
-async def test_row39_a_live_stream_comes_through_another_server(pair: Pair, base: str) -> None:
+async def test_a_live_stream_comes_through_another_server(pair: Pair, base: str) -> None:
     """From any number, and for any number of readers at once, it is the stream of the server that makes it."""
     one, other = pair
     response_id, numbers = await begun(one), (-1, 0, 7, 40, 41)
@@ -156,8 +159,9 @@ async def test_whoever_leaves_another_server_ends_nothing(pair: Pair) -> None:
     assert (await ended(other, response_id))["status"] == "completed"
 
 
+@pytest.mark.defect("13", "42")
 @pytest.mark.parametrize("background", [True, False])
-async def test_row13_row42_a_cancel_reaches_whoever_makes_the_response(pair: Pair, background: bool) -> None:
+async def test_a_cancel_reaches_whoever_makes_the_response(pair: Pair, background: bool) -> None:
     """Cancelled at one server, a response that another one makes ends for all, and every cancel is answered alike."""
     one, other = pair
     async with reading(one, {"background": background}) as first:
@@ -170,7 +174,8 @@ async def test_row13_row42_a_cancel_reaches_whoever_makes_the_response(pair: Pai
     assert await found(other, response_id) == answer
 
 
-async def test_row13_what_waits_at_one_server_is_cancelled_at_another(pair: Pair) -> None:
+@pytest.mark.defect("13")
+async def test_what_waits_at_one_server_is_cancelled_at_another(pair: Pair) -> None:
     """It is never made, neither here nor there."""
     one, other = pair
     running, waiting = await begun(one), await begun(one)

@@ -53,11 +53,10 @@ async def proxied(url: str, *, version: aiohttp.HttpVersion, size: int) -> Async
 VERSIONS = [aiohttp.HttpVersion10, aiohttp.HttpVersion11]
 
 
+@pytest.mark.defect("39")
 @pytest.mark.parametrize("size", [1, 17, 100_000])
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
-async def test_row39_a_stream_comes_whole_through_a_proxy(
-    served: Scripted, version: aiohttp.HttpVersion, size: int
-) -> None:
+async def test_a_stream_comes_whole_through_a_proxy(served: Scripted, version: aiohttp.HttpVersion, size: int) -> None:
     """Whatever pieces a proxy makes of a stream, and by whichever HTTP it asks, its client reads what we wrote."""
     async with (
         proxied(served.url, version=version, size=size) as url,
@@ -75,8 +74,9 @@ async def test_row39_a_stream_comes_whole_through_a_proxy(
             await client.responses.retrieve("resp_0", stream=True)
 
 
+@pytest.mark.defect("39")
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
-async def test_row39_a_proxy_gets_events_as_they_come(
+async def test_a_proxy_gets_events_as_they_come(
     encoding: HarmonyEncoding, tmp_path: Path, version: aiohttp.HttpVersion
 ) -> None:
     """Behind a proxy that only passes on what it gets, the first event is there long before the last."""
@@ -91,8 +91,9 @@ async def test_row39_a_proxy_gets_events_as_they_come(
     assert len(read_sse(first + rest)) > 10
 
 
+@pytest.mark.defect("39", "31")
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
-async def test_row39_row31_a_client_that_leaves_its_proxy_leaves_us(
+async def test_a_client_that_leaves_its_proxy_leaves_us(
     encoding: HarmonyEncoding, tmp_path: Path, version: aiohttp.HttpVersion
 ) -> None:
     """When the client hangs up, its proxy does too, and the engine stops."""

@@ -43,9 +43,10 @@ ENDINGS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.defect("V5", "B16")
 @pytest.mark.parametrize(("text", "options", "body", "status"), ENDINGS)
 @pytest.mark.parametrize("background", [False, True])
-async def test_v5_b16_a_stored_response_is_streamed_again(
+async def test_a_stored_response_is_streamed_again(
     served: Scripted,
     encoding: HarmonyEncoding,
     text: str,
@@ -67,7 +68,8 @@ async def test_v5_b16_a_stored_response_is_streamed_again(
     assert await served.again(f"{path}&starting_after=7") == rest(first, 7)
 
 
-async def test_v3_b15_a_stream_goes_on_behind_any_event(served: Scripted) -> None:
+@pytest.mark.defect("V3", "B15")
+async def test_a_stream_goes_on_behind_any_event(served: Scripted) -> None:
     """From each number the rest is the same, and behind the last event there is nothing but the end, at once."""
     first = await served.stream({"input": "Hi"})
     path = f"/v1/responses/{final(read_sse(first)).id}?stream=true&starting_after"
@@ -77,15 +79,17 @@ async def test_v3_b15_a_stream_goes_on_behind_any_event(served: Scripted) -> Non
     assert await served.again(f"{path}={numbers(first)[-1]}") == b"data: [DONE]\n\n"
 
 
-async def test_v3_whoever_is_beyond_the_end_gets_the_end(served: Scripted) -> None:
+@pytest.mark.defect("V3")
+async def test_whoever_is_beyond_the_end_gets_the_end(served: Scripted) -> None:
     """A number that no event has, as a reader may have from a server that died, gets the last event as the next."""
     first = await served.stream({"input": "Hi"})
     path = f"/v1/responses/{final(read_sse(first)).id}?stream=true&starting_after=123456789"
     assert await served.again(path) == renumbered(rest(first, numbers(first)[-2]), 123456790)
 
 
+@pytest.mark.defect("B15")
 @pytest.mark.parametrize("background", [False, True])
-async def test_b15_a_live_stream_has_any_number_of_readers(
+async def test_a_live_stream_has_any_number_of_readers(
     served: Scripted, encoding: HarmonyEncoding, background: bool
 ) -> None:
     """Readers from every number on, some of events still to come, all join while it is made, and read the same."""
@@ -101,7 +105,8 @@ async def test_b15_a_live_stream_has_any_number_of_readers(
         assert await asyncio.gather(*others) == expected
 
 
-async def test_b15_readers_join_at_any_time(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("B15")
+async def test_readers_join_at_any_time(served: Scripted, encoding: HarmonyEncoding) -> None:
     """Whenever a reader comes, before the first token or behind the last, it reads all of the stream."""
     served.engine.script = script(encoding, latency=0.01)
     path = f"/v1/responses/{await begun(served)}?stream=true"
@@ -114,7 +119,8 @@ async def test_b15_readers_join_at_any_time(served: Scripted, encoding: HarmonyE
     assert others == [first] * 29
 
 
-async def test_v2_readers_of_what_is_cancelled_get_its_end(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("V2")
+async def test_readers_of_what_is_cancelled_get_its_end(served: Scripted, encoding: HarmonyEncoding) -> None:
     """All who follow a response that is cancelled read the same end, also those who come afterwards."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
     response_id = await begun(served)
@@ -149,7 +155,8 @@ async def test_a_stream_that_waits_says_that_it_lives(encoding: HarmonyEncoding,
             assert await answer.content.readuntil(b"\n\n") == b": keep-alive\n\n"
 
 
-async def test_row41_what_is_no_longer_kept_says_so(served: Scripted) -> None:
+@pytest.mark.defect("41")
+async def test_what_is_no_longer_kept_says_so(served: Scripted) -> None:
     """Behind ``--stream-ttl`` the events of a response are gone: to stream it is a 400 that says so, the rest stays."""
     _, answer = await served.post({"input": "Hi"})
     await until(lambda: len(served.runs.live) == 0)

@@ -19,7 +19,8 @@ from tests.support.scripts import script
 from tests.support.server import serving
 
 
-async def test_row17_what_is_too_old_goes_by_itself(
+@pytest.mark.defect("17")
+async def test_what_is_too_old_goes_by_itself(
     encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Sweeping begins at once and goes on, also behind an outage; each time one line says how much is left."""

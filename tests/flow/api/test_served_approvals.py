@@ -39,9 +39,10 @@ def followed(way: str, first: Told, *items: Json) -> Json:
             return {"input": [USER, *first.output, *items], "store": first.response["background"]}
 
 
+@pytest.mark.defect("29")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", WAYS)
-async def test_row29_a_call_is_made_once_it_is_approved_of(
+async def test_a_call_is_made_once_it_is_approved_of(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str, way: str
 ) -> None:
     """The request ends the response; with the client's word the very call that it saw is made, before the model reads.

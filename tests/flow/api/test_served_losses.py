@@ -99,9 +99,10 @@ HANG = call("docs.hang", {})
 STATE = call("docs.state", {})
 
 
+@pytest.mark.defect("30")
 @ending
 @pytest.mark.parametrize("owner", ["operator", "request"])
-async def test_row30_calls_end_with_their_response(
+async def test_calls_end_with_their_response(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, owner: str, end: End, way: Json
 ) -> None:
     """The server hears of each that nobody waits any more, no task is left, and the next response can call it."""
@@ -124,7 +125,8 @@ async def test_row30_calls_end_with_their_response(
             assert [item["status"] for item in again.output if item["type"] == "mcp_call"] == ["completed"]
 
 
-async def test_row30_a_child_outlives_the_call_that_was_left(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+@pytest.mark.defect("30")
+async def test_a_child_outlives_the_call_that_was_left(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """The one connection to a server over stdio is still good when a call of it was called off."""
     async with tooled(encoding, tmp_path, servers={"docs": child()}) as served:
         states = []
@@ -142,7 +144,8 @@ async def test_row30_a_child_outlives_the_call_that_was_left(encoding: HarmonyEn
     assert second.get("hang", 0) == second.get("hang cancelled", 0)
 
 
-async def test_row30_a_call_ends_with_a_client_that_waited_for_the_whole(
+@pytest.mark.defect("30")
+async def test_a_call_ends_with_a_client_that_waited_for_the_whole(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
     """Who closes the socket of a request that is not streamed takes the call along as well."""
@@ -156,9 +159,8 @@ async def test_row30_a_call_ends_with_a_client_that_waited_for_the_whole(
         await until(lambda: len(served.runs.live) == 0)
 
 
-async def test_row30_a_detached_response_keeps_its_call(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
-) -> None:
+@pytest.mark.defect("30")
+async def test_a_detached_response_keeps_its_call(encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers) -> None:
     """What survives its client goes on with its tools, and then lets go of them."""
     door = tmp_path / "door"
     turns = [call("docs.wait", {"path": str(door)}), answer()]
@@ -189,8 +191,9 @@ async def test_a_response_can_be_cancelled_while_a_server_is_asked(
         assert served.engine.prompts == []
 
 
+@pytest.mark.defect("30")
 @ending
-async def test_row30_code_ends_with_its_response(
+async def test_code_ends_with_its_response(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, end: End, way: Json
 ) -> None:
     """No process of it is left, whatever it was at."""
@@ -206,7 +209,8 @@ async def test_row30_code_ends_with_its_response(
         await settled(before)
 
 
-async def test_row30_a_response_that_ends_leaves_no_process(
+@pytest.mark.defect("30")
+async def test_a_response_that_ends_leaves_no_process(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox
 ) -> None:
     """What the code has started ends with the response, and not before."""
@@ -223,8 +227,9 @@ async def test_row30_a_response_that_ends_leaves_no_process(
 NOBODY = "http://127.0.0.1:9/mcp"
 
 
+@pytest.mark.defect("40")
 @pytest.mark.parametrize("mode", MODES)
-async def test_row40_a_server_that_is_down_is_an_item_that_failed(
+async def test_a_server_that_is_down_is_an_item_that_failed(
     encoding: HarmonyEncoding, tmp_path: Path, mode: str
 ) -> None:
     """The model does without it, and a call that it makes up all the same ends nothing."""
@@ -246,8 +251,9 @@ async def test_row40_a_server_that_is_down_is_an_item_that_failed(
         assert "mcp_call" not in heard.types
 
 
+@pytest.mark.defect("40")
 @pytest.mark.parametrize("mode", ["background stream"])
-async def test_row40_a_server_that_dies_in_mid_call_is_started_again(
+async def test_a_server_that_dies_in_mid_call_is_started_again(
     encoding: HarmonyEncoding, tmp_path: Path, mode: str
 ) -> None:
     """Its call has failed, and the next one is answered by a new process."""

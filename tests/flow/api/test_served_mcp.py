@@ -62,8 +62,9 @@ def assert_echoed(heard: Told, label: str) -> None:
         ]
 
 
+@pytest.mark.defect("B24", "B25", "29")
 @pytest.mark.parametrize("owner", ["operator", "request"])
-async def test_b24_b25_row29_servers_are_called_however_a_response_is_made(
+async def test_servers_are_called_however_a_response_is_made(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, owner: str
 ) -> None:
     """A connection lives as long as what needs it: in the background, in a stream, in both, and unstored."""
@@ -78,8 +79,9 @@ async def test_b24_b25_row29_servers_are_called_however_a_response_is_made(
         )
 
 
+@pytest.mark.defect("V7", "V24")
 @pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
-async def test_v7_v24_a_call_that_still_runs_has_not_completed(
+async def test_a_call_that_still_runs_has_not_completed(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, way: Json
 ) -> None:
     """While a server is at a call, its stream stands behind the call's arguments; then it goes on."""
@@ -98,7 +100,8 @@ async def test_v7_v24_a_call_that_still_runs_has_not_completed(
     assert heard.ladder(1)[-3:] == ["mcp_call_arguments.done", "mcp_call.completed", "output_item.done"]
 
 
-async def test_v24_a_stream_says_that_it_lives_while_a_tool_runs(
+@pytest.mark.defect("V24")
+async def test_a_stream_says_that_it_lives_while_a_tool_runs(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
     """Nothing between client and server takes it for dead, and its events are the same."""
@@ -110,8 +113,9 @@ async def test_v24_a_stream_says_that_it_lives_while_a_tool_runs(
     assert final(read_sse(raw)).status == "completed"
 
 
+@pytest.mark.defect("40")
 @pytest.mark.parametrize("mode", MODES)
-async def test_row40_a_tool_that_fails_is_an_item_that_failed(
+async def test_a_tool_that_fails_is_an_item_that_failed(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
     """The model reads what went wrong, a wrong name or wrong arguments included, and the response completes."""
@@ -128,8 +132,9 @@ async def test_row40_a_tool_that_fails_is_an_item_that_failed(
     assert "It went boom." in read
 
 
+@pytest.mark.defect("V23")
 @pytest.mark.parametrize("mode", MODES)
-async def test_v23_a_tool_that_hangs_is_given_up(
+async def test_a_tool_that_hangs_is_given_up(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, mode: str
 ) -> None:
     """A call has so many seconds; the response completes without what it might have returned."""
@@ -144,7 +149,8 @@ async def test_v23_a_tool_that_hangs_is_given_up(
     assert looping.ladder(0)[-2:] == ["code_interpreter_call.interpreting", "output_item.done"]
 
 
-async def test_v22_all_turns_have_the_priority_of_the_request(
+@pytest.mark.defect("V22")
+async def test_all_turns_have_the_priority_of_the_request(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
     """No turn gets ahead of the first one, and none asks for a scheduler that the engine does not have."""

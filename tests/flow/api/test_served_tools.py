@@ -46,8 +46,9 @@ async def site() -> AsyncIterator[Web]:
 # Code
 
 
+@pytest.mark.defect("V7", "V8", "B11")
 @pytest.mark.parametrize("mode", MODES)
-async def test_v7_v8_b11_code_runs_where_its_item_says_so(
+async def test_code_runs_where_its_item_says_so(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, mode: str
 ) -> None:
     """Code is one item, from its first letter to its outputs; its variables live as long as the response."""
@@ -76,8 +77,9 @@ async def test_v7_v8_b11_code_runs_where_its_item_says_so(
     assert third.endswith("<|message|>6\n<|end|><|start|>assistant")
 
 
+@pytest.mark.defect("V7")
 @pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
-async def test_v7_code_that_still_runs_has_not_completed(
+async def test_code_that_still_runs_has_not_completed(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, way: Json
 ) -> None:
     """Of code that never ends nothing is told but that it runs, and then that it was broken off."""
@@ -117,8 +119,9 @@ async def test_outputs_and_sources_are_told_where_they_are_asked_for(
 # The browser
 
 
+@pytest.mark.defect("V9", "V10", "B12")
 @pytest.mark.parametrize("mode", MODES)
-async def test_v9_v10_b12_a_page_is_found_opened_and_cited(
+async def test_a_page_is_found_opened_and_cited(
     encoding: HarmonyEncoding, tmp_path: Path, site: Web, mode: str
 ) -> None:
     """Every call is one item, whose action has the real URL, and the final text cites what was read."""
@@ -152,8 +155,9 @@ async def test_v9_v10_b12_a_page_is_found_opened_and_cited(
     assert "【" not in said["text"]
 
 
+@pytest.mark.defect("V7")
 @pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
-async def test_v7_a_page_that_is_not_there_yet_was_not_read(
+async def test_a_page_that_is_not_there_yet_was_not_read(
     encoding: HarmonyEncoding, tmp_path: Path, site: Web, way: Json
 ) -> None:
     """While a page is fetched, nothing is told but that the browser searches."""
@@ -172,9 +176,10 @@ async def test_v7_a_page_that_is_not_there_yet_was_not_read(
     assert heard.ladder(0)[-3:] == ["web_search_call.searching", "web_search_call.completed", "output_item.done"]
 
 
+@pytest.mark.defect("B12")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("arguments", ['{"query":', "cursor:3", "[]", "{}", ""])
-async def test_b12_broken_arguments_are_answered(
+async def test_broken_arguments_are_answered(
     encoding: HarmonyEncoding, tmp_path: Path, site: Web, arguments: str, mode: str
 ) -> None:
     """Arguments that mean nothing fail their own call, the model reads why, and no pseudo URL is made of them."""

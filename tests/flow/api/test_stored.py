@@ -10,6 +10,7 @@ import pytest
 from tests.support.scripts import Scripted
 
 
+@pytest.mark.defect("V4")
 @pytest.mark.parametrize(
     ("query", "param"),
     [
@@ -24,8 +25,8 @@ from tests.support.scripts import Scripted
         ("include[]=message.output_text.logprobs&include[]=x", "include"),
     ],
 )
-async def test_v4_a_bad_query_is_refused(served: Scripted, query: str, param: str) -> None:
-    """A number below zero, or what is no number, is a 400 that names the parameter (V4); so is any other nonsense."""
+async def test_a_bad_query_is_refused(served: Scripted, query: str, param: str) -> None:
+    """A number below zero, or what is no number, is a 400 that names the parameter; so is any other nonsense."""
     _, answer = await served.post({"input": "Hi"})
     status, error = await served.get(f"/v1/responses/{answer['id']}?{query}")
     assert (status, error["error"]["param"]) == (400, param)

@@ -85,7 +85,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "LAST_WORDS", 3600)
 
 
-async def test_v17_b22_a_tool_that_runs_is_ended_by_a_cancel(busy: Busy, tool: Tool) -> None:
+@pytest.mark.defect("V17", "B22")
+async def test_a_tool_that_runs_is_ended_by_a_cancel(busy: Busy, tool: Tool) -> None:
     """Nobody waits for the engine, which has nothing to end; the tool is called off, and its session closed."""
     served, stream, response_id = busy.served, busy.stream, busy.response_id
     async with asyncio.timeout(PATIENCE):

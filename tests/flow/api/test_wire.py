@@ -32,7 +32,8 @@ FIELDS = {
 """The 31 fields of a response."""
 
 
-async def test_row24_reasoning_is_an_item_and_is_counted(served: Scripted) -> None:
+@pytest.mark.defect("24")
+async def test_reasoning_is_an_item_and_is_counted(served: Scripted) -> None:
     """What the model thinks is an item of its own, and its tokens are a part of those that were generated."""
     _, answer = await served.post({"input": "Hi"})
     details = answer["usage"]["output_tokens_details"]
@@ -40,12 +41,13 @@ async def test_row24_reasoning_is_an_item_and_is_counted(served: Scripted) -> No
     assert 0 < details["reasoning_tokens"] < answer["usage"]["output_tokens"]
 
 
+@pytest.mark.defect("27")
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("body", "refusal"),
     [({"input": 7}, None), ({"input": "Hi", "model": "x"}, None), ({"input": "Hi"}, EngineOverloaded("Full."))],
 )
-async def test_row27_an_error_is_a_status(served: Scripted, body: Any, refusal: Any, stream: bool) -> None:
+async def test_an_error_is_a_status(served: Scripted, body: Any, refusal: Any, stream: bool) -> None:
     """No error hides in the body of a 200: whatever has an error body has a status to match."""
     served.engine.script = Script(refusal=refusal)
     status, answer = await served.post(body | {"stream": stream})
@@ -53,22 +55,25 @@ async def test_row27_an_error_is_a_status(served: Scripted, body: Any, refusal: 
     assert (answer["error"]["type"] == "server_error") is (status >= 500)
 
 
+@pytest.mark.defect("36", "45", "B29")
 @pytest.mark.parametrize("said", [{}, {"store": None}, {"store": True}])
-async def test_row36_b29_to_store_is_the_default_and_is_done(served: Scripted, said: dict[str, Any]) -> None:
+async def test_to_store_is_the_default_and_is_done(served: Scripted, said: dict[str, Any]) -> None:
     """A response is stored unless the request says otherwise, and says so in its echo."""
     _, answer = await served.post({"input": "Hi", **said})
     assert answer["store"] is True
     assert await served.get(f"/v1/responses/{answer['id']}") == (200, answer)
 
 
-async def test_b29_what_is_not_stored_says_so(served: Scripted) -> None:
+@pytest.mark.defect("B29")
+async def test_what_is_not_stored_says_so(served: Scripted) -> None:
     """With ``store: false`` the echo is false, and the response is not to be found."""
     _, answer = await served.post({"input": "Hi", "store": False})
     assert answer["store"] is False
     assert (await served.get(f"/v1/responses/{answer['id']}"))[0] == 404
 
 
-async def test_b29_a_store_that_fails_is_not_silent(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+@pytest.mark.defect("B29")
+async def test_a_store_that_fails_is_not_silent(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """A store that is down harms no stream, but health tells of it; what it could not take it gets once it is back."""
     database = Faulty(SqliteDatabase(tmp_path / "responses.sqlite3"))
     async with serving(ScriptedEngine(script(encoding)), encoding, database) as served:
@@ -83,8 +88,9 @@ async def test_b29_a_store_that_fails_is_not_silent(encoding: HarmonyEncoding, t
         assert (await served.get(f"/v1/responses/{response.id}"))[1]["status"] == "completed"
 
 
+@pytest.mark.defect("37")
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-async def test_row37_a_stream_closes_right_behind_its_end(served: Scripted, version: str) -> None:
+async def test_a_stream_closes_right_behind_its_end(served: Scripted, version: str) -> None:
     """A reader that waits for the end of the body does not wait longer than for the last event."""
     data = json.dumps({"input": "Hi", "stream": True}).encode()
     reader, writer = await asyncio.open_connection(*served.url.removeprefix("http://").split(":"))
@@ -97,7 +103,8 @@ async def test_row37_a_stream_closes_right_behind_its_end(served: Scripted, vers
     writer.close()
 
 
-async def test_row40_the_first_event_has_every_field(served: Scripted) -> None:
+@pytest.mark.defect("40")
+async def test_the_first_event_has_every_field(served: Scripted) -> None:
     """``response.created`` and ``in_progress`` carry all 31 fields of a response, as the last event does."""
     stream = await served.stream({"input": "Hi", "tools": [WEATHER]})
     bodies = [json.loads(frame.partition("data: ")[2]) for frame in stream.decode().split("\n\n")[:-2]]
@@ -108,14 +115,16 @@ async def test_row40_the_first_event_has_every_field(served: Scripted) -> None:
     assert len(FIELDS) == 31
 
 
-async def test_row40_what_is_echoed_can_be_read(served: Scripted) -> None:
+@pytest.mark.defect("40")
+async def test_what_is_echoed_can_be_read(served: Scripted) -> None:
     """A namespace without a description is echoed with one, as readers of responses insist on it."""
     bare = {"type": "namespace", "name": "maps", "tools": [WEATHER]}
     response = final(read_sse(await served.stream({"input": "Hi", "tools": [bare]})))
     assert response.tools == (bare | {"description": ""},)
 
 
-async def test_row40_what_clients_send_is_taken(served: Scripted, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("40")
+async def test_what_clients_send_is_taken(served: Scripted, encoding: HarmonyEncoding) -> None:
     """Outputs in parts, custom tools, hosted tools and keys that nobody knows are no reason to refuse a request."""
     served.engine.script = script(encoding, CALL)
     tools: list[dict[str, Any]] = [WEATHER, {"type": "custom", "name": "shell"}, {"type": "web_search"}]
@@ -128,7 +137,8 @@ async def test_row40_what_clients_send_is_taken(served: Scripted, encoding: Harm
     assert (status, second["status"]) == (200, "completed")
 
 
-async def test_row44_nothing_on_the_way_holds_a_stream_back(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+@pytest.mark.defect("44")
+async def test_nothing_on_the_way_holds_a_stream_back(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Proxies are told not to buffer, and silence is broken by comments; each event comes when it is made."""
     slow = ScriptedEngine(script(encoding, latency=0.1, chunk_size=4))
     async with serving(slow, encoding, tmp_path, keep_alive=0.03) as served:
@@ -142,8 +152,9 @@ async def test_row44_nothing_on_the_way_holds_a_stream_back(encoding: HarmonyEnc
     assert read.count(b": keep-alive\n\n") >= 2
 
 
+@pytest.mark.defect("B31")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_b31_no_assertion_stands_for_an_error(served: Scripted, stream: bool) -> None:
+async def test_no_assertion_stands_for_an_error(served: Scripted, stream: bool) -> None:
     """What goes wrong before the first event is answered in the error's own words, streamed or not, never by a 500."""
     served.engine.context_length = 8192
     for body, code in (
@@ -175,7 +186,8 @@ async def test_a_head_is_no_stream(served: Scripted) -> None:
         assert answered.status == 200
 
 
-async def test_row11_an_error_behind_the_headers_closes_the_connection() -> None:
+@pytest.mark.defect("11")
+async def test_an_error_behind_the_headers_closes_the_connection() -> None:
     """Whatever gets through to the edge in mid-stream is no second answer in the middle of the first."""
 
     async def breaks(request: web.Request) -> web.StreamResponse:

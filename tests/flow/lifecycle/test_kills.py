@@ -47,7 +47,8 @@ def assert_ends_once(seen: Events, stored: Events) -> None:
     assert deltas(seen)[: len(deltas(stored))] == deltas(stored)
 
 
-async def test_row18_v2_b15_what_a_killed_server_made_ends_at_another(store_at: str, tmp_path: Path) -> None:
+@pytest.mark.defect("18", "V2", "B15")
+async def test_what_a_killed_server_made_ends_at_another(store_at: str, tmp_path: Path) -> None:
     """Its reader there gets all that was stored, then one end; what only waited is made there, and read there, whole.
 
     Both servers come up at the same moment, over a store that is new.

@@ -77,8 +77,9 @@ async def cell(encoding: HarmonyEncoding, store_at: str, mode: Mode) -> AsyncGen
         yield Cell(served, Client(served, mode), encoding)
 
 
+@pytest.mark.defect("B21")
 async def test_complete(cell: Cell) -> None:
-    """A response that comes to its end is whole, for its client and for everybody later (B21)."""
+    """A response that comes to its end is whole, for its client and for everybody later."""
     cell.let_say(COUNT)
     await cell.client.ask()
     assert cell.client.was_told
@@ -87,8 +88,9 @@ async def test_complete(cell: Cell) -> None:
     assert told.response["usage"]["output_tokens"] == len(cell.encoding.encode_markup(COUNT))
 
 
+@pytest.mark.defect("V17")
 async def test_length(cell: Cell) -> None:
-    """A response that meets its limit is incomplete, with all that it had by then, and can be continued (V17)."""
+    """A response that meets its limit is incomplete, with all that it had by then, and can be continued."""
     cell.let_say(COUNT)
     await cell.client.ask(max_output_tokens=60)
     assert cell.client.was_told
@@ -97,7 +99,8 @@ async def test_length(cell: Cell) -> None:
     assert told.response["usage"]["output_tokens"] == 60
 
 
-async def test_v1_b14_engine_error(cell: Cell) -> None:
+@pytest.mark.defect("V1", "B14")
+async def test_engine_error(cell: Cell) -> None:
     """A response that the engine gives up on has failed, in good order, behind all that the engine had said."""
     cell.let_say(BEGUN, error=EngineFailed("It failed."))
     await cell.client.ask()
@@ -107,7 +110,8 @@ async def test_v1_b14_engine_error(cell: Cell) -> None:
     assert told.text == " ".join(map(str, range(1, 20)))
 
 
-async def test_v1_b14_engine_death(cell: Cell) -> None:
+@pytest.mark.defect("V1", "B14")
+async def test_engine_death(cell: Cell) -> None:
     """A response whose engine dies has failed likewise, and can still be had; new ones are a 503 meanwhile."""
     cell.let_say(BEGUN, error=EngineDead("It died."), dies=True)
     await cell.client.ask()
@@ -121,8 +125,9 @@ async def test_v1_b14_engine_death(cell: Cell) -> None:
     assert told.text == " ".join(map(str, range(1, 20)))
 
 
-async def test_row42_b22_cancel(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A response that is cancelled ends by itself, for its client as well, and keeps what it had (V17, B23)."""
+@pytest.mark.defect("42", "B22", "V17", "B23")
+async def test_cancel(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A response that is cancelled ends by itself, for its client as well, and keeps what it had."""
     monkeypatch.setattr(runs, "CANCEL_WAIT", 3600)
     cell.let_say(ENDLESS, endless=True)
     asking = await cell.is_at_it()
@@ -135,7 +140,8 @@ async def test_row42_b22_cancel(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> 
     assert told.response["usage"]["output_tokens"] > 20
 
 
-async def test_row31_row43_client_leaves(cell: Cell) -> None:
+@pytest.mark.defect("31", "43")
+async def test_client_leaves(cell: Cell) -> None:
     """A client that leaves ends what is made in front of it, which is kept as far as it is; the background goes on."""
     goes_on = cell.client.mode.background
     cell.let_say(COUNT, latency=0.005)

@@ -137,7 +137,8 @@ def killed(scenes: list[Scene]) -> Scene:
 # SIGTERM
 
 
-async def test_row31_sigterm_near_the_end(stopped: Scene, mode: Mode) -> None:
+@pytest.mark.defect("31")
+async def test_sigterm_near_the_end(stopped: Scene, mode: Mode) -> None:
     """What ends within the time that a stop gives it ends as if nothing were."""
     client = stopped.near_the_end[mode]
     assert client.was_told
@@ -146,7 +147,8 @@ async def test_row31_sigterm_near_the_end(stopped: Scene, mode: Mode) -> None:
     assert told.response["usage"]["output_tokens"] == BRIEF
 
 
-async def test_v1_sigterm_in_the_middle(stopped: Scene, mode: Mode) -> None:
+@pytest.mark.defect("V1")
+async def test_sigterm_in_the_middle(stopped: Scene, mode: Mode) -> None:
     """What takes longer has failed, in good order and with all that it had, and its client is told so at once."""
     client = stopped.middle[mode]
     assert client.was_told or client.mode.name == "background"  # whoever polls may find nobody any more
@@ -172,7 +174,8 @@ async def test_a_server_that_stops_takes_nothing_on(stopped: Scene) -> None:
 # SIGKILL
 
 
-async def test_v1_sigkill_in_the_middle(killed: Scene, mode: Mode) -> None:
+@pytest.mark.defect("V1")
+async def test_sigkill_in_the_middle(killed: Scene, mode: Mode) -> None:
     """What a killed server was at has failed, in good order, behind all that it had said a moment before."""
     client = killed.middle[mode]
     assert (client.was_told, killed.exit_status) == (False, -signal.SIGKILL)
@@ -181,8 +184,9 @@ async def test_v1_sigkill_in_the_middle(killed: Scene, mode: Mode) -> None:
     assert told.text.startswith("1 2 3 4 5 6 7 8 9 10 ")
 
 
+@pytest.mark.defect("V2", "B15")
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode.stream], ids=str)
-async def test_v2_b15_sigkill_in_a_stream(killed: Scene, mode: Mode) -> None:
+async def test_sigkill_in_a_stream(killed: Scene, mode: Mode) -> None:
     """Whoever goes on behind the last event that came before the kill gets an end, also if the store had less."""
     told = await killed.after(killed.middle[mode])
     number = len(frames(killed.middle[mode].seen)) - 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.live.codex.conftest import Codex
 
 Json = dict[str, Any]
@@ -15,7 +17,8 @@ def completed(events: list[Json], kind: str) -> list[Json]:
     return [item for item in items if item["type"] == kind]
 
 
-def test_row6_codex_runs_a_command_and_tells_of_it(codex: Codex) -> None:
+@pytest.mark.defect("6")
+def test_codex_runs_a_command_and_tells_of_it(codex: Codex) -> None:
     """Codex gets a call that it can run, runs it, sends the output back, and has an answer in the end."""
     events = codex.events("Write hello into hello.txt.")
     assert (codex.project / "hello.txt").read_text() == "hello"
@@ -25,7 +28,8 @@ def test_row6_codex_runs_a_command_and_tells_of_it(codex: Codex) -> None:
     assert events[-1]["usage"]["output_tokens"] > 0
 
 
-def test_row6_codex_goes_on_with_an_earlier_session(codex: Codex) -> None:
+@pytest.mark.defect("6")
+def test_codex_goes_on_with_an_earlier_session(codex: Codex) -> None:
     """A session that is resumed sends all of its history, and the server reads it."""
     codex.events("Write hello into hello.txt.")
     events = codex.events("resume", "--last", "Show the current folder.")

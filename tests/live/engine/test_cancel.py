@@ -57,9 +57,10 @@ async def cancelled(engine: VllmEngine, asked: Prompt, phase: Phase) -> list[Eng
     return frames
 
 
+@pytest.mark.defect("B22")
 @pytest.mark.parametrize("likely", [False, True], ids=["plain", "logprobs"])
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode", "stuck"])
-async def test_b22_cancelling_at_any_point_ends_in_good_order(
+async def test_cancelling_at_any_point_ends_in_good_order(
     engine: VllmEngine, encoding: HarmonyEncoding, phase: Phase, likely: bool
 ) -> None:
     """The request is gone at once; its frames end with the reason, behind every token that was generated."""
@@ -85,7 +86,8 @@ async def test_cancelling_one_leaves_the_others(engine: VllmEngine, encoding: Ha
     assert not await engine.cancel("resp_3")
 
 
-async def test_row13_b22_a_cancelled_response_frees_the_engine(
+@pytest.mark.defect("13", "B22")
+async def test_a_cancelled_response_frees_the_engine(
     engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path
 ) -> None:
     """From the wire to the scheduler: once it is cancelled a response takes nothing any more."""

@@ -108,7 +108,8 @@ async def served(model: Model, folder: Path) -> AsyncIterator[Served[VllmEngine]
         yield server
 
 
-async def test_row13_a_background_response_can_be_cancelled(model: Model, tmp_path: Path) -> None:
+@pytest.mark.defect("13")
+async def test_a_background_response_can_be_cancelled(model: Model, tmp_path: Path) -> None:
     """It is made without a client, and when it is cancelled it keeps what it has."""
     async with served(model, tmp_path) as server:
         _, queued = await server.post({"input": "Never stop talking.", "background": True})

@@ -45,8 +45,9 @@ def thinks(response: Response) -> bool:
     return any(isinstance(item, Reasoning) for item in response.output)
 
 
+@pytest.mark.defect("22", "25")
 @pytest.mark.parametrize("thinking", [True, False])
-async def test_row22_row25_a_schema_holds_the_answer_alone(model: Model, thinking: bool) -> None:
+async def test_a_schema_holds_the_answer_alone(model: Model, thinking: bool) -> None:
     """The model thinks as it likes, or not at all, and none of it is in the answer."""
     response = await model.respond("Say hello.", thinking=thinking, text=FORMAT)
     assert response.status == "completed"
@@ -56,6 +57,7 @@ async def test_row22_row25_a_schema_holds_the_answer_alone(model: Model, thinkin
     assert thinks(response) is thinking
 
 
+@pytest.mark.defect("35")
 @pytest.mark.parametrize("thinking", [True, False])
 @pytest.mark.parametrize(
     ("structured", "fits"),
@@ -67,9 +69,7 @@ async def test_row22_row25_a_schema_holds_the_answer_alone(model: Model, thinkin
     ],
     ids=["regex", "choice", "grammar", "json"],
 )
-async def test_row35_structured_outputs_hold_the_answer(
-    model: Model, structured: Any, fits: Any, thinking: bool
-) -> None:
+async def test_structured_outputs_hold_the_answer(model: Model, structured: Any, fits: Any, thinking: bool) -> None:
     """All the ways of vLLM, thinking or not."""
     response = await model.respond("Say hello.", thinking=thinking, structured_outputs=structured)
     assert response.status == "completed"
@@ -77,7 +77,8 @@ async def test_row35_structured_outputs_hold_the_answer(
     assert thinks(response) is thinking
 
 
-async def test_row23_a_tool_is_called_beside_a_format(model: Model) -> None:
+@pytest.mark.defect("23")
+async def test_a_tool_is_called_beside_a_format(model: Model) -> None:
     """The model may call where it would, and its answer is in the format."""
     response = await model.respond(QUESTION, text=FORMAT, tools=[WEATHER])
     assert calls(response) == [("get_weather", {"city": "Paris"})]

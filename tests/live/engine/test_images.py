@@ -244,7 +244,8 @@ def prompted(asked: Prompt, token_ids: Sequence[int], images: tuple[str, ...]) -
     return Prompt(asked.response, (), tuple(token_ids), (), Sampling(0.0, 1.0, 3), images=images)
 
 
-async def test_v14_a_model_that_reads_text_refuses_images(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("V14")
+async def test_a_model_that_reads_text_refuses_images(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """The engine itself does, whatever stands before it; and a prompt without images tells no tokens of its own."""
     asked = prompt(encoding, "Say hello.", max_tokens=3)
     with pytest.raises(InvalidPrompt, match="reads text only"):

@@ -126,7 +126,8 @@ def test_a_conversation_keeps_three_turns(client: openai.OpenAI) -> None:
     ]
 
 
-def test_b22_a_background_response_can_be_cancelled(client: openai.OpenAI) -> None:
+@pytest.mark.defect("B22")
+def test_a_background_response_can_be_cancelled(client: openai.OpenAI) -> None:
     """A cancelled response ends at once, and keeps what was said so far and what it cost."""
     response = client.responses.create(model="tiny-gpt-oss", input="Never stop talking.", background=True)
     assert response.status == "queued"

@@ -86,8 +86,9 @@ async def test_the_first_grammar_is_no_slower(engine: VllmEngine, encoding: Harm
     print(f"\nfirst constrained request {first:.3f} s, median of others {others:.3f} s")  # noqa: T201
 
 
+@pytest.mark.defect("25")
 @pytest.mark.parametrize("text", ["Describe a person as JSON.", "Describe a person in typed JSON.", "Say hello."])
-async def test_row25_a_schema_leaves_room_to_think(engine: VllmEngine, encoding: HarmonyEncoding, text: str) -> None:
+async def test_a_schema_leaves_room_to_think(engine: VllmEngine, encoding: HarmonyEncoding, text: str) -> None:
     """The schema binds the answer alone: the model thinks first, in words (rows 22, 25)."""
     response = await respond(engine, encoding, text, text=PERSON)
     assert response.status == "completed"
@@ -98,7 +99,8 @@ async def test_row25_a_schema_leaves_room_to_think(engine: VllmEngine, encoding:
     assert response.usage.output_tokens_details.reasoning_tokens > 0
 
 
-async def test_row22_a_schema_without_thinking(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("22")
+async def test_a_schema_without_thinking(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """A model that answers at once is bound just as well, and its JSON is the answer, not its thoughts."""
     response = await respond(engine, encoding, "Answer directly.", text=PERSON)
     msgspec.json.decode(answer(response), type=Person)
@@ -113,7 +115,8 @@ async def test_a_json_object(engine: VllmEngine, encoding: HarmonyEncoding) -> N
     assert msgspec.json.decode(answer(response), type=dict[str, Any]) == {"name": "Ada", "age": 36}
 
 
-async def test_row23_a_schema_and_tools(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("23")
+async def test_a_schema_and_tools(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """With both, the model still chooses: a call with arguments that are right, or an answer that is."""
     called = the_call(await respond(engine, encoding, WEATHER_QUESTION, text=PERSON, tools=[WEATHER]))
     assert msgspec.json.decode(called.arguments, type=City) == City("Paris")

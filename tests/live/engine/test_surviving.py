@@ -55,7 +55,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Generator[Killed, None, 
         yield Killed(store, seen, stored, server)
 
 
-def test_v2_b15_a_resume_after_kill_9_comes_to_its_end(killed: Killed) -> None:
+@pytest.mark.defect("V2", "B15")
+def test_a_resume_after_kill_9_comes_to_its_end(killed: Killed) -> None:
     """The stream has everything from before the kill, and ends with one event that says why there is no more."""
     events: Any = killed.server.client.responses.retrieve(killed.response_id, stream=True)
     resumed = list(events)
@@ -69,8 +70,9 @@ def test_v2_b15_a_resume_after_kill_9_comes_to_its_end(killed: Killed) -> None:
     assert killed.server.client.responses.retrieve(killed.response_id) == resumed[-1].response
 
 
+@pytest.mark.defect("17")
 @pytest.mark.parametrize("which", [0, 10, -1])
-def test_row17_a_client_reads_on_from_wherever_it_was(killed: Killed, which: int) -> None:
+def test_a_client_reads_on_from_wherever_it_was(killed: Killed, which: int) -> None:
     """Behind any event that it has seen, even one that was never stored, a client gets the rest and the end."""
     number = killed.seen[which].sequence_number
     events: Any = killed.server.client.responses.retrieve(killed.response_id, stream=True, starting_after=number)

@@ -159,7 +159,8 @@ async def test_python_keeps_its_state_and_the_engine_its_cache(turns: Turns) -> 
     assert response.usage.input_tokens_details.cached_tokens >= cached > 0
 
 
-async def test_row24_as_many_calls_as_the_client_allows(turns: Turns) -> None:
+@pytest.mark.defect("24")
+async def test_as_many_calls_as_the_client_allows(turns: Turns) -> None:
     """A model that would call for ever is stopped at the last call that ``max_tool_calls`` allows."""
     response = await turns.response("Keep calling the tool.", [PYTHON], max_tool_calls=3)
     assert [item["status"] for item in items(response)] == ["completed"] * 3 + ["incomplete"]
@@ -243,7 +244,8 @@ async def test_a_mixed_turn_waits_for_the_client_and_goes_on(turns: Turns) -> No
     assert "42\n" in read
 
 
-async def test_v8_a_tool_that_nobody_declared_is_answered_once(turns: Turns) -> None:
+@pytest.mark.defect("V8")
+async def test_a_tool_that_nobody_declared_is_answered_once(turns: Turns) -> None:
     """A call of a built-in tool that the request has not gets an error, and the model goes on without the tool."""
     response = await turns.response("Any news today?", [PYTHON])
     assert (response.status, kinds(response)) == ("completed", [])

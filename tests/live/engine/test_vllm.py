@@ -377,8 +377,9 @@ async def test_a_missing_adapter_stops_the_start(engine: VllmEngine, tmp_path: P
     assert engine.is_alive
 
 
+@pytest.mark.defect("B27")
 async def test_logprobs_of_an_answer(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The bytes of a part's logprobs join to its text, characters of many tokens included (B27)."""
+    """The bytes of a part's logprobs join to its text, characters of many tokens included."""
     response = await respond(
         engine,
         encoding,
@@ -414,9 +415,10 @@ async def test_a_grammar_that_breaks_fails_the_response(engine: VllmEngine, enco
     assert token_ids(await generate(engine, prompt(encoding, "Say hello.")))
 
 
+@pytest.mark.defect("31")
 @pytest.mark.parametrize("bound", [False, True], ids=["free", "constrained"])
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
-async def test_row31_leaving_at_any_point_aborts(
+async def test_leaving_at_any_point_aborts(
     engine: VllmEngine, encoding: HarmonyEncoding, phase: str, bound: bool
 ) -> None:
     """Whoever leaves while a request waits, is read or is answered leaves nothing behind."""
@@ -433,7 +435,8 @@ async def test_row31_leaving_at_any_point_aborts(
     assert token_ids(await generate(engine, prompt(encoding, "Say hello.")))
 
 
-async def test_row31_cancelling_the_start_aborts(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("31")
+async def test_cancelling_the_start_aborts(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """A request that is cancelled while vLLM takes it in, at whatever step, leaves nothing behind."""
     asked = prompt(encoding, "Never stop talking.", max_tokens=1000)
     for steps in range(12):
@@ -446,7 +449,7 @@ async def test_row31_cancelling_the_start_aborts(engine: VllmEngine, encoding: H
         await until_idle(engine)
 
 
-async def test_zz_a_dead_engine_is_told(engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_a_dead_engine_is_told(engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Killing the worker in mid-stream is one response.failed, and health says so; last, as nothing works after it."""
     async with serving(stoppable(engine), encoding, tmp_path) as served:
         reading = asyncio.create_task(served.stream({"input": "Never stop talking."}))

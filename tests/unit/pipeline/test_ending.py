@@ -158,6 +158,7 @@ def upto(kind: type[Event], item: Frames) -> list[ResponseEvent]:
     return events[: last + 1]
 
 
+@pytest.mark.defect("V7")
 @pytest.mark.parametrize(
     ("item", "at", "rest"),
     [
@@ -184,7 +185,7 @@ def upto(kind: type[Event], item: Frames) -> list[ResponseEvent]:
         (form_call("apply_patch"), OutputItemAdded, []),
     ],
 )
-def test_v7_a_call_that_breaks_off_is_incomplete(item: Frames, at: type[Event], rest: list[str]) -> None:
+def test_a_call_that_breaks_off_is_incomplete(item: Frames, at: type[Event], rest: list[str]) -> None:
     """Wherever it is, no event says that it ran, worked or failed; it says that it was cut, and nothing of a result."""
     events = upto(at, item)
     ended = broken_off(events)
@@ -194,6 +195,7 @@ def test_v7_a_call_that_breaks_off_is_incomplete(item: Frames, at: type[Event], 
     assert not [getattr(cut, name, None) for name in ("output", "outputs", "error") if getattr(cut, name, None)]
 
 
+@pytest.mark.defect("B11")
 @pytest.mark.parametrize(
     ("item", "at", "rest"),
     [
@@ -203,7 +205,7 @@ def test_v7_a_call_that_breaks_off_is_incomplete(item: Frames, at: type[Event], 
         (mcp_list(LISTED), McpListToolsCompleted, []),
     ],
 )
-def test_b11_a_list_that_breaks_off_has_an_error(item: Frames, at: type[Event], rest: list[str]) -> None:
+def test_a_list_that_breaks_off_has_an_error(item: Frames, at: type[Event], rest: list[str]) -> None:
     """It has no status that could say so, and nobody shall take it for the list of a server without tools."""
     events = upto(at, item)
     ended = broken_off(events)
@@ -217,9 +219,10 @@ def test_an_approval_is_asked_for_whole() -> None:
     assert final(broken_off(events)).output == (McpApprovalRequest("mcpr_10000", "wiki", "ask", "{}"),)
 
 
+@pytest.mark.defect("11", "V2")
 @settings(max_examples=100, deadline=None)
 @given(frames=turns(), error=st.sampled_from([BROKE, None]), data=st.data())
-def test_row11_v2_any_stream_can_end_anywhere(frames: Frames, error: Exception | None, data: st.DataObject) -> None:
+def test_any_stream_can_end_anywhere(frames: Frames, error: Exception | None, data: st.DataObject) -> None:
     """Behind any of its events a stream can be ended in good order, and what was seen is not taken back."""
     events = written(frames)
     at = data.draw(st.integers(1, len(events) - 1))
@@ -231,7 +234,8 @@ def test_row11_v2_any_stream_can_end_anywhere(frames: Frames, error: Exception |
     assert [item.id for item in final(ended).output] == added
 
 
-def test_v17_b22_what_is_cancelled_says_so() -> None:
+@pytest.mark.defect("V17", "B22")
+def test_what_is_cancelled_says_so() -> None:
     """Without an error the response was cancelled: it has what was said, and neither an error nor a reason."""
     response = final(broken_off(upto_last_delta((started(), *message("Hel", "lo!"), finished())), None))
     assert (response.status, response.error, response.incomplete_details) == ("cancelled", None, None)

@@ -176,8 +176,9 @@ def test_text_ahead_of_calls_is_a_message(parser: str, vocabulary: Vocabulary) -
     assert call == ("FunctionCall", "get_weather", '{"city": "')
 
 
+@pytest.mark.defect("B35")
 @pytest.mark.parametrize("parser", WHOLE)
-def test_b35_a_call_that_was_cut_is_no_text(parser: str, vocabulary: Vocabulary) -> None:
+def test_a_call_that_was_cut_is_no_text(parser: str, vocabulary: Vocabulary) -> None:
     """Its markup is that of a call, as far as it came, or nothing at all."""
     written = WHOLE[parser]
     for count in range(written.index('"get_'), len(written), 5):
@@ -194,7 +195,8 @@ def test_an_answer_is_text(parser: str, vocabulary: Vocabulary) -> None:
         assert [item[0::2] for item in read_whole(vocabulary, parser, text, is_cut=is_cut)] == [("Message", text)]
 
 
-def test_b35_a_list_that_was_cut_is_no_text() -> None:
+@pytest.mark.defect("B35")
+def test_a_list_that_was_cut_is_no_text() -> None:
     """The beginning of a call is none of an answer."""
     turn = ChatTurn(calls="list")
     assert cut("granite", '[{"name": "get_w', turn=turn) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,8 +35,9 @@ def calls(read: list[Piece]) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.defect("32")
 @given(CALLS, st.sampled_from([None, 2]), st.data())
-def test_row32_a_list_in_any_pieces_is_its_calls(
+def test_a_list_in_any_pieces_is_its_calls(
     listed: list[tuple[str, dict[str, object]]], indent: int | None, data: st.DataObject
 ) -> None:
     """Every call comes with its name and its arguments, in order, however the list is laid out and cut."""

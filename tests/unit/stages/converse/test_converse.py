@@ -82,7 +82,8 @@ async def test_a_call_runs_between_two_turns() -> None:
     assert (table.tool.opened, table.tool.closed) == (1, 1)
 
 
-async def test_v7_nothing_is_told_of_a_run_before_it_happens() -> None:
+@pytest.mark.defect("V7")
+async def test_nothing_is_told_of_a_run_before_it_happens() -> None:
     """A call has started when that is told, and has finished when that is told."""
     table = Table([turn(code()), turn(answer())], tool=Tool(seconds=0.05))
     async with aclosing(table.converse(replay([conversation()]))) as frames:
@@ -254,7 +255,8 @@ async def test_required_holds_until_a_call_was_made() -> None:
     assert [read.tools.choice for read in table.model.read] == ["required", "auto"]
 
 
-async def test_v22_later_turns_are_scheduled_like_the_first() -> None:
+@pytest.mark.defect("V22")
+async def test_later_turns_are_scheduled_like_the_first() -> None:
     """No turn gets ahead of other requests, or needs a scheduler that knows priorities."""
     table = Table([turn(code()), turn(answer())])
     await table.talk()

@@ -73,7 +73,8 @@ async def test_a_tool_that_this_server_does_not_have_fails_as_an_item() -> None:
     assert reasons(told) == ["stop", "stop"]
 
 
-async def test_v23_a_call_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.defect("V23")
+async def test_a_call_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool that never answers holds a response only for the time that a call may take."""
     monkeypatch.setattr("stages.converse.sessions.GRACE", 0.0)
     table = Table([turn(code()), turn(answer())], tool=Tool(seconds=60), limits=Limits(call_seconds=0.02))

@@ -119,8 +119,9 @@ async def test_a_turn_that_says_nothing_completes() -> None:
     assert types(events) == [*BEGIN, "completed"]
 
 
+@pytest.mark.defect("14", "16")
 @pytest.mark.parametrize("cut", [reasoning, message, refusal, function_call, custom_tool_call])
-async def test_row14_row16_an_item_that_was_cut_is_incomplete(cut: Any) -> None:
+async def test_an_item_that_was_cut_is_incomplete(cut: Any) -> None:
     """At the token limit the open item and the response are incomplete, and what came before is not."""
     events = await emitted((started(), *reasoning("So."), *cut("Hel", complete=False), finished("length")))
     response = final(events)
@@ -131,15 +132,17 @@ async def test_row14_row16_an_item_that_was_cut_is_incomplete(cut: Any) -> None:
     assert response.usage is not None
 
 
-async def test_row16_v17_a_filtered_response_says_so() -> None:
+@pytest.mark.defect("16", "V17")
+async def test_a_filtered_response_says_so() -> None:
     """The reason of an incomplete response is the one that ended it."""
     response = final(await emitted((started(), *message("Hel", complete=False), finished("content_filter"))))
     assert (response.status, response.completed_at) == ("incomplete", None)
     assert response.incomplete_details == IncompleteDetails("content_filter")
 
 
+@pytest.mark.defect("V17", "B22")
 @pytest.mark.parametrize("cut", [reasoning, message, refusal, function_call, custom_tool_call])
-async def test_v17_b22_a_cancelled_response_keeps_what_it_had(cut: Any) -> None:
+async def test_a_cancelled_response_keeps_what_it_had(cut: Any) -> None:
     """Where the engine was told to stop, the status says so, and output and usage are those of what it had written."""
     events = await emitted((started(), *message("Hello!"), *cut("Hel", complete=False), finished("cancelled")))
     response = final(events)
@@ -161,7 +164,8 @@ async def test_what_a_limit_of_tools_ends_says_which(reason: FinishReason) -> No
     assert response.usage is not None
 
 
-async def test_b21_a_response_that_waited_says_so_and_begins() -> None:
+@pytest.mark.defect("B21")
+async def test_a_response_that_waited_says_so_and_begins() -> None:
     """A background response is created and queued as such, and everything behind says that it is in progress."""
     events = await emitted((started(status="queued", background=True), *message("Hello!"), finished()))
     assert types(events)[:3] == ["created", "queued", "in_progress"]
@@ -219,6 +223,7 @@ async def test_a_failed_response_has_its_prompt() -> None:
 # Failures
 
 
+@pytest.mark.defect("V6")
 @pytest.mark.parametrize(
     "opening",
     [
@@ -234,7 +239,7 @@ async def test_a_failed_response_has_its_prompt() -> None:
 @pytest.mark.parametrize(
     "error", [EngineFailed("The engine gave up."), EngineDead("It died."), EngineOverloaded("The queue is full.")]
 )
-async def test_v6_an_error_in_mid_item_closes_it_and_fails(opening: ConversedFrame, error: StageError) -> None:
+async def test_an_error_in_mid_item_closes_it_and_fails(opening: ConversedFrame, error: StageError) -> None:
     """The open item is closed as incomplete with what it has, then one response.failed says why."""
     events = await emitted((started(), *message("Hello!"), opening, ItemDelta("So")), error)
     response = final(events)
@@ -254,10 +259,11 @@ def promised(text_format: str, **fields: Any) -> GenerationStarted:
 JSON = ["json_schema", "json_object"]
 
 
+@pytest.mark.defect("22")
 @pytest.mark.parametrize("text_format", JSON)
 @pytest.mark.parametrize("phase", ["final_answer", None])
 @pytest.mark.parametrize("said", ['{"a": "xx', "", "{}{}", "Sorry", "[" * 100_000 + "]" * 100_000])
-async def test_row22_an_answer_that_is_not_the_json_it_was_to_be_fails(
+async def test_an_answer_that_is_not_the_json_it_was_to_be_fails(
     text_format: str, phase: Phase | None, said: str
 ) -> None:
     """A grammar that breaks down leaves half an answer, which nobody is told to be whole."""
@@ -271,9 +277,10 @@ async def test_row22_an_answer_that_is_not_the_json_it_was_to_be_fails(
     assert "could not hold the model to the format" in response.error.message
 
 
+@pytest.mark.defect("22")
 @pytest.mark.parametrize("text_format", JSON)
 @pytest.mark.parametrize("said", ["{}", ' {"a": [1e999, "é"]}\n', "9" * 5000])
-async def test_row22_an_answer_in_json_completes(text_format: str, said: str) -> None:
+async def test_an_answer_in_json_completes(text_format: str, said: str) -> None:
     """Whatever is JSON passes, however large its numbers are, and so does all that is no answer."""
     whole = (*message("Let me see.", phase="commentary"), *function_call("{"), *refusal("No."), *message(said))
     assert types(await emitted((promised(text_format), *whole, finished())))[-1] == "completed"
@@ -398,7 +405,8 @@ async def test_cancellation_is_no_failure() -> None:
     assert not any(isinstance(event, TerminalEvent) for event in said)
 
 
-async def test_v7_cancellation_says_nothing_of_what_ran() -> None:
+@pytest.mark.defect("V7")
+async def test_cancellation_says_nothing_of_what_ran() -> None:
     """Where a running call is broken off there is no event that says how it ended."""
     said = []
     with pytest.raises(asyncio.CancelledError):

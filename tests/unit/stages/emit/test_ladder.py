@@ -88,8 +88,9 @@ LADDERS: list[tuple[Frames, list[str]]] = [
 ]
 
 
+@pytest.mark.defect("V18")
 @pytest.mark.parametrize(("item", "ladder"), LADDERS)
-def test_v18_every_item_climbs_its_whole_ladder(item: Frames, ladder: list[str]) -> None:
+def test_every_item_climbs_its_whole_ladder(item: Frames, ladder: list[str]) -> None:
     """An item of each kind has its events in their order, also one without any text."""
     assert types(emitted(item)) == [*BEGIN, *ladder, "completed"]
 
@@ -190,7 +191,8 @@ def test_annotations_are_said_and_kept() -> None:
     assert part == OutputText("Hello!", (NOTE, other))
 
 
-def test_b27_logprobs_stand_beside_their_text() -> None:
+@pytest.mark.defect("B27")
+def test_logprobs_stand_beside_their_text() -> None:
     """Each delta has the logprobs of its tokens; the done event, the part and the item have all of them."""
     first, second = spelled("Hé", 2), spelled("y", 2)
     events = emitted(reasoning("So."), message(first, second), top_logprobs=2)

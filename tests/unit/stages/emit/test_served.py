@@ -113,20 +113,23 @@ LADDERS: list[tuple[Frames, list[str]]] = [
 ]
 
 
+@pytest.mark.defect("V9", "V18")
 @pytest.mark.parametrize(("item", "steps"), LADDERS)
-def test_v9_v18_every_item_climbs_the_ladder_of_its_kind(item: Frames, steps: list[str]) -> None:
+def test_every_item_climbs_the_ladder_of_its_kind(item: Frames, steps: list[str]) -> None:
     """What the server runs is one item of one kind, with the events of that kind and no others."""
     assert types(told(item)) == steps
 
 
-def test_v9_no_two_items_share_a_place() -> None:
+@pytest.mark.defect("V9")
+def test_no_two_items_share_a_place() -> None:
     """Searches and MCP calls are items of their own, one index after another."""
     events = told(web_call("{}"), mcp_call("{}"), web_call("{}"))
     added = [(event.output_index, event.item.id) for event in events if isinstance(event, OutputItemAdded)]
     assert added == [(0, "ws_10000"), (1, "mcp_10001"), (2, "ws_10002")]
 
 
-def test_v8_what_was_streamed_is_what_the_response_has() -> None:
+@pytest.mark.defect("V8")
+def test_what_was_streamed_is_what_the_response_has() -> None:
     """Each item of the final response is, to the letter, the one that was said to be done."""
     events = checked(written(served_turns()))
     bodies = [on_the_wire(event) for event in events]
@@ -168,14 +171,16 @@ RUNS: list[tuple[Frames, list[str], list[str]]] = [
 ]
 
 
+@pytest.mark.defect("V7", "B11")
 @pytest.mark.parametrize(("item", "starts", "ends"), RUNS)
-def test_v7_b11_events_come_when_it_happens(item: Frames, starts: list[str], ends: list[str]) -> None:
+def test_events_come_when_it_happens(item: Frames, starts: list[str], ends: list[str]) -> None:
     """That a call runs is said when it starts, and how it ended when it has: neither before nor at the end of all."""
     writer = ResponseWriter()
     said = {type(frame): types(only_events(writer.feed(frame))) for frame in (started(), *item)}
     assert (said[CallStarted], said[CallFinished], said[ItemClosed]) == (starts, ends, ["output_item.done"])
 
 
+@pytest.mark.defect("V7", "B11")
 @pytest.mark.parametrize(
     ("item", "status"),
     [
@@ -190,17 +195,18 @@ def test_v7_b11_events_come_when_it_happens(item: Frames, starts: list[str], end
         ((*shell_call("{}"), *shell_output(error="No.")), "completed"),
     ],
 )
-def test_v7_b11_the_status_is_how_it_ended(item: Frames, status: str) -> None:
+def test_the_status_is_how_it_ended(item: Frames, status: str) -> None:
     """A tool that failed makes a failed item, and a response that goes on."""
     assert made(item).status == status
     assert final(checked(written((started(), *item, *message("Hm."), finished())))).status == "completed"
 
 
+@pytest.mark.defect("V7")
 @pytest.mark.parametrize(
     "opening", [McpCallOpened("wiki", "ask"), CodeCallOpened(), WebCallOpened("search"), ShellOutputOpened()]
 )
 @pytest.mark.parametrize("finishes", [True, False])
-def test_v7_an_error_while_it_runs_tells_what_is_known(opening: Any, finishes: bool) -> None:
+def test_an_error_while_it_runs_tells_what_is_known(opening: Any, finishes: bool) -> None:
     """A call that runs when the response fails is incomplete; one that was done already is what it came to."""
     ran = (opening, CallStarted(SEARCH), *([CallFinished("ok")] if finishes else []))
     writer = ResponseWriter()
@@ -209,8 +215,9 @@ def test_v7_an_error_while_it_runs_tells_what_is_known(opening: Any, finishes: b
     assert response.output[-1].status == ("completed" if finishes else "incomplete")
 
 
+@pytest.mark.defect("B11")
 @pytest.mark.parametrize("ran", [(), (CallStarted(),)])
-def test_b11_a_list_that_nobody_waited_for_failed(ran: Frames) -> None:
+def test_a_list_that_nobody_waited_for_failed(ran: Frames) -> None:
     """It has no status, so that only its error can say so."""
     writer = ResponseWriter()
     events = [event for frame in (started(), McpListToolsOpened("wiki"), *ran) for event in writer.feed(frame)]
@@ -326,11 +333,12 @@ def test_an_item_is_added_with_zero_values() -> None:
 # What the model wrote
 
 
+@pytest.mark.defect("B12")
 @pytest.mark.parametrize(
     "said", ['{"query": "Oslo"', '{"cursor": 1}', "", "\x00", "[" * 100_000, '{"query": ["Oslo"], "topn": "x"}']
 )
 @pytest.mark.parametrize("opening", [WebCallOpened("search"), WebCallOpened("peek"), ShellCallOpened()])
-def test_b12_whatever_the_model_writes_is_an_item(opening: Any, said: str) -> None:
+def test_whatever_the_model_writes_is_an_item(opening: Any, said: str) -> None:
     """Arguments that nobody can read, and functions that do not exist, end no response."""
     pieces = [said] if said else []
     ran = (CallStarted(), CallFinished(error="No.")) if isinstance(opening, WebCallOpened) else ()
@@ -338,7 +346,8 @@ def test_b12_whatever_the_model_writes_is_an_item(opening: Any, said: str) -> No
     assert made(item).id in ("ws_10000", "sh_10000")
 
 
-def test_v10_b12_the_action_is_what_was_done() -> None:
+@pytest.mark.defect("V10", "B12")
+def test_the_action_is_what_was_done() -> None:
     """A search is told by the action that came with its start or its end, and never by the model's own words."""
     opened = {"type": "open_page", "url": "https://a.example/"}
     item = served(WebCallOpened("open"), '{"cursor": 0, "id": 3}', action=opened)
@@ -346,7 +355,8 @@ def test_v10_b12_the_action_is_what_was_done() -> None:
     assert not [event for event in told(item) if "cursor" in str(on_the_wire(event))]
 
 
-def test_b12_items_have_ids_of_their_own() -> None:
+@pytest.mark.defect("B12")
+def test_items_have_ids_of_their_own() -> None:
     """However many searches there are, each has an id."""
     events = told(web_call("{}"), web_call("{}"), web_call())
     assert {event.item.id for event in events if isinstance(event, OutputItemDone)} == {
@@ -356,14 +366,16 @@ def test_b12_items_have_ids_of_their_own() -> None:
     }
 
 
-def test_b11_a_request_that_was_cut_is_none() -> None:
+@pytest.mark.defect("B11")
+def test_a_request_that_was_cut_is_none() -> None:
     """Nobody is asked to approve of half a call: it is an MCP call that is incomplete."""
     frames = (started(), *approval('{"q', complete=False), finished("length"))
     (cut,) = final(checked(written(frames))).output
     assert cut == McpCall("mcp_10000", "wiki", "ask", '{"q', "incomplete")
 
 
-def test_v10_a_search_that_was_cut_has_an_action() -> None:
+@pytest.mark.defect("V10")
+def test_a_search_that_was_cut_has_an_action() -> None:
     """Where nobody knows yet what was asked for, it is a search for nothing."""
     frames = (started(), *web_call('{"query": "Os', complete=False), finished("length"))
     (cut,) = final(checked(written(frames))).output

@@ -34,8 +34,9 @@ async def conversation_of(store: Store, *items: Item, owner: str = "") -> str:
     return "conv_1"
 
 
+@pytest.mark.defect("33")
 @pytest.mark.parametrize("as_object", [False, True])
-async def test_row33_a_conversation_is_the_history(store: Store, as_object: bool) -> None:
+async def test_a_conversation_is_the_history(store: Store, as_object: bool) -> None:
     """A request reads all of its conversation, and its response says which one it belongs to."""
     name = await conversation_of(store, asked("msg_a", "Hi"), said("Hello."))
     conversation = await normalized(store, conversation={"id": name} if as_object else name, input="Go on")
@@ -124,6 +125,7 @@ async def test_an_unknown_conversation_is_not_found(store: Store, missing: str) 
 # Whose it is
 
 
+@pytest.mark.defect("V21")
 @pytest.mark.parametrize(
     "body",
     [
@@ -134,7 +136,7 @@ async def test_an_unknown_conversation_is_not_found(store: Store, missing: str) 
     ],
     ids=str,
 )
-async def test_v21_what_is_anothers_is_not_there(store: Store, body: dict[str, Any]) -> None:
+async def test_what_is_anothers_is_not_there(store: Store, body: dict[str, Any]) -> None:
     """Whoever names what somebody else owns is answered, word for word, as if it did not exist."""
     await conversation_of(store, owner="alice")
     await answered(store, "1", said("Hello."), owner="alice", input="Hi")

@@ -35,7 +35,8 @@ def said(text: str) -> Message:
     return Message(f"msg_{text}", "completed", "assistant", (OutputText(text),), "final_answer")
 
 
-async def test_v12_row19_the_history_is_all_that_was_said(store: Store) -> None:
+@pytest.mark.defect("V12", "19")
+async def test_the_history_is_all_that_was_said(store: Store) -> None:
     """Every input and output of the chain comes back in order: thoughts, calls and what they returned included."""
     await answered(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
     second = await answered(store, "2", said("Rain."), previous_response_id="resp_1", input=[RAIN])
@@ -48,7 +49,8 @@ async def test_v12_row19_the_history_is_all_that_was_said(store: Store) -> None:
     assert third.response.previous_response_id == "resp_2"
 
 
-async def test_b18_b19_row46_branches_are_isolated(store: Store) -> None:
+@pytest.mark.defect("B18", "B19", "46")
+async def test_branches_are_isolated(store: Store) -> None:
     """A response may be continued twice: neither branch sees the other, nor do their children."""
     await answered(store, "1", said("Hello."), input="Hi")
     root = (asked("msg_1i0000", "Hi"), said("Hello."))
@@ -60,7 +62,8 @@ async def test_b18_b19_row46_branches_are_isolated(store: Store) -> None:
         assert child.history == (*root, asked(f"msg_{name}i0000", f"to {name}"), said(name))
 
 
-async def test_v11_b20_a_continuation_brings_its_own_parameters(store: Store) -> None:
+@pytest.mark.defect("V11", "B20")
+async def test_a_continuation_brings_its_own_parameters(store: Store) -> None:
     """Instructions, tools and options are those of the new request: only items are inherited."""
     before: dict[str, Any] = {"instructions": "Rhyme.", "tools": [WEATHER], "reasoning": {"effort": "high"}}
     await answered(store, "1", said("Hello."), input="Hi", temperature=0, metadata={"order": "17"}, **before)
@@ -123,8 +126,9 @@ async def test_an_output_comes_behind_its_call(store: Store, items: list[Any], p
     assert caught.value.param == param
 
 
+@pytest.mark.defect("V16", "B19")
 @pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
-async def test_v16_b19_what_has_not_ended_well_cannot_be_continued(store: Store, status: ResponseStatus) -> None:
+async def test_what_has_not_ended_well_cannot_be_continued(store: Store, status: ResponseStatus) -> None:
     """Nobody reads half of a response: the refusal says what has become of it."""
     await answered(store, "1", said("Hello."), status=status, input="Hi")
     with pytest.raises(PreviousResponseUnfinished, match=f"'resp_1' is {status}") as caught:

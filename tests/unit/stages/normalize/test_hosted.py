@@ -60,8 +60,9 @@ async def test_built_in_tools_are_offered_where_they_work(
     assert not caplog.records
 
 
+@pytest.mark.defect("40")
 @pytest.mark.parametrize(("tool", "kind"), SPELLINGS, ids=str)
-async def test_row40_built_in_tools_are_left_out_where_they_do_not_work(
+async def test_built_in_tools_are_left_out_where_they_do_not_work(
     store: Store, tool: Json, kind: HostedKind, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One built-in tool being there does not bring the others: the log says which ones were left out."""

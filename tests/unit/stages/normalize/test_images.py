@@ -119,8 +119,9 @@ async def _reference(store: Store) -> tuple[Json, str]:
     return {"input": [{"type": "item_reference", "id": earlier.input[0].id}]}, "input[0]"
 
 
+@pytest.mark.defect("V14")
 @pytest.mark.parametrize("past", [_previous, _reference])
-async def test_v14_an_image_of_the_past_is_not_dropped_for_a_model_that_reads_text(
+async def test_an_image_of_the_past_is_not_dropped_for_a_model_that_reads_text(
     store: Store, past: Callable[[Store], Any]
 ) -> None:
     """What a model that sees was shown is there when it is continued; another model refuses it by its place."""

@@ -98,6 +98,7 @@ async def test_items_are_read_as_they_are_meant(store: Store, given: dict[str, A
     assert (await normalized(store, input=[given])).input == (item,)
 
 
+@pytest.mark.defect("V15")
 @pytest.mark.parametrize(
     ("given", "output", "text"),
     [
@@ -107,7 +108,7 @@ async def test_items_are_read_as_they_are_meant(store: Store, given: dict[str, A
         ([], (), ""),
     ],
 )
-async def test_v15_outputs_are_texts_or_lists_of_texts(store: Store, given: Any, output: Any, text: str) -> None:
+async def test_outputs_are_texts_or_lists_of_texts(store: Store, given: Any, output: Any, text: str) -> None:
     """The output of a call keeps its form, and reads as one text."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     items = [call, {"type": "function_call_output", "call_id": "c", "output": given}]
@@ -130,7 +131,8 @@ async def test_items_without_ids_are_told_apart(store: Store) -> None:
     assert [item.id for item in conversation.input] == [f"msg_abi{position:04x}" for position in range(17)]
 
 
-async def test_row40_outputs_of_custom_tools_are_read_alike(store: Store) -> None:
+@pytest.mark.defect("40")
+async def test_outputs_of_custom_tools_are_read_alike(store: Store) -> None:
     """What a custom tool returned is a text or a list of texts too."""
     call = {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": ""}
     for given, output in (("x", "x"), ([{"type": "input_text", "text": "x"}], (InputText("x"),))):
@@ -176,23 +178,26 @@ def sdk_types(item: type) -> Iterator[str]:
     return literals(get_type_hints(item)["type"])
 
 
+@pytest.mark.defect("B28")
 @pytest.mark.parametrize("client", ["agents", "pydantic-ai"])
-async def test_b28_histories_of_real_clients_arrive_whole(store: Store, client: str) -> None:
+async def test_histories_of_real_clients_arrive_whole(store: Store, client: str) -> None:
     """A history that a client replays keeps its order and every kind of item in it."""
     body = {**CLIENTS[client], "tool_choice": "auto"}
     kinds = [type(item) for item in (await normalized(store, **body)).input]
     assert kinds == [Message, Reasoning, FunctionCall, FunctionCallOutput]
 
 
+@pytest.mark.defect("20")
 @pytest.mark.parametrize("client", ["langchain", "codex", "codex apply_patch", "codex known model", "structured"])
-async def test_row20_requests_of_real_clients_are_understood(store: Store, client: str) -> None:
+async def test_requests_of_real_clients_are_understood(store: Store, client: str) -> None:
     """What a client sends, with ids and types and nulls or without them, is taken item by item."""
     given = CLIENTS[client]["input"]
     items = (await normalized(store, **CLIENTS[client])).input
     assert len(items) == (1 if isinstance(given, str) else len(given))
 
 
-async def test_v13_all_parts_of_a_message_are_read(store: Store) -> None:
+@pytest.mark.defect("V13")
+async def test_all_parts_of_a_message_are_read(store: Store) -> None:
     """A message may have several parts, refusals among them, or none."""
     refusal, text = {"type": "refusal", "refusal": "No. "}, {"type": "output_text", "text": "Sorry."}
     for parts, said in (([refusal, text, text], "No. Sorry.Sorry."), ([refusal], "No. "), ([], "")):
@@ -201,8 +206,9 @@ async def test_v13_all_parts_of_a_message_are_read(store: Store) -> None:
         assert (len(message.content), message.text) == (len(parts), said)
 
 
+@pytest.mark.defect("V14")
 @pytest.mark.parametrize("kind", ["input_image", "input_file"])
-async def test_v14_what_is_no_text_is_refused_with_its_place(store: Store, kind: str) -> None:
+async def test_what_is_no_text_is_refused_with_its_place(store: Store, kind: str) -> None:
     """Images and files are refused where they stand: a model that never saw them must not answer."""
     parts = [{"type": "input_text", "text": "What is this?"}, {"type": kind, "image_url": "data:,"}]
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}

@@ -198,7 +198,8 @@ async def test_the_trace_and_the_priority_reach_the_engine(store: Store) -> None
         assert (await anext(conversations)).scheduling == Scheduling(None, -3, {"traceparent": "00-1"})
 
 
-async def test_b29_row36_a_response_says_whether_it_is_kept(store: Store) -> None:
+@pytest.mark.defect("B29", "36")
+async def test_a_response_says_whether_it_is_kept(store: Store) -> None:
     """``store`` is on unless it is switched off, and the response says which."""
     cases: list[tuple[dict[str, Any], bool]] = [
         ({}, True),

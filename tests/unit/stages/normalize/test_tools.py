@@ -62,6 +62,7 @@ async def test_tools_are_echoed(store: Store) -> None:
     assert response.tools == (function, PATCH, AGENTS)
 
 
+@pytest.mark.defect("40")
 @pytest.mark.parametrize(
     "kind",
     [
@@ -69,9 +70,7 @@ async def test_tools_are_echoed(store: Store) -> None:
         *("computer", "computer_use_preview", "tool_search", "programmatic_tool_calling"),
     ],
 )
-async def test_row40_hosted_tools_are_left_out_with_a_word(
-    store: Store, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_hosted_tools_are_left_out_with_a_word(store: Store, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """Clients send hosted tools unasked: those that nobody runs here are left out, and the log says so."""
     with caplog.at_level(logging.INFO):
         conversation = await normalized(store, input="Hi", tools=[{"type": kind, "x": 1}, WEATHER])
@@ -279,7 +278,8 @@ async def test_the_latest_word_on_a_tool_counts(store: Store) -> None:
     ]
 
 
-async def test_row20_tools_of_codex_are_understood(store: Store) -> None:
+@pytest.mark.defect("20")
+async def test_tools_of_codex_are_understood(store: Store) -> None:
     """Every way in which Codex declares tools leads to tools that can be called."""
     patched = await normalized(store, **CODEX_APPLY_PATCH)
     assert [(tool.namespace, tool.name) for tool in patched.tools.tools] == [

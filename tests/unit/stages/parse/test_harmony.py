@@ -53,9 +53,10 @@ def _chunks(chunks: list[TokenChunk], size: int) -> Iterator[TokenChunk]:
         yield TokenChunk(tuple(tokens[at : at + size]), tuple(logprobs[at : at + size]))
 
 
+@pytest.mark.defect("B10")
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.parent.name)
 @pytest.mark.parametrize("size", [2, 5, 1000])
-def test_b10_chunks_do_not_matter(recording: Path, size: int, encoding: HarmonyEncoding) -> None:
+def test_chunks_do_not_matter(recording: Path, size: int, encoding: HarmonyEncoding) -> None:
     """However the engine cuts the tokens into chunks, the items are the same."""
     frames = list(read_frames(recording, TokenFrame))
     larger, single = run(encoding, chunked(frames, size)), run(encoding, chunked(frames, 1))
@@ -63,9 +64,10 @@ def test_b10_chunks_do_not_matter(recording: Path, size: int, encoding: HarmonyE
     assert larger[-1] == single[-1]
 
 
+@pytest.mark.defect("9")
 @given(completions(), st.data())
 @settings(max_examples=100, deadline=None)
-def test_row9_no_token_is_lost_or_scrambled(completion: str, data: st.DataObject) -> None:
+def test_no_token_is_lost_or_scrambled(completion: str, data: st.DataObject) -> None:
     """Whatever chunks the engine merges its tokens into, the deltas join to what openai_harmony reads in them all."""
     tokens = load_encoding().encode_markup(completion)
     cuts = data.draw(st.sets(st.integers(0, len(tokens))))
@@ -80,8 +82,9 @@ CALLS = [
 ]
 
 
+@pytest.mark.defect("8")
 @pytest.mark.parametrize("size", range(1, 17))
-def test_row8_several_calls_may_come_in_one_chunk(size: int, encoding: HarmonyEncoding) -> None:
+def test_several_calls_may_come_in_one_chunk(size: int, encoding: HarmonyEncoding) -> None:
     """One chunk may end a call, hold another whole, and begin a third."""
     tokens = encoding.encode_markup("<|start|>assistant".join(CALLS))
     told = parse(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
@@ -92,9 +95,10 @@ def test_row8_several_calls_may_come_in_one_chunk(size: int, encoding: HarmonyEn
     ]
 
 
+@pytest.mark.defect("10")
 @pytest.mark.parametrize("before", range(4))
 @pytest.mark.parametrize("behind", range(4))
-def test_row10_text_beside_a_boundary_is_kept(before: int, behind: int, encoding: HarmonyEncoding) -> None:
+def test_text_beside_a_boundary_is_kept(before: int, behind: int, encoding: HarmonyEncoding) -> None:
     """The last tokens of the reasoning and the first of the message may share the chunk of the markers between."""
     thought, answer = encoding.encode(" one two three four"), encoding.encode(" five six seven eight")
     boundary = encoding.encode_markup("<|end|><|start|>assistant<|channel|>final<|message|>")
@@ -105,14 +109,16 @@ def test_row10_text_beside_a_boundary_is_kept(before: int, behind: int, encoding
     assert [item.text for item in told] == [" one two three four", " five six seven eight"]
 
 
-def test_b8_the_chunk_that_opens_an_item_may_hold_its_text(encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("B8")
+def test_the_chunk_that_opens_an_item_may_hold_its_text(encoding: HarmonyEncoding) -> None:
     """What stands behind ``<|message|>`` in one chunk is the item's first delta."""
     tokens = encoding.encode_markup('<|channel|>commentary to=functions.f<|message|>{"a"')
     opened, delta = run(encoding, [TokenChunk(tuple(tokens))])
     assert (opened, delta) == (FunctionCallOpened("f"), ItemDelta('{"a"'))
 
 
-def test_b32_characters_of_arguments_may_be_split(encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("B32")
+def test_characters_of_arguments_may_be_split(encoding: HarmonyEncoding) -> None:
     """Inside arguments too, a character that takes several tokens comes whole, and no delta is empty."""
     tokens = encoding.encode_markup(CALLS[2])
     assert len(tokens) > len(encoding.encode_markup(CALLS[1])) + 5
@@ -121,7 +127,8 @@ def test_b32_characters_of_arguments_may_be_split(encoding: HarmonyEncoding) -> 
     assert item.text == '{"é":"👩‍🚀"}'
 
 
-def test_b33_a_preamble_is_streamed(encoding: HarmonyEncoding) -> None:
+@pytest.mark.defect("B33")
+def test_a_preamble_is_streamed(encoding: HarmonyEncoding) -> None:
     """Commentary to nobody is a message, token by token, and the call behind it an item of its own."""
     preamble = "<|channel|>commentary<|message|>I will look it up.<|end|><|start|>assistant"
     told = parse(encoding, ([token] for token in encoding.encode_markup(preamble + CALLS[0])))
@@ -129,8 +136,9 @@ def test_b33_a_preamble_is_streamed(encoding: HarmonyEncoding) -> None:
     assert told[0].deltas == ["I", " will", " look", " it", " up", "."]
 
 
+@pytest.mark.defect("B35")
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_b35_markup_of_calls_is_no_text(size: int, encoding: HarmonyEncoding) -> None:
+def test_markup_of_calls_is_no_text(size: int, encoding: HarmonyEncoding) -> None:
     """A call's name, channel and form are read, and none of them gets into the text of an item."""
     text = "<|channel|>final<|message|>So.<|end|><|start|>assistant" + "<|start|>assistant".join(CALLS)
     tokens = encoding.encode_markup(text)
@@ -142,9 +150,10 @@ def test_b35_markup_of_calls_is_no_text(size: int, encoding: HarmonyEncoding) ->
 # Any tokens at all
 
 
+@pytest.mark.defect("26")
 @given(soup(), st.sampled_from(["stop", "length", "cancelled"]), requests(), st.booleans(), st.data())
 @settings(max_examples=300, deadline=None)
-def test_row26_any_tokens_give_items(
+def test_any_tokens_give_items(
     tokens: list[int], reason: FinishReason, begun: GenerationStarted, likely: bool, data: st.DataObject
 ) -> None:
     """The machine never raises, keeps the grammar of its junction, and does not care for chunks."""
@@ -169,9 +178,10 @@ def test_the_short_way_says_what_the_long_way_says(
     assert run(load_encoding(), frames) == run_long(load_encoding(), frames)
 
 
+@pytest.mark.defect("26")
 @given(soup(), st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_row26_no_content_is_lost_and_no_marker_gets_out(tokens: list[int], likely: bool) -> None:
+def test_no_content_is_lost_and_no_marker_gets_out(tokens: list[int], likely: bool) -> None:
     """Each ``<|message|>`` opens an item that ends in all the text behind it; no soup is long enough to be cut."""
     encoding = load_encoding()
     frames = run(encoding, [*cut(tokens, (), likely=likely), GenerationFinished("stop", 0, 0.0)])
@@ -304,8 +314,9 @@ def test_tokens_are_counted(encoding: HarmonyEncoding) -> None:
     assert finished == TurnFinished("stop", 7, len(tokens), 3, 1.5)
 
 
+@pytest.mark.defect("V8")
 @pytest.mark.parametrize("header", ["<|channel|>analysis to=python code", " to=browser.search<|channel|>analysis"])
-def test_v8_calls_in_a_thought_are_no_reasoning(header: str, encoding: HarmonyEncoding) -> None:
+def test_calls_in_a_thought_are_no_reasoning(header: str, encoding: HarmonyEncoding) -> None:
     """What the model writes to the sandbox or to the browser counts as output, not as reasoning."""
     tokens = encoding.encode_markup(
         f"<|channel|>analysis<|message|>one two<|end|><|start|>assistant{header}<|message|>three four<|call|>"

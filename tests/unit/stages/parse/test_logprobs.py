@@ -35,8 +35,9 @@ def spelled(logprobs: Sequence[Logprob]) -> bytes:
     return b"".join(bytes(logprob.bytes) for logprob in logprobs)
 
 
+@pytest.mark.defect("B27")
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
-def test_b27_only_text_of_messages_has_logprobs(size: int, encoding: HarmonyEncoding) -> None:
+def test_only_text_of_messages_has_logprobs(size: int, encoding: HarmonyEncoding) -> None:
     """Reasoning, calls and markup have none; every token of a message has one, commentary included."""
     tokens = encoding.encode_markup(
         "<|channel|>analysis<|message|>I think<|end|>"

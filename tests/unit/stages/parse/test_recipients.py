@@ -208,9 +208,10 @@ HEADERS = [
 ]
 
 
+@pytest.mark.defect("V8", "V9")
 @pytest.mark.parametrize(("recipient", "opening"), CALLED.items(), ids=CALLED)
 @pytest.mark.parametrize("header", HEADERS)
-def test_v8_v9_a_call_of_any_tool_is_read_on_any_channel(
+def test_a_call_of_any_tool_is_read_on_any_channel(
     header: str, recipient: str, opening: ItemOpened, encoding: HarmonyEncoding
 ) -> None:
     """Whoever runs a tool, its recipient decides what a message is, wherever it stands and whatever the channel."""
@@ -244,11 +245,12 @@ def test_a_built_in_tool_is_no_function_of_the_same_name(recipient: str, encodin
     assert opened(encoding, "<|channel|>analysis to=browser.search", own)[0] == FunctionCallOpened("search", "browser")
 
 
+@pytest.mark.defect("B12")
 @pytest.mark.parametrize(
     "recipient",
     ["docs.other", "my.wiki-2.other", "browser.other", "container.other", "docs.weather", "Docs.apply_patch"],
 )
-def test_b12_a_made_up_tool_of_the_server_is_not_called(recipient: str, encoding: HarmonyEncoding) -> None:
+def test_a_made_up_tool_of_the_server_is_not_called(recipient: str, encoding: HarmonyEncoding) -> None:
     """Only what a client runs is the client's to refuse: in a namespace of the server's, it does not exist."""
     opening, _ = opened(encoding, f"<|channel|>commentary to={recipient}")
     assert opening == ReasoningOpened(recipient)

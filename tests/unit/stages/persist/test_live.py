@@ -97,7 +97,8 @@ async def stored_events(store: Store, response_id: str = "resp_1") -> Events:
 # Following
 
 
-async def test_b15_any_number_of_readers_follow_a_run(live: LiveResponses) -> None:
+@pytest.mark.defect("B15")
+async def test_any_number_of_readers_follow_a_run(live: LiveResponses) -> None:
     """Whenever they come, and wherever they begin, all readers see every event behind their number, and the end."""
     run = begun(live)
     readers = []
@@ -112,8 +113,9 @@ async def test_b15_any_number_of_readers_follow_a_run(live: LiveResponses) -> No
     assert seen[2::3] == [EVENTS[LAST:]] * LAST
 
 
+@pytest.mark.defect("B15")
 @pytest.mark.parametrize("after", range(-1, LAST + 1))
-async def test_b15_a_run_that_has_ended_is_read_to_its_end(live: LiveResponses, after: int) -> None:
+async def test_a_run_that_has_ended_is_read_to_its_end(live: LiveResponses, after: int) -> None:
     """Behind every number the rest comes at once, to the same bytes; behind the last there is nothing."""
     run = begun(live)
     await ended(run, EVENTS)
@@ -194,7 +196,8 @@ async def test_much_is_stored_at_once(live: LiveResponses) -> None:
     assert await stored_events(live.store) == events
 
 
-async def test_b16_the_end_is_stored_with_all_that_belongs_to_it(live: LiveResponses) -> None:
+@pytest.mark.defect("B16")
+async def test_the_end_is_stored_with_all_that_belongs_to_it(live: LiveResponses) -> None:
     """Once it has ended a response is in the store: as it ended, with all that was told of it, and no longer here."""
     run = begun(live)
     run.keep(ItemTokens("rs_10000", (1, 2)))
@@ -208,7 +211,8 @@ async def test_b16_the_end_is_stored_with_all_that_belongs_to_it(live: LiveRespo
     assert len(live) == 0
 
 
-async def test_b17_what_is_not_to_be_stored_is_gone_with_its_run(live: LiveResponses) -> None:
+@pytest.mark.defect("B17")
+async def test_what_is_not_to_be_stored_is_gone_with_its_run(live: LiveResponses) -> None:
     """`store: false` keeps events for as long as the run lasts, and the store never hears of it."""
     events = written((started(store=False), *TURN[1:]))
     run = begun(live, store=False)
@@ -282,9 +286,10 @@ async def test_the_end_does_not_wait_for_long(uneasy: LiveResponses, faulty: Fau
 # Breaking off
 
 
+@pytest.mark.defect("V1", "V2")
 @pytest.mark.parametrize("upto", [0, 1, 2, 5, 8, 12, LAST])
 @pytest.mark.parametrize(("error", "status"), [(EngineFailed("It died."), "failed"), (None, "cancelled")])
-async def test_v1_v2_a_run_that_is_broken_off_ends_in_good_order(
+async def test_a_run_that_is_broken_off_ends_in_good_order(
     live: LiveResponses, upto: int, error: StageError | None, status: str
 ) -> None:
     """Readers get an end, and the store what was said, wherever the run was; nobody waits for it."""
@@ -301,7 +306,8 @@ async def test_v1_v2_a_run_that_is_broken_off_ends_in_good_order(
     assert len(live) == 0
 
 
-async def test_b22_what_comes_behind_the_end_is_ignored(live: LiveResponses) -> None:
+@pytest.mark.defect("B22")
+async def test_what_comes_behind_the_end_is_ignored(live: LiveResponses) -> None:
     """The first end counts, whoever brings the next, and no event follows it."""
     run = begun(live, EVENTS[:9])
     run.break_off(None)
@@ -333,7 +339,8 @@ async def accepted(live: LiveResponses) -> LiveResponse:
     return live.queue(waiting)
 
 
-async def test_b21_a_response_that_waits_says_so_and_begins(live: LiveResponses) -> None:
+@pytest.mark.defect("B21")
+async def test_a_response_that_waits_says_so_and_begins(live: LiveResponses) -> None:
     """Readers who come early see that it is queued, and then all the rest once, though the pipeline says it again."""
     run = await accepted(live)
     events = written(WAITED)
@@ -356,8 +363,9 @@ async def test_nothing_is_logged_while_a_response_waits(live: LiveResponses) -> 
     assert await live.store.blocks("resp_1") == ()
 
 
+@pytest.mark.defect("V1")
 @pytest.mark.parametrize(("error", "status"), [(RunInterrupted(), "failed"), (None, "cancelled")])
-async def test_v1_what_waits_can_be_broken_off(live: LiveResponses, error: StageError | None, status: str) -> None:
+async def test_what_waits_can_be_broken_off(live: LiveResponses, error: StageError | None, status: str) -> None:
     """A response that never began ends with what it is sure to have said."""
     run = await accepted(live)
     run.break_off(error)
@@ -377,7 +385,8 @@ async def test_what_was_cancelled_in_the_queue_does_not_begin(live: LiveResponse
     assert kept.response.status == run.response.status == "cancelled"
 
 
-async def test_v2_readers_are_sent_to_the_server_that_goes_on(live: LiveResponses) -> None:
+@pytest.mark.defect("V2")
+async def test_readers_are_sent_to_the_server_that_goes_on(live: LiveResponses) -> None:
     """When a server that stops leaves a response to the next, its readers do not wait here for ever."""
     run = await accepted(live)
     reading = asyncio.create_task(read(run))
@@ -402,7 +411,8 @@ async def test_what_has_ended_is_left_to_nobody(live: LiveResponses) -> None:
     assert types(await read(run)) == ["created", "queued", "incomplete"]
 
 
-async def test_v1_what_a_dead_server_left_is_ended(live: LiveResponses) -> None:
+@pytest.mark.defect("V1")
+async def test_what_a_dead_server_left_is_ended(live: LiveResponses) -> None:
     """The log that it stored is ended as if it had been written here."""
     head = begun(live, EVENTS[:9])
     await asyncio.sleep(1.5 * FLUSH_SECONDS)

@@ -101,9 +101,10 @@ stops = st.sets(st.integers(0, 60))
 # Reading again
 
 
+@pytest.mark.defect("V2", "B15")
 @settings(max_examples=150, deadline=None)
 @given(streams, stops)
-def test_v2_b15_a_log_reads_back_to_the_same_bytes(events: Events, sealed_at: set[int]) -> None:
+def test_a_log_reads_back_to_the_same_bytes(events: Events, sealed_at: set[int]) -> None:
     """Wherever it was sealed, every event of a log comes back as it was, behind any of its numbers."""
     log = logged(events, sealed_at)
     for after in range(-1, len(events) + 1):
@@ -224,9 +225,10 @@ def test_who_keeps_up_decodes_nothing() -> None:
 # Breaking off
 
 
+@pytest.mark.defect("V2", "B15")
 @settings(max_examples=150, deadline=None)
 @given(streams, stops, st.integers(0, 60), st.sampled_from([RunInterrupted(), None]))
-def test_v2_b15_a_log_ends_in_good_order_anywhere(
+def test_a_log_ends_in_good_order_anywhere(
     events: Events, sealed_at: set[int], at: int, error: StageError | None
 ) -> None:
     """Behind any of its events a log can be ended by itself: what was seen stays, then comes one terminal event."""
@@ -240,6 +242,7 @@ def test_v2_b15_a_log_ends_in_good_order_anywhere(
     assert on_the_wire(read_blocks(log.response, log.blocks)) == on_the_wire(ended)
 
 
+@pytest.mark.defect("V1")
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -248,7 +251,7 @@ def test_v2_b15_a_log_ends_in_good_order_anywhere(
         ({"status": "in_progress"}, ["created", "in_progress", "failed"]),
     ],
 )
-def test_v1_a_log_without_events_begins_before_it_ends(fields: dict[str, Any], said: list[str]) -> None:
+def test_a_log_without_events_begins_before_it_ends(fields: dict[str, Any], said: list[str]) -> None:
     """A server may die before it stored any event: what the stream is sure to have begun with is told all the same."""
     log = EventLog(started(**fields).response)
     log.break_off(RunInterrupted())
@@ -273,8 +276,9 @@ def test_a_token_takes_16_bytes_at_most() -> None:
     assert log.size < 16 * tokens
 
 
+@pytest.mark.defect("V7")
 @pytest.mark.parametrize("call", [mcp_call, code_call])
-def test_v7_what_a_tool_is_called_with_takes_its_text(call: Callable[..., Frames]) -> None:
+def test_what_a_tool_is_called_with_takes_its_text(call: Callable[..., Frames]) -> None:
     """The deltas of arguments and of code are kept as texts; the item repeats them where it has a result."""
     words = ["word "] * 1000
     log = logged(written((started(), *call(*words), finished())))
@@ -282,11 +286,12 @@ def test_v7_what_a_tool_is_called_with_takes_its_text(call: Callable[..., Frames
     assert log.size < 16 * len(words)
 
 
+@pytest.mark.defect("B11")
 @pytest.mark.parametrize(
     ("call", "done"),
     [(mcp_call("{}"), "mcp_call.completed"), (mcp_list(LISTED), "mcp_list_tools.completed")],
 )
-def test_b11_a_log_that_lost_a_result_says_so(call: Frames, done: str) -> None:
+def test_a_log_that_lost_a_result_says_so(call: Frames, done: str) -> None:
     """A server may die between the two events that tell how a call ended: the item has no result, and is not whole."""
     events = written((started(), *call, finished()))
     log = logged(events[: types(events).index(done) + 1])

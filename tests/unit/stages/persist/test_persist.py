@@ -78,8 +78,9 @@ async def endless(frames: Iterable[ConversedFrame]) -> AsyncGenerator[ConversedF
 # However a response ends
 
 
+@pytest.mark.defect("B21", "B22")
 @pytest.mark.parametrize("reason", ["stop", "length", "content_filter", "cancelled"])
-async def test_b21_b22_a_response_is_stored_as_its_end_shows_it(live: LiveResponses, reason: FinishReason) -> None:
+async def test_a_response_is_stored_as_its_end_shows_it(live: LiveResponses, reason: FinishReason) -> None:
     """Every event passes as it came; input, output, usage and log are kept, also where the engine was told to stop."""
     frames = (*CUT, finished(reason)) if reason != "stop" else TURN
     events = await persisted(live, frames)
@@ -88,7 +89,8 @@ async def test_b21_b22_a_response_is_stored_as_its_end_shows_it(live: LiveRespon
     assert final(events).usage is not None
 
 
-async def test_v1_b21_a_response_that_fails_in_the_background_says_so(live: LiveResponses) -> None:
+@pytest.mark.defect("V1", "B21")
+async def test_a_response_that_fails_in_the_background_says_so(live: LiveResponses) -> None:
     """The failure of an engine is stored as an end, and was an event before."""
     events = await persisted(live, in_background(CUT), EngineFailed("It died."))
     stored, log = await kept(live.store)
@@ -137,7 +139,8 @@ async def test_store_false_keeps_nothing(live: LiveResponses) -> None:
 # However the stage is left
 
 
-async def test_b23_a_task_that_is_cancelled_leaves_a_cancelled_response(live: LiveResponses) -> None:
+@pytest.mark.defect("B23")
+async def test_a_task_that_is_cancelled_leaves_a_cancelled_response(live: LiveResponses) -> None:
     """The cancellation goes on, and what was said is stored with an end."""
 
     async def consume() -> None:
@@ -161,7 +164,8 @@ async def test_a_reader_who_leaves_leaves_a_cancelled_response(live: LiveRespons
     await settled(live, "cancelled")
 
 
-async def test_v1_a_bug_behind_emit_leaves_a_failed_response(live: LiveResponses) -> None:
+@pytest.mark.defect("V1")
+async def test_a_bug_behind_emit_leaves_a_failed_response(live: LiveResponses) -> None:
     """What a stage of somebody's own raises goes on to whoever runs the pipeline; the response has failed."""
 
     async def broken(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
@@ -204,7 +208,8 @@ async def test_a_stage_that_loses_the_beginning_is_a_bug(live: LiveResponses) ->
     assert len(live) == 0
 
 
-async def test_b22_what_somebody_else_ended_goes_no_further(live: LiveResponses) -> None:
+@pytest.mark.defect("B22")
+async def test_what_somebody_else_ended_goes_no_further(live: LiveResponses) -> None:
     """Once a run is broken off, the stage stops at the next frame: the log has the rest for whoever reads on."""
     async with stream(live, source(TURN)) as events:
         seen = [await anext(events) for _ in range(5)]

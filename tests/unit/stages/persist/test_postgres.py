@@ -75,7 +75,8 @@ async def test_a_database_that_is_not_there_is_refused(postgres: Postgres | Else
         await Store(PostgresDatabase(postgres.url.replace("/postgres", "/nowhere"))).open()
 
 
-async def test_row18_a_server_that_restarts_loses_nothing() -> None:
+@pytest.mark.defect("18")
+async def test_a_server_that_restarts_loses_nothing() -> None:
     """While PostgreSQL is away runs go on and requests are refused by name; when it is back all is there."""
     with running() as server:
         async with opened(server.url) as store:

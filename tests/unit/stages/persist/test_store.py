@@ -141,7 +141,8 @@ async def test_a_history_is_all_items_tokens_and_results_of_a_chain(store: Store
     assert history.results == {"ci_1": "7", "ci_2": "", "ws_1": "a page"}
 
 
-async def test_b18_row46_branches_of_one_response_are_isolated(store: Store) -> None:
+@pytest.mark.defect("B18", "46")
+async def test_branches_of_one_response_are_isolated(store: Store) -> None:
     """Two continuations of one response, made at once, see it and themselves, and never each other."""
     root = stored("resp_root", ITEMS[0])
     branches = [stored(f"resp_{n}", ITEMS[n], previous_response_id="resp_root") for n in (1, 2)]
@@ -152,7 +153,8 @@ async def test_b18_row46_branches_of_one_response_are_isolated(store: Store) -> 
     assert await store.get("resp_root", "") == root
 
 
-async def test_b19_a_run_does_not_show_in_what_is_kept(store: Store) -> None:
+@pytest.mark.defect("B19")
+async def test_a_run_does_not_show_in_what_is_kept(store: Store) -> None:
     """While a continuation is made, the response that it continues stays what it was, and the new one has no output."""
     await keep(store, stored("resp_1"))
     store.begin(begun(stored("resp_2", ITEMS[0], previous_response_id="resp_1")))
@@ -163,7 +165,8 @@ async def test_b19_a_run_does_not_show_in_what_is_kept(store: Store) -> None:
     assert history.items == (*stored("resp_1").items, ITEMS[0])
 
 
-async def test_b30_v21_a_response_belongs_to_its_owner(store: Store) -> None:
+@pytest.mark.defect("B30", "V21")
+async def test_a_response_belongs_to_its_owner(store: Store) -> None:
     """Whatever somebody else asks for by its id, and tries to delete, does not exist for them."""
     for kept in OWNED.values():
         await keep(store, kept)
@@ -179,7 +182,8 @@ async def test_b30_v21_a_response_belongs_to_its_owner(store: Store) -> None:
     assert await store.get("resp_bob", "bob") == OWNED["resp_bob"]
 
 
-async def test_b30_an_id_is_not_taken_over(store: Store) -> None:
+@pytest.mark.defect("B30")
+async def test_an_id_is_not_taken_over(store: Store) -> None:
     """Who begins a response under an id that exists gets nothing of the other's, and leaves it as it was."""
     await keep(store, OWNED["resp_ann"])
     thief = replace(stored("resp_ann", ITEMS[0], model="other"), origin=Origin("bob"))
@@ -250,7 +254,8 @@ async def test_what_is_deleted_while_it_runs_stays_away(store: Store) -> None:
     assert await store.items(["msg_1", "msg_resp_1"], "") == {}
 
 
-async def test_row18_a_store_is_read_again_after_a_restart(store_at: str) -> None:
+@pytest.mark.defect("18")
+async def test_a_store_is_read_again_after_a_restart(store_at: str) -> None:
     """What one server kept, the next one on the same database finds."""
     for number in (1, 2):
         async with opened(store_at) as store:
@@ -259,7 +264,8 @@ async def test_row18_a_store_is_read_again_after_a_restart(store_at: str) -> Non
         assert [await store.get(f"resp_{n}", "") for n in (1, 2)] == [stored("resp_1"), stored("resp_2")]
 
 
-async def test_row18_two_servers_share_a_store(store: Store, store_at: str) -> None:
+@pytest.mark.defect("18")
+async def test_two_servers_share_a_store(store: Store, store_at: str) -> None:
     """A second server on the same database sees what the first has kept, and the other way round."""
     async with opened(store_at) as other:
         await asyncio.gather(*(keep(each, stored(f"resp_{n}")) for n, each in enumerate([store, other] * 20)))

@@ -84,7 +84,8 @@ async def test_metadata_is_replaced(store: Store) -> None:
     assert await items(store) == ITEMS[:1]
 
 
-async def test_b30_v21_a_conversation_belongs_to_its_owner(store: Store) -> None:
+@pytest.mark.defect("B30", "V21")
+async def test_a_conversation_belongs_to_its_owner(store: Store) -> None:
     """Nobody else reads it, changes it, adds to it, or finds its items."""
     await store.conversations.create(conversation(), "ann", ITEMS[:2])
     assert await store.conversations.get("conv_1", "bob") is None

@@ -78,8 +78,9 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.defect("18")
 @pytest.mark.parametrize("seconds", [0.0, 0.3])
-async def test_row18_what_was_promised_survives_a_kill(store_at: str, seconds: float) -> None:
+async def test_what_was_promised_survives_a_kill(store_at: str, seconds: float) -> None:
     """SIGKILL in the middle of writing loses nothing that was durable, and leaves nothing by halves."""
     command = [sys.executable, "-c", KEEP_FOR_EVER, store_at]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+import pytest
+
 from stages.persist.log import Block
 from stages.persist.store import Store
 from tests.support.stored_responses import ITEMS, begun, damage, keep, queued, request, stored
@@ -67,7 +69,8 @@ async def test_what_another_response_continues_stays(store: Store) -> None:
     assert (await store.sweep(AT_ONCE, LONG)).responses == 0
 
 
-async def test_v25_b17_any_number_of_old_responses_goes(store: Store) -> None:
+@pytest.mark.defect("V25", "B17")
+async def test_any_number_of_old_responses_goes(store: Store) -> None:
     """However many have grown old, one sweep takes them all, and those that are young stay."""
     ends = []
     for number in range(1_200):

@@ -170,7 +170,8 @@ async def test_a_refused_change_among_others_survives_an_outage(writer: Writer, 
     assert notebook.said == ["1", "2"]
 
 
-async def test_v25_b17_what_waits_is_bounded(writer: Writer, notebook: Notebook) -> None:
+@pytest.mark.defect("V25", "B17")
+async def test_what_waits_is_bounded(writer: Writer, notebook: Notebook) -> None:
     """Past the limit nothing new is begun, while what runs may go on; once all is written there is room again."""
     notebook.fault = Unavailable("gone")
     writer.queue(say("1", LIMIT))

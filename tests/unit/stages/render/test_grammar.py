@@ -248,20 +248,23 @@ def test_no_text_matches_a_special_token(rules: str, turn: str, allowed: set[int
     assert specials(rules, turn) == allowed
 
 
-def test_row22_json_is_bound_after_thinking_and_without() -> None:
+@pytest.mark.defect("22")
+def test_json_is_bound_after_thinking_and_without() -> None:
     """The schema holds for the answer, with or without a thought ahead of it, whose braces are text."""
     for ahead in ("", THOUGHT, "<|channel|>analysis<|message|>{]<|end|><|start|>assistant"):
         assert accepted(ONLY_JSON, ahead + final('{"n":1}')).endswith("<|return|>")
         assert accepted(ONLY_JSON, ahead + final("Hello")).endswith("<|message|>...")
 
 
-def test_row23_tools_stay_callable_beside_structured_output() -> None:
+@pytest.mark.defect("23")
+def test_tools_stay_callable_beside_structured_output() -> None:
     """One request has both: a call with its arguments, or an answer in its schema."""
     assert specials(MAY_CALL_OR_JSON, COUNTED) == {CALL, END}
     assert accepted(MAY_CALL_OR_JSON, final('{"n":1}')).endswith("<|return|>")
 
 
-def test_row25_json_leaves_the_model_free_to_think() -> None:
+@pytest.mark.defect("25")
+def test_json_leaves_the_model_free_to_think() -> None:
     """The first token of a turn may open a thought, also where the answer is JSON."""
     for rules in (ONLY_JSON, MUST_CALL, WARM_UP):
         assert "Hm" in accepted(rules, THOUGHT)

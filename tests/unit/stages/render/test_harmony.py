@@ -378,7 +378,8 @@ def test_reasoning_that_led_to_a_call_stays() -> None:
     assert "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.f" in prompt
 
 
-def test_v11_a_continuation_is_told_what_its_own_request_says() -> None:
+@pytest.mark.defect("V11")
+def test_a_continuation_is_told_what_its_own_request_says() -> None:
     """Instructions, tools and effort are those of this request, however long the history is."""
     turn = [message("user", "1"), message("assistant", "one")]
     asked = conversation(message("user", "2"), history=turn, instructions="New.", tools=[CLOCK], effort="high")
@@ -386,7 +387,8 @@ def test_v11_a_continuation_is_told_what_its_own_request_says() -> None:
     assert ids(asked) == package_ids([*first, said("user", "1"), said("assistant", "one", "final"), said("user", "2")])
 
 
-def test_v13_every_part_of_an_answer_is_read() -> None:
+@pytest.mark.defect("V13")
+def test_every_part_of_an_answer_is_read() -> None:
     """Several parts, refusals and no part at all: the history keeps what was said."""
     parts = (OutputText("I "), Refusal("will not."), OutputText(""))
     history = [Message("msg_1", "completed", "assistant", parts), Message("msg_2", "completed", "assistant", ())]
@@ -394,14 +396,16 @@ def test_v13_every_part_of_an_answer_is_read() -> None:
     assert ids(conversation(history=history)) == package_ids(expected)
 
 
-def test_v15_an_output_of_several_parts_is_one_text() -> None:
+@pytest.mark.defect("V15")
+def test_an_output_of_several_parts_is_one_text() -> None:
     """The parts of what a function or a custom tool returned are joined."""
     parts = (InputText("1"), InputText("2"))
     prompt = text(conversation(call("f", "{}"), output(parts), custom_call("g", "", "b"), custom_output(parts, "b")))
     assert prompt.count("<|message|>12<|end|>") == 2
 
 
-def test_row19_a_stored_turn_is_read_whole() -> None:
+@pytest.mark.defect("19")
+def test_a_stored_turn_is_read_whole() -> None:
     """Thinking, preambles, calls of both kinds and their outputs come back from the history in their order."""
     history: list[Item] = [message("user", "?"), reasoning("Hm."), message("assistant", "Wait.", phase="commentary")]
     history += [call("f", "{}", "a"), custom_call("g", "x", "b"), output("1", "a"), custom_output("2", "b")]

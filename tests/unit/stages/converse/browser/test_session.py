@@ -153,7 +153,8 @@ async def test_the_source_of_a_page_may_be_viewed(browse: Opening, site: Web) ->
     assert session.source(1) == Source("a", f"{site.url}/a")
 
 
-async def test_v10_actions_have_real_urls(browse: Opening, site: Web) -> None:
+@pytest.mark.defect("V10")
+async def test_actions_have_real_urls(browse: Opening, site: Web) -> None:
     """What an action tells is a URL of the web or nothing: never a cursor."""
     session = browse()
 
@@ -212,8 +213,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.defect("B12")
 @pytest.mark.parametrize(("name", "arguments", "why"), WRONG)
-async def test_b12_what_is_wrong_is_told_to_the_model(
+async def test_what_is_wrong_is_told_to_the_model(
     name: str, arguments: dict[str, Any], why: str, browse: Opening
 ) -> None:
     """A call that cannot be made has an action and an error in words, and pushes nothing."""
@@ -226,11 +228,12 @@ async def test_b12_what_is_wrong_is_told_to_the_model(
     assert (await call(session, "search", query="q")).result.startswith("[1] ")
 
 
+@pytest.mark.defect("B12")
 @given(
     st.sampled_from(["search", "open", "find", "", "run"]),
     st.text(max_size=30) | st.from_regex(r'\{"(id|cursor|query)": .{0,20}\}'),
 )
-def test_b12_any_arguments_have_an_action(name: str, text: str) -> None:
+def test_any_arguments_have_an_action(name: str, text: str) -> None:
     """No text of the model's raises, neither on an empty stack nor elsewhere."""
     session = BrowserHost(backend_of("searxng", "http://127.0.0.1:1"), NOTHING_ALLOWED).session(conversation())
     action = session.action(name, text)
@@ -238,8 +241,9 @@ def test_b12_any_arguments_have_an_action(name: str, text: str) -> None:
     assert "cursor:" not in json.dumps(action.get("url"))
 
 
+@pytest.mark.defect("B12")
 @pytest.mark.parametrize("name", ["search", "open", "find"])
-async def test_b12_halves_of_characters_go_no_further(name: str, browse: Opening, site: Web) -> None:
+async def test_halves_of_characters_go_no_further(name: str, browse: Opening, site: Web) -> None:
     """JSON can write what no text has: it is replaced before it is sent, shown or kept."""
     session = browse()
     await call(session, "open", id=f"{site.url}/data")
@@ -249,8 +253,9 @@ async def test_b12_halves_of_characters_go_no_further(name: str, browse: Opening
     json.dumps([outcome.data, outcome.result, outcome.error], ensure_ascii=False).encode()
 
 
+@pytest.mark.defect("B12")
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"id": 1e999}', "[" * 100_000, '{"cursor": [0]}'])
-async def test_b12_text_that_is_no_json_is_told(text: str, browse: Opening) -> None:
+async def test_text_that_is_no_json_is_told(text: str, browse: Opening) -> None:
     """The same holds for running it."""
     for name in ("search", "open", "find"):
         outcome = await browse().run(name, text, 5)

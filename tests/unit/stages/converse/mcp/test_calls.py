@@ -36,8 +36,9 @@ async def until(session: Session, name: str, more_than: int) -> None:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.defect("B25")
 @pytest.mark.parametrize("over", WAYS)
-async def test_b25_every_way_to_a_server_lists_and_calls(
+async def test_every_way_to_a_server_lists_and_calls(
     over: str, make: Make, http: HttpServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server is listed with its schemas and hints, and its results become text for the model.
@@ -74,8 +75,9 @@ async def test_b25_every_way_to_a_server_lists_and_calls(
     assert "valid integer" in str((await called(session, "add", a="x", b=1)).error)
 
 
+@pytest.mark.defect("V23", "30")
 @pytest.mark.parametrize("over", WAYS)
-async def test_v23_row30_a_call_ends_in_its_time_and_when_it_is_left(over: str, make: Make, http: HttpServers) -> None:
+async def test_a_call_ends_in_its_time_and_when_it_is_left(over: str, make: Make, http: HttpServers) -> None:
     """A tool that hangs is given up when the time is up, or nobody waits any longer, here and on its server."""
     servers = make({"good": reached(over, http)})
     session = servers.session(McpServer("good"))
@@ -93,8 +95,9 @@ async def test_v23_row30_a_call_ends_in_its_time_and_when_it_is_left(over: str, 
     await until(session, "hang cancelled", before + 1)
 
 
+@pytest.mark.defect("30")
 @pytest.mark.parametrize("over", ["mcp", "sse"])
-async def test_row30_a_response_that_is_left_closes_its_connection(over: str, make: Make, http: HttpServers) -> None:
+async def test_a_response_that_is_left_closes_its_connection(over: str, make: Make, http: HttpServers) -> None:
     """Its call is cancelled on the server, and its session may be closed by another task than opened it."""
     servers = make({"good": reached("mcp", http)})
     watcher = servers.session(McpServer("good"))
@@ -122,7 +125,8 @@ async def test_calls_of_one_session_run_at_the_same_time(make: Make, http: HttpS
     await session.close()
 
 
-async def test_b24_a_session_outlives_the_task_that_opened_it(make: Make, http: HttpServers) -> None:
+@pytest.mark.defect("B24")
+async def test_a_session_outlives_the_task_that_opened_it(make: Make, http: HttpServers) -> None:
     """Sessions open at the first call, and serve calls of other tasks after that one has ended."""
     servers = make()
     before = http.state()["requests"]

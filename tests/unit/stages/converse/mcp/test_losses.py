@@ -143,8 +143,9 @@ async def test_a_server_that_is_down_is_not_stormed(make: Make) -> None:
         assert 0 < attempts <= 3
 
 
+@pytest.mark.defect("30")
 @pytest.mark.parametrize("over", ["mcp", "sse"])
-async def test_row30_closing_in_mid_call_leaves_nothing(over: str, make: Make, http: HttpServers) -> None:
+async def test_closing_in_mid_call_leaves_nothing(over: str, make: Make, http: HttpServers) -> None:
     """All is let go of when this server ends, also while calls run; they fail."""
     servers = make({"ours": HttpServer(http.url("good", over))})
     sessions = [servers.session(McpServer("ours")), servers.session(McpServer("x", http.url("good", over)))]

@@ -39,12 +39,14 @@ CALLS = {
 }
 
 
-def test_b4_b5_a_thought_and_a_message_are_two_items() -> None:
+@pytest.mark.defect("B4", "B5")
+def test_a_thought_and_a_message_are_two_items() -> None:
     """Each has its own text, and the markup between them is in neither."""
     assert told(parse("qwen3", THOUGHT + "Hello there!")) == [LET_ME_SEE, ("Message", "", "Hello there!")]
 
 
-def test_b35_markup_never_reaches_the_text() -> None:
+@pytest.mark.defect("B35")
+def test_markup_never_reaches_the_text() -> None:
     """A call behind a message is an item of its own, as is what is said behind it."""
     assert told(parse("qwen3", f"{THOUGHT}Sure.\n\n{PARIS}\n{PARIS}\nDone.")) == [
         LET_ME_SEE,
@@ -55,7 +57,8 @@ def test_b35_markup_never_reaches_the_text() -> None:
     ]
 
 
-def test_row32_calls_arrive_as_they_are_written() -> None:
+@pytest.mark.defect("32")
+def test_calls_arrive_as_they_are_written() -> None:
     """Their arguments stream, token by token."""
     parsed = frames("qwen3", ended("qwen3", PARIS))
     assert len([frame for frame in parsed if isinstance(frame, ItemDelta)]) > 2
@@ -138,22 +141,25 @@ def test_a_thought_that_never_ends_is_all_there_is() -> None:
     assert told(parse("qwen3", "<think>\nHm.")) == [("Reasoning", "", "Hm.")]
 
 
+@pytest.mark.defect("B26")
 @pytest.mark.parametrize("size", [1, 3, 100])
-def test_b26_tokens_of_thoughts_are_counted(size: int) -> None:
+def test_tokens_of_thoughts_are_counted(size: int) -> None:
     """What stands between the marks counts, and the marks do not."""
     inside = len(tokens("qwen3", "\nLet me see.\n"))
     assert finished(frames("qwen3", ended("qwen3", THOUGHT + "Hello"), size=size)).reasoning_tokens == inside
 
 
-def test_row24_thoughts_that_the_prompt_began_are_thoughts() -> None:
+@pytest.mark.defect("24")
+def test_thoughts_that_the_prompt_began_are_thoughts() -> None:
     """A parser whose mark stood in the prompt is told so, and its tokens are counted."""
     parsed = frames("deepseek_r1", ended("deepseek_r1", "Hm.</think>Hello"))
     assert told(items(parsed)) == [("Reasoning", "", "Hm."), ("Message", "", "Hello")]
     assert finished(parsed).reasoning_tokens == len(tokens("deepseek_r1", "Hm."))
 
 
+@pytest.mark.defect("B27")
 @pytest.mark.parametrize("size", [1, 4, 100])
-def test_b27_only_text_of_messages_has_logprobs(size: int) -> None:
+def test_only_text_of_messages_has_logprobs(size: int) -> None:
     """They spell it, and are those of the tokens that did."""
     written = ended("qwen3", f"{THOUGHT}Hello, wörld 🧑!\n\n{PARIS}")
     thought, message, called = items(frames("qwen3", written, size=size, likely=True))

@@ -34,7 +34,8 @@ async def test_a_prompt_is_what_the_template_makes_of_the_messages() -> None:
     assert (await prompt(asked)).tools == asked.tools
 
 
-async def test_v11_a_continuation_is_told_what_its_own_request_says() -> None:
+@pytest.mark.defect("V11")
+async def test_a_continuation_is_told_what_its_own_request_says() -> None:
     """Its instructions, tools and effort stand ahead of what was said before, as in a first turn."""
     said = (HELLO, message("assistant", "Hello!"), message("user", "And in Paris?"))
     asked = conversation(*said, instructions="Be brief.", tools=TOOLS, effort="none")
@@ -106,7 +107,8 @@ async def test_raw_messages_are_the_prompt_as_it_is() -> None:
     assert rendered.raw_messages == (raw,)
 
 
-async def test_v14_images_go_with_the_prompt() -> None:
+@pytest.mark.defect("V14")
+async def test_images_go_with_the_prompt() -> None:
     """They are the data URLs of the request."""
     image = "data:image/png;base64,AAAA"
     shown = Message("m", "completed", "user", (InputText("See."), InputImage(image)))

@@ -55,8 +55,9 @@ CHOICES = {
 FORMATS: dict[str, Any] = {"free": None, "schema": FORMAT, "object": {"type": "json_object"}}
 
 
+@pytest.mark.defect("22", "23", "25")
 @pytest.mark.parametrize(("prompt", "chosen", "form"), list(product(PROMPTS, CHOICES, FORMATS)))
-def test_row22_row23_row25_every_combination_keeps_its_promises(prompt: str, chosen: str, form: str) -> None:
+def test_every_combination_keeps_its_promises(prompt: str, chosen: str, form: str) -> None:
     """Thoughts come first where the model thinks; then an answer in the format or calls, as far as either may be."""
     model = held(CHOICES[chosen], FORMATS[form], prompt=PROMPTS[prompt])
     may_call, must_call = chosen not in {"no tools", "none"}, chosen.startswith(("required", "named"))
@@ -83,8 +84,9 @@ def test_row22_row23_row25_every_combination_keeps_its_promises(prompt: str, cho
         assert "</think>" not in model.accepted(THOUGHT + JSON + END)
 
 
+@pytest.mark.defect("35")
 @pytest.mark.parametrize("structured", [{"choice": ["yes"]}, {"structural_tag": {"format": CONST}}], ids=str)
-def test_row35_white_space_stands_behind_a_thought_alone(structured: dict[str, Any]) -> None:
+def test_white_space_stands_behind_a_thought_alone(structured: dict[str, Any]) -> None:
     """There it belongs to neither; where there is no thought it would be of the answer."""
     for prompt, begin in ((ASK, THOUGHT), (THOUGHT_OPEN, REST)):
         assert held(structured=structured, prompt=prompt).accepted(f"{begin}yes{END}") == f"{begin}yes{END}"
@@ -158,7 +160,8 @@ def test_calls_come_to_an_end() -> None:
     assert model.accepted(f"{many}\n{call()}").endswith("...")
 
 
-def test_row23_tools_stay_callable_beside_a_format() -> None:
+@pytest.mark.defect("23")
+def test_tools_stay_callable_beside_a_format() -> None:
     """An answer in the format, or a call of a tool that nobody promised anything of."""
     model = held(Toolset((LOOSE,)), FORMAT)
     for text in (JSON, THOUGHT + JSON, call("look", '{"a": 1}'), THOUGHT + call("look", "{}")):
@@ -166,7 +169,8 @@ def test_row23_tools_stay_callable_beside_a_format() -> None:
     assert model.accepted(f"Hello.{END}") == "..."
 
 
-def test_b35_text_cannot_spell_a_mark() -> None:
+@pytest.mark.defect("B35")
+def test_text_cannot_spell_a_mark() -> None:
     """What looks like a call is one, also where it is spelled letter by letter."""
     model = held(choice("auto", (STRICT,), allowed=((None, "count"),)))
     assert model.accepted(f"I use <tool_call> {{}}{END}").endswith("...")
@@ -202,7 +206,8 @@ def test_arguments_stand_alone_where_markup_is_not_described() -> None:
     assert model.accepted('{"n": "1"}' + END).endswith("...")
 
 
-def test_row23_an_answer_or_a_list_where_markup_is_not_described() -> None:
+@pytest.mark.defect("23")
+def test_an_answer_or_a_list_where_markup_is_not_described() -> None:
     """The format is kept, and tools stay callable."""
     model = held(Toolset((STRICT,)), FORMAT, chat=undescribed())
     assert model.calls == "list"
@@ -237,6 +242,7 @@ def test_marks_of_thoughts_may_be_plain_text() -> None:
 # structured_outputs
 
 
+@pytest.mark.defect("35")
 @pytest.mark.parametrize(
     ("structured", "right", "wrong"),
     [
@@ -251,15 +257,16 @@ def test_marks_of_thoughts_may_be_plain_text() -> None:
     ],
 )
 @pytest.mark.parametrize("prompt", [THINKING_OFF, THOUGHT_OPEN])
-def test_row35_answers_by_regex_choice_and_grammar(structured: Any, right: str, wrong: str, prompt: str) -> None:
+def test_answers_by_regex_choice_and_grammar(structured: Any, right: str, wrong: str, prompt: str) -> None:
     """VLLM's ways to say what the answer must look like, thinking or not."""
     model, begin = held(structured=structured, prompt=prompt), "" if prompt == THINKING_OFF else REST
     assert model.accepted(begin + right + END) == begin + right + END
     assert model.accepted(begin + wrong + END) != begin + wrong + END
 
 
+@pytest.mark.defect("35")
 @pytest.mark.parametrize("as_text", [False, True])
-def test_row35_a_structural_tag_is_about_the_whole_turn(as_text: bool) -> None:
+def test_a_structural_tag_is_about_the_whole_turn(as_text: bool) -> None:
     """Old style and new; free text is free but for triggers."""
     tag = {"begin": "<n>", "content": {"type": "json_schema", "json_schema": COUNT}, "end": "</n>"}
     new = {"type": "triggered_tags", "triggers": ["<n>"], "tags": [{**tag, "type": "tag"}]}

@@ -60,7 +60,8 @@ def tool(text: str, name: str = "get_weather", call_id: str = "call_1") -> dict[
     return {"role": "tool", "tool_call_id": call_id, "name": name, "content": text}
 
 
-def test_v12_history_with_calls_and_reasoning_is_not_lost() -> None:
+@pytest.mark.defect("V12")
+def test_history_with_calls_and_reasoning_is_not_lost() -> None:
     """What came before is all there: thoughts, calls, results, texts."""
     history: list[Item] = [
         ASKED,
@@ -93,31 +94,36 @@ def test_reasoning_stands_under_both_names() -> None:
     assert said["reasoning"] == said["reasoning_content"] == "Hm."
 
 
-def test_v13_all_parts_are_read_and_refusals_as_well() -> None:
+@pytest.mark.defect("V13")
+def test_all_parts_are_read_and_refusals_as_well() -> None:
     """Several parts are one text, whatever they are."""
     answer = Message("msg", "completed", "assistant", (OutputText("I "), OutputText("will not: "), Refusal("No.")))
     assert turns(answer) == [{"role": "assistant", "content": "I will not: No."}]
 
 
-def test_v13_a_message_without_parts_is_an_empty_one() -> None:
+@pytest.mark.defect("V13")
+def test_a_message_without_parts_is_an_empty_one() -> None:
     """The turn was taken all the same: roles go on taking turns."""
     assert turns(Message("msg", "completed", "assistant", ())) == [{"role": "assistant", "content": ""}]
 
 
-def test_v15_outputs_in_parts_are_one_text() -> None:
+@pytest.mark.defect("V15")
+def test_outputs_in_parts_are_one_text() -> None:
     """A list of texts reads like the text."""
     items = (call("get_weather", "{}"), output((InputText("18 "), InputText("°C"))))
     assert turns(*items)[1] == tool("18 °C")
 
 
-def test_b28_parts_of_one_answer_are_one_message_and_its_turn_is_whole() -> None:
+@pytest.mark.defect("B28")
+def test_parts_of_one_answer_are_one_message_and_its_turn_is_whole() -> None:
     """An answer in two parts, behind a thought, is one message with both."""
     assert turns(reasoning("Hm."), message("assistant", "One. ", "Two.")) == [
         {"role": "assistant", "reasoning": "Hm.", "content": "One. Two."}
     ]
 
 
-def test_row21_text_and_calls_of_one_turn_are_one_message() -> None:
+@pytest.mark.defect("21")
+def test_text_and_calls_of_one_turn_are_one_message() -> None:
     """A thought, a text and two calls were written in one go; the results follow, in the order of the calls."""
     items = (
         reasoning("Both."),
@@ -139,14 +145,16 @@ def test_row21_text_and_calls_of_one_turn_are_one_message() -> None:
     ]
 
 
-def test_row21_a_call_behind_an_output_is_of_another_turn() -> None:
+@pytest.mark.defect("21")
+def test_a_call_behind_an_output_is_of_another_turn() -> None:
     """It could not have been written before the output was read."""
     items = (call("get_weather", "{}", "a"), output("1", "a"), call("get_weather", "{}", "b"), output("2", "b"))
     roles = [said["role"] for said in turns(*items)]
     assert roles == ["assistant", "tool", "assistant", "tool"]
 
 
-def test_row21_tokens_tell_where_a_turn_ended() -> None:
+@pytest.mark.defect("21")
+def test_tokens_tell_where_a_turn_ended() -> None:
     """Two calls of this server are one turn or two: the order of the items does not say which, the tokens do."""
     first, second = mcp_call("ask"), mcp_call("ask")
     one_turn = dict([written(first, "a"), written(second, "b<|im_end|>")])

@@ -1,0 +1,59 @@
+"""`tests/DEFECTS.md` and the markers that name its ids."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.paths import ROOT
+
+TESTS = ROOT / "tests"
+LINES = re.findall(r"^\| ([VB]?\d+) \| (.*)$", (TESTS / "DEFECTS.md").read_text(), re.MULTILINE)
+
+
+def marked(source: str) -> Iterator[str]:
+    """Ids in the ``defect`` markers of a test file."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.defect":
+            yield from (ast.literal_eval(argument) for argument in node.args)
+
+
+@pytest.fixture(scope="module")
+def tested() -> set[str]:
+    """Ids that any test file names."""
+    return {defect for path in TESTS.rglob("test_*.py") for defect in marked(path.read_text())}
+
+
+def test_ids_are_listed_once_and_in_order() -> None:
+    """The list has each id once, without a gap."""
+    reported = [str(number) for number in range(1, 47)]
+    early, late = ([f"{letter}{number}" for number in range(1, last + 1)] for letter, last in (("V", 25), ("B", 35)))
+    assert [defect for defect, _ in LINES] == early + reported + late
+
+
+def test_every_id_of_a_marker_is_listed(tested: set[str]) -> None:
+    """No marker names an id that the list does not explain."""
+    assert tested <= {defect for defect, _ in LINES}
+
+
+def test_every_listed_id_has_a_test_or_a_reason(tested: set[str]) -> None:
+    """A line says "No test:" and why if, and only if, no test carries its id."""
+    for defect, line in LINES:
+        assert (defect in tested) is ("No test: " not in line), defect
+
+
+def test_markers_are_found_on_any_test() -> None:
+    """Markers are read above other decorators, in classes and with several ids."""
+    source = """
+class TestIt:
+    @pytest.mark.defect("V1", "46")
+    @pytest.mark.parametrize("x", [1])
+    def test_a(self): ...
+@pytest.mark.defect("B2")
+async def test_b(): ...
+def test_c(): ...
+"""
+    assert list(marked(source)) == ["B2", "V1", "46"]
