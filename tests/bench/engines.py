@@ -23,7 +23,7 @@ import psutil
 
 from tests.bench.figures import Comparison, Figure
 from tests.bench.loopback import QUIET, STARTING
-from tests.support.ports import free_port
+from tests.support.processes import free_port
 
 ASKED = "Never stop talking."
 """The tiny gpt-oss takes it at its word."""

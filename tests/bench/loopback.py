@@ -21,7 +21,7 @@ import msgspec
 from tests.bench.core import Case, Command, End, Look, Measured, Window
 from tests.bench.figures import Comparison, Figure
 from tests.bench.server import MARK, NAME, READY
-from tests.support.ports import free_port
+from tests.support.processes import free_port
 
 STARTING = 240.0
 """Seconds in which a server is up, on a machine that is busy."""

@@ -19,7 +19,7 @@ from openai import AsyncOpenAI
 from pipeline.frames import GenerationFinished, TokenChunk, TokenFrame
 from pipeline.record import FORMAT, End, Failure, Header, line, read_frames
 from tests.support.paths import FIXTURES
-from tests.support.ports import free_port
+from tests.support.processes import free_port
 from tests.support.server import Asked
 
 HARMONY = FIXTURES / "harmony"

@@ -35,7 +35,7 @@ from stages.render.chat.chat import RenderChat
 from tests.support.chat_models import chat_model
 from tests.support.fake_vllm import FakeVllm, fakes
 from tests.support.paths import ROOT, TINY_QWEN
-from tests.support.ports import free_port
+from tests.support.processes import free_port
 
 README = (ROOT / "README.md").read_text()
 

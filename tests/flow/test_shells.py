@@ -11,7 +11,7 @@ import pytest
 
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding
-from tests.flow.fixtures.test_codex_turns import done, heard
+from tests.support.response_lives import done_items, stream_events
 from tests.support.server import Served, serving
 
 Json = dict[str, Any]
@@ -75,15 +75,15 @@ async def test_a_shell_or_patch_is_an_item_of_its_own(
     """The model's call arrives as the API's item; its output reads the same, replayed or by previous_response_id."""
     name, arguments, fields, output, told = case
     served.engine.script = written(name, arguments, encoding)
-    events = await heard(served, BODY)
-    (call,) = done(events)
+    events = await stream_events(served, BODY)
+    (call,) = done_items(events)
     response = events[-1]["response"]
     assert (events[-1]["type"], response["output"]) == ("response.completed", [call])
     assert (call["type"], call["status"]) == (f"{name}_call", "completed")
     assert {key: said(call[key]) for key in fields} == fields
     answer = {"type": f"{name}_call_output", "call_id": call["call_id"], **output}
     for body in ({"input": [USER, call, answer]}, {"previous_response_id": response["id"], "input": [answer]}):
-        await heard(served, BODY | body)
+        await stream_events(served, BODY | body)
         prompt = encoding.decode(served.engine.prompts[-1].token_ids)
         assert prompt.endswith(
             f"<|start|>functions.{name} to=assistant<|channel|>commentary<|message|>{told}<|end|><|start|>assistant"
@@ -97,9 +97,9 @@ async def test_a_local_shell_may_be_answered_as_a_function(
 ) -> None:
     """Some agents answer every call alike: the output is that of the shell all the same."""
     served.engine.script = written("local_shell", {"command": ["ls"]}, encoding)
-    (call,) = done(await heard(served, BODY))
+    (call,) = done_items(await stream_events(served, BODY))
     answer = {"type": "function_call_output", "call_id": call["call_id"], "output": "README.md"}
-    await heard(served, BODY | {"input": [USER, call, answer]})
+    await stream_events(served, BODY | {"input": [USER, call, answer]})
     prompt = encoding.decode(served.engine.prompts[-1].token_ids)
     assert prompt.endswith(
         "<|start|>functions.local_shell to=assistant<|channel|>commentary<|message|>README.md<|end|><|start|>assistant"

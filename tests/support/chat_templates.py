@@ -17,7 +17,7 @@ from stages.chat.names import ToolNames
 from stages.chat.vocabulary import Vocabulary
 from stages.render.chat.chat import RenderChat
 from stages.render.chat.messages import Layout, Surroundings, lay_out, split
-from tests.support.fixture_cases import through
+from tests.support.event_streams import through
 from tests.support.paths import TINY_QWEN
 
 OWN = (TINY_QWEN / "chat_template.jinja").read_text()

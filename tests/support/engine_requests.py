@@ -19,14 +19,14 @@ from stages.persist.database import Nowhere
 from stages.persist.live import LiveResponses
 from stages.persist.store import Store
 from stages.responses import harmony_responses
-from tests.flow.fixtures.test_harmony_fixtures import CASES
 from tests.support.event_streams import final, run
+from tests.support.fixture_cases import HARMONY_CASES
 
 
 def prompt(encoding: HarmonyEncoding, text: str, name: str = "greeting", max_tokens: int | None = 200) -> Prompt:
     """A fixture's prompt with another last user message."""
     recorded: Prompt
-    (recorded,) = read_frames(CASES[0].parent / name / "prompt.jsonl", Prompt)
+    (recorded,) = read_frames(HARMONY_CASES[0].parent / name / "prompt.jsonl", Prompt)
     head = encoding.decode(recorded.token_ids).split("<|start|>user")[0]
     tokens = encoding.encode_markup(f"{head}<|start|>user<|message|>{text}<|end|><|start|>assistant")
     return msgspec.structs.replace(recorded, token_ids=tuple(tokens), sampling=Sampling(0.0, 1.0, max_tokens))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import msgspec
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from pipeline.core import Pipeline
+from pipeline.core import Pipeline, Stage
 from pipeline.invariants import StreamChecker, check
 from pipeline.protocol.events import ResponseEvent, TerminalEvent, to_sse
 from pipeline.protocol.reading import read_request
@@ -83,3 +84,27 @@ def final(events: Iterable[ResponseEvent]) -> Response:
     *_, last = events
     assert isinstance(last, TerminalEvent)
     return last.response
+
+
+Frame = TypeVar("Frame")
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A stage that lets everything through, and keeps it."""
+
+    passed: list[Any] = field(default_factory=list)
+
+    async def __call__(self, source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
+        async for frame in source:
+            self.passed.append(frame)
+            yield frame
+
+
+async def through(stage: Stage[Any, Any], frames: Iterable[Any]) -> list[Any]:
+    return await flowing(Pipeline.start("stage", stage), frames)
+
+
+async def flowing(pipeline: Pipeline[Any, Any], frames: Iterable[Any]) -> list[Any]:
+    async with pipeline.open(replay(frames)) as stream:
+        return [frame async for frame in stream]

@@ -21,8 +21,7 @@ from pipeline.protocol.response import Response
 from pipeline.record import read_frames
 from stages.harmony import load_encoding
 from stages.responses import recorded_responses
-from tests.support.event_streams import checked, final
-from tests.support.fixture_cases import flowing
+from tests.support.event_streams import checked, final, flowing
 from tests.support.paths import HARMONY
 
 CASES = [case for case in sorted(HARMONY.glob("*/")) if not (case / "tools.json").exists()]

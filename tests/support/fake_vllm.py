@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from tests.support.ports import free_port
+from tests.support.processes import free_port
 
 MARKER_IDS = [200006, 200005, 200008]
 

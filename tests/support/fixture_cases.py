@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
-from pipeline.core import Pipeline, Stage
-from pipeline.frames import Conversation, ConversedFrame, EmittedFrame, ItemResult, ItemTokens
+from pipeline.core import Pipeline
+from pipeline.frames import (
+    Conversation,
+    ConversedFrame,
+    EmittedFrame,
+    ItemResult,
+    ItemTokens,
+    ParsedFrame,
+    Prompt,
+    TokenFrame,
+)
+from pipeline.protocol.reading import read_request
 from pipeline.protocol.response import Response
-from pipeline.record import FORMAT, Header, read_frames, replay, write_frames
+from pipeline.record import FORMAT, Header, read_frames, write_frames
+from stages.converse.converse import Converse
 from stages.emit.emit import emit
+from stages.generate.generate import Generate
+from stages.generate.replay import ReplayEngine
+from stages.harmony import HarmonyEncoding
+from stages.normalize.normalize import Normalize
+from stages.parse.harmony import ParseHarmony
 from stages.persist.live import LiveResponses
 from stages.persist.persist import Persist
 from stages.persist.store import Store
-from tests.support.event_streams import checked, final
+from stages.render.harmony import RenderHarmony
+from tests.support.completions import completions, hand_written
+from tests.support.event_streams import Tap, checked, final, flowing, through
+from tests.support.paths import HARMONY
+from tests.support.recorded_answers import PlayedTools
 
 CREATED_AT = 1_790_000_000.0
 
 HARMONY_HEADER = Header(FORMAT, "tiny-gpt-oss")
-
-Frame = TypeVar("Frame")
 
 
 class Case:
@@ -62,34 +79,13 @@ class Case:
         return response.id.removeprefix("resp_"), float(response.created_at), response.model
 
 
-@dataclass(frozen=True)
-class Tap:
-    """A stage that lets everything through, and keeps it."""
-
-    kept: list[Any] = field(default_factory=list)
-
-    async def __call__(self, source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
-        async for frame in source:
-            self.kept.append(frame)
-            yield frame
-
-
-async def through(stage: Stage[Any, Any], frames: Iterable[Any]) -> list[Any]:
-    return await flowing(Pipeline.start("stage", stage), frames)
-
-
-async def flowing(pipeline: Pipeline[Any, Any], frames: Iterable[Any]) -> list[Any]:
-    async with pipeline.open(replay(frames)) as stream:
-        return [frame async for frame in stream]
-
-
 def suffix_of(folder: Path) -> str:
     """What the ids of a case are made of: its name."""
     return folder.name.encode().hex()[:32].ljust(32, "0")
 
 
-async def told(case: Case, store: Store, source: str) -> None:
-    """From the items, which are in the file ``source``, to what is stored of the response."""
+async def check_events(case: Case, store: Store, source: str) -> None:
+    """Emit and persist the items in the file ``source``, and compare the events and the stored response."""
     case.expect("events.jsonl", await through(emit, case.read(source, ConversedFrame)), EmittedFrame)
     emitted = case.read("events.jsonl", EmittedFrame)
     events = await through(Persist(LiveResponses(store)), emitted)
@@ -104,3 +100,46 @@ async def told(case: Case, store: Store, source: str) -> None:
     assert stored.response == response
     assert stored.tokens == {told.item_id: told.token_ids for told in emitted if isinstance(told, ItemTokens)}
     assert stored.results == {told.item_id: told.result for told in emitted if isinstance(told, ItemResult)}
+
+
+HARMONY_CASES = sorted(HARMONY.glob("*/"), key=lambda case: case.name)
+
+
+async def check_conversation(case: Case, store: Store, tools: PlayedTools | None) -> None:
+    """Normalize the request of a case, and compare the conversation."""
+    suffix, created_at, model = case.born
+    hosted = tools.toolbox.kinds if tools else frozenset[str]()
+    normalize = Normalize(store, (model,), hosted, draw=lambda: suffix, clock=lambda: created_at)
+    request = await read_request(case.path("request.json").read_bytes())
+    case.expect("conversation.jsonl", await through(normalize, [request]), Conversation)
+
+
+async def check_turns(case: Case, encoding: HarmonyEncoding, tools: PlayedTools | None) -> None:
+    """Make the turns of a case, and compare the frames at each junction."""
+    given = case.read("conversation.jsonl", Conversation)
+    render, parse = RenderHarmony(encoding), ParseHarmony(encoding)
+    if case.regen and completions(case.folder):
+        prompt = (await through(render, given))[0]
+        case.write("tokens.jsonl", hand_written(case.folder, prompt, encoding))
+    prompts, tokens, parsed = Tap(), Tap(), Tap()
+    turn = (
+        Pipeline.start("render", render)
+        .then("see prompts", prompts)
+        .then("generate", Generate(ReplayEngine(case.path("tokens.jsonl"))))
+        .then("see tokens", tokens)
+        .then("parse", parse)
+        .then("see items", parsed)
+    )
+    conversed = await flowing(with_tools(turn, tools) if tools else turn, given)
+    case.expect("prompt.jsonl", prompts.passed, Prompt)
+    case.expect("tokens.jsonl", tokens.passed, TokenFrame)
+    case.expect("parsed.jsonl", parsed.passed, ParsedFrame)
+    assert await through(parse, case.read("tokens.jsonl", TokenFrame)) == parsed.passed
+    if tools:
+        tools.check()
+        assert len(prompts.passed) == len(completions(case.folder))
+        case.expect("conversed.jsonl", conversed, ConversedFrame)
+
+
+def with_tools(turn: Pipeline[Conversation, Any], tools: PlayedTools) -> Pipeline[Conversation, ConversedFrame]:
+    return Pipeline.start("converse", Converse(turn, tools.toolbox, clock=lambda: 0.0))

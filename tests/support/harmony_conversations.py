@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import count
+from itertools import chain, count
 from typing import Any, Literal
 
 import openai_harmony as reference
@@ -37,6 +37,8 @@ from pipeline.protocol.items import (
 )
 from pipeline.protocol.response import Effort, ReasoningOptions, Response
 from pipeline.protocol.tools import FunctionTool, Tool, Toolset
+from stages.harmony import START, load_encoding
+from stages.render.messages import lay_out
 from stages.render.typescript import NamedTool, tools_section
 
 DATE = "2026-03-14"
@@ -241,3 +243,16 @@ def package_section(tools: Sequence[FunctionTool], **descriptions: str) -> str:
     """The tools section as the package renders it."""
     text = package().decode(package().render(developer(tools=tools, descriptions=descriptions)))
     return text.removeprefix("<|start|>developer<|message|>").removesuffix("<|end|>")
+
+
+def prompt_text(conversation: Conversation) -> str:
+    """The prompt for people to read: what follows the system message."""
+    return load_encoding().decode(prompt_ids(conversation)).split("<|end|>", 1)[1]
+
+
+def prompt_ids(conversation: Conversation) -> list[int]:
+    encode = load_encoding().encode
+    layout = lay_out(conversation)
+    segments = (segment for message in (*layout.head, *layout.messages) for segment in message.segments())
+    pieces = ([segment] if isinstance(segment, int) else encode(segment) for segment in segments)
+    return [*chain.from_iterable(pieces), START, *encode("assistant")]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import struct
 import zlib
+
+from aiohttp import web
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -31,3 +34,31 @@ IMAGES = {
     "image/gif": b"GIF89a\1\0\1\0",
 }
 """The beginnings of images, by their types; the first is whole."""
+
+
+class Gallery:
+    """A server of pictures, which counts who looks; ``/to`` leads to another URL."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.waiting = asyncio.Event()
+
+    async def show(self, request: web.Request) -> web.StreamResponse:
+        self.seen.append(request.path)
+        match request.path:
+            case "/to":
+                raise web.HTTPFound(request.query["url"])
+            case "/page":
+                return web.Response(text="<html>secret</html>", content_type="image/png")
+            case "/slow":
+                self.waiting.set()
+                await asyncio.Event().wait()
+                raise AssertionError
+            case "/gone":
+                return web.Response(status=404, body=png())
+            case "/blue":
+                return web.Response(body=png(BLUE), content_type="application/octet-stream")
+            case path if path[1:] in ("jpeg", "webp", "gif"):
+                return web.Response(body=IMAGES[f"image{path}"], content_type=f"image{path}")
+            case _:
+                return web.Response(body=png(), content_type="image/png")

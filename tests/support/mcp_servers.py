@@ -22,7 +22,7 @@ from typing import Any
 from urllib.error import URLError
 
 from tests.support.paths import ROOT
-from tests.support.ports import free_port
+from tests.support.processes import free_port
 
 TOKEN = "Bearer sesame-open-1234"
 """What the kind ``guarded`` wants as ``Authorization``."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 from time import process_time
 from timeit import timeit
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
@@ -21,10 +21,10 @@ from stages.normalize.normalize import Normalize
 from stages.persist.database import Nowhere
 from stages.persist.store import Store, StoredResponse
 
+Json: TypeAlias = Any
+
 MODEL = "gpt-oss-20b"
 NOW = 1_790_000_000.9
-
-
 ALL: frozenset[str] = frozenset({"python", "browser", "container"})
 
 
@@ -78,3 +78,14 @@ async def answered(
     if status not in ("queued", "in_progress"):
         await store.end(StoredResponse(ended, conversation.input, origin, tokens or {}, results or {}), None)
     return conversation
+
+
+def additional_tools(*tools: Json) -> Json:
+    return {"type": "additional_tools", "role": "developer", "tools": list(tools)}
+
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def allowed_tools(*tools: Json, mode: str = "auto") -> Json:
+    return {"type": "allowed_tools", "mode": mode, "tools": list(tools)}

@@ -10,8 +10,12 @@ from typing import Any
 
 import aiohttp
 
+from stages.generate.scripted import ScriptedEngine
+from tests.support.event_streams import read_sse
 from tests.support.scripts import Scripted
-from tests.support.server import Asked
+from tests.support.server import Asked, Served
+
+Json = dict[str, Any]
 
 PATIENCE = 120.0
 """Seconds in which what must come has come, on a machine that is busy, or that stands still for a minute."""
@@ -92,3 +96,16 @@ async def reading(served: Asked, body: dict[str, Any] | None = None) -> AsyncGen
     async with served.client.post(f"{served.url}/v1/responses", json=wanted) as answer:
         assert answer.status == 200
         yield Reading(answer)
+
+
+async def stream_events(served: Served[ScriptedEngine], body: Json) -> list[Json]:
+    """The JSON of each event of a stream, which keeps every rule that we know."""
+    stream = await served.stream(body)
+    read_sse(stream)
+    frames = stream.decode().removesuffix("data: [DONE]\n\n").split("\n\n")
+    return [json.loads(frame.partition("data: ")[2]) for frame in frames if frame]
+
+
+def done_items(events: list[Json]) -> list[Json]:
+    """The items that the client's history grows by."""
+    return [event["item"] for event in events if event["type"] == "response.output_item.done"]

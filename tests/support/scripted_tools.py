@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 from msgspec.structs import replace
 
@@ -220,3 +220,10 @@ def kinds(frames: list[ConversedFrame]) -> list[str]:
 
 def reasons(frames: list[ConversedFrame]) -> list[FinishReason]:
     return [frame.reason for frame in frames if isinstance(frame, TurnFinished)]
+
+
+RunCell = Callable[..., Awaitable[str]]
+
+
+NO_CONVERSATION = cast("Conversation", None)
+"""A sandbox asks nothing of it."""

@@ -12,12 +12,21 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
 
-from tests.support.ports import free_port
+from tests.support.processes import free_port
 from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT
+
+WEATHER: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Get the weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": False,
+}
 
 
 @dataclass

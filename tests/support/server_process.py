@@ -24,7 +24,7 @@ from pipeline.frames import Prompt
 from server import Started, log_to_stderr, serve
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import load_encoding
-from tests.support.ports import free_port
+from tests.support.processes import free_port
 from tests.support.scripts import COUNT, HELLO
 from tests.support.server import Asked
 

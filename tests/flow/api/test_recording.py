@@ -30,10 +30,9 @@ from stages.harmony import HarmonyEncoding
 from stages.persist.live import LiveResponses
 from stages.redacted import WithoutTexts, harmony_words
 from stages.responses import harmony_responses
-from tests.flow.fixtures.test_harmony_fixtures import generated, understood
 from tests.support.databases import opened
 from tests.support.event_streams import read_sse
-from tests.support.fixture_cases import Case, told
+from tests.support.fixture_cases import Case, check_conversation, check_events, check_turns
 from tests.support.recording_server import DESCRIBED, files, folders, read, recording, the_one
 from tests.support.scripts import CALL, COUNT, ENDLESS, HELLO, WEATHER, script
 
@@ -73,9 +72,9 @@ async def test_a_recording_is_a_fixture(encoding: HarmonyEncoding, tmp_path: Pat
     copied = shutil.copytree(the_one(tmp_path / "recorded"), tmp_path / "any_name")
     case = Case(copied, regen=False)
     async with opened(str(tmp_path / "responses.sqlite3")) as store:
-        await understood(case, store, None)
-        await generated(case, encoding, None)
-        await told(case, store, "parsed.jsonl")
+        await check_conversation(case, store, None)
+        await check_turns(case, encoding, None)
+        await check_events(case, store, "parsed.jsonl")
 
 
 async def test_every_way_to_make_a_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:

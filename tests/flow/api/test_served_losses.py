@@ -16,6 +16,7 @@ from stages.converse.sandbox.probe import Sandbox
 from stages.harmony import HarmonyEncoding
 from tests.support.event_streams import final, read_sse
 from tests.support.mcp_servers import HttpServers
+from tests.support.processes import descendants
 from tests.support.response_lives import Reading, cancelled, ended, found, reading, until
 from tests.support.scripts import Scripted
 from tests.support.tool_servers import (
@@ -33,7 +34,6 @@ from tests.support.tool_servers import (
     tooled,
     working,
 )
-from tests.unit.stages.converse.sandbox.conftest import descendants
 
 
 async def leave(served: Scripted, stream: Reading, response_id: str) -> None:

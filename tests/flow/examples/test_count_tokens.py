@@ -17,7 +17,7 @@ from stages.harmony import HarmonyEncoding
 from tests.flow.examples.count_tokens import TOKENS, count, install
 from tests.support.event_streams import final, read_sse
 from tests.support.example_flows import any_case, few, response, unedited
-from tests.support.ports import free_port
+from tests.support.processes import free_port
 from tests.support.response_lives import begun, ended
 from tests.support.scripts import CALL, COUNT, WEATHER, script
 from tests.support.server import serving

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.codex.conftest import Codex
+from tests.support.client_server import Codex
 
 Json = dict[str, Any]
 

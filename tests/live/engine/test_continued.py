@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +14,7 @@ from stages.persist.live import LiveResponses
 from stages.responses import harmony_responses
 from tests.support.databases import opened
 from tests.support.engine_requests import token_ids
-from tests.support.event_streams import final, run
+from tests.support.event_streams import Tap, final, run
 
 pytestmark = [
     pytest.mark.engine,
@@ -27,18 +25,6 @@ pytestmark = [
 Frame = TypeVar("Frame")
 
 WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
-
-
-@dataclass
-class Tap:
-    """Keeps what passes."""
-
-    passed: list[Any] = field(default_factory=list)
-
-    async def __call__(self, source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
-        async for frame in source:
-            self.passed.append(frame)
-            yield frame
 
 
 async def test_a_call_is_gone_on_from_in_the_tokens_of_the_engine(

@@ -26,7 +26,6 @@ from stages.generate.generate import Generate
 from stages.generate.http import HttpEngine, start_http
 from stages.generate.vllm import VllmEngine
 from stages.harmony import HarmonyEncoding
-from tests.flow.fixtures.test_harmony_fixtures import CASES
 from tests.support.chat_models import chat_model
 from tests.support.engine_chat import HELLO, WEATHER, respond
 from tests.support.engine_requests import (
@@ -40,8 +39,9 @@ from tests.support.engine_requests import (
     scheduled,
     token_ids,
 )
+from tests.support.fixture_cases import HARMONY_CASES
 from tests.support.paths import TINY_QWEN
-from tests.support.ports import free_port
+from tests.support.processes import free_port
 from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT, CONTEXT_LENGTH
 
 pytestmark = [
@@ -52,7 +52,7 @@ pytestmark = [
 
 QWEN_ARGUMENTS = ("--served-model-name=tiny-qwen", *ARGUMENTS[1:])
 GAUGES = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
-RECORDED = [case for case in CASES if not (case / "completion.txt").exists()][:8]
+RECORDED = [case for case in HARMONY_CASES if not (case / "completion.txt").exists()][:8]
 
 
 @contextmanager

@@ -29,13 +29,11 @@ from stages.persist.store import Store
 from stages.render.chat.chat import RenderChat
 from stages.render.chat.images import Images
 from stages.responses import chat_responses
-from tests.live.engine.test_continued import Tap
 from tests.support.databases import opened
 from tests.support.engine_requests import generate, prompt
-from tests.support.event_streams import final, run
-from tests.support.images import BLUE, RED, data_url, png
+from tests.support.event_streams import Tap, final, run
+from tests.support.images import BLUE, RED, Gallery, data_url, png
 from tests.support.local_web import LOCAL, serving
-from tests.unit.stages.render.chat.test_images import Gallery
 
 pytestmark = [
     pytest.mark.engine,

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.record import FILES, read_recording
-from tests.live.engine.test_serve import WEATHER
-from tests.support.serve_command import running
+from tests.support.serve_command import WEATHER, running
 
 pytestmark = pytest.mark.engine
 

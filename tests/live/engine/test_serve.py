@@ -12,17 +12,9 @@ import openai
 import pytest
 
 from tests.support.event_streams import final, read_sse
-from tests.support.serve_command import Command, running
+from tests.support.serve_command import WEATHER, Command, running
 
 pytestmark = pytest.mark.engine
-
-WEATHER: Any = {
-    "type": "function",
-    "name": "get_weather",
-    "description": "Get the weather of a city.",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    "strict": False,
-}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.databases import opened
-from tests.support.ports import free_port
+from tests.support.processes import free_port
 from tests.support.serve_command import Command, running
 
 pytestmark = pytest.mark.engine

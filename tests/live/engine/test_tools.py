@@ -26,10 +26,9 @@ from stages.harmony import HarmonyEncoding
 from stages.persist.live import LiveResponses
 from stages.persist.store import Store
 from stages.responses import harmony_responses
-from tests.live.engine.test_continued import Tap
 from tests.support.databases import opened
 from tests.support.engine_requests import answer
-from tests.support.event_streams import final, run
+from tests.support.event_streams import Tap, final, run
 from tests.support.local_web import serving
 from tests.support.mcp_servers import HttpServers, http_servers, stdio_config
 

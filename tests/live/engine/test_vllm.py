@@ -32,7 +32,6 @@ from stages.generate.generate import Generate
 from stages.generate.vllm import UnknownModel, VllmEngine
 from stages.harmony import STOP_TOKENS, VOCABULARY_SIZE, HarmonyEncoding
 from stages.render.grammar import WARM_UP
-from tests.flow.fixtures.test_harmony_fixtures import CASES
 from tests.support.engine_requests import (
     adapted,
     answer,
@@ -50,7 +49,7 @@ from tests.support.engine_requests import (
     until_idle,
 )
 from tests.support.event_streams import final, read_sse
-from tests.support.fixture_cases import HARMONY_HEADER
+from tests.support.fixture_cases import HARMONY_CASES, HARMONY_HEADER
 from tests.support.server import serving
 from tests.support.tiny_engine import CONTEXT_LENGTH, QUEUE
 
@@ -63,7 +62,7 @@ pytestmark = [
 BABBLE = "start: /[a-z]{60}/ <[200002]>"
 """What the tiny model was never taught, so that it is sure of nothing."""
 
-RECORDED = [case for case in CASES if not (case / "completion.txt").exists()]
+RECORDED = [case for case in HARMONY_CASES if not (case / "completion.txt").exists()]
 
 
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)

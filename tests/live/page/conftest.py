@@ -5,28 +5,19 @@ Every page that is opened here is watched: whatever it complains of, and whateve
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from pipeline.core import Pipeline
-from pipeline.page.flow import Flow, flow_of
 from pipeline.page.layout import layout_of
 from pipeline.page.page import page_of
 from stages.harmony import HarmonyEncoding, load_encoding
-
-UNPACKED = Path(__file__).parent / "node" / "node_modules" / ".browser"
-"""The browser that npm brought, with the libraries and fonts of its own."""
-
-Result = TypeVar("Result")
-Show: TypeAlias = Callable[..., Page]
+from tests.support.browser_pages import UNPACKED, ShowPage, flow_at
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,20 +40,6 @@ def browser(request: pytest.FixtureRequest) -> Generator[Browser, None, None]:
         browser.close()
 
 
-def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    return pipeline
-
-
-def outcome(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """What a coroutine returns; in a thread of its own, as Playwright's loop runs in this one."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, coroutine).result()
-
-
-def flow_at(folder: Path) -> Flow:
-    return outcome(flow_of(folder, unedited))
-
-
 @pytest.fixture
 def complaints() -> list[str]:
     """What the pages complained of."""
@@ -70,7 +47,7 @@ def complaints() -> list[str]:
 
 
 @pytest.fixture
-def show(browser: Browser, complaints: list[str], tmp_path: Path) -> Generator[Show, None, None]:
+def show(browser: Browser, complaints: list[str], tmp_path: Path) -> Generator[ShowPage, None, None]:
     """Opens the page of the recording in a folder; options are those of the browser's context."""
     asked: list[str] = []
     with ExitStack() as closing:

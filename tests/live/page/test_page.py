@@ -14,7 +14,7 @@ from pipeline.record import FORMAT, End, Header, line, read_recording, replay, w
 from pipeline.trace import traced
 from stages.harmony import HarmonyEncoding
 from stages.recorded import model_of
-from tests.live.page.conftest import UNPACKED, Show, flow_at, outcome
+from tests.support.browser_pages import UNPACKED, ShowPage, flow_at, run_in_thread
 
 FIXTURES = Path("fixtures/harmony")
 AXE = UNPACKED.parent / "axe-core" / "axe.min.js"
@@ -44,7 +44,7 @@ def said(encoding: HarmonyEncoding, answer: str, folder: Path, name: str = "tiny
 
 
 @pytest.mark.parametrize("case", ["function_call", "served_mcp", "stray_markers_in_content", "unicode_final"])
-def test_tokens(case: str, show: Show) -> None:
+def test_tokens(case: str, show: ShowPage) -> None:
     """Every token of a recording is on its page, in its order, with its id."""
     page = show(FIXTURES / case)
     recorded = [token for each in flow_at(FIXTURES / case).placed for token in [each.id]]
@@ -70,13 +70,13 @@ async def causes_of(folder: Path) -> list[tuple[int, set[int]]]:
 
 
 @pytest.mark.parametrize("case", ["function_call", "start_missing"])
-def test_causes(case: str, show: Show) -> None:
+def test_causes(case: str, show: ShowPage) -> None:
     """A token lights the events that it caused, and no other; an event lights the tokens of the chunk that it is of."""
     page = show(FIXTURES / case)
     page.evaluate(UNFOLD)
     frames = read_recording(FIXTURES / case / "tokens.jsonl", TokenFrame).frames
     token = 0
-    for frame, (_, events) in zip(frames, outcome(causes_of(FIXTURES / case)), strict=True):
+    for frame, (_, events) in zip(frames, run_in_thread(causes_of(FIXTURES / case)), strict=True):
         ids = frame.token_ids if isinstance(frame, TokenChunk) else ()
         together = set(range(token, token + len(ids)))
         for each in sorted(together):
@@ -89,7 +89,7 @@ def test_causes(case: str, show: Show) -> None:
         token += len(ids)
 
 
-def test_turns(show: Show) -> None:
+def test_turns(show: ShowPage) -> None:
     """Each turn begins with its prompt, and what tools said stands in the item of their call."""
     page = show(FIXTURES / "served_mcp")
     assert texts(page, ".row.turn h3") == ["Turn 1", "Turn 2"]
@@ -101,14 +101,14 @@ def test_turns(show: Show) -> None:
     expect(page.locator(".message > summary b")).to_have_text(roles)
 
 
-def test_repairs(show: Show) -> None:
+def test_repairs(show: ShowPage) -> None:
     """What the parser repaired is named where it did, and at the item."""
     page = show(FIXTURES / "stray_markers_in_content")
     assert set(texts(page, ".tokens .repair")) == {"stray marker"}
     assert texts(page, ".chips .repair") == ["stray marker"]
 
 
-def test_hostile_text(show: Show, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+def test_hostile_text(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Text of a recording stays text, whatever it looks like, and whoever wrote it."""
     page = show(said(encoding, HOSTILE, tmp_path / "hostile", HOSTILE), HOSTILE)
     assert "".join(texts(page, "[data-token]"))[len("<|channel|>final<|message|>") :] == f"{HOSTILE}<|return|>"
@@ -118,7 +118,7 @@ def test_hostile_text(show: Show, encoding: HarmonyEncoding, tmp_path: Path) -> 
     assert page.locator("img").count() == 0
 
 
-def test_policy(show: Show, complaints: list[str]) -> None:
+def test_policy(show: ShowPage, complaints: list[str]) -> None:
     """A script that gets into the page all the same does not run."""
     page = show(FIXTURES / "greeting")
     with pytest.raises(Exception, match="TrustedHTML"):
@@ -130,7 +130,7 @@ def test_policy(show: Show, complaints: list[str]) -> None:
     complaints.clear()
 
 
-def test_keys(show: Show) -> None:
+def test_keys(show: ShowPage) -> None:
     """Without a mouse: along the tokens, to what one caused, along the events, back, and out."""
     page = show(FIXTURES / "function_call")
     page.locator("[data-token]").first.focus()
@@ -157,7 +157,7 @@ def test_keys(show: Show) -> None:
     expect(page.locator("#keys")).to_be_hidden()
 
 
-def test_search(show: Show) -> None:
+def test_search(show: ShowPage) -> None:
     """What is searched for is found across tokens, and selected by Enter."""
     page = show(FIXTURES / "function_call")
     page.keyboard.press("/")
@@ -167,7 +167,7 @@ def test_search(show: Show) -> None:
     expect(page.locator(".token.chosen")).to_have_text(" call")
 
 
-def test_whitespace(show: Show, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+def test_whitespace(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Whitespace shows on request."""
     page = show(said(encoding, "one two\n", tmp_path / "spaces"))
     page.keyboard.press("w")
@@ -176,7 +176,7 @@ def test_whitespace(show: Show, encoding: HarmonyEncoding, tmp_path: Path) -> No
     assert "".join(texts(page, ".token.final")) == "one two↵\n"
 
 
-def test_without_its_model(show: Show) -> None:
+def test_without_its_model(show: ShowPage) -> None:
     """Tokens that nobody can read are numbers, and nobody says what they caused."""
     page = show(Path("fixtures/chat/qwen3_call"))
     assert all(text.strip().isdigit() for text in texts(page, "[data-token]"))
@@ -185,7 +185,7 @@ def test_without_its_model(show: Show) -> None:
     expect(page.locator("#rows .lit")).to_have_count(1)
 
 
-def test_logprobs(show: Show) -> None:
+def test_logprobs(show: ShowPage) -> None:
     """How likely a token was is told, and what else was likely."""
     page = show(FIXTURES / "logprobs_top")
     page.locator(".token.final").first.click()
@@ -193,7 +193,7 @@ def test_logprobs(show: Show) -> None:
     assert page.locator(".likely li").count() > 1
 
 
-def test_times(show: Show, tmp_path: Path) -> None:
+def test_times(show: ShowPage, tmp_path: Path) -> None:
     """Where times were recorded, they are the axis; where none were, the page says so."""
     page = show(FIXTURES / "function_call")
     expect(page.locator("#axis-is")).to_contain_text("No times")
@@ -215,7 +215,7 @@ def timed(folder: Path, copy: Path) -> Path:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 1600])
 @pytest.mark.parametrize("case", ["served_mcp", "stray_markers_in_content"])
-def test_accessible(scheme: str, width: int, case: str, show: Show) -> None:
+def test_accessible(scheme: str, width: int, case: str, show: ShowPage) -> None:
     """Axe finds nothing, contrast included, whether something is selected or not; and nothing is cut off."""
     if not AXE.is_file():
         pytest.skip("npm has not installed axe")
@@ -230,7 +230,7 @@ def test_accessible(scheme: str, width: int, case: str, show: Show) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_dark(show: Show) -> None:
+def test_dark(show: ShowPage) -> None:
     """Dark follows the system, until one asks for the other."""
     background = "getComputedStyle(document.body).backgroundColor"
     light = show(FIXTURES / "greeting", color_scheme="light").evaluate(background)
@@ -240,7 +240,7 @@ def test_dark(show: Show) -> None:
     assert page.evaluate(background) == light
 
 
-def test_long(show: Show, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+def test_long(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Twenty thousand tokens are all there, and one of them can be selected."""
     answer = "A line of some words.\n" * 3_334
     page = show(said(encoding, answer, tmp_path / "long"))
@@ -249,7 +249,7 @@ def test_long(show: Show, encoding: HarmonyEncoding, tmp_path: Path) -> None:
     expect(page.locator(".delta.lit")).to_have_count(1)
 
 
-def test_picture(show: Show, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_picture(show: ShowPage, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """There is something to see; with ``--screenshot`` it is kept, for the README."""
     recording = timed(FIXTURES / "preamble_before_call", tmp_path / "weather in Madrid")
     page = show(recording, viewport={"width": 1280, "height": 1220})

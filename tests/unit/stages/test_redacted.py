@@ -21,8 +21,8 @@ from pipeline.secret import unread
 from stages.harmony import MESSAGE, RETURN, HarmonyEncoding
 from stages.parse.harmony import ParseHarmony
 from stages.redacted import HarmonyWords, WithoutTexts, harmony_words
-from tests.flow.fixtures.test_harmony_fixtures import CASES
-from tests.support.fixture_cases import through
+from tests.support.event_streams import through
+from tests.support.fixture_cases import HARMONY_CASES
 
 SPELLED = frozenset(
     {
@@ -73,7 +73,7 @@ def redacted(folder: Path, stage: str, redaction: WithoutTexts) -> list[Any]:
     return [told for frame in read_frames(folder / name, junction) for told in redaction.frames(stage, frame)]
 
 
-@pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", HARMONY_CASES, ids=lambda folder: folder.name)
 @pytest.mark.parametrize("words_of", [harmony_words, None], ids=["harmony", "chat"])
 def test_no_word_survives(folder: Path, words_of: Any) -> None:
     """All that is still spelled out are names and words of the protocol; the file can still be read."""
@@ -86,7 +86,7 @@ def test_no_word_survives(folder: Path, words_of: Any) -> None:
             msgspec.json.decode(written, type=junction, dec_hook=unread)
 
 
-@pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", HARMONY_CASES, ids=lambda folder: folder.name)
 async def test_the_same_things_happen_in_a_replay(folder: Path, encoding: HarmonyEncoding) -> None:
     """The parser finds the same items, calls and repairs in tokens that say nothing."""
     told = redacted(folder, "generate", WithoutTexts(harmony_words))
@@ -157,7 +157,7 @@ def test_a_chat_models_tokens_are_nowhere() -> None:
     """Neither in files of their own nor beside what they say."""
     redaction = WithoutTexts(None)
     assert [stage for stage in FILES if redaction.keeps(stage)] == ["normalize", "parse", "converse", "emit"]
-    folder = next(case for case in CASES if case.name == "function_call_result")
+    folder = next(case for case in HARMONY_CASES if case.name == "function_call_result")
     for stage in ("normalize", "parse", "emit"):
         for frame in redacted(folder, stage, redaction):
             assert not isinstance(frame, ItemTokens | TokenChunk)

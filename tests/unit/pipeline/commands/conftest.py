@@ -1,30 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import pytest
 
 from pipeline.__main__ import main
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended."""
-
-    status: int
-    out: bytes
-    err: str
-
-
-Command = Callable[..., Ended]
+from tests.support.processes import CommandResult, RunCommand
 
 
 @pytest.fixture
-def penstock(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Command:
+def penstock(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> RunCommand:
     """The ``penstock`` command, as its users run it."""
 
-    def run(*arguments: object) -> Ended:
+    def run(*arguments: object) -> CommandResult:
         monkeypatch.setattr("sys.argv", ["penstock", *map(str, arguments)])
         status = 0
         try:
@@ -32,6 +18,6 @@ def penstock(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixtur
         except SystemExit as ended:
             status = ended.code if isinstance(ended.code, int) else 1
         written = capsysbinary.readouterr()
-        return Ended(status, written.out, written.err.decode())
+        return CommandResult(status, written.out, written.err.decode())
 
     return run

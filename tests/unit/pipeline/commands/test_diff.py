@@ -22,7 +22,7 @@ from pipeline.protocol.events import Event
 from pipeline.record import FILES, FORMAT, End, Header, read_frames, replay, write_frames
 from pipeline.trace import traced
 from tests.support.paths import CHAT, HARMONY
-from tests.unit.pipeline.commands.conftest import Command
+from tests.support.processes import RunCommand
 
 CASES = sorted(HARMONY.glob("*/"), key=lambda case: case.name)
 RECORDING = HARMONY / "function_call"
@@ -106,7 +106,7 @@ async def through(frames: list[TokenFrame]) -> list[list[Line]]:
     ]
 
 
-def test_ids_and_times_are_no_difference(penstock: Command, tmp_path: Path) -> None:
+def test_ids_and_times_are_no_difference(penstock: RunCommand, tmp_path: Path) -> None:
     """Another run of a request draws another id and takes another time; ``--exact`` tells."""
     for path in RECORDING.glob("*.jsonl"):
         text = path.read_text().replace("66756e6374696f6e5f63616c6c000000", "0123456789abcdef0123456789abcdef")
@@ -120,7 +120,7 @@ def test_ids_and_times_are_no_difference(penstock: Command, tmp_path: Path) -> N
     )
 
 
-def test_an_id_of_another_item_is_a_difference(penstock: Command, tmp_path: Path) -> None:
+def test_an_id_of_another_item_is_a_difference(penstock: RunCommand, tmp_path: Path) -> None:
     """Ids may be others, but have to name the same."""
     events = RECORDING / "events.jsonl"
     wrong = events.read_text().replace('"sequence_number":9,"item_id":"rs_6', '"sequence_number":9,"item_id":"rs_5')
@@ -130,7 +130,7 @@ def test_an_id_of_another_item_is_a_difference(penstock: Command, tmp_path: Path
     assert told.out.startswith(b"events.jsonl:12: response.reasoning_text.delta item_id ")
 
 
-def test_the_first_junction_that_parts_is_told(penstock: Command, tmp_path: Path) -> None:
+def test_the_first_junction_that_parts_is_told(penstock: RunCommand, tmp_path: Path) -> None:
     """In one line, and with ``--context`` in those around it."""
     shutil.copytree(RECORDING, tmp_path, dirs_exist_ok=True)
     parsed = tmp_path / "parsed.jsonl"
@@ -146,7 +146,7 @@ def test_the_first_junction_that_parts_is_told(penstock: Command, tmp_path: Path
     assert penstock("diff", tmp_path).out.startswith(b"parsed.jsonl:17: ")
 
 
-def test_other_pieces_are_told(penstock: Command, tmp_path: Path) -> None:
+def test_other_pieces_are_told(penstock: RunCommand, tmp_path: Path) -> None:
     """They are no difference, but worth a line."""
     frames = list(read_frames(RECORDING / "tokens.jsonl", TokenFrame))
     write_frames(tmp_path / "tokens.jsonl", rechunked(frames, repeat(4)), Header(FORMAT, "tiny-gpt-oss"))
@@ -154,7 +154,7 @@ def test_other_pieces_are_told(penstock: Command, tmp_path: Path) -> None:
     assert (told.status, told.out) == (0, b"the same, in other pieces: tokens.jsonl\n")
 
 
-def test_what_was_not_replayed_is_told(penstock: Command) -> None:
+def test_what_was_not_replayed_is_told(penstock: RunCommand) -> None:
     """The same is then only what was compared."""
     told = penstock("diff", CHAT_CALL)
     assert (told.status, told.out) == (0, b"")
@@ -170,7 +170,7 @@ def test_what_was_not_replayed_is_told(penstock: Command) -> None:
         ([RECORDING, "--from", "nothing"], "penstock: a replay begins with one of"),
     ],
 )
-def test_what_cannot_be_compared_is_told_in_a_line(penstock: Command, arguments: list[object], reason: str) -> None:
+def test_what_cannot_be_compared_is_told_in_a_line(penstock: RunCommand, arguments: list[object], reason: str) -> None:
     """The status is 2, as that of diff is."""
     ended = penstock("diff", *arguments)
     assert (ended.status, ended.out) == (2, b"")

@@ -18,7 +18,7 @@ from pipeline.record import FORMAT, End, Failure, Header, line, read_frames, rea
 from stages.harmony import load_encoding
 from tests.support.event_streams import final, read_sse
 from tests.support.paths import CHAT, HARMONY, ROOT
-from tests.unit.pipeline.commands.conftest import Command
+from tests.support.processes import RunCommand
 
 CASES = sorted(HARMONY.glob("*/"), key=lambda case: case.name)
 RECORDING = HARMONY / "function_call"
@@ -46,7 +46,7 @@ async def lose(source):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_replay_gives_the_recorded_frames(case: Path, penstock: Command, tmp_path: Path) -> None:
+def test_a_replay_gives_the_recorded_frames(case: Path, penstock: RunCommand, tmp_path: Path) -> None:
     """As JSON lines it is the recording of the junction that it ends with."""
     replayed = penstock("replay", case, "--json", "--to", "emit")
     assert (replayed.status, replayed.err) == (0, "")
@@ -56,7 +56,7 @@ def test_a_replay_gives_the_recorded_frames(case: Path, penstock: Command, tmp_p
     )
 
 
-def test_a_replay_gives_the_recorded_stream(penstock: Command) -> None:
+def test_a_replay_gives_the_recorded_stream(penstock: RunCommand) -> None:
     """From whichever stage a replay begins, its stream is the same; so is what the model is asked and says again."""
     replayed = penstock("replay", RECORDING, "--sse").out
     assert [event.__struct_config__.tag for event in read_sse(replayed)][-1] == "response.completed"
@@ -65,14 +65,14 @@ def test_a_replay_gives_the_recorded_stream(penstock: Command) -> None:
     assert penstock("replay", RECORDING / "tokens.jsonl", "--sse").out == replayed
 
 
-def test_what_tools_did_is_replayed(penstock: Command) -> None:
+def test_what_tools_did_is_replayed(penstock: RunCommand) -> None:
     """Where tools ran between the turns, a replay goes on behind them, unless it is told to go on even later."""
     replayed = penstock("replay", SERVED, "--sse").out
     assert final(read_sse(replayed)) == msgspec.json.decode((SERVED / "response.json").read_bytes(), type=Response)
     assert penstock("replay", SERVED, "--sse", "--from", "persist").out == replayed
 
 
-def test_a_replay_ends_where_it_is_told_to(penstock: Command) -> None:
+def test_a_replay_ends_where_it_is_told_to(penstock: RunCommand) -> None:
     """``--to`` shows the junction behind a stage."""
     written = penstock("replay", RECORDING, "--from", "render", "--to", "generate", "--json").out
     frames = [msgspec.json.decode(each) for each in written.splitlines()]
@@ -80,7 +80,7 @@ def test_a_replay_ends_where_it_is_told_to(penstock: Command) -> None:
     assert len(frames) - 2 == len(list(read_frames(RECORDING / "tokens.jsonl", TokenFrame)))
 
 
-def test_tokens_that_nobody_can_read_are_replayed_from_their_items(penstock: Command) -> None:
+def test_tokens_that_nobody_can_read_are_replayed_from_their_items(penstock: RunCommand) -> None:
     """A chat model that is not here: its events are those of the recorded items, and the reason is told."""
     replayed = penstock("replay", CHAT_CALL, "--sse", "--from", "parse")
     assert replayed.status == 0
@@ -88,13 +88,13 @@ def test_tokens_that_nobody_can_read_are_replayed_from_their_items(penstock: Com
     assert [event.sequence_number for event in read_sse(replayed.out)] == list(range(20))
 
 
-def test_several_recordings_are_replayed_one_after_another(penstock: Command) -> None:
+def test_several_recordings_are_replayed_one_after_another(penstock: RunCommand) -> None:
     """Each has a heading."""
     told = penstock("replay", RECORDING, SERVED).out.decode()
     assert told.index(str(RECORDING)[-30:]) < told.index(str(SERVED)[-30:])
 
 
-def test_the_readme_shows_a_timeline(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readme_shows_a_timeline(penstock: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one in the README is the one that is printed."""
     monkeypatch.setenv("COLUMNS", "112")
     told = penstock("replay", HARMONY / "start_missing").out.decode()
@@ -119,13 +119,13 @@ def install(tmp_path: Path) -> Callable[[str], str]:
     return install
 
 
-def test_a_stage_of_ones_own_is_part_of_a_replay(penstock: Command, install: Callable[[str], str]) -> None:
+def test_a_stage_of_ones_own_is_part_of_a_replay(penstock: RunCommand, install: Callable[[str], str]) -> None:
     """``--with`` edits the pipeline."""
     replayed = penstock("replay", RECORDING, "--sse", "--with", install("shout"))
     assert '{"CITY":"PARIS"}' in str(final(read_sse(replayed.out)).output)
 
 
-def test_a_stage_that_raises_is_named(penstock: Command, install: Callable[[str], str]) -> None:
+def test_a_stage_that_raises_is_named(penstock: RunCommand, install: Callable[[str], str]) -> None:
     """The events so far are shown, then who raised what and where; the status is 1."""
     replayed = penstock("replay", RECORDING, "--sse", "--with", install("fail"))
     assert replayed.status == 1
@@ -135,7 +135,7 @@ def test_a_stage_that_raises_is_named(penstock: Command, install: Callable[[str]
     assert "Traceback" not in replayed.err
 
 
-def test_a_stage_that_loses_a_frame_is_told_by_the_rule(penstock: Command, install: Callable[[str], str]) -> None:
+def test_a_stage_that_loses_a_frame_is_told_by_the_rule(penstock: RunCommand, install: Callable[[str], str]) -> None:
     """The stage behind it ends the response; of another recording in the same command nothing is said."""
     replayed = penstock("replay", RECORDING, "--sse", "--with", install("lose"))
     assert [event.__struct_config__.tag for event in read_sse(replayed.out)][-1] == "response.failed"
@@ -158,7 +158,7 @@ def install(pipeline):
 """
 
 
-def test_a_stage_that_raises_at_once_is_named(penstock: Command, tmp_path: Path) -> None:
+def test_a_stage_that_raises_at_once_is_named(penstock: RunCommand, tmp_path: Path) -> None:
     """There are no events then, and that is not what was wrong."""
     (tmp_path / "between.py").write_text(IN_BETWEEN.replace("isinstance(frame, TokenChunk)", "True"))
     replayed = penstock("replay", RECORDING, "--sse", "--with", f"{tmp_path / 'between.py'}:install")
@@ -167,7 +167,7 @@ def test_a_stage_that_raises_at_once_is_named(penstock: Command, tmp_path: Path)
 
 
 @pytest.mark.parametrize("since", [[], ["--from", "render"], ["--from", "converse"]])
-def test_tokens_pass_the_stages_behind_the_engine(penstock: Command, tmp_path: Path, since: list[str]) -> None:
+def test_tokens_pass_the_stages_behind_the_engine(penstock: RunCommand, tmp_path: Path, since: list[str]) -> None:
     """Frames are recorded right behind their stage, ahead of what plug-ins put behind it."""
     (tmp_path / "between.py").write_text(IN_BETWEEN)
     replayed = penstock("replay", RECORDING, "--sse", *since, "--with", f"{tmp_path / 'between.py'}:install")
@@ -175,7 +175,7 @@ def test_tokens_pass_the_stages_behind_the_engine(penstock: Command, tmp_path: P
     assert "raised ValueError: not this one (" in replayed.err
 
 
-def test_a_timeline_shows_what_stages_of_ones_own_make_of_it(penstock: Command, tmp_path: Path) -> None:
+def test_a_timeline_shows_what_stages_of_ones_own_make_of_it(penstock: RunCommand, tmp_path: Path) -> None:
     """The texts are those that a client gets, and a line tells from where on they are not those recorded."""
     greeting = list(read_frames(HARMONY / "greeting/tokens.jsonl", TokenFrame))
     tokens = load_encoding().encode_markup("<|channel|>final<|message|>Write to jo@example.org.<|return|>")
@@ -193,7 +193,7 @@ def test_a_timeline_shows_what_stages_of_ones_own_make_of_it(penstock: Command, 
     assert "on the events are not those recorded: " in " ".join(redacted.split())
 
 
-def test_stages_that_cannot_run_are_told(penstock: Command, install: Callable[[str], str]) -> None:
+def test_stages_that_cannot_run_are_told(penstock: RunCommand, install: Callable[[str], str]) -> None:
     """Where tools ran between the turns, nothing within a turn runs again."""
     replayed = penstock("replay", SERVED, "--sse", "--with", install("shout"))
     assert replayed.err == f"penstock: {SERVED}: shout did not run: conversed.jsonl was recorded behind it\n"
@@ -211,7 +211,7 @@ def ending(tmp_path: Path, end: End) -> Path:
     return path
 
 
-def test_a_recorded_failure_happens_again(penstock: Command, tmp_path: Path) -> None:
+def test_a_recorded_failure_happens_again(penstock: RunCommand, tmp_path: Path) -> None:
     """It is no fault of a stage, and told by the timeline as well as by the events."""
     path = ending(tmp_path, End(0, Failure("EngineFailed", "out of memory")))
     assert penstock("replay", path, "--sse").status == 0
@@ -220,7 +220,7 @@ def test_a_recorded_failure_happens_again(penstock: Command, tmp_path: Path) -> 
     assert "failed · server_error: out of memory" in told
 
 
-def test_where_a_client_left_its_replay_ends(penstock: Command, tmp_path: Path) -> None:
+def test_where_a_client_left_its_replay_ends(penstock: RunCommand, tmp_path: Path) -> None:
     """Without an end of the response."""
     path = ending(tmp_path, End(0, abandoned=True))
     replayed = penstock("replay", path, "--sse")
@@ -268,7 +268,7 @@ def test_each_frame_has_its_time(times: list[float | None], speed: float) -> Non
     ],
 )
 def test_what_cannot_be_replayed_is_told_in_a_line(
-    penstock: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[object], reason: str
+    penstock: RunCommand, monkeypatch: pytest.MonkeyPatch, arguments: list[object], reason: str
 ) -> None:
     """The status is that of a usage error, and nobody sees a traceback."""
     monkeypatch.chdir(ROOT)
@@ -278,7 +278,7 @@ def test_what_cannot_be_replayed_is_told_in_a_line(
     assert ended.err.count("\n") == 1
 
 
-def test_a_broken_recording_is_told_with_its_line(penstock: Command, tmp_path: Path) -> None:
+def test_a_broken_recording_is_told_with_its_line(penstock: RunCommand, tmp_path: Path) -> None:
     """The file and the line come first."""
     shutil.copytree(RECORDING, tmp_path, dirs_exist_ok=True)
     tokens = tmp_path / "tokens.jsonl"
@@ -288,7 +288,7 @@ def test_a_broken_recording_is_told_with_its_line(penstock: Command, tmp_path: P
     assert ended.err.startswith(f"penstock: {tokens}:4: ")
 
 
-def test_a_speed_is_a_number_of_times(penstock: Command) -> None:
+def test_a_speed_is_a_number_of_times(penstock: RunCommand) -> None:
     """Anything else is a usage error."""
     assert penstock("replay", RECORDING, "--speed", "fast").status == 2
     assert penstock("replay", RECORDING, "--speed", "0").status == 2

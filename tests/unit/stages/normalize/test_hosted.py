@@ -12,9 +12,8 @@ from pipeline.errors import InvalidRequest, UnsupportedParameter
 from pipeline.protocol.tools import HOSTED, FunctionTool, HostedKind, ToolKey, tool_key
 from stages.normalize.forms import FORMS
 from stages.persist.store import Store
-from tests.support.normalized_requests import ALL, answered, normalized
+from tests.support.normalized_requests import ALL, USER, additional_tools, allowed_tools, answered, normalized
 from tests.support.request_bodies import WEATHER
-from tests.unit.stages.normalize.test_tools import USER, additional, allowed
 
 Json: TypeAlias = dict[str, Any]
 
@@ -108,7 +107,7 @@ async def test_a_search_without_the_web_is_none(store: Store, said: bool | None,
 
 async def test_a_conversation_may_bring_built_in_tools(store: Store) -> None:
     """An item offers them as a request does, and whoever continues has them too, as long as they work."""
-    await answered(store, "1", input=[additional(CODE, label("browser")), USER], hosted=ALL)
+    await answered(store, "1", input=[additional_tools(CODE, label("browser")), USER], hosted=ALL)
     for hosted, count in ((ALL, 4), (frozenset(), 0)):
         conversation = await normalized(store, "2", previous_response_id="resp_1", input="Go on", hosted=hosted)
         assert len(conversation.tools.tools) == count
@@ -200,9 +199,9 @@ SHELLS: tuple[ToolKey, ...] = (("container", "exec"), (None, "shell"))
         ({"type": "local_shell"}, "required", ((None, "local_shell"),)),
         ({"type": "mcp", "server_label": "code_interpreter"}, "required", PYTHON),
         ({"type": "mcp", "server_label": "browser", "name": "open"}, "required", (("browser", "open"),)),
-        (allowed({"type": "code_interpreter"}, {"type": "web_search_preview"}), "auto", PYTHON + BROWSER),
-        (allowed({"type": "apply_patch"}, mode="required"), "required", ((None, "apply_patch"),)),
-        (allowed({"type": "code_interpreter"}, {"type": "image_generation"}), "auto", PYTHON),
+        (allowed_tools({"type": "code_interpreter"}, {"type": "web_search_preview"}), "auto", PYTHON + BROWSER),
+        (allowed_tools({"type": "apply_patch"}, mode="required"), "required", ((None, "apply_patch"),)),
+        (allowed_tools({"type": "code_interpreter"}, {"type": "image_generation"}), "auto", PYTHON),
     ],
     ids=str,
 )
@@ -221,8 +220,8 @@ async def test_built_in_tools_may_be_chosen(store: Store, choice: Json, mode: st
         {"type": "image_generation"},
         {"type": "function", "name": "apply_patch"},
         {"type": "mcp", "server_label": "python"},
-        allowed({"type": "code_interpreter"}, mode="required"),
-        allowed({"type": "local_shell"}),
+        allowed_tools({"type": "code_interpreter"}, mode="required"),
+        allowed_tools({"type": "local_shell"}),
     ],
     ids=str,
 )
@@ -236,6 +235,6 @@ async def test_what_is_not_there_cannot_be_chosen(store: Store, choice: Json) ->
 
 async def test_tools_that_were_left_out_narrow_nothing_else(store: Store) -> None:
     """Among others a choice of such a tool is passed over."""
-    choice = allowed({"type": "shell"}, {"type": "code_interpreter"}, {"type": "function", "name": "get_weather"})
+    choice = allowed_tools({"type": "shell"}, {"type": "code_interpreter"}, {"type": "function", "name": "get_weather"})
     tools = (await normalized(store, input="Hi", tools=[WEATHER, CODE, CONTAINER], tool_choice=choice)).tools
     assert tools.allowed == ((None, "get_weather"),)

@@ -17,9 +17,8 @@ from pipeline.protocol.tools import ANY_NAME, McpServer, ToolFilter, ToolKey
 from pipeline.secret import unwritten
 from stages.normalize.tools import Offer
 from stages.persist.store import Store
-from tests.support.normalized_requests import ALL, answered, normalized
+from tests.support.normalized_requests import ALL, USER, additional_tools, allowed_tools, answered, normalized
 from tests.support.request_bodies import WEATHER
-from tests.unit.stages.normalize.test_tools import USER, additional, allowed
 
 Json: TypeAlias = dict[str, Any]
 
@@ -128,7 +127,7 @@ async def test_a_server_that_cannot_be_told_from_another_is_refused(
         (mcp(), "required", (("docs", ANY_NAME),)),
         (mcp(name="a"), "required", (("docs", "a"),)),
         (mcp(name=None), "required", (("docs", ANY_NAME),)),
-        (allowed(mcp("home"), mcp(name="a")), "auto", (("home", ANY_NAME), ("docs", "a"))),
+        (allowed_tools(mcp("home"), mcp(name="a")), "auto", (("home", ANY_NAME), ("docs", "a"))),
     ],
     ids=str,
 )
@@ -139,7 +138,7 @@ async def test_a_server_may_be_chosen(store: Store, choice: Any, mode: str, keys
     assert (read.choice, read.allowed) == (mode, keys)
 
 
-@pytest.mark.parametrize("choice", [mcp("other"), mcp(name="b"), allowed(mcp("other")), mcp("python")], ids=str)
+@pytest.mark.parametrize("choice", [mcp("other"), mcp(name="b"), allowed_tools(mcp("other")), mcp("python")], ids=str)
 async def test_a_server_that_is_not_there_cannot_be_chosen(store: Store, choice: Json) -> None:
     """Nor a tool that the request itself keeps from the model."""
     with pytest.raises(InvalidRequest) as caught:
@@ -152,7 +151,7 @@ async def test_a_server_that_is_not_there_cannot_be_chosen(store: Store, choice:
 
 async def test_a_conversation_may_bring_servers_of_the_operator(store: Store) -> None:
     """Whoever continues has them too, as the request itself says it; one that is gone is passed over."""
-    brought = additional(mcp("home", require_approval="never"), mcp("drive"))
+    brought = additional_tools(mcp("home", require_approval="never"), mcp("drive"))
     await answered(store, "1", input=[brought, USER], labels=LABELS)
     again = await normalized(store, "2", previous_response_id="resp_1", input="Go on", labels=LABELS)
     assert again.tools.servers == (McpServer("home", approves_rest=False), McpServer("drive"))
@@ -163,7 +162,7 @@ async def test_a_conversation_may_bring_servers_of_the_operator(store: Store) ->
 
 async def test_a_namespace_of_the_request_outranks_an_inherited_server(store: Store) -> None:
     """What was taken once is never a reason to refuse who goes on from it."""
-    await answered(store, "1", input=[additional(mcp("home")), USER], labels=LABELS)
+    await answered(store, "1", input=[additional_tools(mcp("home")), USER], labels=LABELS)
     own = {"type": "namespace", "name": "home", "tools": [WEATHER]}
     said = await normalized(store, "2", previous_response_id="resp_1", input="Go on", tools=[own], labels=LABELS)
     assert said.tools.servers == ()
@@ -178,7 +177,7 @@ async def test_a_namespace_of_the_request_outranks_an_inherited_server(store: St
 async def test_a_conversation_brings_no_server_of_the_clients(store: Store, fields: Json, key: str) -> None:
     """Items are stored, and the way to such a server, its secrets included, must not be."""
     with pytest.raises(InvalidRequest, match="belongs in tools") as caught:
-        await normalized(store, input=[USER, additional(WEATHER, mcp("home", **fields))], labels=LABELS)
+        await normalized(store, input=[USER, additional_tools(WEATHER, mcp("home", **fields))], labels=LABELS)
     assert caught.value.param == f"input[1].tools[1].{key}"
 
 
@@ -228,7 +227,7 @@ async def test_a_server_is_echoed_by_its_host(store: Store, url: str, told: str)
 async def test_no_secret_is_repeated(store: Store, tool: Json, caplog: pytest.LogCaptureFixture) -> None:
     """Neither the response nor the log has it, and no picture of the request or of a frame; not even by a choice."""
     with caplog.at_level(logging.DEBUG):
-        body: Json = {"input": [USER], "tools": [tool], "tool_choice": allowed(tool)}
+        body: Json = {"input": [USER], "tools": [tool], "tool_choice": allowed_tools(tool)}
         conversation = await normalized(store, **body, hosted=ALL)
         request = await read_request(json.dumps(body).encode())
     assert CANARY not in msgspec.json.encode(conversation.response).decode()
@@ -249,7 +248,7 @@ async def test_no_secret_is_repeated(store: Store, tool: Json, caplog: pytest.Lo
 )
 async def test_no_secret_is_kept_in_an_item(store: Store, tool: Json) -> None:
     """What an item brings is stored without what its sandbox was to get over a network that it does not have."""
-    conversation = await normalized(store, input=[additional(tool), USER], hosted=ALL)
+    conversation = await normalized(store, input=[additional_tools(tool), USER], hosted=ALL)
     assert CANARY not in repr(conversation.input)
 
 
@@ -268,7 +267,7 @@ async def test_no_secret_is_kept_in_an_item(store: Store, tool: Json) -> None:
         remote(server_url=f"http://u:{CANARY}@docs.example"),
         remote(server_url=f"gopher://docs.example?{CANARY}"),
         mcp("nobody", authorization=CANARY),
-        additional(remote(headers={"X-Key": CANARY})),
+        additional_tools(remote(headers={"X-Key": CANARY})),
     ],
     ids=str,
 )

@@ -8,7 +8,7 @@ import pytest
 from pipeline.errors import InvalidRequest, UnsupportedParameter
 from pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, ToolKey, Toolset
 from stages.persist.store import Store
-from tests.support.normalized_requests import answered, cost, normalized
+from tests.support.normalized_requests import USER, additional_tools, allowed_tools, answered, cost, normalized
 from tests.support.request_bodies import CODEX_APPLY_PATCH, CODEX_KNOWN_MODEL, WEATHER
 
 Json: TypeAlias = dict[str, Any]
@@ -25,13 +25,6 @@ def of(namespace: str, tool: FunctionTool | CustomTool) -> FunctionTool | Custom
     if isinstance(tool, FunctionTool):
         return FunctionTool(tool.name, tool.description, tool.parameters, tool.strict, namespace)
     return CustomTool(tool.name, tool.description, tool.grammar, namespace)
-
-
-def additional(*tools: Json) -> Json:
-    return {"type": "additional_tools", "role": "developer", "tools": list(tools)}
-
-
-USER = {"role": "user", "content": "Hi"}
 
 
 async def test_tools_are_read_into_one_set(store: Store) -> None:
@@ -88,7 +81,7 @@ async def test_tools_that_the_client_relies_on_are_refused(store: Store) -> None
         await normalized(store, input="Hi", tools=tools)
     assert caught.value.param == "tools[1].type"
     with pytest.raises(UnsupportedParameter, match=kind) as caught:
-        await normalized(store, input=[USER, additional(*tools)])
+        await normalized(store, input=[USER, additional_tools(*tools)])
     assert caught.value.param == "input[1].tools[1].type"
 
 
@@ -132,10 +125,6 @@ NAMED = {"type": "function", "name": "get_weather"}
 WEATHER_KEY, PATCH_KEY = (None, "get_weather"), (None, "patch")
 
 
-def allowed(*tools: Json, mode: str = "auto") -> Json:
-    return {"type": "allowed_tools", "mode": mode, "tools": list(tools)}
-
-
 @pytest.mark.parametrize(
     ("choice", "mode", "keys"),
     [
@@ -146,16 +135,20 @@ def allowed(*tools: Json, mode: str = "auto") -> Json:
         ({**NAMED, "namespace": "agents"}, "required", (("agents", "get_weather"),)),
         ({"type": "custom", "name": "patch", "x": 1}, "required", (PATCH_KEY,)),
         ({"type": "custom", "name": "say"}, "required", (("agents", "say"),)),
-        (allowed(NAMED), "auto", (WEATHER_KEY,)),
+        (allowed_tools(NAMED), "auto", (WEATHER_KEY,)),
         (
-            allowed({"type": "custom", "name": "patch"}, NAMED, NAMED, mode="required"),
+            allowed_tools({"type": "custom", "name": "patch"}, NAMED, NAMED, mode="required"),
             "required",
             (PATCH_KEY, WEATHER_KEY),
         ),
-        (allowed(NAMED, {"type": "web_search"}, {"type": "image_generation"}), "auto", (WEATHER_KEY,)),
-        (allowed({"type": "namespace", "name": "agents"}), "auto", (("agents", "get_weather"), ("agents", "say"))),
-        (allowed(), "none", None),
-        (allowed({"type": "web_search"}), "none", None),
+        (allowed_tools(NAMED, {"type": "web_search"}, {"type": "image_generation"}), "auto", (WEATHER_KEY,)),
+        (
+            allowed_tools({"type": "namespace", "name": "agents"}),
+            "auto",
+            (("agents", "get_weather"), ("agents", "say")),
+        ),
+        (allowed_tools(), "none", None),
+        (allowed_tools({"type": "web_search"}), "none", None),
     ],
     ids=str,
 )
@@ -184,11 +177,11 @@ async def test_a_choice_limits_what_may_be_called(
         {"type": "apply_patch"},
         {"type": "programmatic_tool_calling"},
         {"type": "unheard_of"},
-        allowed(mode="required"),
-        allowed({"type": "web_search"}, mode="required"),
-        allowed(NAMED, {"type": "function", "name": "x"}),
-        allowed(NAMED, {"type": "mcp", "server_label": "x"}),
-        allowed(NAMED, {"type": "namespace", "name": "others"}),
+        allowed_tools(mode="required"),
+        allowed_tools({"type": "web_search"}, mode="required"),
+        allowed_tools(NAMED, {"type": "function", "name": "x"}),
+        allowed_tools(NAMED, {"type": "mcp", "server_label": "x"}),
+        allowed_tools(NAMED, {"type": "namespace", "name": "others"}),
     ],
     ids=lambda choice: str(choice)[:60],
 )
@@ -214,7 +207,7 @@ def test_many_tools_are_chosen_from_at_once() -> None:
     """What a choice costs does not depend on how many namespaces have a tool of that name."""
     tools = [{"type": "namespace", "name": f"n{number}", "tools": [SAY]} for number in range(6_000)]
     chosen = [{**SAY, "namespace": f"n{number}"} for number in range(1_000)]
-    assert cost(input="Hi", tools=tools, tool_choice=allowed(*chosen)) < 2.5 * cost(input="Hi", tools=tools)
+    assert cost(input="Hi", tools=tools, tool_choice=allowed_tools(*chosen)) < 2.5 * cost(input="Hi", tools=tools)
 
 
 # Tools within the conversation
@@ -223,7 +216,7 @@ def test_many_tools_are_chosen_from_at_once() -> None:
 async def test_added_tools_join_those_of_the_request(store: Store) -> None:
     """Tools that an item brings can be called and chosen, replace namesakes, stay an item, and are not echoed."""
     mild = {**WEATHER, "description": "Mild."}
-    item = additional(mild, AGENTS, {"type": "web_search"})
+    item = additional_tools(mild, AGENTS, {"type": "web_search"})
     choice = {"type": "custom", "name": "say"}
     conversation = await normalized(store, input=[item, USER], tools=[WEATHER, PATCH], tool_choice=choice)
     assert conversation.tools.tools == (
@@ -240,7 +233,7 @@ async def test_added_tools_join_those_of_the_request(store: Store) -> None:
 
 async def test_added_tools_are_inherited(store: Store) -> None:
     """Unlike those of a request, tools that stand in the conversation are there for whoever continues it."""
-    await answered(store, "1", input=[additional(AGENTS), USER], tools=[WEATHER])
+    await answered(store, "1", input=[additional_tools(AGENTS), USER], tools=[WEATHER])
     conversation = await normalized(store, "2", previous_response_id="resp_1", input="Go on")
     assert conversation.tools.tools == (of("agents", WEATHER_TOOL), of("agents", CustomTool("say")))
     by_reference = await normalized(store, "3", input=[{"id": "at_1i0000"}, USER])
@@ -258,8 +251,8 @@ def described_in(tools: Toolset) -> list[tuple[str | None, str, str | None]]:
 
 async def test_the_latest_word_on_a_tool_counts(store: Store) -> None:
     """Tools of the input replace those of the request, which replace inherited ones; the order stays that of before."""
-    inherited = additional(described("old"), {**AGENTS, "description": "old"})
-    await answered(store, "1", input=[inherited, additional(described("older"), SAY), USER], tools=[PATCH])
+    inherited = additional_tools(described("old"), {**AGENTS, "description": "old"})
+    await answered(store, "1", input=[inherited, additional_tools(described("older"), SAY), USER], tools=[PATCH])
     own = [PATCH, described("own"), {**AGENTS, "tools": [SAY]}]
     tools = (await normalized(store, "2", previous_response_id="resp_1", input="Go on", tools=own)).tools
     assert described_in(tools) == [
@@ -270,7 +263,7 @@ async def test_the_latest_word_on_a_tool_counts(store: Store) -> None:
         (None, "say", None),
     ]
     assert tools.descriptions == {"agents": "Helpers."}
-    last = [additional(described("new"), {**AGENTS, "name": "functions", "tools": [PATCH]}), USER]
+    last = [additional_tools(described("new"), {**AGENTS, "name": "functions", "tools": [PATCH]}), USER]
     tools = (await normalized(store, "3", previous_response_id="resp_1", input=last, tools=own)).tools
     assert described_in(tools)[:2] == [
         ("functions", "patch", "Edit."),

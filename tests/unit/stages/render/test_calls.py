@@ -47,19 +47,19 @@ from tests.support.harmony_conversations import (
     mcp_call,
     message,
     output,
+    prompt_text,
     reasoning,
     shell_call,
     shell_output,
     web_call,
 )
 from tests.support.parsed_items import OPENINGS, run, started
-from tests.unit.stages.render.test_harmony import text
 
 
 def read(*items: Item, **results: str) -> str:
     """What the model reads of ``items``, where their results are known by their position, as in ``_1``."""
     known = {items[int(position[1:])].id: result for position, result in results.items()}
-    prompt = text(replace(conversation(*items), results=known))
+    prompt = prompt_text(replace(conversation(*items), results=known))
     return prompt.removesuffix("<|start|>assistant")
 
 

@@ -31,7 +31,7 @@ from pipeline.protocol.items import (
 )
 from pipeline.protocol.response import Effort
 from pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, Toolset
-from stages.harmony import CALL, RETURN, START, HarmonyEncoding, load_encoding
+from stages.harmony import CALL, RETURN, HarmonyEncoding, load_encoding
 from stages.render.harmony import _KEPT_BYTES, RenderHarmony, _kept, _texts
 from stages.render.messages import lay_out
 from tests.support.harmony_conversations import (
@@ -45,6 +45,8 @@ from tests.support.harmony_conversations import (
     output,
     package_ids,
     package_section,
+    prompt_ids,
+    prompt_text,
     reasoning,
     said,
     section,
@@ -58,19 +60,6 @@ async def rendered(encoding: HarmonyEncoding, conversation: Conversation) -> Pro
 
     async with aclosing(RenderHarmony(encoding)(source())) as prompts:
         return await anext(prompts)
-
-
-def text(conversation: Conversation) -> str:
-    """The prompt for people to read: what follows the system message."""
-    return load_encoding().decode(ids(conversation)).split("<|end|>", 1)[1]
-
-
-def ids(conversation: Conversation) -> list[int]:
-    encode = load_encoding().encode
-    layout = lay_out(conversation)
-    segments = (segment for message in (*layout.head, *layout.messages) for segment in message.segments())
-    pieces = ([segment] if isinstance(segment, int) else encode(segment) for segment in segments)
-    return [*chain.from_iterable(pieces), START, *encode("assistant")]
 
 
 WEATHER = function("get_weather", {"type": "object", "properties": {"city": {"type": "string"}}}, "Look out.")
@@ -197,7 +186,7 @@ SAME: dict[str, tuple[Conversation, list[reference.Message]]] = {
 @pytest.mark.parametrize(("ours", "theirs"), SAME.values(), ids=SAME)
 def test_reads_as_the_package_lays_it_out(ours: Conversation, theirs: Sequence[reference.Message]) -> None:
     """A conversation has the ids that openai_harmony gives it."""
-    assert ids(ours) == package_ids(theirs)
+    assert prompt_ids(ours) == package_ids(theirs)
 
 
 @pytest.mark.parametrize(
@@ -209,12 +198,12 @@ def test_reads_as_the_package_lays_it_out(ours: Conversation, theirs: Sequence[r
 )
 def test_effort_is_one_of_three(effort: Effort | None, known: str) -> None:
     """Every effort of the protocol is the nearest that gpt-oss knows."""
-    assert ids(conversation(effort=effort)) == package_ids([system(known)])
+    assert prompt_ids(conversation(effort=effort)) == package_ids([system(known)])
 
 
 def test_a_call_names_its_recipient_ahead_of_the_channel() -> None:
     """Calls have the older header form, and their arguments stand as the model wrote them."""
-    assert text(conversation(call("get_weather", '{"city": '))) == (
+    assert prompt_text(conversation(call("get_weather", '{"city": '))) == (
         '<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{"city": <|call|>'
         "<|start|>assistant"
     )
@@ -222,7 +211,7 @@ def test_a_call_names_its_recipient_ahead_of_the_channel() -> None:
 
 def test_a_custom_call_is_code() -> None:
     """A custom tool is called with the text as it is, and its output comes from it as a function's does."""
-    prompt = text(conversation(custom_call("patch", "*** Begin\n", "a"), custom_output("Done", "a")))
+    prompt = prompt_text(conversation(custom_call("patch", "*** Begin\n", "a"), custom_output("Done", "a")))
     assert prompt == (
         "<|start|>assistant to=functions.patch<|channel|>commentary code<|message|>*** Begin\n<|call|>"
         "<|start|>functions.patch to=assistant<|channel|>commentary<|message|>Done<|end|><|start|>assistant"
@@ -231,7 +220,7 @@ def test_a_custom_call_is_code() -> None:
 
 def test_tools_of_a_namespace_are_called_by_it() -> None:
     """The recipient of a call, and the author of its output, begin with the namespace of the tool."""
-    prompt = text(conversation(call("wait", "{}", "a", namespace="agents"), output("1", "a")))
+    prompt = prompt_text(conversation(call("wait", "{}", "a", namespace="agents"), output("1", "a")))
     assert prompt == (
         "<|start|>assistant to=agents.wait<|channel|>commentary json<|message|>{}<|call|>"
         "<|start|>agents.wait to=assistant<|channel|>commentary<|message|>1<|end|><|start|>assistant"
@@ -241,7 +230,7 @@ def test_tools_of_a_namespace_are_called_by_it() -> None:
 def test_the_system_message_names_all_namespaces() -> None:
     """Every namespace must be called on the commentary channel; that of plain functions is named first."""
     tools = [FunctionTool("wait", namespace="agents"), FunctionTool("look", namespace="web"), CLOCK]
-    prompt = load_encoding().decode(ids(conversation(tools=tools)))
+    prompt = load_encoding().decode(prompt_ids(conversation(tools=tools)))
     assert "must go to the commentary channel: 'functions', 'agents', 'web'.<|end|>" in prompt
 
 
@@ -291,14 +280,14 @@ def test_a_schema_of_the_answer_is_told() -> None:
     text_format = {"type": "json_schema", "name": "city", "schema": {"type": "object", "title": "Größe"}}
     said_last = "# Response Formats\n\n## city\n\n"
     asked = conversation(instructions="Be brief.", tools=[CLOCK], text_format=text_format)
-    assert f'// namespace functions\n\n{said_last}{{"type":"object","title":"Größe"}}<|end|>' in text(asked)
+    assert f'// namespace functions\n\n{said_last}{{"type":"object","title":"Größe"}}<|end|>' in prompt_text(asked)
     described = conversation(text_format={**text_format, "description": "A city.\nOne."})
-    assert f'<|message|>{said_last}// A city.\n// One.\n{{"type":"object"' in text(described)
+    assert f'<|message|>{said_last}// A city.\n// One.\n{{"type":"object"' in prompt_text(described)
 
 
 def test_an_answer_in_any_json_is_not_told() -> None:
     """For a JSON object without a schema the model reads nothing but what the client says."""
-    assert ids(conversation(text_format={"type": "json_object"})) == ids(conversation())
+    assert prompt_ids(conversation(text_format={"type": "json_object"})) == prompt_ids(conversation())
 
 
 @pytest.mark.parametrize("instructions", ["", "x", "x.", "x_", "x \n ", "x\n\n\n", "#", "世", "\t"])
@@ -315,7 +304,7 @@ def test_an_output_comes_from_the_function_that_was_called() -> None:
     """Outputs find their function by the call's id, wherever the call is."""
     made = [call("first", "{}", "a"), call("second", "{}", "b")]
     answers = [output("2", "b"), output((InputText("1"), InputText("!")), "a")]
-    prompt = text(conversation(*answers, history=made))
+    prompt = prompt_text(conversation(*answers, history=made))
     assert prompt.split("<|call|>")[-1] == (
         "<|start|>functions.second to=assistant<|channel|>commentary<|message|>2<|end|>"
         "<|start|>functions.first to=assistant<|channel|>commentary<|message|>1!<|end|>"
@@ -326,14 +315,14 @@ def test_an_output_comes_from_the_function_that_was_called() -> None:
 def test_an_output_comes_from_the_latest_call_of_its_id() -> None:
     """Where a client counts its calls anew in each turn, an output belongs to the call before it."""
     turns: list[Item] = [call("first", "{}"), output("1"), call("second", "{}"), output("2")]
-    prompt = text(conversation(*turns))
+    prompt = prompt_text(conversation(*turns))
     assert "<|start|>functions.first to=assistant<|channel|>commentary<|message|>1<|end|>" in prompt
     assert "<|start|>functions.second to=assistant<|channel|>commentary<|message|>2<|end|>" in prompt
 
 
 def test_an_output_without_its_call_is_still_read() -> None:
     """When the call is gone from the history, what it returned is not."""
-    assert text(conversation(output("7"), call("late", "{}"))).startswith(
+    assert prompt_text(conversation(output("7"), call("late", "{}"))).startswith(
         "<|start|>functions.unknown to=assistant<|channel|>commentary<|message|>7<|end|>"
     )
 
@@ -341,12 +330,12 @@ def test_an_output_without_its_call_is_still_read() -> None:
 def test_a_call_that_was_cut_is_left_out() -> None:
     """A call that ends inside its arguments was never made, unless somebody has answered it."""
     cut = call("f", '{"city": "Ro', "a", status="incomplete")
-    assert text(conversation(message("user", "?"), cut, call("f", "{}", "a"), output("1", "a"))) == (
+    assert prompt_text(conversation(message("user", "?"), cut, call("f", "{}", "a"), output("1", "a"))) == (
         "<|start|>user<|message|>?<|end|>"
         "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>"
         "<|start|>functions.f to=assistant<|channel|>commentary<|message|>1<|end|><|start|>assistant"
     )
-    assert '{"city": "Ro<|call|>' in text(conversation(cut, output("1", "a")))
+    assert '{"city": "Ro<|call|>' in prompt_text(conversation(cut, output("1", "a")))
 
 
 def test_many_calls_that_were_cut_take_no_longer() -> None:
@@ -365,7 +354,7 @@ def test_many_calls_that_were_cut_take_no_longer() -> None:
 
 def test_headers_of_calls_have_the_ids_of_their_markup(encoding: HarmonyEncoding) -> None:
     """The markers of a call are special tokens, those in its arguments are not."""
-    prompt = ids(conversation(call("f", "<|call|>")))
+    prompt = prompt_ids(conversation(call("f", "<|call|>")))
     header = encoding.encode_markup("<|start|>assistant to=functions.f<|channel|>commentary json<|message|>")
     start = prompt.index(CALL) - len(header) - len(encoding.encode("<|call|>"))
     assert prompt[start : start + len(header)] == header
@@ -374,7 +363,7 @@ def test_headers_of_calls_have_the_ids_of_their_markup(encoding: HarmonyEncoding
 
 def test_reasoning_that_led_to_a_call_stays() -> None:
     """A call is no answer: the thinking before it is still there when its output arrives."""
-    prompt = text(conversation(message("user", "?"), reasoning("Hm."), call("f", "{}"), output("1")))
+    prompt = prompt_text(conversation(message("user", "?"), reasoning("Hm."), call("f", "{}"), output("1")))
     assert "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.f" in prompt
 
 
@@ -384,7 +373,9 @@ def test_a_continuation_is_told_what_its_own_request_says() -> None:
     turn = [message("user", "1"), message("assistant", "one")]
     asked = conversation(message("user", "2"), history=turn, instructions="New.", tools=[CLOCK], effort="high")
     first = [system("High"), developer("New.", [CLOCK])]
-    assert ids(asked) == package_ids([*first, said("user", "1"), said("assistant", "one", "final"), said("user", "2")])
+    assert prompt_ids(asked) == package_ids(
+        [*first, said("user", "1"), said("assistant", "one", "final"), said("user", "2")]
+    )
 
 
 @pytest.mark.defect("V13")
@@ -393,14 +384,16 @@ def test_every_part_of_an_answer_is_read() -> None:
     parts = (OutputText("I "), Refusal("will not."), OutputText(""))
     history = [Message("msg_1", "completed", "assistant", parts), Message("msg_2", "completed", "assistant", ())]
     expected = [system(), said("assistant", "I will not.", "final"), said("assistant", "", "final")]
-    assert ids(conversation(history=history)) == package_ids(expected)
+    assert prompt_ids(conversation(history=history)) == package_ids(expected)
 
 
 @pytest.mark.defect("V15")
 def test_an_output_of_several_parts_is_one_text() -> None:
     """The parts of what a function or a custom tool returned are joined."""
     parts = (InputText("1"), InputText("2"))
-    prompt = text(conversation(call("f", "{}"), output(parts), custom_call("g", "", "b"), custom_output(parts, "b")))
+    prompt = prompt_text(
+        conversation(call("f", "{}"), output(parts), custom_call("g", "", "b"), custom_output(parts, "b"))
+    )
     assert prompt.count("<|message|>12<|end|>") == 2
 
 
@@ -409,8 +402,10 @@ def test_a_stored_turn_is_read_whole() -> None:
     """Thinking, preambles, calls of both kinds and their outputs come back from the history in their order."""
     history: list[Item] = [message("user", "?"), reasoning("Hm."), message("assistant", "Wait.", phase="commentary")]
     history += [call("f", "{}", "a"), custom_call("g", "x", "b"), output("1", "a"), custom_output("2", "b")]
-    assert ids(conversation(history=history)) == ids(conversation(*history))
-    read = [text(conversation(history=history)).index(part) for part in ("?", "Hm.", "Wait.", "{}", "x<", "1<", "2<")]
+    assert prompt_ids(conversation(history=history)) == prompt_ids(conversation(*history))
+    read = [
+        prompt_text(conversation(history=history)).index(part) for part in ("?", "Hm.", "Wait.", "{}", "x<", "1<", "2<")
+    ]
     assert read == sorted(read)
 
 
@@ -419,7 +414,7 @@ async def test_the_prompt_carries_the_request_on(encoding: HarmonyEncoding) -> N
     asked = conversation(message("user", "Hello"))
     prompt = await rendered(encoding, asked)
     assert (prompt.response, prompt.input, prompt.sampling) == (asked.response, asked.input, asked.sampling)
-    assert prompt.token_ids == tuple(ids(asked))
+    assert prompt.token_ids == tuple(prompt_ids(asked))
     assert set(prompt.stop_token_ids) == {RETURN, CALL}
 
 
@@ -455,7 +450,7 @@ def test_any_text_has_the_ids_of_the_package(instructions: str, turns: list[tupl
         developer(words) if role == "developer" else said(role, words, "final" if role == "assistant" else None)
         for role, words in turns
     ]
-    assert ids(ours) == package_ids([system(), developer(f"I{instructions}"), said("user", "?"), *theirs])
+    assert prompt_ids(ours) == package_ids([system(), developer(f"I{instructions}"), said("user", "?"), *theirs])
 
 
 @pytest.mark.parametrize("broken", ["\ud800", "a\udc00b", "\ude00\ud83d", "{\ud83d}"])
@@ -523,4 +518,4 @@ def test_messages_of_every_role_are_laid_out() -> None:
     """No role is without a place in the prompt."""
     roles: tuple[Role, ...] = ("user", "assistant", "system", "developer")
     said_by_all: list[Message] = [message("user", "?"), *(message(role, f"<{role}>") for role in roles)]
-    assert all(f"<{role}>" in text(conversation(*said_by_all)) for role in roles)
+    assert all(f"<{role}>" in prompt_text(conversation(*said_by_all)) for role in roles)

@@ -10,8 +10,16 @@ from openai_harmony import ToolNamespaceConfig
 from pipeline.protocol.tools import ANY_NAME, HOSTED, FunctionTool, HostedKind, HostedTool, McpTool, Tool, Toolset
 from stages.harmony import load_encoding
 from stages.render.hosted import hosted_section
-from tests.support.harmony_conversations import conversation, developer, function, message, package_ids, said, system
-from tests.unit.stages.render.test_harmony import ids
+from tests.support.harmony_conversations import (
+    conversation,
+    developer,
+    function,
+    message,
+    package_ids,
+    prompt_ids,
+    said,
+    system,
+)
 
 TAUGHT = {"browser": ToolNamespaceConfig.browser(), "python": ToolNamespaceConfig.python()}
 CLOCK = function("clock", None, "What time it is.")
@@ -23,7 +31,7 @@ def built_in(*kinds: HostedKind) -> list[Tool]:
 
 def prompt(*tools: Tool, choice: str = "auto") -> str:
     asked = conversation(message("user", "?"), tools=Toolset(tuple(tools), choice))  # type: ignore[arg-type]
-    return load_encoding().decode(ids(asked))
+    return load_encoding().decode(prompt_ids(asked))
 
 
 KINDS: list[tuple[HostedKind, ...]] = [("browser",), ("python",), ("browser", "python"), ("python", "browser")]
@@ -37,7 +45,9 @@ def test_built_in_tools_are_told_as_they_were_taught(
     """They stand in the system message, in the package's words and order, and only functions name their channel."""
     asked = conversation(message("user", "?"), tools=[*functions, *built_in(*kinds)])
     told = system("Medium", *(TAUGHT[kind] for kind in kinds))
-    assert ids(asked) == package_ids([told, *([developer(tools=functions)] if functions else []), said("user", "?")])
+    assert prompt_ids(asked) == package_ids(
+        [told, *([developer(tools=functions)] if functions else []), said("user", "?")]
+    )
 
 
 def test_the_container_is_told_in_the_same_manner() -> None:
@@ -71,7 +81,7 @@ def test_built_in_tools_that_may_not_be_called_are_not_told() -> None:
     tools = built_in("browser", "python", "container")
     assert prompt(*tools, choice="none") == prompt()
     some = Toolset(tuple(tools), allowed=(("python", ANY_NAME),))
-    assert ids(conversation(tools=some)) == ids(conversation(tools=tools))
+    assert prompt_ids(conversation(tools=some)) == prompt_ids(conversation(tools=tools))
 
 
 def test_only_functions_that_are_there_are_told() -> None:
@@ -94,7 +104,7 @@ def test_tools_of_mcp_servers_are_namespaces() -> None:
         ),
         descriptions={"my.wiki-2": "The wiki\nof us."},
     )
-    text = load_encoding().decode(ids(conversation(tools=tools)))
+    text = load_encoding().decode(prompt_ids(conversation(tools=tools)))
     head, declared = text.split("<|start|>developer<|message|>")
     assert head.endswith(
         "Calls to these tools must go to the commentary channel: 'functions', 'my.wiki-2', 'docs'.<|end|>"

@@ -1,22 +1,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
 import pytest
 
-from pipeline.frames import Conversation
 from stages.converse.sandbox.container import ContainerHost, ContainerSession
 from stages.converse.sandbox.plan import MODES, Kind, Limits, Mode
 from stages.converse.sandbox.probe import Sandbox, Unavailable, probe
 from stages.converse.sandbox.python import PythonHost, PythonSession
-
-Run = Callable[..., Awaitable[str]]
-NO_CONVERSATION = cast("Conversation", None)
-"""A sandbox asks nothing of it."""
+from tests.support.scripted_tools import NO_CONVERSATION, RunCell
 
 
 @pytest.fixture(scope="session", params=MODES)
@@ -72,7 +67,7 @@ async def container(container_sandbox: Sandbox) -> AsyncIterator[ContainerSessio
 
 
 @pytest.fixture
-def run(python: PythonSession) -> Run:
+def run(python: PythonSession) -> RunCell:
     """Run a cell that ends by itself, and read what the model would."""
 
     async def cell(code: str, seconds: float = 20) -> str:
@@ -81,17 +76,3 @@ def run(python: PythonSession) -> Run:
         return outcome.result
 
     return cell
-
-
-def descendants(root: int) -> set[int]:
-    """All processes below one, by their parents."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    found = {root}
-    while more := {pid for pid, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {root}

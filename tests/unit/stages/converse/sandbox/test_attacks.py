@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from stages.converse.sandbox.python import PythonSession
-from tests.unit.stages.converse.sandbox.conftest import Run, descendants
+from tests.support.processes import descendants
+from tests.support.scripted_tools import RunCell
 
 REFUSED = ("PermissionError", "FileNotFoundError", "OSError: [Errno 30]", "OSError: [Errno 18]")
 """Not allowed, not there, on a disk that is read-only, or on another one."""
@@ -49,7 +50,7 @@ def bystander() -> Iterator[int]:
         process.kill()
 
 
-async def test_there_is_no_network(run: Run) -> None:
+async def test_there_is_no_network(run: RunCell) -> None:
     """Not even to this machine."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -60,7 +61,7 @@ async def test_there_is_no_network(run: Run) -> None:
             assert last(told).startswith("PermissionError"), family
 
 
-async def test_sockets_of_the_host_cannot_be_reached(run: Run, secret: Path) -> None:
+async def test_sockets_of_the_host_cannot_be_reached(run: RunCell, secret: Path) -> None:
     """A pair of sockets leads nowhere else."""
     path = str(secret.parent / "socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
@@ -80,7 +81,7 @@ async def test_sockets_of_the_host_cannot_be_reached(run: Run, secret: Path) -> 
             server.recv(10)
 
 
-async def test_files_of_the_host_cannot_be_read(run: Run, secret: Path) -> None:
+async def test_files_of_the_host_cannot_be_read(run: RunCell, secret: Path) -> None:
     """Not even those that everybody may read."""
     for path in ("/etc/passwd", "/etc/hostname", str(secret), "/proc/1/environ", "/proc/self/environ", str(Path.cwd())):
         told = await run(f"import os\nopen({path!r}).read() if not os.path.isdir({path!r}) else os.listdir({path!r})")
@@ -88,7 +89,7 @@ async def test_files_of_the_host_cannot_be_read(run: Run, secret: Path) -> None:
     assert last(await run("import os; os.listdir('/root')")).startswith(REFUSED)
 
 
-async def test_files_of_the_host_cannot_be_written(run: Run, secret: Path) -> None:
+async def test_files_of_the_host_cannot_be_written(run: RunCell, secret: Path) -> None:
     """Nor made, cut, removed, renamed, linked or given other modes."""
     path = str(secret)
     attempts = (
@@ -111,19 +112,19 @@ async def test_files_of_the_host_cannot_be_written(run: Run, secret: Path) -> No
     untouched(secret)
 
 
-async def test_a_link_leads_nowhere(run: Run, secret: Path) -> None:
+async def test_a_link_leads_nowhere(run: RunCell, secret: Path) -> None:
     """What counts is where a path ends."""
     told = await run(f"import os\nos.symlink({str(secret)!r}, 'link')\nopen('link').read()")
     assert last(told).startswith(REFUSED)
 
 
-async def test_the_server_s_variables_are_not_inherited(run: Run) -> None:
+async def test_the_server_s_variables_are_not_inherited(run: RunCell) -> None:
     """A handful of its own is all."""
     names = set(eval((await run("import os; sorted(os.environ)")).strip()))
     assert names <= {"PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE", "OPENBLAS_NUM_THREADS", "PWD"}
 
 
-async def test_the_server_s_files_are_not_inherited(run: Run) -> None:
+async def test_the_server_s_files_are_not_inherited(run: RunCell) -> None:
     """Input, output and the control channel are all."""
     told = await run(
         "import os\n"
@@ -136,7 +137,7 @@ async def test_the_server_s_files_are_not_inherited(run: Run) -> None:
     assert told == "[0, 1, 2, 3]\n"
 
 
-async def test_other_processes_cannot_be_signalled(run: Run, bystander: int) -> None:
+async def test_other_processes_cannot_be_signalled(run: RunCell, bystander: int) -> None:
     """Not even those of the same user, by none of the ways."""
     for attempt in (
         f"os.kill({bystander}, 9)",
@@ -153,7 +154,7 @@ async def test_other_processes_cannot_be_signalled(run: Run, bystander: int) -> 
     os.kill(bystander, 0)
 
 
-async def test_no_process_is_started(run: Run) -> None:
+async def test_no_process_is_started(run: RunCell) -> None:
     """Neither by fork, nor by exec, nor by the ways around them."""
     attempts = (
         "os.fork()",
@@ -168,7 +169,7 @@ async def test_no_process_is_started(run: Run) -> None:
         assert last(told).startswith(("PermissionError", "BlockingIOError")), (attempt, told)
 
 
-async def test_calls_around_python_are_refused_too(run: Run) -> None:
+async def test_calls_around_python_are_refused_too(run: RunCell) -> None:
     """The filter does not care who makes a call."""
     numbers = {
         "ptrace": 101,
@@ -209,14 +210,14 @@ async def test_a_call_of_another_architecture_kills(python: PythonSession) -> No
     assert "has ended" in outcome.error
 
 
-async def test_memory_is_limited(run: Run) -> None:
+async def test_memory_is_limited(run: RunCell) -> None:
     """Too much of it is an error that the code can catch, and nothing else is lost."""
     assert last(await run("x = 1\nbytearray(768 << 20)")) == "MemoryError"
     assert last(await run("import mmap; mmap.mmap(-1, 768 << 20)")).startswith("OSError")
     assert await run("x") == "1\n"
 
 
-async def test_threads_are_limited(run: Run) -> None:
+async def test_threads_are_limited(run: RunCell) -> None:
     """There is room for some."""
     told = await run(
         "import threading, time\n"
@@ -233,7 +234,7 @@ async def test_threads_are_limited(run: Run) -> None:
     assert told == "True\n"
 
 
-async def test_small_threads_are_limited_too(run: Run) -> None:
+async def test_small_threads_are_limited_too(run: RunCell) -> None:
     """They have room in little memory, but a machine can have only so many."""
     told = await run(
         "import ctypes\n"
@@ -288,7 +289,7 @@ async def ended(session: PythonSession) -> None:
         await session._tenancy._process._channel.ended.wait()
 
 
-async def test_the_limits_cannot_be_raised(run: Run) -> None:
+async def test_the_limits_cannot_be_raised(run: RunCell) -> None:
     """They are hard ones."""
     told = await run("import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))")
     assert last(told).startswith("ValueError: not allowed to raise")

@@ -12,7 +12,7 @@ from pipeline.protocol.tools import HOSTED
 from stages.converse.sandbox.container import ContainerHost, ContainerSession
 from stages.converse.sandbox.probe import Sandbox
 from stages.converse.tools import Outcome
-from tests.unit.stages.converse.sandbox.conftest import NO_CONVERSATION
+from tests.support.scripted_tools import NO_CONVERSATION
 
 EXEC = HOSTED["container"][0].name
 

@@ -19,7 +19,8 @@ from stages.converse.sandbox.container import ContainerHost
 from stages.converse.sandbox.plan import Kind, Mode, Plan
 from stages.converse.sandbox.probe import Sandbox, Unavailable, probe
 from stages.converse.sandbox.python import PythonHost
-from tests.unit.stages.converse.sandbox.conftest import NO_CONVERSATION, descendants
+from tests.support.processes import descendants
+from tests.support.scripted_tools import NO_CONVERSATION
 
 LANDLOCK, PRCTL = 444, {"x86_64": 157, "aarch64": 167}
 CLONE, UNSHARE = {"x86_64": 56, "aarch64": 220}, {"x86_64": 272, "aarch64": 97}

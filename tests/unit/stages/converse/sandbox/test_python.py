@@ -5,23 +5,23 @@ import pytest
 
 from stages.converse.sandbox.probe import Sandbox
 from stages.converse.sandbox.python import PythonHost, PythonSession
-from tests.unit.stages.converse.sandbox.conftest import NO_CONVERSATION, Run
+from tests.support.scripted_tools import NO_CONVERSATION, RunCell
 
 
-async def test_the_value_of_the_last_expression_is_shown(run: Run) -> None:
+async def test_the_value_of_the_last_expression_is_shown(run: RunCell) -> None:
     """As in a notebook; None is nothing to show."""
     assert await run("x = 20\nprint('a')\nx * 2 + 2") == "a\n42\n"
     assert await run("None") == "(The code wrote nothing.)"
     assert await run("") == "(The code wrote nothing.)"
 
 
-async def test_variables_modules_and_files_stay(run: Run) -> None:
+async def test_variables_modules_and_files_stay(run: RunCell) -> None:
     """One response has one Python."""
     await run("import math\ndef f(): return math.pi\nwith open('a.txt', 'w') as file: file.write('kept')")
     assert await run("print(f()); open('a.txt').read()") == "3.141592653589793\n'kept'\n"
 
 
-async def test_an_exception_is_output_without_our_frames(run: Run) -> None:
+async def test_an_exception_is_output_without_our_frames(run: RunCell) -> None:
     """The model reads its own lines, and the variables stay."""
     assert await run("x = 1\ndef f():\n    return 1 / 0\nf()") == (
         "Traceback (most recent call last):\n"
@@ -36,12 +36,12 @@ async def test_an_exception_is_output_without_our_frames(run: Run) -> None:
     assert await run("x") == "1\n"
 
 
-async def test_code_may_await(run: Run) -> None:
+async def test_code_may_await(run: RunCell) -> None:
     """An event loop works, though there is no network."""
     assert await run("import asyncio\nawait asyncio.sleep(0, 'slept')") == "'slept'\n"
 
 
-async def test_input_finds_nothing_to_read(run: Run) -> None:
+async def test_input_finds_nothing_to_read(run: RunCell) -> None:
     """The standard input is not the control channel."""
     assert (await run("input()")).endswith("EOFError: EOF when reading a line\n")
 
@@ -55,13 +55,13 @@ async def test_outcome_carries_the_logs(python: PythonSession) -> None:
     assert (await python.run("python", "x = 1", 20)).data == ()
 
 
-async def test_standard_output_can_be_closed_once(run: Run) -> None:
+async def test_standard_output_can_be_closed_once(run: RunCell) -> None:
     """The next cell has one again."""
     await run("import sys; sys.stdout.close()")
     assert await run("1") == "1\n"
 
 
-async def test_long_output_is_cut_in_the_middle(run: Run) -> None:
+async def test_long_output_is_cut_in_the_middle(run: RunCell) -> None:
     """The ends are kept."""
     told = await run("print('a' * 1_000_000, 'end')")
     assert len(told) < 65_000

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from aiohttp import web
 
 from pipeline.errors import InvalidRequest
 from stages import images as limits
@@ -14,38 +13,10 @@ from stages.guard import NOTHING_ALLOWED, AllowedNetworks
 from stages.render.chat import fetch
 from stages.render.chat import images as fetching
 from stages.render.chat.images import Images
-from tests.support.images import BLUE, IMAGES, data_url, png
+from tests.support.images import BLUE, IMAGES, Gallery, data_url, png
 from tests.support.local_web import LOCAL, serving
 
 PICTURE = data_url(png())
-
-
-class Gallery:
-    """A server of pictures, which counts who looks; ``/to`` leads to another URL."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-        self.waiting = asyncio.Event()
-
-    async def show(self, request: web.Request) -> web.StreamResponse:
-        self.seen.append(request.path)
-        match request.path:
-            case "/to":
-                raise web.HTTPFound(request.query["url"])
-            case "/page":
-                return web.Response(text="<html>secret</html>", content_type="image/png")
-            case "/slow":
-                self.waiting.set()
-                await asyncio.Event().wait()
-                raise AssertionError
-            case "/gone":
-                return web.Response(status=404, body=png())
-            case "/blue":
-                return web.Response(body=png(BLUE), content_type="application/octet-stream")
-            case path if path[1:] in ("jpeg", "webp", "gif"):
-                return web.Response(body=IMAGES[f"image{path}"], content_type=f"image{path}")
-            case _:
-                return web.Response(body=png(), content_type="image/png")
 
 
 @pytest.fixture
