@@ -79,21 +79,21 @@ def blamed(body: Json) -> str:
 
 @settings(max_examples=100, deadline=None)
 @given(json_values | st.dictionaries(st.sampled_from(list(CreateResponse.model_fields)), json_values, max_size=2))
-def test_any_body_is_read_or_refused_with_a_place_in_it(body: Json) -> None:
-    """Whatever JSON arrives, it is understood or refused, and ``param`` is a place that the client can find."""
+def test_any_body_is_accepted_or_refused_with_a_place_in_it(body: Json) -> None:
+    """Any JSON is read or refused, and ``param`` is a place that exists in it."""
     assert leads_somewhere(blamed(body), body)
 
 
 @settings(max_examples=100, deadline=None)
 @given(place=st.sampled_from(list(places(EVERYTHING))), new=json_values)
-def test_a_refusal_blames_what_is_wrong(place: Place, new: Json) -> None:
-    """When one value of a good body is replaced, ``param`` names it, or a neighbour that its type asks for."""
+def test_refusal_names_the_wrong_value(place: Place, new: Json) -> None:
+    """If one value of a good body is replaced, ``param`` names it or a neighbour that its type requires."""
     body = replaced(EVERYTHING, place, new)
     if param := blamed(body):
         assert leads_somewhere(param, body)
         assert param.startswith(spelt(place if len(place) < 2 else place[:-1]))
 
 
-def test_the_body_with_everything_is_accepted() -> None:
-    """The property above starts from a good body."""
+def test_body_with_everything_is_accepted() -> None:
+    """The other tests start from a good body."""
     read(EVERYTHING)

@@ -20,8 +20,8 @@ Json = st.recursive(
 
 
 @given(Json, st.integers(1, 40))
-async def test_a_body_is_what_any_reader_of_json_finds(value: Any, times: int) -> None:
-    """Also one that is read in pieces."""
+async def test_body_equals_what_json_reads(value: Any, times: int) -> None:
+    """The same holds for a body that is read in pieces."""
     body = {"many": [value] * times * 20, "one": value, "long": "x" * PIECE}
     assert await read_json(json.dumps(body).encode(), Pace()) == body
 
@@ -29,20 +29,20 @@ async def test_a_body_is_what_any_reader_of_json_finds(value: Any, times: int) -
 @pytest.mark.parametrize(
     "body", [b"[" + b"{}," * (MOST_COMMAS + 1) + b"{}]", b'{"a":"' + b"," * (MOST_COMMAS + 1) + b'"}']
 )
-async def test_more_values_than_anybody_can_read_are_refused(body: bytes) -> None:
-    """They are counted before any of them is made, which would take gigabytes."""
+async def test_body_with_too_many_commas_is_refused(body: bytes) -> None:
+    """Values are counted before any of them is made, which would take gigabytes."""
     with pytest.raises(BodyTooLarge, match="1,000,000 commas"):
         await read_json(body, Pace())
 
 
-async def test_a_text_may_have_many_commas() -> None:
-    """Up to the limit."""
+async def test_text_may_have_commas_up_to_limit() -> None:
+    """The limit is inclusive."""
     text = "," * MOST_COMMAS
     assert await read_json(json.dumps(text).encode(), Pace()) == text
 
 
-async def test_others_get_turns_while_a_long_list_is_read() -> None:
-    """However short its elements are."""
+async def test_other_tasks_run_while_a_long_list_is_read() -> None:
+    """This holds for elements of any length."""
     turns = 0
 
     async def take_turns() -> None:
@@ -58,8 +58,8 @@ async def test_others_get_turns_while_a_long_list_is_read() -> None:
 
 
 @pytest.mark.parametrize("flaw", [b"]", b"{", b",", b"x", b'"'])
-async def test_a_long_body_with_a_flaw_is_refused(flaw: bytes) -> None:
-    """As a short one is."""
+async def test_long_body_with_a_flaw_is_refused(flaw: bytes) -> None:
+    """It is refused as a short one is."""
     some = b'{"a": [1, 2]},' * PIECE
     with pytest.raises(InvalidRequest, match="not valid JSON"):
         await read_json(b"[" + some + flaw + some + b"{}]", Pace())

@@ -19,7 +19,7 @@ def read(shape: type[Body], body: Json) -> Body:
 
 @pytest.mark.parametrize("wide", [1, MANY])
 def test_items_are_read_as_in_requests(wide: int) -> None:
-    """An item is written as in the input of a request, whether the body is short or is read in pieces."""
+    """Items are those of a request's input, whether the body is short or read in pieces."""
     items = [MESSAGE, {"id": "msg_1"}, {"role": "user", "content": [PART] * wide}]
     for shape in (CreateConversation, AddItems):
         body = read(shape, {"items": items, "unknown": 5, "input": 5})
@@ -29,8 +29,8 @@ def test_items_are_read_as_in_requests(wide: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [CreateConversation, AddItems, UpdateConversation])
-def test_nothing_that_may_be_left_out_is_needed(shape: type[Body]) -> None:
-    """A conversation may begin without anything; nothing may be added, and metadata may be taken away by null."""
+def test_optional_fields_may_be_missing_or_null(shape: type[Body]) -> None:
+    """A conversation may begin empty, no items may be added, and null removes metadata."""
     read(shape, {"items": [], "metadata": None})
     if shape is CreateConversation:
         assert read(shape, {}) == read(shape, {"items": None}) == CreateConversation()
@@ -62,15 +62,15 @@ PAIRS = {f"{number:064}": "v" * 512 for number in range(16)}
         (AddItems, [], "an object", None),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(shape: type[Body], body: Json, words: str, param: str | None) -> None:
-    """A bad value is refused with its path."""
+def test_bad_value_is_refused_with_its_place(shape: type[Body], body: Json, words: str, param: str | None) -> None:
+    """The error names the path of the value."""
     with pytest.raises(InvalidRequest, match=words) as caught:
         read(shape, body)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
 @pytest.mark.parametrize("length", [1, MANY])
-def test_what_is_on_the_limit_is_accepted(length: int) -> None:
-    """Twenty items are added at once, and 16 pairs of metadata are kept, however long the body is."""
+def test_values_on_the_limit_are_accepted(length: int) -> None:
+    """Twenty items and 16 pairs of metadata are accepted, however long the body is."""
     body = {"items": [{"role": "user", "content": "x" * length}] * 20, "metadata": PAIRS}
     assert read(CreateConversation, body) == CreateConversation.model_validate(body)

@@ -109,7 +109,7 @@ async def test_frames_flow_in_order() -> None:
 
 
 async def test_edits_return_new_pipelines() -> None:
-    """Editing never changes the pipeline that is edited."""
+    """An edit never changes the pipeline that it starts from."""
     original = numbers()
     edited = original.before("add", "keep", keep).after("add", "more", Add(5)).replace("add", Add(2)).without("keep")
     assert names(edited) == ["count", "add", "more"]
@@ -133,15 +133,15 @@ async def test_inner_stages_are_reached_by_name() -> None:
     assert names(edited.inner("twice")) == ["keep", "double", "more", "shift"]
 
 
-def test_a_cut_inside_a_composite_leaves_it_out() -> None:
-    """A head that ends, or a tail that begins, inside a composite stage has the stages inside it for its own."""
+def test_cut_inside_a_composite_leaves_the_composite_out() -> None:
+    """A head or a tail that is cut inside a composite stage has the inner stages as its own."""
     assert names(nested().since("shift")) == ["shift", "add"]
     assert names(nested().upto("double")) == ["count", "double"]
     assert names(nested().behind("twice")) == names(nested().behind("shift")) == ["add"]
 
 
 @pytest.mark.parametrize("edit", ["before", "after", "replace", "without", "since", "upto", "inner"])
-def test_an_unknown_name_lists_the_known_ones(edit: str) -> None:
+def test_unknown_name_lists_the_known_ones(edit: str) -> None:
     """A misspelt anchor is answered with all names, inner ones included."""
     arguments: dict[str, tuple[Any, ...]] = {"before": ("x", keep), "after": ("x", keep), "replace": (keep,)}
     with pytest.raises(LookupError, match="count, twice, double, shift, add"):
@@ -157,7 +157,7 @@ def test_inner_of_a_plain_stage_is_refused() -> None:
 # Junctions
 
 
-def test_a_wrong_order_is_refused_when_built() -> None:
+def test_wrong_order_is_refused_when_built() -> None:
     """Neighbours that disagree are named, with the frames that do not fit."""
     with pytest.raises(
         JunctionError, match=r"annotate gives Number \| Note, and add takes Number: it does not accept Note"
@@ -165,8 +165,8 @@ def test_a_wrong_order_is_refused_when_built() -> None:
         Pipeline.start("annotate", annotate).then("add", Add(1))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 
 
-def test_an_edit_is_checked_again() -> None:
-    """Taking a stage out, or replacing it, may not leave neighbours that disagree."""
+def test_edits_are_checked_again() -> None:
+    """No edit may leave neighbours that disagree."""
     pipeline = Pipeline.start("count", count).then("annotate", annotate).then("spell", spell)
     with pytest.raises(JunctionError, match="gives Letter, and annotate takes Number"):
         pipeline.without("count").before("annotate", "letters", keep_letters)
@@ -179,16 +179,16 @@ async def keep_letters(source: AsyncIterator[Letter]) -> AsyncGenerator[Letter, 
         yield letter
 
 
-def test_a_pass_through_fits_any_junction() -> None:
-    """A stage over a bare type variable hands on the type that arrives, for the check behind it as well."""
+def test_pass_through_stage_fits_any_junction() -> None:
+    """A stage over a bare type variable gives the type that arrives, and the next junction is checked with it."""
     pipeline = numbers().before("count", "first", keep).after("count", "middle", keep).after("add", "last", keep)
     assert names(pipeline) == ["first", "count", "middle", "add", "last"]
     with pytest.raises(JunctionError):
         Pipeline.start("annotate", annotate).then("keep", keep).then("add", Add(1))  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
 
 
-def test_a_subclass_of_an_accepted_frame_fits() -> None:
-    """Frames are accepted as Python accepts them: by class, subclasses included."""
+def test_subclass_of_an_accepted_frame_fits() -> None:
+    """A stage accepts instances of its frame classes, and so subclasses."""
 
     class Special(Number):
         pass
@@ -216,8 +216,8 @@ async def look(source: AsyncIterator[object]) -> AsyncGenerator[Any, None]:
         yield frame
 
 
-def test_what_takes_anything_may_give_something_else() -> None:
-    """Behind a stage that fits any junction flows what it gives, not what it took."""
+def test_stage_that_takes_anything_may_give_another_type() -> None:
+    """The next junction is checked with the type that the stage gives."""
     assert names(Pipeline.start("spell", spell).then("measure", measure).then("add", Add(1)))[-1] == "add"
     assert str(Pipeline.start("count", count).then("measure", measure)).splitlines()[-1] == "Number"
     with pytest.raises(JunctionError, match="measure gives Number, and count takes Letter"):
@@ -225,7 +225,7 @@ def test_what_takes_anything_may_give_something_else() -> None:
 
 
 def test_any_and_object_accept_everything() -> None:
-    """A stage over ``Any`` or ``object`` fits behind any other; ``Any`` fits ahead of any other as well."""
+    """A stage over ``Any`` or ``object`` fits after any other; ``Any`` fits before any other as well."""
     pipeline = Pipeline.start("annotate", annotate).then("dump", dump).then("look", look).then("add", Add(1))
     assert names(pipeline) == ["annotate", "dump", "look", "add"]
     with pytest.raises(JunctionError, match="gives object, and add takes Number"):
@@ -251,7 +251,7 @@ async def plus(source: AsyncIterator[Number], *, amount: int) -> AsyncGenerator[
 
 
 async def test_methods_and_partials_are_stages() -> None:
-    """Whatever is called with a source and annotated with its frames is a stage, and is checked as one."""
+    """Any callable that is annotated with its frames is a stage, and is checked as one."""
     partials = (partial(times, 3), partial(plus, amount=1))
     pipeline = numbers().then("method", Scale().method).then("times", partials[0]).then("plus", partials[1])
     assert await run(pipeline) == [Number(7), Number(13), Number(19)]
@@ -260,22 +260,22 @@ async def test_methods_and_partials_are_stages() -> None:
             Pipeline.start("letters", keep_letters).after("letters", "wrong", stage)
 
 
-def test_names_are_unique_inside_and_out() -> None:
-    """A name reaches one stage, so it may stand for one only."""
+def test_names_are_unique_inside_and_outside() -> None:
+    """A name stands for one stage only."""
     with pytest.raises(ValueError, match="repeat: add"):
         numbers().then("add", Add(1))
     with pytest.raises(ValueError, match="repeat: shift"):
         nested().then("shift", Add(1))
 
 
-def test_an_empty_pipeline_is_refused() -> None:
+def test_empty_pipeline_is_refused() -> None:
     """Without a stage there is no flow."""
     with pytest.raises(ValueError, match="at least one stage"):
         Pipeline.start("count", count).without("count")
 
 
-def test_a_stage_without_annotations_is_refused() -> None:
-    """What cannot be checked is not composed."""
+def test_stage_without_annotations_is_refused() -> None:
+    """A stage that cannot be checked is not composed."""
 
     async def bare(source):  # type: ignore[no-untyped-def]
         yield source
@@ -290,8 +290,8 @@ def test_a_stage_without_annotations_is_refused() -> None:
         Pipeline.start("vague", vague)
 
 
-def test_the_picture_shows_names_and_junctions() -> None:
-    """A pipeline draws itself, inner pipelines indented, with the names its annotations use."""
+def test_drawing_shows_names_and_junctions() -> None:
+    """A pipeline draws itself, inner pipelines indented, with the names of its annotations."""
     assert str(nested().after("count", "note", keep)).splitlines() == [
         "Letter",
         "  -> count",
@@ -397,20 +397,20 @@ Leave = Callable[[Pipeline[Letter, Letter], Log], Awaitable[None]]
 
 @pytest.mark.parametrize("leave", [leave_by_break, leave_by_error, leave_by_cancellation_between_frames, leave_unread])
 async def test_leaving_closes_downstream_first(leave: Leave) -> None:
-    """However the consumer leaves, every stage is closed before the block is over, the last one first."""
+    """However the consumer leaves, every stage is closed before the block ends, the last stage first."""
     log = Log()
     await leave(watched(log), log)
     assert log.closed == DOWNSTREAM_FIRST
 
 
-async def test_the_end_closes_every_stage() -> None:
-    """At the end of the source nothing is left open."""
+async def test_end_of_source_closes_every_stage() -> None:
+    """No stage is left open."""
     log = Log()
     assert await run(watched(log)) == [Letter("a"), Letter("b"), Letter("c")]
     assert sorted(log.closed) == ["one", "three", "two"]
 
 
-async def test_a_broken_stage_closes_the_rest() -> None:
+async def test_broken_stage_closes_the_rest() -> None:
     """An error in the middle reaches the consumer, and the stages on both sides of it are closed."""
     log = Log()
     with pytest.raises(RuntimeError, match="two broke"):
@@ -447,16 +447,16 @@ async def test_cancellation_inside_a_stage_closes_the_rest() -> None:
     assert sorted(log.closed) == sorted(DOWNSTREAM_FIRST)
 
 
-async def test_a_stage_that_was_never_read_is_closed() -> None:
-    """Opening and leaving at once runs no stage and leaves no generator behind."""
+async def test_unread_stages_are_never_run() -> None:
+    """Opening and leaving at once runs no stage and leaves no generator open."""
     log = Log()
     async with watched(log).open(endless(log)):
         pass
     assert log.closed == []
 
 
-async def test_one_pipeline_serves_many_runs_at_once() -> None:
-    """State belongs to the run: interleaved runs of one pipeline do not see each other."""
+async def test_pipeline_serves_many_runs_at_once() -> None:
+    """State belongs to a run: interleaved runs of one pipeline do not see each other."""
     pipeline = numbers()
     async with pipeline.open(letters()) as first, pipeline.open(letters()) as second:
         assert await anext(first) == await anext(second) == Number(1)

@@ -111,16 +111,16 @@ def upto_last_delta(frames: Frames) -> list[ResponseEvent]:
         (code_call("1 ", "+"), {}, {"code": "1 +", "outputs": None}),
     ],
 )
-def test_what_was_said_is_kept(item: Frames, fields: Any, last: Any) -> None:
-    """The open item of any kind is closed as incomplete with all the text that it had."""
+def test_open_item_keeps_its_text_as_incomplete(item: Frames, fields: Any, last: Any) -> None:
+    """An open item of any kind is closed as incomplete, with all the text that it had."""
     response = final(broken_off(upto_last_delta((started(**fields), *message("Hello!"), *item, finished()))))
     first, cut = response.output
     assert (first.status, cut.status) == ("completed", "incomplete")
     assert {name: getattr(cut, name) for name in last} == last
 
 
-def test_notes_and_logprobs_are_kept() -> None:
-    """A message that breaks off has the annotations and logprobs that its reader saw."""
+def test_open_message_keeps_annotations_and_logprobs() -> None:
+    """An interrupted message has the annotations and logprobs that were sent."""
     tokens = spelled("Hé")
     events = upto_last_delta((started(), *message(AnnotationAdded(NOTE), tokens), finished()))
     (cut,) = final(broken_off(events)).output
@@ -129,14 +129,14 @@ def test_notes_and_logprobs_are_kept() -> None:
     )
 
 
-def test_a_message_without_a_part_gets_one() -> None:
-    """Readers take the first part of a message for granted: one that breaks off before it has an empty one."""
+def test_message_without_a_part_gets_an_empty_one() -> None:
+    """Clients expect a message to have a first part."""
     (cut,) = final(broken_off(written((started(), *message("Hello!"), finished()))[:3])).output
     assert cut == Message("msg_10000", "incomplete", "assistant", (OutputText(""),), "final_answer")
 
 
-def test_a_response_in_the_queue_fails_there() -> None:
-    """What breaks before the response is in progress ends in response.failed alone."""
+def test_queued_response_fails_with_one_event() -> None:
+    """An error before the response is in progress yields only ``response.failed``."""
     events = written(whole_turn())
     assert isinstance(events[0], ResponseCreated)
     waiting = replace(events[0].response, status="queued")
@@ -145,8 +145,8 @@ def test_a_response_in_the_queue_fails_there() -> None:
     assert final(ended).error == ErrorDetails("server_error", "It broke.")
 
 
-def test_a_stream_that_has_not_begun_cannot_end() -> None:
-    """Without a response there is nothing to fail: the error is the caller's."""
+def test_stream_that_has_not_begun_cannot_end() -> None:
+    """Without a response there is nothing to fail, so the error is the caller's."""
     with pytest.raises(RuntimeError, match="not begun"):
         list(Follower().end(BROKE))
 
@@ -185,8 +185,8 @@ def upto(kind: type[Event], item: Frames) -> list[ResponseEvent]:
         (form_call("apply_patch"), OutputItemAdded, []),
     ],
 )
-def test_a_call_that_breaks_off_is_incomplete(item: Frames, at: type[Event], rest: list[str]) -> None:
-    """Wherever it is, no event says that it ran, worked or failed; it says that it was cut, and nothing of a result."""
+def test_interrupted_call_is_incomplete(item: Frames, at: type[Event], rest: list[str]) -> None:
+    """No event says that it ran, worked or failed; the item is incomplete and has no result."""
     events = upto(at, item)
     ended = broken_off(events)
     assert types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
@@ -205,16 +205,16 @@ def test_a_call_that_breaks_off_is_incomplete(item: Frames, at: type[Event], res
         (mcp_list(LISTED), McpListToolsCompleted, []),
     ],
 )
-def test_a_list_that_breaks_off_has_an_error(item: Frames, at: type[Event], rest: list[str]) -> None:
-    """It has no status that could say so, and nobody shall take it for the list of a server without tools."""
+def test_interrupted_tool_list_has_an_error(item: Frames, at: type[Event], rest: list[str]) -> None:
+    """The item has no status, and must not look like the list of a server without tools."""
     events = upto(at, item)
     ended = broken_off(events)
     assert types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
     assert final(ended).output == (McpListTools("mcpl_10000", "wiki", (), NOT_LISTED),)
 
 
-def test_an_approval_is_asked_for_whole() -> None:
-    """What was added is all of it, and so it is done."""
+def test_interrupted_approval_request_is_done() -> None:
+    """It is complete when it is added."""
     events = upto(OutputItemAdded, approval("{}"))
     assert final(broken_off(events)).output == (McpApprovalRequest("mcpr_10000", "wiki", "ask", "{}"),)
 
@@ -222,8 +222,8 @@ def test_an_approval_is_asked_for_whole() -> None:
 @pytest.mark.defect("11", "V2")
 @settings(max_examples=100, deadline=None)
 @given(frames=turns(), error=st.sampled_from([BROKE, None]), data=st.data())
-def test_any_stream_can_end_anywhere(frames: Frames, error: Exception | None, data: st.DataObject) -> None:
-    """Behind any of its events a stream can be ended in good order, and what was seen is not taken back."""
+def test_stream_can_end_after_any_event(frames: Frames, error: Exception | None, data: st.DataObject) -> None:
+    """Sent events stand, and a terminal event follows them."""
     events = written(frames)
     at = data.draw(st.integers(1, len(events) - 1))
     ended = broken_off(events[:at], error)
@@ -235,8 +235,8 @@ def test_any_stream_can_end_anywhere(frames: Frames, error: Exception | None, da
 
 
 @pytest.mark.defect("V17", "B22")
-def test_what_is_cancelled_says_so() -> None:
-    """Without an error the response was cancelled: it has what was said, and neither an error nor a reason."""
+def test_cancelled_response_has_neither_error_nor_reason() -> None:
+    """It has the text so far, and neither an error nor a reason."""
     response = final(broken_off(upto_last_delta((started(), *message("Hel", "lo!"), finished())), None))
     assert (response.status, response.error, response.incomplete_details) == ("cancelled", None, None)
     assert [item.status for item in response.output] == ["incomplete"]
@@ -245,8 +245,8 @@ def test_what_is_cancelled_says_so() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(frames=turns())
-def test_whatever_can_be_told_is_told(frames: Frames) -> None:
-    """Of a stream that keeps the rules, all but what is new is told ahead of its time."""
+def test_predictable_events_are_predicted(frames: Frames) -> None:
+    """In a stream that keeps the rules, every event without news is predicted."""
     stream = Follower()
     events = written(frames)
     for event in events:
@@ -260,7 +260,7 @@ def test_whatever_can_be_told_is_told(frames: Frames) -> None:
 
 @pytest.mark.parametrize("turn", [whole_turn(), rare_turn(), summarised_turn(), served_turns(), asking_turn()])
 def test_deltas_are_taken_many_at_once(turn: Frames) -> None:
-    """All the deltas that only continue the open text are taken at once, and the text is the same as one by one."""
+    """All deltas that continue the open text are taken at once, and the text is the same as one by one."""
     stream, events, at = Follower(), written(turn), 0
     while at < len(events):
         at += len(stream.growth(events, at))
@@ -273,7 +273,7 @@ def test_deltas_are_taken_many_at_once(turn: Frames) -> None:
 
 @pytest.mark.parametrize("changed", [{"sequence_number": 99}, {"item_id": "rs_other"}, {"output_index": 7}])
 def test_deltas_of_another_place_are_not_taken(changed: dict[str, Any]) -> None:
-    """What only looks like the next delta of the open text ends the row of those that are taken."""
+    """A delta with another number, item or index ends the run of deltas that are taken."""
     events = written((started(), *message("one", " two", " three"), finished()))
     first = next(at for at, event in enumerate(events) if isinstance(event, TextDelta))
     events[first + 1] = replace(events[first + 1], **changed)
@@ -286,8 +286,8 @@ def test_deltas_of_another_place_are_not_taken(changed: dict[str, Any]) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(frames=turns())
-def test_the_end_is_seen(frames: Frames) -> None:
-    """A follower knows the end when it comes, and not before; and the response from the first event on."""
+def test_follower_notices_the_end(frames: Frames) -> None:
+    """It knows the end when it comes, and the response from the first event on."""
     stream = Follower()
     events = written(frames)
     for event in events:

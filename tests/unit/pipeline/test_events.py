@@ -15,23 +15,23 @@ RESPONSE_FIELDS = """
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
-def test_every_response_on_the_wire_has_all_31_fields(reason: FinishReason) -> None:
-    """From the first event on a response is whole: null where there is nothing to say yet, and nothing besides."""
+def test_every_sent_response_has_all_31_fields(reason: FinishReason) -> None:
+    """From the first event on a response has all its fields, with null for those unknown, and no others."""
     events = written((started(), *message("Hello!"), finished(reason)))
     for event in (events[0], events[1], events[-1]):
         assert sorted(on_the_wire(event)["response"]) == sorted(RESPONSE_FIELDS.split())
     assert len(RESPONSE_FIELDS.split()) == 31
 
 
-def test_the_event_name_is_the_type() -> None:
-    """Each SSE frame is an event line and one line of data that agree, and the type leads its JSON."""
+def test_event_name_is_the_type() -> None:
+    """Each SSE frame is an event line and a data line that agree, and the type leads the JSON."""
     for event in written(whole_turn()):
         assert on_the_wire(event)["type"] == event.__struct_config__.tag
         assert to_sse(event).split(b"\ndata: ")[1].startswith(b'{"type":"response.')
 
 
-def test_line_ends_inside_a_text_stay_inside_its_json() -> None:
-    """An SSE frame has two lines, whatever a text holds: CR, LF and the separators of Unicode included."""
+def test_line_ends_in_a_text_stay_inside_its_json() -> None:
+    """An SSE frame has two lines for any text: CR, LF and Unicode separators included."""
     for event in written((started(), *message("a\r\n\n\u2028\x85b"), finished())):
         assert on_the_wire(event)["sequence_number"] == event.sequence_number
         assert b"\r" not in to_sse(event)

@@ -47,8 +47,8 @@ def three(broken: str, at: int = 1) -> Pipeline[int, int]:
 
 @pytest.mark.parametrize("broken", ["one", "two", "three"])
 @pytest.mark.parametrize("at", [0, 1])
-async def test_an_error_is_noted_with_the_stage_that_raised_it(broken: str, at: int) -> None:
-    """Inside a composite one as well, and where others run the same code."""
+async def test_error_names_the_stage_that_raised_it(broken: str, at: int) -> None:
+    """This holds inside a composite stage, and if several stages run the same code."""
     with pytest.raises(ZeroDivisionError) as caught:
         async with three(broken, at).open(replay([0, 1])) as numbers:
             [number async for number in numbers]
@@ -57,8 +57,8 @@ async def test_an_error_is_noted_with_the_stage_that_raised_it(broken: str, at: 
 
 
 @pytest.mark.parametrize("broken", ["one", "two"])
-async def test_whoever_catches_an_error_can_name_the_stage(broken: str) -> None:
-    """As ``emit`` does, of which nobody behind hears an error."""
+async def test_stage_of_a_caught_error_can_be_named(broken: str) -> None:
+    """A stage that catches an error, as ``emit`` does, can name the stage that raised it."""
     named: list[str] = []
 
     async def catch(source: AsyncIterator[int]) -> AsyncGenerator[int, None]:
@@ -73,8 +73,8 @@ async def test_whoever_catches_an_error_can_name_the_stage(broken: str) -> None:
     assert named == [broken]
 
 
-async def test_an_error_of_the_reader_is_no_stage_s() -> None:
-    """What is raised in the block comes from nobody inside."""
+async def test_error_of_the_reader_names_no_stage() -> None:
+    """An error that is raised in the block comes from no stage."""
     with pytest.raises(ZeroDivisionError) as caught:
         async with three("").open(replay([0])) as numbers:
             await anext(numbers)
@@ -87,8 +87,8 @@ class Big:
     """Something that should not be kept."""
 
 
-async def test_nothing_of_a_run_is_kept() -> None:
-    """Whatever was begun within it may live on with its context."""
+async def test_run_is_released_after_its_end() -> None:
+    """A task that was started within a run keeps only its context alive."""
     refs: list[weakref.ref[Big]] = []
 
     async def hold(source: AsyncIterator[int]) -> AsyncGenerator[int, None]:
@@ -106,8 +106,8 @@ async def test_nothing_of_a_run_is_kept() -> None:
     assert refs[0]() is None
 
 
-async def test_a_stream_without_a_frame_is_told() -> None:
-    """Whoever needs one says which rule was broken."""
+async def test_stream_without_a_frame_breaks_a_rule() -> None:
+    """The error names the rule."""
     assert await first(replay([1])) == 1
     with pytest.raises(InvariantBroken, match="a stream has a first frame"):
         await first(replay([]))

@@ -45,15 +45,15 @@ def fed(events: Events) -> None:
 
 
 @pytest.mark.parametrize(("rule", "change"), [(rule, change) for rule, changes in RULES.items() for change in changes])
-def test_a_stream_that_breaks_a_rule_is_refused_by_it(rule: str, change: Change) -> None:
-    """Each rule, broken alone in a stream that is good otherwise, is the one that is named."""
+def test_broken_rule_is_named(rule: str, change: Change) -> None:
+    """Each rule, broken alone in an otherwise good stream, is the one that is named."""
     with pytest.raises(InvariantBroken) as caught:
         fed(change(written(whole_turn())))
     assert str(caught.value) == rule
 
 
-def test_the_table_has_every_rule() -> None:
-    """A rule that no stream was seen to break might be no rule at all."""
+def test_table_has_every_rule() -> None:
+    """Every rule of the source is broken by a case of the table."""
     nodes = [
         node
         for module in (invariants, item_invariants, call_invariants, rules)
@@ -73,36 +73,36 @@ def test_the_table_has_every_rule() -> None:
     "frames", [whole_turn(), CUT_TURN, TWO_CALLS, RARE, SUMMARY, SERVED, ASKED, (started(), finished())]
 )
 def test_good_streams_pass(frames: Frames) -> None:
-    """What the writer writes of a turn is within the rules, and so is the same after some waiting."""
+    """The writer's events of a turn keep the rules, and so do those of a response that waited."""
     fed(written(frames))
     fed(queued(written(frames)))
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("y", "y STOP"), ("y ST", "y ")])
-def test_a_stop_text_may_cut_the_last_token(text: str, tokens: str) -> None:
-    """The tokens of a text may go on where the text was cut, and the last may be left out."""
+def test_stop_text_may_cut_the_last_token(text: str, tokens: str) -> None:
+    """The tokens of a text may extend beyond its cut, and the last one may be missing."""
     cut = replace(spelled(text), logprobs=spelled(tokens).logprobs)
     fed(written((started(), *message(spelled("Hé"), cut), finished())))
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled"])
-def test_a_response_may_end_while_it_waits(status: Any) -> None:
-    """What fails or is cancelled in the queue was never in progress."""
+def test_queued_response_may_end(status: Any) -> None:
+    """A response that fails or is cancelled in the queue was never in progress."""
     events = queued(written(whole_turn()))[:2]
     response = replace(begun(events), status=status, error=ERROR if status == "failed" else None)
     end = ResponseFailed if status == "failed" else ResponseIncomplete
     fed([*events, end(sequence_number=2, response=response)])
 
 
-def test_a_cancelled_response_ends_as_incomplete() -> None:
-    """Clients have no event for cancelled responses: theirs is the one status that is not the event's name."""
+def test_cancelled_response_ends_as_incomplete() -> None:
+    """Clients know no event for cancelled responses, so status and event name differ."""
     *events, _ = written(CUT_TURN)
     response = replace(begun(events), status="cancelled", output=outputs(events))
     fed([*events, ResponseIncomplete(sequence_number=len(events), response=response)])
 
 
-def test_a_failed_response_may_end_anywhere_between_items() -> None:
-    """A failure needs no usage, and its last item may be incomplete in spite of it."""
+def test_failed_response_may_end_between_items() -> None:
+    """A failure needs no usage, and its last item may be incomplete."""
     *events, _ = written(CUT_TURN)
     response = replace(begun(events), status="failed", output=outputs(events), error=ERROR)
     fed([*events, ResponseFailed(sequence_number=len(events), response=response)])
@@ -121,8 +121,8 @@ def commute(first: ResponseEvent, second: ResponseEvent) -> bool:
 
 @settings(max_examples=100, deadline=None)
 @given(frames=turns(), data=st.data())
-def test_every_event_is_needed(frames: Frames, data: st.DataObject) -> None:
-    """A good stream without any one of its events is refused, also when the rest is numbered anew."""
+def test_missing_event_is_refused(frames: Frames, data: st.DataObject) -> None:
+    """A good stream without any one of its events is refused, even if the rest is renumbered."""
     events = written(frames)
     fed(events)
     at = data.draw(st.integers(0, len(events) - 1))
@@ -133,8 +133,8 @@ def test_every_event_is_needed(frames: Frames, data: st.DataObject) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(frames=turns(), data=st.data())
-def test_every_order_matters(frames: Frames, data: st.DataObject) -> None:
-    """A good stream with two neighbours swapped is refused, unless both are deltas that commute."""
+def test_swapped_events_are_refused(frames: Frames, data: st.DataObject) -> None:
+    """A good stream with two neighbours swapped is refused, unless they are deltas that commute."""
     events = written(frames)
     at = data.draw(st.integers(0, len(events) - 2))
     assume(not commute(*events[at : at + 2]))
@@ -148,7 +148,7 @@ def test_every_order_matters(frames: Frames, data: st.DataObject) -> None:
 
 
 async def test_check_passes_events_on() -> None:
-    """The stage hands on every event as it came."""
+    """The stage yields every event unchanged."""
     events = written(whole_turn())
     async with aclosing(check(replay(events))) as passed:
         assert all(event is given for event, given in zip([event async for event in passed], events, strict=True))
@@ -156,7 +156,7 @@ async def test_check_passes_events_on() -> None:
 
 @pytest.mark.parametrize(("change", "good"), [(repeat(4), 7), (drop(21), 21), (drop(3), 3)])
 async def test_check_stops_at_the_broken_rule(change: Change, good: int) -> None:
-    """Events pass up to the first that breaks a rule, or to an end that came too early."""
+    """Events pass up to the first that breaks a rule, or up to an early end."""
     passed = []
     with pytest.raises(InvariantBroken):
         async for event in check(replay(change(written(whole_turn())))):

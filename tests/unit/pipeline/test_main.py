@@ -22,12 +22,12 @@ def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[byt
     return run
 
 
-def test_the_readme_shows_the_flow(run: Run) -> None:
+def test_readme_shows_drawn_pipeline(run: Run) -> None:
     """The picture in the README is the one that the code draws."""
     assert run("show").decode() in (ROOT / "README.md").read_text()
 
 
-def test_a_command_that_is_none_lists_those_there_are(run: Run, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+def test_unknown_command_lists_the_known_ones(run: Run, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     """A usage error names all commands."""
     with pytest.raises(SystemExit) as ended:
         run("reply")

@@ -164,32 +164,32 @@ def edited(*names: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["shouting.py:install", "./shouting.py:install", "shouting:install"])
-def test_a_plugin_is_a_file_or_a_module(name: str) -> None:
-    """As a new user would write it: whatever is in the working directory is found."""
+def test_plugin_is_a_file_or_a_module(name: str) -> None:
+    """Both are found in the working directory."""
     assert edited(name)[4:7] == ["parse", "shout", "emit"]
 
 
-def test_without_plugins_nothing_changes() -> None:
-    """The pipeline stays itself."""
+def test_no_plugins_change_nothing() -> None:
+    """The pipeline is returned itself."""
     pipeline = recorded_responses()
     assert load(())(pipeline) is pipeline
 
 
-def test_plugins_are_installed_in_their_order() -> None:
-    """A later one knows the stages of those ahead of it."""
+def test_plugins_are_installed_in_order() -> None:
+    """A later one knows the stages of the earlier ones."""
     assert edited("shouting.py:install", "shouting.py:again")[4:7] == ["parse", "shout", "again"]
     with pytest.raises(WrongPlugin, match="no stage named 'shout'"):
         edited("shouting.py:again", "shouting.py:install")
 
 
-def test_a_function_may_be_anywhere_in_its_module() -> None:
-    """Its path is what Python would write."""
+def test_function_may_be_anywhere_in_its_module() -> None:
+    """Its path is written as in Python."""
     assert edited("shouting:Place.install")[4:7] == ["first", "parse", "shout"]
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_entry_point_is_installed_where_it_is_named() -> None:
-    """And only there: no answer changes because a package was installed."""
+def test_entry_point_is_installed_only_if_named() -> None:
+    """An installed package alone changes nothing."""
     assert "shout" not in edited()
     assert "shout" in edited("shout")
     with pytest.raises(WrongPlugin, match=re.escape("--with lost: shouting has no function gone")):
@@ -218,8 +218,8 @@ def test_an_entry_point_is_installed_where_it_is_named() -> None:
         ("unclosed.py:install", "unclosed.py:3)"),
     ],
 )
-def test_what_cannot_be_found_is_told(name: str, told: str) -> None:
-    """By its name, before anything is started."""
+def test_missing_plugin_is_reported_by_name(name: str, told: str) -> None:
+    """The error comes before anything is started."""
     with pytest.raises(WrongPlugin, match=re.escape(f"--with {name}: ")) as caught:
         load([name])
     assert told in str(caught.value)
@@ -243,22 +243,22 @@ def test_what_cannot_be_found_is_told(name: str, told: str) -> None:
         ("failing", "it raised ZeroDivisionError: integer division or modulo by zero ("),
     ],
 )
-def test_what_cannot_be_installed_is_told(function: str, told: str) -> None:
-    """A stage in the wrong place by the frames that arrive there, and those that it takes."""
+def test_misfit_plugin_is_reported_with_its_junction(function: str, told: str) -> None:
+    """The error names the frames that arrive and those that the stage takes."""
     with pytest.raises(WrongPlugin, match=re.escape(f"--with shouting.py:{function}: ")) as caught:
         edited(f"shouting.py:{function}")
     assert told in str(caught.value)
 
 
 def test_plugins_of_one_file_share_it(here: Path) -> None:
-    """It is run once, as a module is: what it registers elsewhere can often be registered once only."""
+    """The file runs once, like a module, since registrations elsewhere often cannot be repeated."""
     once = "import words\nassert not hasattr(words, 'seen')\nwords.seen = True\n"
     (here / "registering.py").write_text(f"{once}\ndef one(pipeline):\n    return pipeline\n\ntwo = one\n")
     assert edited("registering.py:one", "registering.py:two") == edited()
 
 
-def test_a_plugin_is_installed_once() -> None:
-    """The same stage twice is no pipeline."""
+def test_plugin_is_installed_once() -> None:
+    """A second installation repeats a stage name, which is an error."""
     with pytest.raises(WrongPlugin, match="stage names repeat: shout"):
         edited("shouting.py:install", "shouting.py:install")
 
@@ -276,7 +276,7 @@ async def listen(source: AsyncIterator[int]) -> AsyncGenerator[Conversation, Non
         yield conversation
 
 
-def test_what_is_inside_converse_gives_what_that_takes() -> None:
+def test_ends_of_a_composite_are_checked() -> None:
     """Both ends of a composite stage are junctions as well."""
     with pytest.raises(JunctionError, match="count -> converse: count gives int, and converse takes ParsedFrame"):
         recorded_responses().after("parse", "count", count_words)
@@ -289,8 +289,8 @@ async def unfit(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFram
         yield frame
 
 
-def test_only_those_frames_are_told_that_do_not_fit() -> None:
-    """Where most do."""
+def test_only_misfit_frames_are_reported() -> None:
+    """Frames that fit are not listed."""
     with pytest.raises(JunctionError, match=r"unfit gives ParsedFrame \| int, .*: it does not accept int$"):
         recorded_responses().after("parse", "unfit", unfit)
 
@@ -325,8 +325,8 @@ def around(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
     return pipeline.replace("render", Render(render.encoding, render.context_length)).after("render", "look", look)
 
 
-async def test_stages_stand_around_those_where_the_server_cuts(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Ahead of ``normalize``, behind it, in place of ``render`` and behind that: in front, behind, and counted."""
+async def test_plugins_surround_stages_at_which_the_server_cuts(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Plug-in stages around ``normalize`` and ``render`` affect responses and token counts alike."""
     async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=around) as served:
         first = final(read_sse(await served.stream({"input": "Hi"})))
         assert (first.instructions, first.status) == ("Be brief.", "completed")
@@ -338,14 +338,14 @@ async def test_stages_stand_around_those_where_the_server_cuts(encoding: Harmony
         assert counted["input_tokens"] == first.usage.input_tokens
 
 
-async def test_the_command_installs_them(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """What a plug-in adds is served."""
+async def test_serve_command_installs_plugins(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The output of a plug-in is served."""
     install = load(["shouting.py:install"])
     async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=install) as served:
         assert texts(final(read_sse(await served.stream({"input": "Hi"})))) == ["A GREETING.", "HELLO!"]
 
 
-def test_the_command_refuses_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
-    """Before it starts anything."""
+def test_serve_command_refuses_wrong_plugin(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error comes before anything is started."""
     with pytest.raises(SystemExit, match=r"^penstock: --with nobody.py:install: there is no file nobody.py$"):
         main(["tiny", "--with", "shouting.py:install", "--with", "nobody.py:install"])

@@ -56,8 +56,8 @@ def problem(path: Path, stage: str = "generate") -> tuple[int | None, str]:
 # What is whole
 
 
-def test_frames_are_read_as_they_were_written(tmp_path: Path) -> None:
-    """With header, lines and the seconds at which they came."""
+def test_frames_are_read_as_written(tmp_path: Path) -> None:
+    """Header, lines and times are read back as well."""
     path, header = tmp_path / "tokens.jsonl", Header(FORMAT, "tiny", versions={"penstock": "1"})
     written = [line(header), line(FRAMES[0], 0.25), line(FRAMES[1]), line(End(2))]
     path.write_bytes(b"".join(written))
@@ -75,8 +75,8 @@ def test_frames_are_read_as_they_were_written(tmp_path: Path) -> None:
         (End(0, abandoned=True), Abandoned),
     ],
 )
-async def test_a_replay_ends_as_the_stream_ended(tmp_path: Path, end: End, raised: type[BaseException]) -> None:
-    """What was raised is raised again, with the same words, and whoever left leaves."""
+async def test_replay_ends_as_the_recorded_stream_did(tmp_path: Path, end: End, raised: type[BaseException]) -> None:
+    """A recorded error is raised again with its message, and an abandoned stream ends."""
     path = tmp_path / "tokens.jsonl"
     path.write_bytes(line(Header(FORMAT)) + line(end))
     with pytest.raises(raised) as again:
@@ -91,8 +91,8 @@ async def test_a_replay_ends_as_the_stream_ended(tmp_path: Path, end: End, raise
 @pytest.mark.parametrize("stage", FILES)
 @shared
 @given(data=st.data())
-def test_a_file_that_was_cut_anywhere_is_told(tmp_path: Path, stage: str, data: st.DataObject) -> None:
-    """Wherever it was cut, be it only the last byte, the message names the line."""
+def test_truncated_file_is_reported_with_its_line(tmp_path: Path, stage: str, data: st.DataObject) -> None:
+    """The message names the line for a cut at any byte."""
     name, _ = FILES[stage]
     whole = (CASE / name).read_bytes()
     rest = whole[: data.draw(st.integers(0, len(whole) - 1))]
@@ -104,8 +104,8 @@ def test_a_file_that_was_cut_anywhere_is_told(tmp_path: Path, stage: str, data: 
 @pytest.mark.parametrize("stage", FILES)
 @shared
 @given(data=st.data())
-def test_a_broken_line_is_no_traceback(tmp_path: Path, stage: str, data: st.DataObject) -> None:
-    """Whatever stands in place of some bytes, it is read, or refused with file and line."""
+def test_broken_line_is_no_traceback(tmp_path: Path, stage: str, data: st.DataObject) -> None:
+    """A file with any bytes replaced is read, or refused with file and line."""
     name, junction = FILES[stage]
     whole = (CASE / name).read_bytes()
     start = data.draw(st.integers(0, len(whole)))
@@ -141,8 +141,8 @@ BROKEN: dict[str, tuple[Callable[[list[bytes]], bytes], int, str]] = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_is_broken_is_told(tmp_path: Path, what: str) -> None:
-    """By the line, and by what is wrong with it."""
+def test_broken_recording_is_described(tmp_path: Path, what: str) -> None:
+    """The message names the line and the mistake."""
     breaks, number, told = BROKEN[what]
     path = tmp_path / "tokens.jsonl"
     write_frames(path, FRAMES)
@@ -153,7 +153,7 @@ def test_what_is_broken_is_told(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "file of a folder"])
-def test_what_is_no_file_is_told(tmp_path: Path, kind: str) -> None:
+def test_missing_file_is_described(tmp_path: Path, kind: str) -> None:
     """There is no line to name."""
     path = tmp_path / "tokens.jsonl"
     if kind == "folder":
@@ -166,14 +166,14 @@ def test_what_is_no_file_is_told(tmp_path: Path, kind: str) -> None:
     assert "there is no recording here" in why
 
 
-def test_the_file_of_another_junction_is_told(tmp_path: Path) -> None:
-    """A file under a wrong name is not taken for what it is not."""
+def test_file_of_another_junction_is_refused(tmp_path: Path) -> None:
+    """A file under the wrong name is an error."""
     shutil.copy(CASE / "parsed.jsonl", tmp_path / "tokens.jsonl")
     assert problem(tmp_path / "tokens.jsonl")[0] == 3
 
 
 @pytest.mark.parametrize("what", [*BROKEN, "missing", "a file"])
-def test_the_command_says_so(
+def test_replay_command_reports_broken_recordings(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """``penstock replay`` names file and line, and ends with the status of a usage error."""
@@ -195,8 +195,8 @@ def test_the_command_says_so(
     assert "Traceback" not in told
 
 
-def test_a_recording_is_json_lines() -> None:
-    """Any tool reads it: each line is an object, tagged with what it is."""
+def test_recording_is_json_lines() -> None:
+    """Each line is an object with a type, which any tool can read."""
     for name, _ in FILES.values():
         kinds = [json.loads(each)["type"] for each in (CASE / name).read_text().splitlines()]
         assert (kinds[0], kinds[-1]) == ("Recording", "End")

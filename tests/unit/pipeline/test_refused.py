@@ -30,8 +30,8 @@ from tests.support.request_errors import (
     [b"", b"{", b"input=hello", b'{"input": }', b"\xff\xfe", b'{"input":' + b"[" * 999],
     ids=repr,
 )
-def test_what_is_no_json_is_refused(body: bytes) -> None:
-    """A body that is not JSON is refused once, without a param."""
+def test_body_that_is_not_json_is_refused(body: bytes) -> None:
+    """The error mentions JSON once, and has no param."""
     message, param = refused(body)
     assert message.count("JSON") == 1
     assert param is None
@@ -39,8 +39,8 @@ def test_what_is_no_json_is_refused(body: bytes) -> None:
 
 @pytest.mark.parametrize("blank", [0, 10**5], ids=["at once", "in pieces"])
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity"])
-def test_what_only_python_takes_for_a_number_is_refused(number: bytes, blank: int) -> None:
-    """JSON has no NaN and nothing infinite, in a short body or in a long one: no reader of an echo could read it."""
+def test_nan_and_infinity_are_refused(number: bytes, blank: int) -> None:
+    """Python reads them, but JSON does not have them, and no client could read an echo of them."""
     tool = b'{"type": "computer", "x": %b}' % number
     message, param = refused(b'{"input": "%b", "tools": [%b]}' % (b"x" * blank, tool))
     assert message.startswith("The body is not valid JSON")
@@ -48,7 +48,7 @@ def test_what_only_python_takes_for_a_number_is_refused(number: bytes, blank: in
 
 
 @pytest.mark.parametrize("body", [[], "hello", 5, None, True, [{"input": "hello"}]], ids=repr)
-def test_the_body_is_an_object(body: Json) -> None:
+def test_body_that_is_no_object_is_refused(body: Json) -> None:
     """JSON of any other type is refused without a param."""
     assert refused(json.dumps(body).encode()) == ("Input should be an object", None)
 
@@ -232,15 +232,15 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("body", "says", "param"), TYPES + ITEMS + VALUES, ids=lambda value: json.dumps(value)[:60])
-def test_a_bad_value_is_refused_with_its_place(body: Json, says: str, param: str) -> None:
-    """The message says what is wrong, and ends with the place that ``param`` names."""
+def test_bad_value_is_refused_with_its_place(body: Json, says: str, param: str) -> None:
+    """The message describes the mistake, and ends with the place that ``param`` names."""
     message, found = refused(json.dumps(body).encode())
     assert found == param
     assert says in message
     assert message.endswith(f" (at {param})")
 
 
-def test_the_first_bad_value_is_told() -> None:
+def test_first_bad_value_is_named() -> None:
     """Of several mistakes the first is named, in the order of the API's parameters; long lists come last."""
     assert refused(b'{"tools": [5], "input": [{}], "model": "m"}')[1] == "input[0].role"
     assert refused(b'{"tools": [5], "input": [{}], "model": 5, "stream": 5}')[1] == "model"
@@ -263,8 +263,8 @@ FAR = [
 
 
 @pytest.mark.parametrize(("body", "param"), FAR, ids=[param for _, param in FAR])
-def test_a_place_far_down_is_found(body: Json, param: str) -> None:
-    """However many pieces a body is read in, ``param`` counts from its start."""
+def test_distant_place_is_found(body: Json, param: str) -> None:
+    """``param`` counts from the start of the body, however many pieces the body is read in."""
     assert refused(json.dumps(body).encode())[1] == param
 
 
@@ -279,16 +279,16 @@ def test_a_place_far_down_is_found(body: Json, param: str) -> None:
     ],
     ids=["item", "part", "key", "keys", "include"],
 )
-def test_a_refusal_is_short(body: Json) -> None:
-    """What a client sent is quoted up to a hundred characters."""
+def test_refusal_is_short(body: Json) -> None:
+    """At most a hundred characters of the request are quoted."""
     message, param = refused(json.dumps(body).encode())
     assert len(message) < 600
     assert len(param or "") < 150
 
 
 @pytest.mark.parametrize("cut", range(4))
-def test_a_broken_body_of_many_pieces_is_refused(cut: int) -> None:
-    """A mistake deep in a long body makes all of it something that is not JSON."""
+def test_long_broken_body_is_refused(cut: int) -> None:
+    """A syntax error deep in a long body makes all of it invalid JSON."""
     broken = [b'{"role": user}', rb'"\x"', b"[" * 100_000, b'"\xff"'][cut]
     message, param = refused(b'{"input": [%b%b]}' % (b'{"role": "user", "content": "x"}, ' * MANY, broken))
     assert message.startswith("The body is not valid JSON: ")

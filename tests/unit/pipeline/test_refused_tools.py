@@ -100,8 +100,8 @@ TOOLS = [
 
 
 @pytest.mark.parametrize(("body", "says", "param"), CALLS + TOOLS, ids=lambda value: json.dumps(value)[:60])
-def test_a_bad_value_is_refused_with_its_place(body: Json, says: str, param: str) -> None:
-    """The message says what is wrong, and ends with the place that ``param`` names."""
+def test_bad_value_is_refused_with_its_place(body: Json, says: str, param: str) -> None:
+    """The message describes the mistake, and ends with the place that ``param`` names."""
     message, found = refused(json.dumps(body).encode())
     assert found == param
     assert says in message

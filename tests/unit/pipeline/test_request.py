@@ -40,8 +40,8 @@ from tests.support.request_errors import (
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-def test_what_real_clients_send_is_accepted(client: str) -> None:
-    """Bodies of real clients are read whole: nothing of what the API knows is lost."""
+def test_bodies_of_real_clients_are_accepted(client: str) -> None:
+    """They are read whole: no parameter of the API is lost."""
     body = CLIENTS[client]
     request = read(body)
     assert len(request.tools or ()) == len(body.get("tools", ()))
@@ -52,8 +52,8 @@ def test_what_real_clients_send_is_accepted(client: str) -> None:
     assert said == {name: body[name] for name in CreateResponse.model_fields if name in said and name in body}
 
 
-def test_keys_that_nobody_knows_are_ignored() -> None:
-    """Clients send keys of their own at every depth; they neither fail nor arrive."""
+def test_unknown_keys_are_ignored() -> None:
+    """Clients send keys of their own at every depth; these neither fail nor arrive."""
     request = read(CODEX)
     assert not hasattr(request, "client_metadata")
     assert isinstance(request.input, list)
@@ -63,19 +63,19 @@ def test_keys_that_nobody_knows_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("name", CreateResponse.model_fields)
-def test_null_means_not_said(name: str) -> None:
+def test_null_means_absent(name: str) -> None:
     """Every parameter may be null, which is the same as leaving it out."""
     assert read({name: None}) == read({})
 
 
-def test_an_item_without_a_type_is_a_message() -> None:
+def test_item_without_a_type_is_a_message() -> None:
     """``type`` is optional for messages, and may be null."""
     request = read({"input": [MESSAGE, {"type": None, **MESSAGE}]})
     assert request.input == [MessageItem(role="user", content="x")] * 2
 
 
-def test_what_has_only_an_id_is_a_reference() -> None:
-    """The type of a reference is optional too, and may be null; anything that a message has makes it a message."""
+def test_item_with_only_an_id_is_a_reference() -> None:
+    """The type of a reference is optional and may be null; any field of a message makes it a message."""
     given = [{"type": "item_reference", "id": "x"}, {"id": "x"}, {"type": None, "id": "x", "status": None}]
     read_as = read({"input": given}).input
     assert isinstance(read_as, list)
@@ -84,7 +84,7 @@ def test_what_has_only_an_id_is_a_reference() -> None:
 
 
 @pytest.mark.parametrize("wide", [1, MANY])
-def test_a_tool_is_read_by_its_type(wide: int) -> None:
+def test_tool_is_read_by_its_type(wide: int) -> None:
     """Functions, custom tools and namespaces are read with their fields, any other tool by its type only."""
     grammar = {"type": "grammar", "syntax": "regex", "definition": "a" * wide}
     tools = [
@@ -115,22 +115,22 @@ def test_a_tool_is_read_by_its_type(wide: int) -> None:
 
 
 @pytest.mark.parametrize("said", ["conv_1", {"id": "conv_1"}, {"id": "conv_1", "object": "conversation"}], ids=str)
-def test_a_conversation_is_named_by_its_id(said: Json) -> None:
-    """Alone, or as an object that has one."""
+def test_conversation_is_named_by_its_id(said: Json) -> None:
+    """The id stands alone, or in an object."""
     assert read({"conversation": said}).conversation_id == "conv_1"
     assert read({}).conversation_id is None
 
 
-def test_nobody_says_whose_a_request_is() -> None:
-    """The owner comes from whoever lets a request in, and no body can say it."""
+def test_body_cannot_set_the_owner() -> None:
+    """The owner comes from the server that admits the request."""
     request = read({"input": "x", "owner": "a", "_owner": "a"})
     assert request.owner == ""
     assert (request.owned_by("b").owner, request.owned_by("b").input) == ("b", "x")
     assert request.owner == ""
 
 
-def test_the_trace_is_read_from_headers_only() -> None:
-    """Of the headers of a request those of its trace are kept, and no body can say them."""
+def test_trace_is_read_from_headers_only() -> None:
+    """The trace headers are kept, and a body cannot set them."""
     said = {"trace_headers": {"traceparent": "00-1"}, "_trace_headers": {"traceparent": "00-1"}}
     request = read({"input": "x", **said})
     assert request.trace_headers == {}
@@ -182,14 +182,14 @@ def test_values_on_the_limit_are_accepted(body: Json) -> None:
         (r"\\\ud83d\n", "\\\ufffd\n"),
     ],
 )
-def test_half_an_emoji_is_replaced(blank: int, written: str, read_as: str) -> None:
-    """JavaScript cuts strings between surrogates: the half that is left becomes U+FFFD, and nothing else changes."""
+def test_lone_surrogate_is_replaced(blank: int, written: str, read_as: str) -> None:
+    """JavaScript may cut a string between surrogates: the half becomes U+FFFD, and nothing else changes."""
     body = f'{{"input": "{written}", "instructions": "{"x" * blank}"}}'.encode()
     assert asyncio.run(read_request(body)).input == read_as
 
 
 @pytest.mark.parametrize("wide", [1, MANY])
-def test_pieces_make_the_same_request(wide: int) -> None:
+def test_body_in_pieces_makes_the_same_request(wide: int) -> None:
     """A body that is read in pieces is read as pydantic reads it at once."""
     body: Json = {
         "model": "m" * wide,
@@ -209,8 +209,8 @@ def test_pieces_make_the_same_request(wide: int) -> None:
     assert read(body) == CreateResponse.model_validate(body)
 
 
-def test_a_long_list_costs_what_is_in_it() -> None:
-    """What else stands beside a long list, even if nobody knows it, is looked at once and not for each piece."""
+def test_long_list_costs_its_own_length() -> None:
+    """The fields beside a long list are read once, not once per piece."""
 
     def cost(tools: int, keys: int) -> float:
         unknown = {f"k{number}": 0 for number in range(keys)}
@@ -220,7 +220,7 @@ def test_a_long_list_costs_what_is_in_it() -> None:
     assert cost(2_000, 20_000) < 3 * (cost(2_000, 0) + cost(0, 20_000))
 
 
-async def test_a_long_body_lets_others_go_on() -> None:
+async def test_other_tasks_run_while_a_long_body_is_read() -> None:
     """The loop gets many turns while a body of a megabyte is read."""
     turns = 0
 

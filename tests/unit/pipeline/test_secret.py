@@ -14,20 +14,20 @@ from pipeline.secret import Secret, unread, unwritten
 SERVER = McpServer("maps", "https://maps.example/mcp", Secret({"Authorization": "Bearer canary"}))
 
 
-def test_a_secret_is_shown_to_nobody() -> None:
-    """It reveals itself, as often as it is asked, and appears in no text of what it is in."""
+def test_secret_appears_in_no_text() -> None:
+    """It can be revealed any number of times, and no text of its holder shows it."""
     assert SERVER.headers.reveal() == SERVER.headers.reveal() == {"Authorization": "Bearer canary"}
     assert "canary" not in f"{SERVER} {SERVER!r} {SERVER.headers} {SERVER.headers!r} {[SERVER]}"
 
 
-def test_what_was_revealed_is_a_copy() -> None:
-    """Headers that somebody adds to are theirs."""
+def test_revealed_headers_are_a_copy() -> None:
+    """Changes to them do not reach the secret."""
     SERVER.headers.reveal()["Authorization"] = "other"
     assert SERVER.headers.reveal() == {"Authorization": "Bearer canary"}
 
 
-def test_a_secret_is_written_as_nothing() -> None:
-    """What is read again is equal to what was written, and knows no headers."""
+def test_secret_is_written_as_null() -> None:
+    """A value that is read back equals the written one, but has no headers."""
     written = msgspec.json.encode(SERVER, enc_hook=unwritten)
     assert json.loads(written)["headers"] is None
     read = msgspec.json.decode(written, type=McpServer, dec_hook=unread)
@@ -36,22 +36,22 @@ def test_a_secret_is_written_as_nothing() -> None:
     assert read.headers != {}
 
 
-def test_a_writer_that_knows_of_no_secrets_writes_none() -> None:
-    """Where the hook was forgotten, writing fails."""
+def test_encoding_a_secret_without_the_hook_fails() -> None:
+    """No writer can leak a secret by mistake."""
     with pytest.raises(TypeError):
         msgspec.json.encode(SERVER)
 
 
 @pytest.mark.parametrize("value", [object(), 1j])
-def test_nothing_else_is_written_as_nothing(value: Any) -> None:
-    """The hooks are for secrets, and hide no mistakes."""
+def test_hooks_handle_secrets_only(value: Any) -> None:
+    """Other values that cannot be written are errors."""
     with pytest.raises(NotImplementedError):
         msgspec.json.encode([value], enc_hook=unwritten)
     with pytest.raises(NotImplementedError):
         unread(type(value), None)
 
 
-def test_headers_are_not_read_from_what_is_written() -> None:
-    """Whoever can write to a recording or a store does not say what is sent to a server."""
+def test_headers_are_not_read_from_stored_data() -> None:
+    """Write access to a recording or a store does not allow sending headers to a server."""
     with pytest.raises((NotImplementedError, msgspec.ValidationError)):
         msgspec.json.decode(b'{"label": "maps", "headers": {"A": "b"}}', type=McpServer, dec_hook=unread)

@@ -54,8 +54,8 @@ def check_causes(trace: Trace) -> None:
 
 
 @given(st.lists(st.integers(0, 3)))
-async def test_a_frame_is_caused_by_the_last_one_that_its_stage_took(numbers: list[int]) -> None:
-    """What came of a frame is what the stage gave before it took the next one."""
+async def test_frame_is_caused_by_last_frame_its_stage_took(numbers: list[int]) -> None:
+    """A frame's effects are the frames that the stage gave before it took the next one."""
     pipeline = Pipeline.start("repeat", repeat).then("pair", pair)
     trace = await traced(pipeline, replay(numbers), "numbers")
     check_causes(trace)
@@ -67,16 +67,16 @@ async def test_a_frame_is_caused_by_the_last_one_that_its_stage_took(numbers: li
         assert repeated.frames[caused.cause or 0] == (second or first)
 
 
-async def test_an_error_ends_a_trace_and_is_part_of_it() -> None:
-    """What crossed the junctions until then is there."""
+async def test_error_ends_the_trace() -> None:
+    """The trace has the frames until then, and the error."""
     trace = await traced(Pipeline.start("fail", fail_at_three).then("repeat", repeat), replay([1, 2, 3, 4]))
     assert isinstance(trace.error, EngineFailed)
     assert trace.behind("source").frames == [1, 2, 3]
     assert trace.behind("repeat").frames == [1, 2, 2]
 
 
-async def test_a_junction_is_found_by_its_stage() -> None:
-    """And what is not there is named."""
+async def test_junction_is_found_by_its_stage() -> None:
+    """A missing one is named in the error."""
     trace = await traced(Pipeline.start("repeat", repeat), replay([1]))
     with pytest.raises(LookupError, match="'pair'"):
         trace.behind("pair")

@@ -31,8 +31,8 @@ NAMES = ["function_call", "greeting", "served_python", "stray_markers_in_content
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_a_recording_is_what_its_replay_is(case: Path) -> None:
-    """Nothing parts a fixture from itself, nor from what the stages make of it."""
+async def test_recording_equals_its_replay(case: Path) -> None:
+    """A fixture differs neither from itself nor from a replay of it."""
     lines = recorded(case)
     again = replayed(await rerun(case))
     for exact in (False, True):
@@ -57,8 +57,8 @@ def changed(frame: Any) -> Any:
 
 @settings(deadline=None)
 @given(st.sampled_from(NAMES), st.sampled_from(["generate", "parse", "emit"]), st.data(), st.booleans())
-def test_a_frame_that_is_another_one_is_found(name: str, stage: str, data: st.DataObject, exact: bool) -> None:
-    """The line that is told is its own, on both sides."""
+def test_changed_frame_is_found_with_its_line(name: str, stage: str, data: st.DataObject, exact: bool) -> None:
+    """The first changed frame is found, with its line number on both sides."""
     lines = recorded(HARMONY / name)[stage]
     at = data.draw(st.sampled_from([at for at, each in enumerate(lines) if changed(each.frame)]))
     other = [*lines[:at], Line(changed(lines[at].frame), lines[at].number), *lines[at + 1 :]]
@@ -69,8 +69,8 @@ def test_a_frame_that_is_another_one_is_found(name: str, stage: str, data: st.Da
 
 @settings(deadline=None)
 @given(st.sampled_from(NAMES), st.lists(st.integers(1, 9), min_size=1))
-async def test_other_chunks_are_no_difference(name: str, sizes: list[int]) -> None:
-    """However its tokens come, a response is the same in all junctions, unless they are compared exactly."""
+async def test_rechunked_tokens_are_no_difference(name: str, sizes: list[int]) -> None:
+    """Chunks of other sizes give the same frames at all junctions, unless these are compared exactly."""
     frames = list(read_frames(HARMONY / name / "tokens.jsonl", TokenFrame))
     others = list(rechunked(frames, cycle(sizes)))
     lines = [await through(made) for made in (frames, others)]
@@ -107,7 +107,7 @@ async def through(frames: list[TokenFrame]) -> list[list[Line]]:
 
 
 def test_ids_and_times_are_no_difference(penstock: RunCommand, tmp_path: Path) -> None:
-    """Another run of a request draws another id and takes another time; ``--exact`` tells."""
+    """Ids and times may differ between two runs; ``--exact`` reports them."""
     for path in RECORDING.glob("*.jsonl"):
         text = path.read_text().replace("66756e6374696f6e5f63616c6c000000", "0123456789abcdef0123456789abcdef")
         text = text.replace("1790000000", "1790000077").replace('"duration":0.71', '"duration":3.14')
@@ -120,8 +120,8 @@ def test_ids_and_times_are_no_difference(penstock: RunCommand, tmp_path: Path) -
     )
 
 
-def test_an_id_of_another_item_is_a_difference(penstock: RunCommand, tmp_path: Path) -> None:
-    """Ids may be others, but have to name the same."""
+def test_reference_to_another_item_is_a_difference(penstock: RunCommand, tmp_path: Path) -> None:
+    """Ids may differ, but must refer to the same items."""
     events = RECORDING / "events.jsonl"
     wrong = events.read_text().replace('"sequence_number":9,"item_id":"rs_6', '"sequence_number":9,"item_id":"rs_5')
     (tmp_path / "events.jsonl").write_text(wrong)
@@ -130,8 +130,8 @@ def test_an_id_of_another_item_is_a_difference(penstock: RunCommand, tmp_path: P
     assert told.out.startswith(b"events.jsonl:12: response.reasoning_text.delta item_id ")
 
 
-def test_the_first_junction_that_parts_is_told(penstock: RunCommand, tmp_path: Path) -> None:
-    """In one line, and with ``--context`` in those around it."""
+def test_first_differing_junction_is_reported(penstock: RunCommand, tmp_path: Path) -> None:
+    """The report is one line; ``--context`` adds the lines around it."""
     shutil.copytree(RECORDING, tmp_path, dirs_exist_ok=True)
     parsed = tmp_path / "parsed.jsonl"
     parsed.write_text(parsed.read_text().replace('"Paris"', '"paris"'))
@@ -146,16 +146,16 @@ def test_the_first_junction_that_parts_is_told(penstock: RunCommand, tmp_path: P
     assert penstock("diff", tmp_path).out.startswith(b"parsed.jsonl:17: ")
 
 
-def test_other_pieces_are_told(penstock: RunCommand, tmp_path: Path) -> None:
-    """They are no difference, but worth a line."""
+def test_different_chunking_is_noted(penstock: RunCommand, tmp_path: Path) -> None:
+    """Other chunks are no difference, but a line mentions them."""
     frames = list(read_frames(RECORDING / "tokens.jsonl", TokenFrame))
     write_frames(tmp_path / "tokens.jsonl", rechunked(frames, repeat(4)), Header(FORMAT, "tiny-gpt-oss"))
     told = penstock("diff", RECORDING, tmp_path)
     assert (told.status, told.out) == (0, b"the same, in other pieces: tokens.jsonl\n")
 
 
-def test_what_was_not_replayed_is_told(penstock: RunCommand) -> None:
-    """The same is then only what was compared."""
+def test_junctions_without_replay_are_reported(penstock: RunCommand) -> None:
+    """Only the replayed junctions are compared, and stderr names the reason."""
     told = penstock("diff", CHAT_CALL)
     assert (told.status, told.out) == (0, b"")
     assert told.err.startswith(f"penstock: {CHAT_CALL}: only a model of its kind can read its tokens")
@@ -170,7 +170,9 @@ def test_what_was_not_replayed_is_told(penstock: RunCommand) -> None:
         ([RECORDING, "--from", "nothing"], "penstock: a replay begins with one of"),
     ],
 )
-def test_what_cannot_be_compared_is_told_in_a_line(penstock: RunCommand, arguments: list[object], reason: str) -> None:
+def test_incomparable_recordings_are_one_line_errors(
+    penstock: RunCommand, arguments: list[object], reason: str
+) -> None:
     """The status is 2, as that of diff is."""
     ended = penstock("diff", *arguments)
     assert (ended.status, ended.out) == (2, b"")

@@ -46,8 +46,8 @@ async def lose(source):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_replay_gives_the_recorded_frames(case: Path, penstock: RunCommand, tmp_path: Path) -> None:
-    """As JSON lines it is the recording of the junction that it ends with."""
+def test_replay_yields_recorded_frames(case: Path, penstock: RunCommand, tmp_path: Path) -> None:
+    """With ``--json``, the output is the recording of the last junction."""
     replayed = penstock("replay", case, "--json", "--to", "emit")
     assert (replayed.status, replayed.err) == (0, "")
     (tmp_path / "events.jsonl").write_bytes(replayed.out)
@@ -56,8 +56,8 @@ def test_a_replay_gives_the_recorded_frames(case: Path, penstock: RunCommand, tm
     )
 
 
-def test_a_replay_gives_the_recorded_stream(penstock: RunCommand) -> None:
-    """From whichever stage a replay begins, its stream is the same; so is what the model is asked and says again."""
+def test_replay_from_any_stage_yields_recorded_stream(penstock: RunCommand) -> None:
+    """A replay from any stage gives the same stream, and the same prompt and tokens."""
     replayed = penstock("replay", RECORDING, "--sse").out
     assert [event.__struct_config__.tag for event in read_sse(replayed)][-1] == "response.completed"
     for stage in ("converse", "render", "generate", "parse", "emit", "persist"):
@@ -65,37 +65,37 @@ def test_a_replay_gives_the_recorded_stream(penstock: RunCommand) -> None:
     assert penstock("replay", RECORDING / "tokens.jsonl", "--sse").out == replayed
 
 
-def test_what_tools_did_is_replayed(penstock: RunCommand) -> None:
-    """Where tools ran between the turns, a replay goes on behind them, unless it is told to go on even later."""
+def test_tool_results_are_replayed(penstock: RunCommand) -> None:
+    """If tools ran between the turns, a replay begins after them, or later if the command says so."""
     replayed = penstock("replay", SERVED, "--sse").out
     assert final(read_sse(replayed)) == msgspec.json.decode((SERVED / "response.json").read_bytes(), type=Response)
     assert penstock("replay", SERVED, "--sse", "--from", "persist").out == replayed
 
 
-def test_a_replay_ends_where_it_is_told_to(penstock: RunCommand) -> None:
-    """``--to`` shows the junction behind a stage."""
+def test_replay_ends_at_named_stage(penstock: RunCommand) -> None:
+    """``--to`` shows the output of a stage."""
     written = penstock("replay", RECORDING, "--from", "render", "--to", "generate", "--json").out
     frames = [msgspec.json.decode(each) for each in written.splitlines()]
     assert [frame["type"] for frame in frames[:3]] == ["Recording", "GenerationStarted", "TokenChunk"]
     assert len(frames) - 2 == len(list(read_frames(RECORDING / "tokens.jsonl", TokenFrame)))
 
 
-def test_tokens_that_nobody_can_read_are_replayed_from_their_items(penstock: RunCommand) -> None:
-    """A chat model that is not here: its events are those of the recorded items, and the reason is told."""
+def test_unreadable_tokens_are_replayed_from_their_items(penstock: RunCommand) -> None:
+    """Without the chat model, the events are those of the recorded items, and the reason is reported."""
     replayed = penstock("replay", CHAT_CALL, "--sse", "--from", "parse")
     assert replayed.status == 0
     assert "only a model of its kind can read its tokens" in replayed.err
     assert [event.sequence_number for event in read_sse(replayed.out)] == list(range(20))
 
 
-def test_several_recordings_are_replayed_one_after_another(penstock: RunCommand) -> None:
+def test_several_recordings_are_replayed_in_order(penstock: RunCommand) -> None:
     """Each has a heading."""
     told = penstock("replay", RECORDING, SERVED).out.decode()
     assert told.index(str(RECORDING)[-30:]) < told.index(str(SERVED)[-30:])
 
 
-def test_the_readme_shows_a_timeline(penstock: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one in the README is the one that is printed."""
+def test_readme_shows_printed_timeline(penstock: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timeline in the README is the one that is printed."""
     monkeypatch.setenv("COLUMNS", "112")
     told = penstock("replay", HARMONY / "start_missing").out.decode()
     assert told[told.index("● turn 1 begins") :] in (ROOT / "README.md").read_text()
@@ -119,14 +119,14 @@ def install(tmp_path: Path) -> Callable[[str], str]:
     return install
 
 
-def test_a_stage_of_ones_own_is_part_of_a_replay(penstock: RunCommand, install: Callable[[str], str]) -> None:
+def test_plugin_stage_takes_part_in_replay(penstock: RunCommand, install: Callable[[str], str]) -> None:
     """``--with`` edits the pipeline."""
     replayed = penstock("replay", RECORDING, "--sse", "--with", install("shout"))
     assert '{"CITY":"PARIS"}' in str(final(read_sse(replayed.out)).output)
 
 
-def test_a_stage_that_raises_is_named(penstock: RunCommand, install: Callable[[str], str]) -> None:
-    """The events so far are shown, then who raised what and where; the status is 1."""
+def test_raising_stage_is_named(penstock: RunCommand, install: Callable[[str], str]) -> None:
+    """The output has the events so far, then the stage, the error and its place; the status is 1."""
     replayed = penstock("replay", RECORDING, "--sse", "--with", install("fail"))
     assert replayed.status == 1
     assert [event.__struct_config__.tag for event in read_sse(replayed.out)][-1] == "response.failed"
@@ -135,8 +135,10 @@ def test_a_stage_that_raises_is_named(penstock: RunCommand, install: Callable[[s
     assert "Traceback" not in replayed.err
 
 
-def test_a_stage_that_loses_a_frame_is_told_by_the_rule(penstock: RunCommand, install: Callable[[str], str]) -> None:
-    """The stage behind it ends the response; of another recording in the same command nothing is said."""
+def test_stage_that_drops_a_frame_is_reported_by_broken_rule(
+    penstock: RunCommand, install: Callable[[str], str]
+) -> None:
+    """The next stage ends the response; other recordings of the command are not blamed."""
     replayed = penstock("replay", RECORDING, "--sse", "--with", install("lose"))
     assert [event.__struct_config__.tag for event in read_sse(replayed.out)][-1] == "response.failed"
     assert "stage emit raised InvariantBroken: every turn ends with TurnFinished (" in replayed.err
@@ -158,8 +160,8 @@ def install(pipeline):
 """
 
 
-def test_a_stage_that_raises_at_once_is_named(penstock: RunCommand, tmp_path: Path) -> None:
-    """There are no events then, and that is not what was wrong."""
+def test_stage_that_raises_at_once_is_named(penstock: RunCommand, tmp_path: Path) -> None:
+    """There are no events, and their absence is not the reported error."""
     (tmp_path / "between.py").write_text(IN_BETWEEN.replace("isinstance(frame, TokenChunk)", "True"))
     replayed = penstock("replay", RECORDING, "--sse", "--with", f"{tmp_path / 'between.py'}:install")
     assert (replayed.status, replayed.out) == (1, b"")
@@ -167,16 +169,16 @@ def test_a_stage_that_raises_at_once_is_named(penstock: RunCommand, tmp_path: Pa
 
 
 @pytest.mark.parametrize("since", [[], ["--from", "render"], ["--from", "converse"]])
-def test_tokens_pass_the_stages_behind_the_engine(penstock: RunCommand, tmp_path: Path, since: list[str]) -> None:
-    """Frames are recorded right behind their stage, ahead of what plug-ins put behind it."""
+def test_tokens_pass_plugin_stages_after_generate(penstock: RunCommand, tmp_path: Path, since: list[str]) -> None:
+    """Frames are recorded directly after their stage, before plug-in stages see them."""
     (tmp_path / "between.py").write_text(IN_BETWEEN)
     replayed = penstock("replay", RECORDING, "--sse", *since, "--with", f"{tmp_path / 'between.py'}:install")
     assert replayed.status == 1
     assert "raised ValueError: not this one (" in replayed.err
 
 
-def test_a_timeline_shows_what_stages_of_ones_own_make_of_it(penstock: RunCommand, tmp_path: Path) -> None:
-    """The texts are those that a client gets, and a line tells from where on they are not those recorded."""
+def test_timeline_shows_output_of_plugin_stages(penstock: RunCommand, tmp_path: Path) -> None:
+    """The texts are those that a client gets; a line marks the first event that differs from the recording."""
     greeting = list(read_frames(HARMONY / "greeting/tokens.jsonl", TokenFrame))
     tokens = load_encoding().encode_markup("<|channel|>final<|message|>Write to jo@example.org.<|return|>")
     frames = [greeting[0], *(TokenChunk((token,)) for token in tokens), greeting[-1]]
@@ -193,8 +195,8 @@ def test_a_timeline_shows_what_stages_of_ones_own_make_of_it(penstock: RunComman
     assert "on the events are not those recorded: " in " ".join(redacted.split())
 
 
-def test_stages_that_cannot_run_are_told(penstock: RunCommand, install: Callable[[str], str]) -> None:
-    """Where tools ran between the turns, nothing within a turn runs again."""
+def test_stages_that_cannot_run_are_reported(penstock: RunCommand, install: Callable[[str], str]) -> None:
+    """If tools ran between the turns, no stage within a turn runs again."""
     replayed = penstock("replay", SERVED, "--sse", "--with", install("shout"))
     assert replayed.err == f"penstock: {SERVED}: shout did not run: conversed.jsonl was recorded behind it\n"
 
@@ -211,8 +213,8 @@ def ending(tmp_path: Path, end: End) -> Path:
     return path
 
 
-def test_a_recorded_failure_happens_again(penstock: RunCommand, tmp_path: Path) -> None:
-    """It is no fault of a stage, and told by the timeline as well as by the events."""
+def test_recorded_failure_is_replayed(penstock: RunCommand, tmp_path: Path) -> None:
+    """The failure is no fault of a stage; timeline and events both show it."""
     path = ending(tmp_path, End(0, Failure("EngineFailed", "out of memory")))
     assert penstock("replay", path, "--sse").status == 0
     told = " ".join(penstock("replay", path).out.decode().split())
@@ -220,8 +222,8 @@ def test_a_recorded_failure_happens_again(penstock: RunCommand, tmp_path: Path) 
     assert "failed · server_error: out of memory" in told
 
 
-def test_where_a_client_left_its_replay_ends(penstock: RunCommand, tmp_path: Path) -> None:
-    """Without an end of the response."""
+def test_replay_of_abandoned_stream_has_no_terminal_event(penstock: RunCommand, tmp_path: Path) -> None:
+    """The replay ends at the frame after which the client left."""
     path = ending(tmp_path, End(0, abandoned=True))
     replayed = penstock("replay", path, "--sse")
     assert replayed.status == 0
@@ -230,8 +232,8 @@ def test_where_a_client_left_its_replay_ends(penstock: RunCommand, tmp_path: Pat
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1000)), max_size=20), st.floats(0.1, 10))
-def test_each_frame_has_its_time(times: list[float | None], speed: float) -> None:
-    """A replay in time waits until the second at which a frame came, counted from the first."""
+def test_paced_frames_keep_their_recorded_times(times: list[float | None], speed: float) -> None:
+    """A paced replay waits for the recorded time of each frame, counted from the first."""
     with pytest.MonkeyPatch.context() as patched:
         clock = [50.0]
         patched.setattr("time.monotonic", lambda: clock[0])
@@ -267,10 +269,10 @@ def test_each_frame_has_its_time(times: list[float | None], speed: float) -> Non
         ([RECORDING, "--with", "nowhere:install"], "penstock: --with nowhere:install: "),
     ],
 )
-def test_what_cannot_be_replayed_is_told_in_a_line(
+def test_unreplayable_recording_is_a_one_line_error(
     penstock: RunCommand, monkeypatch: pytest.MonkeyPatch, arguments: list[object], reason: str
 ) -> None:
-    """The status is that of a usage error, and nobody sees a traceback."""
+    """The status is that of a usage error, and there is no traceback."""
     monkeypatch.chdir(ROOT)
     ended = penstock("replay", *arguments)
     assert (ended.status, ended.out) == (2, b"")
@@ -278,7 +280,7 @@ def test_what_cannot_be_replayed_is_told_in_a_line(
     assert ended.err.count("\n") == 1
 
 
-def test_a_broken_recording_is_told_with_its_line(penstock: RunCommand, tmp_path: Path) -> None:
+def test_broken_recording_is_reported_with_file_and_line(penstock: RunCommand, tmp_path: Path) -> None:
     """The file and the line come first."""
     shutil.copytree(RECORDING, tmp_path, dirs_exist_ok=True)
     tokens = tmp_path / "tokens.jsonl"
@@ -288,7 +290,7 @@ def test_a_broken_recording_is_told_with_its_line(penstock: RunCommand, tmp_path
     assert ended.err.startswith(f"penstock: {tokens}:4: ")
 
 
-def test_a_speed_is_a_number_of_times(penstock: RunCommand) -> None:
+def test_speed_must_be_a_positive_number(penstock: RunCommand) -> None:
     """Anything else is a usage error."""
     assert penstock("replay", RECORDING, "--speed", "fast").status == 2
     assert penstock("replay", RECORDING, "--speed", "0").status == 2

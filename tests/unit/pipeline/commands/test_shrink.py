@@ -85,8 +85,8 @@ def long_call(folder: Path) -> Path:
     return folder
 
 
-def test_the_bug_of_a_stage_shrinks_to_what_triggers_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of hundreds of tokens two are left, in a recording that has all of a fixture and replays."""
+def test_stage_bug_shrinks_to_its_trigger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of hundreds of tokens are left, in a complete recording that replays."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "buggy_stage.py").write_text(BUGGY)
     recording, out = long_call(tmp_path / "recording"), tmp_path / "out"
@@ -108,10 +108,10 @@ def test_the_bug_of_a_stage_shrinks_to_what_triggers_it(tmp_path: Path, monkeypa
     assert tokens_of(tmp_path / "again") == tokens_of(out)
 
 
-def test_a_command_decides_what_fails(
+def test_command_decides_which_candidates_fail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It gets the folder of a candidate; other than 0 means that it fails."""
+    """The command gets the folder of a candidate; any status but 0 means that it fails."""
     recording = HARMONY / "unicode_final"
     command = judge(tmp_path, "sys.exit(1 if 200008 in tokens and len(tokens) > 2 else 0)")
     assert shrink(monkeypatch, recording, "--fails", command, "-o", tmp_path / "out") == 0
@@ -121,15 +121,15 @@ def test_a_command_decides_what_fails(
     assert f"{count} tokens -> 3, " in capsys.readouterr().err
 
 
-def test_the_folder_may_stand_anywhere_in_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``{}`` is its place."""
+def test_placeholder_in_command_becomes_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``{}`` stands for the folder anywhere in the command."""
     command = "if grep -q 200008 {}/tokens.jsonl; then exit 1; fi"
     assert shrink(monkeypatch, HARMONY / "greeting", "--fails", command, "-o", tmp_path / "out") == 0
     assert tokens_of(tmp_path / "out") == [200008]
 
 
-def test_what_cannot_be_judged_does_not_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither does what says something else than was asked for."""
+def test_unjudged_candidate_does_not_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A candidate whose output lacks the expected text does not fail either."""
     for name, says, options in (
         ("judged", "sys.exit(125 if len(tokens) < 5 else 1)", ()),
         ("saying", "sys.exit(print('oh dear') or 1 if len(tokens) >= 5 else 1)", ("--saying", "oh dear")),
@@ -140,16 +140,16 @@ def test_what_cannot_be_judged_does_not_fail(tmp_path: Path, monkeypatch: pytest
         assert len(tokens_of(out)) == 5
 
 
-def test_what_takes_too_long_does_not_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is ended, with all that it started."""
+def test_candidate_that_times_out_does_not_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its command is killed, with all processes that it started."""
     recording, out = HARMONY / "greeting", tmp_path / "out"
     slow = "grep -q TokenChunk {}/tokens.jsonl || sleep 600; false"
     assert shrink(monkeypatch, recording, "--fails", slow, "-o", out, "--timeout", "2", "--tries", "2") == 0
     assert tokens_of(out) == tokens_of(recording)
 
 
-def test_nothing_outlives_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a command leaves in the background ends with it, also where the command itself is over."""
+def test_no_process_outlives_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Background processes of a command end with it, even if the command itself is over."""
     leaving = f"sleep 600 > {tmp_path}/out 2>&1 & echo $! >> {tmp_path}/started; false"
     options = ("--fails", f"{leaving} #", "-o", tmp_path / "small", "--tries", "1")
     assert shrink(monkeypatch, HARMONY / "greeting", *options) == 0
@@ -170,7 +170,7 @@ def test_nothing_outlives_its_command(tmp_path: Path, monkeypatch: pytest.Monkey
         (["--fails", "false", "-o", str(HARMONY)], "is there already"),
     ],
 )
-def test_what_makes_no_sense_is_said(
+def test_senseless_arguments_are_reported(
     arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The exit code is 2, and nothing is written."""
@@ -188,15 +188,15 @@ def test_a_folder_without_tokens_is_named(
     assert f"penstock: {tmp_path / 'tokens.jsonl'}: there is no recording here" in capsys.readouterr().err
 
 
-def test_the_number_of_tries_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is smallest until then is kept."""
+def test_number_of_tries_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest case found until then is kept."""
     command = judge(tmp_path, "sys.exit(len(tokens) >= 3)")
     assert shrink(monkeypatch, HARMONY / "greeting", "--fails", command, "-o", tmp_path / "out", "--tries", "5") == 0
     assert 3 <= len(tokens_of(tmp_path / "out")) < len(tokens_of(HARMONY / "greeting"))
 
 
-def test_chat_recordings_shrink_without_their_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing has to be known of tokens to leave some of them out."""
+def test_chat_recording_shrinks_without_its_vocabulary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaving tokens out needs no knowledge of them."""
     recording = FIXTURES / "chat" / "qwen3_two_calls"
     needed = tokens_of(recording)[7]
     command = judge(tmp_path, f"sys.exit({needed} in tokens)")
@@ -205,8 +205,8 @@ def test_chat_recordings_shrink_without_their_vocabulary(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("said", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_keeps_the_smallest_so_far(tmp_path: Path, said: signal.Signals) -> None:
-    """Ctrl-C ends the search, and what runs for it, and writes what was found."""
+def test_interrupted_search_writes_smallest_case(tmp_path: Path, said: signal.Signals) -> None:
+    """A signal ends the search and its processes, and the smallest case so far is written."""
     out = tmp_path / "out"
     command = judge(tmp_path, "import time; time.sleep(60 if 0 < len(tokens) < 20 else 0); sys.exit(bool(tokens))")
     arguments = ["shrink", str(HARMONY / "long_reasoning"), "--fails", command, "-o", str(out)]

@@ -41,8 +41,8 @@ counts = st.integers(0, 40)
 
 
 @given(counts, st.data(), st.booleans())
-def test_what_is_needed_is_found_exactly(count: int, data: st.DataObject, coarse: bool) -> None:
-    """Where some parts are needed whatever the others are, these and no others are left, in their order."""
+def test_exactly_the_needed_parts_are_found(count: int, data: st.DataObject, coarse: bool) -> None:
+    """If some parts are needed regardless of the others, exactly these are left, in their order."""
     needed = data.draw(st.sets(st.integers(0, count - 1)) if count else st.just(set()))
     found, asked = driven(minimal(range(count), coarse=coarse), lambda kept: needed <= set(kept))
     assert found == tuple(sorted(needed))
@@ -51,7 +51,7 @@ def test_what_is_needed_is_found_exactly(count: int, data: st.DataObject, coarse
 
 @given(counts, st.integers(), st.booleans())
 def test_no_single_part_can_be_left_out(count: int, salt: int, coarse: bool) -> None:
-    """Whatever suffices, the selection does, and none of it is too much; it is the same each time."""
+    """The selection suffices, no part of it is superfluous, and it is the same each time."""
 
     def suffices(kept: tuple[int, ...]) -> bool:
         return len(kept) == count or hash((salt, kept)) % 3 == 0
@@ -65,7 +65,7 @@ def test_no_single_part_can_be_left_out(count: int, salt: int, coarse: bool) -> 
 
 @given(counts, st.integers())
 def test_selections_only_get_smaller(count: int, salt: int) -> None:
-    """Behind one that suffices come only selections of it."""
+    """After a selection that suffices, only subsets of it are tried."""
     sufficient: list[set[int]] = [set(range(count))]
 
     def suffices(kept: tuple[int, ...]) -> bool:
@@ -98,8 +98,8 @@ def has(case: Case, wanted: list[int]) -> bool:
 
 @settings(deadline=None)
 @given(cases, st.data())
-def test_a_case_shrinks_to_what_fails(case: Case, data: st.DataObject) -> None:
-    """Of a stream that fails for some of its tokens, these are left: in one chunk, in as few turns as can be."""
+def test_case_shrinks_to_needed_tokens(case: Case, data: st.DataObject) -> None:
+    """The tokens for which a stream fails are left, in one chunk and as few turns as possible."""
     wanted = [token for token in ids(case) if data.draw(st.booleans())]
     found, asked = driven(shrink(case, is_mark=lambda token: token < 3, letter=1), lambda tried: has(tried, wanted))
     assert has(found, wanted)
@@ -109,8 +109,8 @@ def test_a_case_shrinks_to_what_fails(case: Case, data: st.DataObject) -> None:
     assert len(found.turns) <= max(1, len(case.turns))
 
 
-def test_tokens_that_may_be_any_become_letters() -> None:
-    """What matters of other tokens is only that they are there."""
+def test_arbitrary_tokens_become_letters() -> None:
+    """A token becomes a letter if only its presence matters."""
     turn = Turn(
         GenerationStarted(response("resp_1"), (), 1),
         tuple(Token(token, begins=True) for token in (5, 6, 7, 8, 9)),
@@ -123,8 +123,8 @@ def test_tokens_that_may_be_any_become_letters() -> None:
 
 
 @pytest.mark.parametrize("folder", sorted(HARMONY.glob("*/")), ids=lambda folder: folder.name)
-def test_a_recording_is_read_and_written_as_it_is(folder: Path, tmp_path: Path) -> None:
-    """A case from which nothing was cut is the recording, but for its times."""
+def test_recording_is_read_and_written_unchanged(folder: Path, tmp_path: Path) -> None:
+    """An uncut case is its recording, except for the times."""
     for name, data in read_case(folder).files().items():
         (tmp_path / name).write_bytes(data)
         stage = next(stage for stage, (file, _) in FILES.items() if file == name)
@@ -132,8 +132,8 @@ def test_a_recording_is_read_and_written_as_it_is(folder: Path, tmp_path: Path) 
         assert (written.header, written.frames, written.end) == (read.header, read.frames, read.end)
 
 
-def test_what_was_asked_shrinks_too() -> None:
-    """Tools, items and fields go that nobody needs; a call goes with its output."""
+def test_request_shrinks_too() -> None:
+    """Tools, items and fields that are not needed go; a call goes with its output."""
     case = read_case(HARMONY / "function_call_result")
     assert case.conversation
     assert len(case.conversation.input) > 1
@@ -147,8 +147,8 @@ def test_what_was_asked_shrinks_too() -> None:
     assert set(body) <= {"model", "input", "temperature", "top_p"}
 
 
-def test_a_tool_that_is_needed_stays() -> None:
-    """Only the others go."""
+def test_needed_tool_stays() -> None:
+    """Only the other tools go."""
     case = read_case(HARMONY / "calls_in_and_out_of_namespaces")
 
     def needs_weather(tried: Case) -> bool:
@@ -159,8 +159,8 @@ def test_a_tool_that_is_needed_stays() -> None:
     assert [tool["name"] for tool in found.turns[0].started.response.tools] == ["get_weather"]
 
 
-def test_what_an_inner_tool_has_in_common_with_an_outer_one_is_its_name_alone() -> None:
-    """A function goes without its namesake in a namespace, which goes with that."""
+def test_namesakes_in_and_out_of_a_namespace_go_separately() -> None:
+    """A function goes without its namesake in a namespace, which goes with that namespace."""
     case = read_case(HARMONY / "calls_in_and_out_of_namespaces")
     inner = next(tool for tool in case.turns[0].started.tools.tools if tool.namespace == "agents")
     outer = {"type": "function", "name": inner.name, "parameters": None, "strict": None, "description": None}
@@ -179,7 +179,7 @@ def test_what_an_inner_tool_has_in_common_with_an_outer_one_is_its_name_alone() 
     assert [tool["type"] for tool in found.conversation.response.tools] == ["namespace"]
 
 
-def test_a_server_of_tools_goes_with_the_tool_that_named_it() -> None:
+def test_mcp_server_goes_with_its_tool() -> None:
     """Otherwise its tools would still be offered."""
     case = read_case(HARMONY / "served_mcp")
     assert case.conversation
@@ -189,8 +189,8 @@ def test_a_server_of_tools_goes_with_the_tool_that_named_it() -> None:
     assert (found.conversation.tools.servers, found.conversation.response.tools) == ((), ())
 
 
-def test_a_conversation_that_is_none_is_named(tmp_path: Path) -> None:
-    """A case is of one request."""
+def test_recording_without_one_conversation_is_refused(tmp_path: Path) -> None:
+    """A case holds exactly one request."""
     shutil.copy(HARMONY / "greeting" / "tokens.jsonl", tmp_path)
     write_frames(tmp_path / "conversation.jsonl", [])
     with pytest.raises(UnreadableRecording, match=r"conversation\.jsonl:2: 0 conversations"):

@@ -54,8 +54,8 @@ def spelled(story: Story, item: int) -> str:
 
 
 @pytest.mark.parametrize("case", HARMONY, ids=lambda case: case.name)
-async def test_every_token_and_every_event_is_in_its_place(case: Path) -> None:
-    """Tokens keep their order and spell the text of their item; what was repaired is marked; rows leave nothing out."""
+async def test_every_token_and_event_has_its_place(case: Path) -> None:
+    """Tokens keep their order and spell the text of their item; repairs are marked; rows leave nothing out."""
     story = await tell(case)
     chunks = [frame for frame in read_frames(case / "tokens.jsonl", TokenFrame) if isinstance(frame, TokenChunk)]
     assert [token.id for token in story.tokens] == [token for chunk in chunks for token in chunk.token_ids]
@@ -86,7 +86,7 @@ def items_of(case: Path) -> tuple[list[str], set[str]]:
 
 
 @pytest.mark.parametrize("case", HARMONY[::5], ids=lambda case: case.name)
-async def test_a_timeline_shows_all_that_was_written(case: Path) -> None:
+async def test_timeline_shows_all_tokens_in_order(case: Path) -> None:
     """All tokens can be read in their order."""
     story = await tell(case)
     console = Console(width=4000, highlight=False, markup=False)
@@ -107,8 +107,8 @@ def visible_words(row: Row) -> list[str]:
 
 
 @pytest.mark.parametrize("case", CHAT[::5], ids=lambda case: case.name)
-async def test_what_nobody_can_spell_is_told_by_its_items(case: Path) -> None:
-    """Without a vocabulary the rows have the texts of the items, and the story says why."""
+async def test_unreadable_tokens_are_shown_as_texts_of_items(case: Path) -> None:
+    """Without a vocabulary, rows have the texts of the items, and a note gives the reason."""
     story = await tell(case)
     assert story.tokens == ()
     assert "does not say where its model is" in story.note
@@ -118,8 +118,8 @@ async def test_what_nobody_can_spell_is_told_by_its_items(case: Path) -> None:
     assert "".join(row.text for row in rows_of(story)) == texts
 
 
-async def test_causes_are_followed_through_tools() -> None:
-    """Where tools ran between the turns, each frame still has a cause, and causes do not go back."""
+async def test_causes_cross_tool_runs() -> None:
+    """If tools ran between the turns, each frame still has a cause, and causes do not go back."""
     story = await tell(FIXTURES / "harmony" / "served_two_calls_at_once")
     assert [junction.stage for junction in story.junctions] == ["generate", "parse", "converse", "emit", "persist"]
     for junction in story.junctions[1:]:
@@ -128,8 +128,8 @@ async def test_causes_are_followed_through_tools() -> None:
 
 
 @pytest.mark.parametrize("case", ["served_browser", "served_max_tool_calls"])
-async def test_causes_are_right_behind_what_tools_changed(case: str) -> None:
-    """A delta with other text, or another end of an item, is caused by what it was made of, or by what came before."""
+async def test_frames_changed_by_tools_have_causes(case: str) -> None:
+    """A delta or an end that was changed is caused by its original, or by the frame before it."""
     story = await tell(FIXTURES / "harmony" / case)
     parsed = [crossing.frame for crossing in story.behind("parse")]
     causes = {crossing.cause for crossing in story.behind("converse")}
@@ -140,8 +140,8 @@ async def test_causes_are_right_behind_what_tools_changed(case: str) -> None:
             assert type(parsed[crossing.cause]) is type(crossing.frame)
 
 
-def test_frames_are_aligned_with_what_came_between_them() -> None:
-    """What is only behind is caused by the last frame that is ahead as well."""
+def test_frames_are_aligned_by_the_last_common_frame() -> None:
+    """A frame without a counterpart is caused by the last frame that has one."""
     assert aligned("abc", "xaybcz") == [None, 0, 0, 1, 2, 2]
 
 
@@ -156,16 +156,14 @@ def test_frames_are_aligned_with_what_came_between_them() -> None:
         ([(None, 9), (0.5, 3), (1.0, 4)], Speed(0.5, 8.0)),
     ],
 )
-def test_the_first_chunk_is_waited_for_and_the_others_make_the_speed(
-    chunks: list[tuple[float | None, int]], speed: Speed | None
-) -> None:
-    """What comes with the first token took no time of its own; where no time was taken nothing is told."""
+def test_speed_leaves_out_first_chunk(chunks: list[tuple[float | None, int]], speed: Speed | None) -> None:
+    """Tokens of the first chunk took no time; without a later chunk there is no speed."""
     ended = Crossing(GenerationFinished("stop", cached_tokens=0, duration=0.0), at=9.0)
     assert speed_of([*(Crossing(TokenChunk((40,) * count), at=at) for at, count in chunks), ended]) == speed
 
 
-async def test_a_timeline_and_a_page_tell_the_same_speed(tmp_path: Path) -> None:
-    """From the beginning of the response on, in the words of each."""
+async def test_timeline_and_page_show_same_speed(tmp_path: Path) -> None:
+    """Both count from the start of the response, each in its own format."""
     recording = read_recording(FIXTURES / "harmony" / "greeting" / "tokens.jsonl", TokenFrame)
     lines = [line(frame, 0.5 + number / 4) for number, frame in enumerate(recording.frames)]
     data = b"".join([line(recording.header), *lines, line(recording.end)])

@@ -45,8 +45,8 @@ def penstock(arguments: Sequence[object], monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-async def test_all_there(case: Path) -> None:
-    """Whatever was recorded is on the page once, tokens with the item that they were made of."""
+async def test_page_shows_every_recorded_frame_once(case: Path) -> None:
+    """Each frame is on the page once, and tokens are with the item that was made of them."""
     flow = await flow_of(case, unedited)
     layout = layout_of(flow, case.name)
     for kind, expected in (
@@ -76,8 +76,8 @@ def told(token_ids: Iterable[int]) -> str:
 
 
 @given(st.text())
-def test_escaped(text: str) -> None:
-    """Whatever was recorded stands in the page as data, and comes out of it as it was."""
+def test_recorded_text_is_escaped(text: str) -> None:
+    """Any text stands in the page as data, and reads back unchanged."""
     page = page_of({"name": text, "facts": [text]})
     assert data_of(page) == {"name": text, "facts": [text]}
     assert page.count("<script") == 2
@@ -86,8 +86,8 @@ def test_escaped(text: str) -> None:
     assert unescape(title[1]) == text
 
 
-def test_self_contained() -> None:
-    """The policy lets nothing run or load but what stands in the page, and that is named by its hash."""
+def test_page_is_self_contained() -> None:
+    """The content security policy admits only the page's own scripts and styles, each by its hash."""
     page = page_of({"name": "x"})
     policy = re.search(r'Content-Security-Policy" content="(.*?)"', page)
     assert policy is not None
@@ -103,7 +103,7 @@ async def copied(case: str, folder: Path, *names: str) -> Flow:
     return await flow_of(folder, unedited)
 
 
-async def test_events_alone(tmp_path: Path) -> None:
+async def test_recording_of_events_alone_is_shown(tmp_path: Path) -> None:
     """Of a recording that has only events the page shows these."""
     flow = await copied("function_call", tmp_path, "events.jsonl")
     assert flow.events
@@ -111,16 +111,16 @@ async def test_events_alone(tmp_path: Path) -> None:
     assert sum(len(row.get("events", ())) for row in layout_of(flow, "x")["rows"]) == len(flow.events)
 
 
-async def test_prompt_alone(tmp_path: Path) -> None:
-    """Of a recording that has only a prompt the page shows that, and says why there is no more."""
+async def test_recording_of_a_prompt_alone_is_shown(tmp_path: Path) -> None:
+    """The page shows the prompt, and a note says why there is no more."""
     flow = await copied("function_call", tmp_path, "prompt.jsonl")
     prompt = read_recording(tmp_path / "prompt.jsonl", Prompt).frames[0]
     assert layout_of(flow, "x")["prompts"][0]["count"] == len(prompt.token_ids)
     assert flow.notes
 
 
-async def test_without_its_model(tmp_path: Path) -> None:
-    """Where the model is not at hand, tokens are numbers, and the items are those that were recorded."""
+async def test_recording_without_its_model_shows_token_numbers(tmp_path: Path) -> None:
+    """Tokens are numbers, and items are the recorded ones."""
     for name in ("tokens.jsonl", "parsed.jsonl"):
         lines = (HARMONY / "function_call" / name).read_bytes().splitlines(keepends=True)
         header = b'{"type":"Recording","format":1,"model":"m","encoding":"chat"}\n'
@@ -135,8 +135,8 @@ async def test_without_its_model(tmp_path: Path) -> None:
     assert "does not say where its model is" in " ".join(flow.notes)
 
 
-async def test_tokens_without_items(tmp_path: Path) -> None:
-    """Nor is anything else needed for that."""
+async def test_tokens_are_shown_without_model_and_items(tmp_path: Path) -> None:
+    """Tokens alone suffice for a page."""
     lines = (HARMONY / "function_call" / "tokens.jsonl").read_bytes().splitlines(keepends=True)
     header = b'{"type":"Recording","format":1,"model":"m","encoding":"chat"}\n'
     (tmp_path / "tokens.jsonl").write_bytes(b"".join([header, *lines[1:]]))
@@ -144,24 +144,28 @@ async def test_tokens_without_items(tmp_path: Path) -> None:
     assert sum(len(row.get("tokens", ())) for row in layout["rows"]) == 32
 
 
-async def test_differing_events(tmp_path: Path) -> None:
-    """Where the stages say something else than they did, the page says from where on."""
+async def test_events_that_differ_from_replay_are_noted(tmp_path: Path) -> None:
+    """A note names the first event that the stages make differently now."""
     events = (HARMONY / "function_call" / "events.jsonl").read_bytes()
     shutil.copy(HARMONY / "function_call" / "tokens.jsonl", tmp_path)
     (tmp_path / "events.jsonl").write_bytes(events.replace(b'"delta":" call"', b'"delta":" CALL"'))
     assert "From number 6 on" in " ".join((await flow_of(tmp_path, unedited)).notes)
 
 
-def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command writes a page and says where."""
+def test_inspect_writes_a_page_and_prints_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command prints the path of the page that it wrote."""
     page = tmp_path / "there.html"
     penstock(["inspect", HARMONY / "greeting", page], monkeypatch)
     assert capsys.readouterr().out == f"{page}\n"
     assert data_of(page.read_text("utf-8"))["name"] == "greeting"
 
 
-def test_bad_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What is no recording, or a broken one, is named with its line, and the exit code is 2."""
+def test_broken_recording_is_reported_with_file_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code is 2."""
     lines = (HARMONY / "greeting" / "tokens.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "tokens.jsonl").write_bytes(b"".join([*lines[:3], b"nonsense\n", *lines[4:]]))
     with pytest.raises(SystemExit) as ended:
@@ -177,7 +181,7 @@ def test_bad_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         (["nowhere/page.html"], "nowhere/page.html: the page cannot be written: "),
     ],
 )
-def test_what_cannot_be_shown_is_told_in_a_line(
+def test_unusable_arguments_are_one_line_errors(
     arguments: list[str], problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The status is 2, as that of the other commands is."""
@@ -188,14 +192,14 @@ def test_what_cannot_be_shown_is_told_in_a_line(
     assert told.startswith(f"penstock: {problem}")
 
 
-async def test_nothing_recorded(tmp_path: Path) -> None:
+async def test_folder_without_recording_is_refused(tmp_path: Path) -> None:
     """A folder without a recording is none."""
     with pytest.raises(UnreadableRecording):
         await flow_of(tmp_path, unedited)
 
 
-def test_packaged() -> None:
-    """What pages are made of is part of the distribution."""
+def test_page_files_are_packaged() -> None:
+    """Files of the page are part of the distribution."""
     project = Path("pyproject.toml").read_text("utf-8")
     suffixes = {path.suffix for path in Path("pipeline/page").iterdir() if path.is_file()} - {".py"}
     assert all(f'"*{suffix}"' in project for suffix in suffixes)

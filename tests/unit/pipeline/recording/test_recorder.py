@@ -92,8 +92,8 @@ class Refusing(ScriptedEngine):
             yield frames
 
 
-async def test_a_turn_that_had_to_wait_is_recorded_once(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The prompt that there was no room for is the one that was taken then; nothing has failed."""
+async def test_turn_that_waited_for_room_is_recorded_once(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The recorded prompt is the one that the engine accepted, and the recording has no failure."""
     engine = Refusing(turns=(script(encoding, LOST), script(encoding)), refusals=[EngineOverloaded("full")] * 3)
     async with recorder(tmp_path / "r") as taps:
         assert (await asked(flow(taps, engine, encoding)))[-1].response.status == "completed"
@@ -106,8 +106,8 @@ async def test_a_turn_that_had_to_wait_is_recorded_once(encoding: HarmonyEncodin
         assert (recording.end.failure, recording.end.abandoned) == (None, False)
 
 
-async def test_a_turn_that_was_refused_fails(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Also where none of its frames came by the taps."""
+async def test_refused_turn_is_recorded_as_a_failure(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The failure is recorded although the turn has no frames."""
     engine = Refusing(turns=(script(encoding, LOST),), refusals=[EngineFailed("no more")])
     async with recorder(tmp_path / "r") as taps:
         assert (await asked(flow(taps, engine, encoding)))[-1].response.status == "failed"
@@ -117,8 +117,8 @@ async def test_a_turn_that_was_refused_fails(encoding: HarmonyEncoding, tmp_path
         assert (failure.error, failure.message) == ("EngineFailed", "no more")
 
 
-async def test_a_request_is_kept_with_its_own_response_only(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Whoever runs a conversation that another task understood does not record what it was asked last itself."""
+async def test_request_is_recorded_with_its_own_response_only(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """A task that runs a conversation from another task does not record its own last request with it."""
     engine = ScriptedEngine(script(encoding))
     async with recorder(tmp_path / "r") as taps:
         pipeline = flow(taps, engine, encoding)
@@ -130,8 +130,8 @@ async def test_a_request_is_kept_with_its_own_response_only(encoding: HarmonyEnc
     assert sum("request.json" in files(folder) for folder in (tmp_path / "r").iterdir()) == 1
 
 
-async def test_frames_count_their_seconds_from_the_beginning(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """That of the response, and not of the clock, to the microsecond."""
+async def test_frame_times_count_from_start_of_response(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Times are in microseconds from the start of the response."""
     ticks = count(start=1000)
     async with recorder(tmp_path / "r", clock=lambda: next(ticks) / 1_000_000) as taps:
         await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
@@ -144,15 +144,15 @@ async def test_frames_count_their_seconds_from_the_beginning(encoding: HarmonyEn
     assert times[-1] <= converse_too / 1_000_000
 
 
-async def test_what_was_conversed_is_all_there_is(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Its file stays, though there was one turn only, where no other says what was parsed."""
+async def test_conversed_frames_are_kept_if_recorded_alone(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The file stays even after a single turn, if no other file has the parsed frames."""
     async with recorder(tmp_path / "r", after=("converse",)) as taps:
         await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
     assert files(the_one(tmp_path / "r")) == {"conversed.jsonl"}
 
 
-async def test_what_an_error_says_is_a_text(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """It may quote anything, so that without texts only its kind is told, wherever it stands."""
+async def test_error_message_is_redacted_as_text(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """A message may quote anything, so without texts only the kind of the error is written."""
     engine = ScriptedEngine(script(encoding, error=EngineFailed("It broke at quokka 7.")))
     async with recorder(tmp_path / "r", redact=partial(WithoutTexts, harmony_words)) as taps:
         await asked(flow(taps, engine, encoding))
@@ -164,10 +164,10 @@ async def test_what_an_error_says_is_a_text(encoding: HarmonyEncoding, tmp_path:
     assert [path.name for path in folder.iterdir() if "quokka" in path.read_text()] == []
 
 
-async def test_what_was_refused_is_nowhere(
+async def test_refused_request_leaves_no_recording(
     encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No folder is made for it, and the log does not say that a recording was cut."""
+    """It gets no folder, and the log does not report a cut recording."""
     async with recorder(tmp_path / "r") as taps:
         with pytest.raises(EngineOverloaded):
             await asked(flow(taps, ScriptedEngine(Script(refusal=EngineOverloaded("full"))), encoding))
@@ -190,10 +190,10 @@ def is_beginning(told: Sequence[int], whole: Sequence[int]) -> bool:
     return 0 < len(told) < len(whole) and [*whole[: len(told)]] == [*told]
 
 
-async def test_a_gap_is_the_end_of_a_recording(
+async def test_recording_ends_at_its_first_gap(
     encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Once there was no room for a frame, those behind it are not noted either, though there is room again."""
+    """After a frame for which there was no room, no frame is recorded, even if there is room again."""
     engine = ScriptedEngine(script(encoding, COUNT))
     async with recorder(tmp_path / "r", most_waiting=40, after=("generate",)) as taps:
         async with flow(taps, engine, encoding).open(replay([await request_of()])) as events:
@@ -207,8 +207,8 @@ async def test_a_gap_is_the_end_of_a_recording(
     assert is_beginning(tokens_in(the_one(tmp_path / "r") / "tokens.jsonl"), engine.script.token_ids)
 
 
-async def test_without_any_room_nothing_is_noted(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Not even what comes first."""
+async def test_nothing_is_recorded_without_room(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Not even the first frame is recorded."""
     async with recorder(tmp_path / "r", most_waiting=0) as taps:
         await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
     assert not files(the_one(tmp_path / "r")) & {"tokens.jsonl", "parsed.jsonl", "events.jsonl"}
@@ -228,10 +228,10 @@ class Failing(Redaction):
         return (frame,)
 
 
-async def test_what_cannot_be_redacted_cuts_the_recording(
+async def test_failing_redaction_cuts_its_recording_only(
     encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All of it, once, and with where it was in the log; others are written."""
+    """The whole recording is cut once, with the traceback in the log; others are written."""
     engine = ScriptedEngine(script(encoding, COUNT))
     redactions = iter([Failing(), Redaction()])
     async with recorder(tmp_path / "r", redact=lambda: next(redactions)) as taps:
@@ -253,10 +253,10 @@ async def until(happened: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_disk_that_was_full_for_a_moment_leaves_no_gap(
+async def test_disk_that_was_full_leaves_no_gap(
     encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was written before can be read, and nothing follows, though there is room again."""
+    """Frames before the failure can be read, and none follow, even if there is room again."""
     write, is_full = os.write, False
 
     def fill(file: int, data: Any) -> int:
@@ -287,10 +287,10 @@ async def test_a_disk_that_was_full_for_a_moment_leaves_no_gap(
 
 
 @pytest.mark.parametrize(("stage", "name", "told"), [("emit", "say", "'emit'"), ("persist", "record parse", "repeat")])
-async def test_stages_of_other_names_are_told(
+async def test_recording_renamed_stages_is_refused(
     encoding: HarmonyEncoding, tmp_path: Path, stage: str, name: str, told: str
 ) -> None:
-    """A plug-in may have given them: what is recorded is told by the names that all know."""
+    """Recordings are named by the usual stages, so a plug-in that renames one is refused."""
     pipeline = harmony_responses(("tiny",), ScriptedEngine(), encoding, LiveResponses(Store(Nowhere())))
     renamed = pipeline.edited(stage, lambda step: (Step(name, step.stage),))
     async with recorder(tmp_path / "r") as taps:
@@ -299,14 +299,14 @@ async def test_stages_of_other_names_are_told(
 
 
 @pytest.mark.parametrize("is_full", [False, True])
-async def test_what_is_written_is_let_go(
+async def test_written_frames_are_released(
     encoding: HarmonyEncoding,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     is_full: bool,
 ) -> None:
-    """At once, prompts and all: a server that looks for garbage seldom must not wait for it."""
+    """They are released at once, prompts included, without the garbage collector."""
 
     def fill(file: int, data: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -327,10 +327,10 @@ async def test_what_is_written_is_let_go(
         gc.enable()
 
 
-async def test_a_disk_that_takes_little_at_once_gets_all(
+async def test_partial_writes_are_completed(
     encoding: HarmonyEncoding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a write leaves over is written by the next one."""
+    """The next write continues with the rest."""
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:100]))
     async with recorder(tmp_path / "r", after=("generate",)) as taps:
@@ -338,10 +338,10 @@ async def test_a_disk_that_takes_little_at_once_gets_all(
     assert read(the_one(tmp_path / "r"), "generate").end == End(len(script(encoding).token_ids) + 2)
 
 
-async def test_a_server_does_not_wait_for_a_disk_that_hangs(
+async def test_shutdown_does_not_wait_for_a_hanging_disk(
     encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It ends all the same, and the log says what that costs."""
+    """The server stops, and the log reports the cut recordings."""
     write, hangs = os.write, threading.Event()
     monkeypatch.setattr(module, "LAST_WRITES", 0.05)
     monkeypatch.setattr(os, "write", lambda file, data: hangs.wait(60) and write(file, data))

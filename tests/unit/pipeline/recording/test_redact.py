@@ -49,12 +49,12 @@ def told(**body: Any) -> dict[str, Any]:
         ({"cache_salt": "canary", "api_key": "canary", "store": False}, {"store": False}),
     ],
 )
-def test_secrets_are_left_out_wherever_a_client_says_them(said: dict[str, Any], shown: dict[str, Any]) -> None:
-    """Keys, paths and queries; whose request it is, and which server and tool, stays."""
+def test_secrets_are_left_out_at_any_place(said: dict[str, Any], shown: dict[str, Any]) -> None:
+    """Keys, paths and queries go; owner, server and tool stay."""
     assert told(**said) == shown
 
 
-def test_what_only_looks_like_secrets_stays() -> None:
+def test_parameters_named_like_secrets_stay() -> None:
     """The parameters of a function may have any names."""
     properties = {name: {"type": "string"} for name in ("headers", "authorization", "tools", "network_policy")}
     function = {"type": "function", "name": "fetch", "parameters": {"type": "object", "properties": properties}}
@@ -62,7 +62,7 @@ def test_what_only_looks_like_secrets_stays() -> None:
     assert told(**body) == body
 
 
-def test_what_is_no_url_shows_nothing() -> None:
-    """A choice that repeats a tool is not looked at as closely as the tool."""
+def test_malformed_url_is_left_out() -> None:
+    """A tool choice is checked less strictly than a tool, but is redacted as well."""
     choice: dict[str, Any] = {"type": "mcp", "server_label": "wiki", "server_url": ["canary"]}
     assert "canary" not in str(told(tool_choice=choice))

@@ -25,29 +25,29 @@ IDS = [f"resp_{sha256(bytes([number % 256, number // 256])).hexdigest()[:32]}" f
         ("1", ALWAYS),
     ],
 )
-def test_what_an_operator_says(said: str, condition: Condition) -> None:
-    """A number is a rate, all else a header."""
+def test_condition_is_a_rate_or_a_header(said: str, condition: Condition) -> None:
+    """A number is a rate, anything else is a header."""
     assert Condition.parse(said) == condition
 
 
 @pytest.mark.parametrize("said", ["0", "-1", "1.5", "nan", "inf", "", "=yes", "x record", "x:y"])
-def test_what_means_nothing_is_refused(said: str) -> None:
-    """Neither a rate that is none, nor what no header is called."""
+def test_senseless_condition_is_refused(said: str) -> None:
+    """A rate out of bounds and a name that no header can have are errors."""
     with pytest.raises(ValueError, match="rate between 0 and 1"):
         Condition.parse(said)
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.floats(0.01, 1))
-def test_so_many_are_chosen(rate: float) -> None:
-    """About as many as were asked for; whoever is chosen at a rate is so at a higher one."""
+def test_rate_selects_about_its_share(rate: float) -> None:
+    """The share is close to the rate, and a higher rate selects all that a lower one does."""
     chosen = [name for name in IDS if Condition(rate=rate).chooses(name, Origin())]
     assert abs(len(chosen) / len(IDS) - rate) < 0.06
     assert all(Condition(rate=min(1, rate * 2)).chooses(name, Origin()) for name in chosen)
 
 
-def test_a_header_decides_alone() -> None:
-    """Its name in any case, its value as it is; the id has no say."""
+def test_header_condition_ignores_response_id() -> None:
+    """The name matches in any case, the value exactly."""
     any_value, yes = Condition("x-record"), Condition("x-record", "yes")
     for headers, met in (
         ({}, (False, False)),

@@ -12,8 +12,8 @@ from pipeline.recording.redact import Redaction
 from pipeline.recording.take import BEGUN, OVER, Take
 
 
-def test_a_lost_take_is_left_as_it_is(tmp_path: Path) -> None:
-    """Whatever waited when it was lost is not written: a file that was cut has no hole, and no end."""
+def test_lost_take_is_not_written_further(tmp_path: Path) -> None:
+    """Frames that wait at the loss are dropped: a cut file has no hole and no end."""
     take = Take(tmp_path / "resp", Header(FORMAT), 0.0, Redaction())
     track = take.track("generate", ("generate",))
     track.take_in(0.0, BEGUN)
@@ -27,8 +27,8 @@ def test_a_lost_take_is_left_as_it_is(tmp_path: Path) -> None:
     assert track.path.read_bytes() == written
 
 
-def test_what_a_dead_server_left_of_a_response_goes(tmp_path: Path) -> None:
-    """Where it is run again, files of two runs do not mix; what is no part of a recording stays."""
+def test_files_of_a_dead_servers_run_are_removed(tmp_path: Path) -> None:
+    """Files of two runs of a response do not mix; other files stay."""
     for name in ("request.json", "response.json", "conversed.jsonl", "notes.txt"):
         (tmp_path / name).write_text("old")
     take = Take(tmp_path, Header(FORMAT), 0.0, Redaction())
@@ -36,8 +36,8 @@ def test_what_a_dead_server_left_of_a_response_goes(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_of_a_lost_take_nothing_is_told_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One line for all of its files, and no end for any, be it lost behind the last frame."""
+def test_lost_take_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One line covers all its files, and none gets an end, even if the loss comes after the last frame."""
     take = Take(tmp_path / "resp", Header(FORMAT), 0.0, Redaction())
     tracks = [take.track(stage, ("generate", "parse")) for stage in ("generate", "parse")]
     for track in tracks:
@@ -48,7 +48,7 @@ def test_of_a_lost_take_nothing_is_told_twice(tmp_path: Path, caplog: pytest.Log
     assert all(track.is_cut for track in tracks)
 
 
-def test_a_file_that_was_deleted_is_not_begun_again(tmp_path: Path) -> None:
+def test_deleted_file_is_not_created_again(tmp_path: Path) -> None:
     """It would have neither a header nor its first frames."""
     take = Take(tmp_path / "resp", Header(FORMAT), 0.0, Redaction())
     track = take.track("generate", ("generate",))

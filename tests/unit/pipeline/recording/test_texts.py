@@ -15,8 +15,8 @@ SCHEMA = {"type": "object", "properties": {"Alice": {"const": "Bob"}}}
 
 
 @given(st.text())
-def test_a_shape_is_as_long_as_its_text(text: str) -> None:
-    """Nothing is left of letters and digits, and all of the rest."""
+def test_shape_has_the_length_of_its_text(text: str) -> None:
+    """Letters and digits are replaced, all other characters stay."""
     shaped = shape(text)
     assert len(shaped) == len(text)
     assert shape(shaped) == shaped
@@ -24,8 +24,8 @@ def test_a_shape_is_as_long_as_its_text(text: str) -> None:
     assert not {character for character in shaped if character.isalnum()} - {"x", "0"}
 
 
-def test_variables_of_templates_are_left_out() -> None:
-    """Their names, too, are what an operator or a client thought of."""
+def test_template_variables_are_left_out() -> None:
+    """Their names are left out too, as an operator or a client chose them."""
     assert without_texts(ChatTurn({"customer": "Alice"})).variables == {}
 
 
@@ -36,14 +36,14 @@ def test_variables_of_templates_are_left_out() -> None:
         {"type": "shell", "environment": {"type": "container_auto", "env": {"ALICE": "Bob"}}},
     ],
 )
-def test_names_within_tools_are_left_out(tool: dict[str, object]) -> None:
-    """Of a schema nothing stays, and of an environment not even what its variables are called."""
+def test_names_inside_tools_are_left_out(tool: dict[str, object]) -> None:
+    """Schemas go, and environments with the names of their variables."""
     told = without_texts(replace(response(), tools=[tool]))
     assert "lice" not in str(told).lower()
     assert told.tools[0]["type"] == tool["type"]
 
 
-def test_a_schema_of_an_answer_is_left_out() -> None:
+def test_answer_schema_is_left_out() -> None:
     """Its name stays."""
     form = {"type": "json_schema", "name": "person", "schema": SCHEMA}
     assert without_texts(replace(response(), text={"format": form})).text == {"format": form | {"schema": {}}}
