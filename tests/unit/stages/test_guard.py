@@ -18,35 +18,35 @@ PUBLIC = "8.8.8.8 93.184.216.34 2606:4700::1111 2001:4860:4860::8888 64:ff9b::80
 
 
 @pytest.mark.parametrize("address", SPECIAL.split())
-def test_addresses_that_are_not_public_are_refused(address: str) -> None:
-    """No special address passes, in whatever form it comes."""
+def test_special_addresses_are_refused(address: str) -> None:
+    """This holds for any notation."""
     with pytest.raises(Blocked):
         check_address(address)
 
 
 @pytest.mark.parametrize("address", PUBLIC.split())
 def test_public_addresses_pass(address: str) -> None:
-    """Public addresses pass, also where an IPv6 address stands for one."""
+    """An IPv6 address may stand for one."""
     check_address(address)
 
 
-def test_addresses_of_this_machine_are_known() -> None:
-    """Also those that others would call public: what listens there is not meant for everybody."""
+def test_own_addresses_are_known() -> None:
+    """This machine is private even at a public address."""
     for own in ("127.0.0.1", "::1"):
         assert _is_own(ip_address(own))
     for foreign in ("8.8.8.8", "2606:4700::1111"):
         assert not _is_own(ip_address(foreign))
 
 
-def test_what_is_no_address_is_refused() -> None:
-    """A name or another form of number is never an address."""
+def test_malformed_address_is_refused() -> None:
+    """A name or another notation of a number is no address."""
     for text in ("localhost", "2130706433", "127.1", "0177.0.0.1", "/run/socket", ""):
         with pytest.raises(Blocked):
             check_address(text)
 
 
-def test_the_operator_allows_networks_and_addresses() -> None:
-    """What the operator lists passes, in every form, and its neighbours do not."""
+def test_allowed_networks_and_addresses_pass() -> None:
+    """This holds for any notation, and not for their neighbours."""
     allowed = AllowedNetworks.parse(["10.0.0.0/8", "127.0.0.2", "[::1]", "fd00::/8"])
     for address in ("10.9.8.7", "::ffff:10.9.8.7", "127.0.0.2", "::1", "fd12::1"):
         check_address(address, allowed)
@@ -55,8 +55,8 @@ def test_the_operator_allows_networks_and_addresses() -> None:
             check_address(address, allowed)
 
 
-def test_the_operator_allows_hosts_by_name() -> None:
-    """Names are told from addresses, and compared as DNS does."""
+def test_hosts_are_allowed_by_name() -> None:
+    """Names are distinguished from addresses, and compared as in DNS."""
     allowed = AllowedNetworks.parse(["Tools.internal.", "mcp-1", "10.0.0.1"])
     assert allowed.hosts == {"tools.internal", "mcp-1"}
     assert allowed.names("tools.INTERNAL")
@@ -65,7 +65,7 @@ def test_the_operator_allows_hosts_by_name() -> None:
 
 
 @pytest.mark.parametrize("entry", ["10.0.0.1/8", "http://tools", "tools:80", "127.1", "2130706433", "", "a b", "*.com"])
-def test_other_entries_are_refused_by_name(entry: str) -> None:
-    """An allow-list that would not mean what it says is an error at the start."""
+def test_malformed_entries_are_refused(entry: str) -> None:
+    """An allow-list with another meaning is an error at the start."""
     with pytest.raises(ValueError, match="neither"):
         AllowedNetworks.parse([entry])

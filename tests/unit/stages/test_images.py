@@ -16,8 +16,8 @@ _kinds = st.sampled_from([*IMAGES, "image/jpg", "IMAGE/PNG"])
 
 
 @given(kind=_kinds, start=_starts, rest=st.binary(max_size=200), options=st.sampled_from(["", ";charset=utf-8"]))
-async def test_an_image_in_base64_is_one(kind: str, start: bytes, rest: bytes, options: str) -> None:
-    """Whatever follows the beginning of an image, and whichever of the types it is said to be."""
+async def test_base64_image_is_accepted(kind: str, start: bytes, rest: bytes, options: str) -> None:
+    """Any bytes may follow the start of an image, under any image type."""
     url = f"data:{kind}{options};base64,{base64.b64encode(start + rest).decode()}"
     await check_data_url(url, Pace())
     assert image_in(url) == start + rest
@@ -29,8 +29,8 @@ async def test_an_image_in_base64_is_one(kind: str, start: bytes, rest: bytes, o
 @example("data:image/png;base64,iVBORw0KGgo=iVBORw0KGgo=")
 @example("data:image/png,iVBORw0KGgo=")
 @example("data:;base64,iVBORw0KGgo=")
-async def test_nothing_else_is_an_image(url: str) -> None:
-    """What passes can be decoded by anybody, and begins like an image; all else is refused in words."""
+async def test_anything_else_is_refused(url: str) -> None:
+    """An accepted URL can be decoded by any reader, and begins like an image."""
     try:
         await check_data_url(url, Pace())
     except NoImage:
@@ -39,8 +39,8 @@ async def test_nothing_else_is_an_image(url: str) -> None:
 
 
 @given(at=st.integers(0, 140_000), flaw=st.sampled_from(["=", " ", "\n", "-", "é", "==="]))
-async def test_a_flaw_is_found_wherever_it_is(at: int, flaw: str) -> None:
-    """A long image is looked at in pieces, and no flaw hides where they meet."""
+async def test_flaw_is_found_at_any_place(at: int, flaw: str) -> None:
+    """A long image is checked in pieces, and no flaw hides between two."""
     encoded = base64.b64encode(png() + bytes(100_000)).decode()
     at = min(at, len(encoded) - 4)
     with pytest.raises(NoImage):
@@ -58,14 +58,14 @@ async def test_a_flaw_is_found_wherever_it_is(at: int, flaw: str) -> None:
         ("data:image/png;base64,iVBORw0KGg", "base64"),
     ],
 )
-async def test_the_reason_is_told(url: str, reason: str) -> None:
-    """A client learns what is wrong with its image."""
+async def test_refusal_has_a_reason(url: str, reason: str) -> None:
+    """The client learns the mistake."""
     with pytest.raises(NoImage, match=reason):
         await check_data_url(url, Pace())
 
 
-async def test_an_image_has_a_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit is that of the image; one byte more is too much."""
+async def test_image_size_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One byte over the limit is too much."""
     monkeypatch.setattr(images, "LARGEST_IMAGE", 300)
     await check_data_url(data_url(png().ljust(300, b"\0")), Pace())
     with pytest.raises(NoImage, match="larger"):
@@ -73,6 +73,6 @@ async def test_an_image_has_a_size_limit(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("kind", IMAGES)
-def test_what_was_fetched_is_named_by_what_it_is(kind: str) -> None:
+def test_data_url_has_the_type_of_its_bytes(kind: str) -> None:
     """The type in a data URL of ours is that of the bytes."""
     assert as_data_url(IMAGES[kind]) == data_url(IMAGES[kind], kind)

@@ -31,8 +31,8 @@ from stages.log import in_words, log_outputs
 from tests.support.frames import FOUND, WRITTEN, whole_turn, written
 
 
-async def test_each_item_is_logged_once_it_is_done(caplog: pytest.LogCaptureFixture) -> None:
-    """Every event passes as it came, and every item leaves one line that says what it is."""
+async def test_each_item_is_logged_when_it_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    """Events pass unchanged, and every item gets one line."""
     events = written(whole_turn())
     with caplog.at_level(logging.INFO):
         logged: Pipeline[ResponseEvent, ResponseEvent] = Pipeline.start("log", log_outputs)
@@ -64,13 +64,13 @@ async def test_each_item_is_logged_once_it_is_done(caplog: pytest.LogCaptureFixt
         (ApplyPatchCall("apc_1", "call_1", {"path": "a"}, "completed"), """apply_patch_call: '{"path":"a"}'"""),
     ],
 )
-def test_an_item_is_one_line(item: OutputItem, line: str) -> None:
-    """Whatever is in an item stands on one line, under what kind of item it is."""
+def test_item_is_logged_in_one_line(item: OutputItem, line: str) -> None:
+    """The line begins with the item's type."""
     assert in_words(item) == line
 
 
-def test_a_line_names_its_response() -> None:
-    """The filter gives each record the id that its task works for, and a dash where there is none."""
+def test_log_line_names_its_response() -> None:
+    """The filter adds the id of the task's response, or a dash."""
     record = logging.makeLogRecord({"msg": "words", "name": "stages", "levelname": "INFO"})
     assert name_response(record)
     assert " INFO - stages: words" in logging.Formatter(FORMAT).format(record)

@@ -34,8 +34,8 @@ async def renamed(events: Iterable[ResponseEvent]) -> list[OpenResponsesEvent]:
         return [event async for event in out]
 
 
-async def test_raw_reasoning_has_another_name() -> None:
-    """Its events are those of Open Responses, with the same fields in the same order."""
+async def test_raw_reasoning_events_are_renamed() -> None:
+    """They have the names of Open Responses, with the same fields in the same order."""
     events = await renamed(written(whole_turn()))
     wire = [on_the_wire(event) for event in events[4:7]]
     place = {"item_id": "rs_10000", "output_index": 0, "content_index": 0}
@@ -49,31 +49,31 @@ async def test_raw_reasoning_has_another_name() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(turn=turns())
-async def test_everything_else_is_the_same(turn: Frames) -> None:
-    """No event is added, lost, moved or changed beside the two names."""
+async def test_other_events_are_unchanged(turn: Frames) -> None:
+    """No event is added, lost, moved or changed except for the two names."""
     events = written(turn)
     ours = [on_the_wire(event) for event in events]
     theirs = [on_the_wire(event) for event in await renamed(events)]
     assert theirs == [{**body, "type": RENAMED.get(body["type"], body["type"])} for body in ours]
 
 
-async def test_what_is_the_same_is_not_even_copied() -> None:
-    """Most events pass as they came."""
+async def test_unchanged_events_are_not_copied() -> None:
+    """Most events pass as the same object."""
     events = written((started(), *message("Hel", AnnotationAdded({}), "lo!"), finished()))
     passed = await renamed(events)
     assert all(event is given for event, given in zip(passed, events, strict=True))
 
 
-async def test_what_the_server_runs_is_told_in_the_same_words() -> None:
-    """Open Responses has no names of its own for it: all of it passes as it came."""
+async def test_server_side_calls_are_unchanged() -> None:
+    """Open Responses has no names of its own for them."""
     events = written(served_turns())
     passed = await renamed(events)
     told = [(event, given) for event, given in zip(passed, events, strict=True) if event is not given]
     assert {given.__struct_config__.tag for _, given in told} == set(RENAMED)
 
 
-async def test_nothing_is_null_that_must_not_be() -> None:
-    """Open Responses leaves out the reasoning fields that have no value: its readers take no null for them."""
+async def test_absent_fields_are_left_out() -> None:
+    """Open Responses allows no null in the fields of reasoning."""
     for event in await renamed(written((started(), *reasoning("So."), *message("Hello!"), finished()))):
         items = [on_the_wire(event).get("item"), *(on_the_wire(event).get("response") or {}).get("output", ())]
         for item in items:

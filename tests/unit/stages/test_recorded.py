@@ -7,7 +7,7 @@ from stages.recorded import model_of
 
 
 def test_options_of_another_version_are_named() -> None:
-    """What cannot be read here is missing, and no bug."""
+    """The model counts as missing, without an exception."""
     model = model_of(Header(FORMAT, encoding="chat", source="somewhere", options={"bogus": 1, "absent": 2}))
     assert model.spelling is None
     assert model.missing == "nobody here knows its options absent, bogus"

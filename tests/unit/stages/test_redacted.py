@@ -76,7 +76,7 @@ def redacted(folder: Path, stage: str, redaction: WithoutTexts) -> list[Any]:
 @pytest.mark.parametrize("folder", HARMONY_CASES, ids=lambda folder: folder.name)
 @pytest.mark.parametrize("words_of", [harmony_words, None], ids=["harmony", "chat"])
 def test_no_word_survives(folder: Path, words_of: Any) -> None:
-    """All that is still spelled out are names and words of the protocol; the file can still be read."""
+    """Only names and words of the protocol remain, and the file can still be read."""
     redaction = WithoutTexts(words_of)
     for stage, (name, junction) in FILES.items():
         for frame in redacted(folder, stage, redaction) if (folder / name).exists() and redaction.keeps(stage) else ():
@@ -87,8 +87,8 @@ def test_no_word_survives(folder: Path, words_of: Any) -> None:
 
 
 @pytest.mark.parametrize("folder", HARMONY_CASES, ids=lambda folder: folder.name)
-async def test_the_same_things_happen_in_a_replay(folder: Path, encoding: HarmonyEncoding) -> None:
-    """The parser finds the same items, calls and repairs in tokens that say nothing."""
+async def test_replay_has_the_same_items(folder: Path, encoding: HarmonyEncoding) -> None:
+    """The parser finds the same items, calls and repairs in redacted tokens."""
     told = redacted(folder, "generate", WithoutTexts(harmony_words))
     before = await through(ParseHarmony(encoding), read_frames(folder / "tokens.jsonl", TokenFrame))
     after = await through(ParseHarmony(encoding), told)
@@ -113,10 +113,10 @@ def kinds(frames: list[Any], folder: Path) -> list[Any]:
 
 @settings(deadline=None)
 @given(text=st.text(max_size=200), data=st.data())
-def test_tokens_say_what_the_shape_of_their_text_says(
+def test_redacted_tokens_spell_the_shape_of_their_text(
     encoding: HarmonyEncoding, text: str, data: st.DataObject
 ) -> None:
-    """However they are cut into chunks, also within a character."""
+    """This holds for any chunks, even within a character."""
     tokens = [MESSAGE, *encoding.encode(text), RETURN]
     machine, written = HarmonyWords(encoding), list[int]()
     while tokens:
@@ -129,8 +129,8 @@ def test_tokens_say_what_the_shape_of_their_text_says(
 
 @settings(deadline=None)
 @given(said=st.lists(st.from_regex(r"\A ?[b-wyzB-WYZ]{4,9}[.,]?\Z"), max_size=80))
-def test_what_is_in_no_message_is_crossed_out_as_well(encoding: HarmonyEncoding, said: list[str]) -> None:
-    """A model that forgets its markup says no more for it; only words of headers can be told from nothing."""
+def test_text_outside_messages_is_redacted(encoding: HarmonyEncoding, said: list[str]) -> None:
+    """Malformed output shows no more; only words of headers remain."""
     machine = HarmonyWords(encoding, ["get_weather"])
     written = encoding.decode([*machine.feed(encoding.encode(" ".join(said))), *machine.finish()])
     known = {"system", "developer", "user", "tool", "json", "code", "functions", "comm", "comme", "commen", "fina"}
@@ -138,23 +138,23 @@ def test_what_is_in_no_message_is_crossed_out_as_well(encoding: HarmonyEncoding,
 
 
 @given(st.text())
-def test_a_shape_keeps_all_but_the_words(text: str) -> None:
-    """Lengths, white space and punctuation; twice is once."""
+def test_shape_keeps_length_and_punctuation(text: str) -> None:
+    """White space stays too, and shaping twice is the same as once."""
     told = shape(text)
     assert (len(told), shape(told)) == (len(text), told)
     for said, shown in zip(text, told, strict=True):
         assert shown == said or (shown == "x" and not said.isspace()) or shown == "0"
 
 
-def test_names_that_look_alike_hold_nobody_up(encoding: HarmonyEncoding) -> None:
-    """A request that names its tools for it cannot keep the thread that writes busy."""
+def test_similar_names_do_not_slow_redaction(encoding: HarmonyEncoding) -> None:
+    """A request cannot keep the writer thread busy by the names of its tools."""
     machine = HarmonyWords(encoding, ["a" * length for length in range(1, 60)])
     machine.feed(encoding.encode("a" * 190 + "!"))
     assert machine.finish()
 
 
-def test_a_chat_models_tokens_are_nowhere() -> None:
-    """Neither in files of their own nor beside what they say."""
+def test_chat_tokens_are_left_out() -> None:
+    """They are neither in files of their own nor in other frames."""
     redaction = WithoutTexts(None)
     assert [stage for stage in FILES if redaction.keeps(stage)] == ["normalize", "parse", "converse", "emit"]
     folder = next(case for case in HARMONY_CASES if case.name == "function_call_result")

@@ -37,22 +37,22 @@ def rewritten(held: re.Pattern[str], *pieces: str) -> list[str]:
         re.compile("(?m)^[a-zA-Z]+$"),
     ],
 )
-def test_any_pattern_says_what_is_held(held: re.Pattern[str]) -> None:
-    """Its flags may stand in it, and so may comments and alternatives."""
+def test_any_pattern_may_hold_text(held: re.Pattern[str]) -> None:
+    """It may have flags, comments and alternatives."""
     assert rewritten(held, "SEC", "RET", " 1") == ["[] 1"]
 
 
 @pytest.mark.parametrize("opened", [MessageOpened(), ReasoningOpened(), RefusalOpened()])
-def test_what_people_read_is_rewritten(opened: ParsedFrame) -> None:
-    """Thoughts and refusals as well; arguments of calls are not."""
+def test_displayed_text_is_rewritten(opened: ParsedFrame) -> None:
+    """This includes reasoning and refusals, but not arguments of calls."""
     for first, text in ((opened, "A"), (FunctionCallOpened("call_1", "f"), "a")):
         rewriter = Rewriter(str.upper, re.compile("x"))
         assert list(rewriter.feed(first)) == [first]
         assert list(rewriter.feed(ItemDelta("a"))) == [ItemDelta(text)]
 
 
-def test_what_was_held_belongs_to_its_item() -> None:
-    """It comes ahead of its end, and the next item begins without it."""
+def test_held_text_belongs_to_its_item() -> None:
+    """It comes before the item's end, and the next item begins without it."""
     rewriter = Rewriter(str.upper, re.compile("[a-z]+"))
     frames: list[ParsedFrame] = [
         MessageOpened("final_answer"),
@@ -63,8 +63,8 @@ def test_what_was_held_belongs_to_its_item() -> None:
     assert given == 2 * [MessageOpened("final_answer"), ItemDelta("AB"), ItemClosed(complete=True, token_ids=())]
 
 
-def test_what_is_not_changed_keeps_its_tokens() -> None:
-    """And what is, loses them, though what comes behind is not."""
+def test_unchanged_item_keeps_its_tokens() -> None:
+    """A changed one loses them."""
     rewriter = Rewriter(lambda text: text.replace("a", "b"), re.compile("x"))
     for texts, token_ids in ((("c", "d"), (1,)), (("a", "d"), ())):
         frames: list[ParsedFrame] = [

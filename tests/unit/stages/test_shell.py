@@ -3,16 +3,16 @@ import pytest
 from stages.shell import ArgumentsInvalid, ShellCall, shell_action, shell_call, shown
 
 
-def test_what_gpt_oss_writes_is_read() -> None:
-    """A command comes as its words, with a folder, variables and milliseconds."""
+def test_gpt_oss_call_is_read() -> None:
+    """It has a command as words, a folder, variables and milliseconds."""
     text = '{"cmd": ["bash", "-lc", "ls -l"], "workdir": "/mnt/data", "env": {"A": "1"}, "timeout": 1500}'
     assert shell_call(text) == ShellCall(
         commands=(("bash", "-lc", "ls -l"),), workdir="/mnt/data", env={"A": "1"}, timeout_ms=1500
     )
 
 
-def test_the_action_of_the_api_is_read() -> None:
-    """Commands that come as text are scripts."""
+def test_api_action_is_read() -> None:
+    """Commands that are strings are scripts."""
     assert shell_call('{"commands": ["ls", "pwd"], "timeout_ms": 9, "max_output_length": 10}') == ShellCall(
         commands=(("bash", "-c", "ls"), ("bash", "-c", "pwd")), timeout_ms=9, max_output_length=10
     )
@@ -39,15 +39,15 @@ def test_the_action_of_the_api_is_read() -> None:
         '{"commands": [' + ",".join(['"ls"'] * 65) + "]}",
     ],
 )
-def test_what_is_no_call_is_refused_and_still_shown(text: str) -> None:
-    """Wrong arguments are told the model, and the wire tells them as they are."""
+def test_invalid_call_is_refused_and_shown(text: str) -> None:
+    """The model gets an error, and the item shows the arguments unchanged."""
     with pytest.raises(ArgumentsInvalid):
         shell_call(text)
     assert shell_action(text) == {"commands": [text]}
 
 
-def test_the_action_tells_scripts_without_their_shell() -> None:
-    """A client reads the commands as one would type them."""
+def test_action_shows_scripts_without_their_shell() -> None:
+    """A client sees the commands as one types them."""
     assert shell_action('{"cmd": ["bash", "-lc", "ls | wc"], "timeout": 20.5}') == {
         "commands": ["ls | wc"],
         "timeout_ms": 20,
@@ -60,6 +60,6 @@ def test_the_action_tells_scripts_without_their_shell() -> None:
 
 
 def test_other_programs_are_shown_as_words() -> None:
-    """Words that need it are quoted."""
+    """They are quoted if needed."""
     assert shown(("grep", "-r", "two words", ".")) == "grep -r 'two words' ."
     assert shown(("bash", "script.sh")) == "bash script.sh"

@@ -57,8 +57,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_template_tells_how_its_model_writes(case: str) -> None:
-    """The marks of the template name the parsers; where families share them, the type of the model does."""
+def test_template_selects_parsers_of_its_model(case: str) -> None:
+    """The marks of the template select the parsers; if families share them, the model type decides."""
     template, model_type, reasoning, tool_calls = CASES[case]
     assert template is not None
     assert model_type is not None
@@ -69,16 +69,16 @@ def test_a_template_tells_how_its_model_writes(case: str) -> None:
 
 
 @given(st.sampled_from([*TOOL_CALLS, *REASONING]), st.text(max_size=20))
-def test_every_sign_can_be_met(sign: Sign, between: str) -> None:
-    """None is hidden by what stands above it: there is a model for which it decides."""
+def test_every_sign_selects_its_parser_for_some_model(sign: Sign, between: str) -> None:
+    """No sign is shadowed by those above it."""
     signs = TOOL_CALLS if sign in TOOL_CALLS else REASONING
     template = between.join(sign.marks)
     found = {guess(signs, template, kind).parser for kind in (*sign.types, "another") if sign.fits(template, kind)}
     assert sign.parser in found
 
 
-def test_a_guess_says_why() -> None:
-    """An operator reads in the log what the parser was told by, or that nothing told of any."""
+def test_guess_gives_its_reason() -> None:
+    """The log says which marks selected the parser, or that none did."""
     assert guess(TOOL_CALLS, QWEN3_5, "mimo_v2").why == (
         "its template has <function= and <parameter= and it is a mimo_v2 model"
     )

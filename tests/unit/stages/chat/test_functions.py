@@ -16,8 +16,8 @@ def told(toolset: Toolset) -> dict[str, dict[str, object]]:
     return {function["function"].pop("name"): function["function"] for function in nested}
 
 
-def test_functions_are_told_as_they_came() -> None:
-    """Description, schema, strictness; one without parameters takes none."""
+def test_functions_are_offered_unchanged() -> None:
+    """Description, schema and strictness are kept; a function without a schema takes no parameters."""
     tools = (FunctionTool("one", "Says one.", SCHEMA, strict=True), FunctionTool("two"))
     assert told(Toolset(tools)) == {
         "one": {"description": "Says one.", "parameters": SCHEMA, "strict": True},
@@ -25,15 +25,15 @@ def test_functions_are_told_as_they_came() -> None:
     }
 
 
-def test_a_namespace_is_introduced_with_its_first_tool() -> None:
+def test_namespace_description_precedes_that_of_its_first_tool() -> None:
     """Chat templates have no other place for it."""
     tools = (McpTool("docs", "ask", "Asks.", SCHEMA), McpTool("docs", "list", "Lists.", SCHEMA))
     descriptions = [tool["description"] for tool in told(Toolset(tools, descriptions={"docs": "The docs."})).values()]
     assert descriptions == ["The docs.\n\nAsks.", "Lists."]
 
 
-def test_a_custom_tool_takes_one_text() -> None:
-    """What the text must look like is told beside it."""
+def test_custom_tool_takes_one_text() -> None:
+    """The description names the format that the text must have."""
     free, held = CustomTool("free", "Anything."), CustomTool("held", None, Grammar("regex", "a+"))
     shown = told(Toolset((free, held)))
     assert shown["free"]["description"] == "Anything."
@@ -43,8 +43,8 @@ def test_a_custom_tool_takes_one_text() -> None:
     ]
 
 
-def test_built_in_tools_are_told_in_the_words_of_harmony() -> None:
-    """They run here, whatever the model: a browser in functions, python with its code, a shell with its command."""
+def test_built_in_tools_have_harmony_descriptions() -> None:
+    """They run on this server for any model: a browser as three functions, python with code, a shell with a command."""
     shown = told(Toolset(tuple(tool for tools in HOSTED.values() for tool in tools)))
     assert list(shown) == ["python", "browser__search", "browser__open", "browser__find", "container__exec"]
     assert list(shown["python"]["parameters"]["properties"]) == ["code"]  # type: ignore[index]

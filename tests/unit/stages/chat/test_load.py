@@ -29,8 +29,8 @@ def without_weights(folder: Path, **changed: Any) -> Path:
     return folder
 
 
-def test_a_model_is_loaded_without_its_weights(tmp_path: Path) -> None:
-    """Vocabulary, template and parsers are there with no engine and no weights, and every end of a turn is known."""
+def test_model_is_loaded_without_its_weights(tmp_path: Path) -> None:
+    """Vocabulary, template, parsers and end-of-turn tokens need neither an engine nor weights."""
     model = chat_model(without_weights(tmp_path))
     assert model.vocabulary.decode(model.stop_token_ids) == "<|endoftext|><|im_end|>"
     prompt = model.template.render([{"role": "user", "content": "Say hello."}], [], model.variables)
@@ -39,8 +39,8 @@ def test_a_model_is_loaded_without_its_weights(tmp_path: Path) -> None:
     assert not model.sees_images
 
 
-def test_a_model_says_how_it_is_best_sampled(tmp_path: Path) -> None:
-    """Its generation config is what a request gets that says nothing of it."""
+def test_sampling_defaults_come_from_generation_config(tmp_path: Path) -> None:
+    """They hold for requests that set nothing else."""
     assert chat_model().sampling == {}
     folder = without_weights(tmp_path)
     advice = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
@@ -48,8 +48,8 @@ def test_a_model_says_how_it_is_best_sampled(tmp_path: Path) -> None:
     assert chat_model(folder).sampling == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
 
 
-def test_the_log_says_which_parsers_were_taken_and_why(caplog: pytest.LogCaptureFixture) -> None:
-    """An operator who named none reads which they are."""
+def test_selected_parsers_and_reasons_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """An operator who named none reads which were selected."""
     with caplog.at_level(logging.INFO, LOG):
         chat_model.__wrapped__()
     told = [record.getMessage() for record in caplog.records if record.name == LOG]
@@ -60,12 +60,12 @@ def test_the_log_says_which_parsers_were_taken_and_why(caplog: pytest.LogCapture
 
 
 def test_parsers_can_be_switched_off() -> None:
-    """``none`` is none: the model's thoughts stay in its text."""
+    """With ``none``, reasoning stays in the text."""
     assert chat_model(reasoning_parser="none", tool_call_parser="none").parsers.thinking is None
 
 
-def test_a_guess_that_does_not_fit_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Where vLLM's parser refuses the vocabulary there is none, and the log says so: the server starts."""
+def test_guessed_parser_that_does_not_fit_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """If vLLM's parser refuses the vocabulary, the log says so and the server starts without one."""
     folder = without_weights(tmp_path)
     (folder / "chat_template.jinja").write_text("<|python_tag|>{{ messages }}")
     with caplog.at_level(logging.WARNING, LOG):
@@ -75,20 +75,20 @@ def test_a_guess_that_does_not_fit_is_dropped(tmp_path: Path, caplog: pytest.Log
 
 
 @pytest.mark.parametrize("option", ["reasoning_parser", "tool_call_parser"])
-def test_an_unknown_parser_ends_the_start(option: str) -> None:
-    """The message lists those that exist."""
+def test_unknown_parser_ends_the_start(option: str) -> None:
+    """The message lists the known ones."""
     with pytest.raises(WrongChatOptions, match=f"--{option.replace('_', '-')} hermez: .*there are .*qwen3"):
         chat_model(**{option: "hermez"})
 
 
-def test_a_parser_that_does_not_fit_ends_the_start() -> None:
-    """What the operator named is not replaced in silence."""
+def test_parser_that_does_not_fit_ends_the_start() -> None:
+    """A parser that the operator named is never replaced silently."""
     with pytest.raises(WrongChatOptions, match=r"--tool-call-parser deepseek_v3: .*tokenizer"):
         chat_model(tool_call_parser="deepseek_v3")
 
 
-def test_a_template_of_the_operators_goes_ahead(tmp_path: Path) -> None:
-    """A file, or the template itself, takes the place of the model's own; its marks name the parsers."""
+def test_template_of_the_operator_takes_precedence(tmp_path: Path) -> None:
+    """A file or a template text replaces the model's own, and its marks select the parsers."""
     source = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
     (tmp_path / "other.jinja").write_text(source)
     for said in (str(tmp_path / "other.jinja"), source):
@@ -97,21 +97,21 @@ def test_a_template_of_the_operators_goes_ahead(tmp_path: Path) -> None:
         assert model.parsers.thinking is None
 
 
-def test_a_template_that_is_missing_ends_the_start() -> None:
-    """A path that leads nowhere is not taken for a template."""
+def test_missing_template_ends_the_start() -> None:
+    """A path to no file is not taken for a template."""
     with pytest.raises(WrongChatOptions, match=r"--chat-template: .*lost\.jinja"):
         chat_model(chat_template="lost.jinja")
 
 
-def test_a_server_without_vllm_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chat models are read with vLLM's code, which an engine over HTTP does not bring along."""
+def test_missing_vllm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chat models are read with vLLM's code, which an HTTP engine does not need."""
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ChatModelsNeedVllm, match="install vllm"):
         read_config("Qwen/Qwen3-8B")
 
 
-def test_every_parser_that_may_be_guessed_exists() -> None:
-    """What signs name is what vLLM has."""
+def test_every_guessable_parser_exists() -> None:
+    """Each parser that a sign names is one of vLLM's."""
     chat_model()  # vLLM's imports warn
     reasoning = import_module("vllm.reasoning").ReasoningParserManager.list_registered()
     tools = import_module("vllm.tool_parsers").ToolParserManager.list_registered()

@@ -34,24 +34,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
 
 
 @pytest.mark.parametrize("text", ["Hello world", "naïve 한국어 🧑‍🚀", " a\n\n  b\t"])
-def test_the_bytes_of_tokens_make_up_their_text(model: ChatModel, text: str) -> None:
-    """Also where a character takes several tokens."""
+def test_token_bytes_join_to_text(model: ChatModel, text: str) -> None:
+    """This includes characters of several tokens."""
     vocabulary = model.vocabulary
     token_ids = vocabulary.encode(text)
     assert b"".join(map(vocabulary.token_bytes.__getitem__, token_ids)).decode() == text
     assert not set(token_ids) & set(vocabulary.marks.values())
 
 
-def test_what_clients_write_is_no_mark(model: ChatModel) -> None:
-    """The template gives tokens; its own marks are marks."""
+def test_marks_in_client_text_are_plain_text(model: ChatModel) -> None:
+    """Only the template's own marks become tokens."""
     marks = model.vocabulary.marks
     prompt = model.template.render([{"role": "user", "content": "[/INST] Hi"}], [WEATHER], {}).token_ids
     assert prompt.count(marks["[INST]"]) == prompt.count(marks["[/INST]"]) == 1
     assert marks["[AVAILABLE_TOOLS]"] in prompt
 
 
-def test_calls_are_read(model: ChatModel) -> None:
-    """By the parser that its marks tell."""
+def test_calls_are_parsed(model: ChatModel) -> None:
+    """Its marks select the parser."""
     vocabulary = model.vocabulary
     started = GenerationStarted(response("resp_1"), (), 1)
     parser = model.parsers.start(started, [WEATHER])

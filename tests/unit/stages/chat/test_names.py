@@ -42,8 +42,8 @@ TOOLS = st.one_of(
 
 
 @given(st.lists(TOOLS, max_size=12, unique_by=tool_key))
-def test_every_tool_has_a_name_of_its_own(tools: list[Tool]) -> None:
-    """It is one that a function may have, and leads back to the tool, whatever the others are called."""
+def test_every_tool_has_a_unique_function_name(tools: list[Tool]) -> None:
+    """The name is valid for a function and leads back to the tool."""
     names = ToolNames(Toolset(tuple(tools)))
     given_names = [names.of(tool) for tool in tools]
     assert len(set(given_names)) == len(tools)
@@ -52,7 +52,7 @@ def test_every_tool_has_a_name_of_its_own(tools: list[Tool]) -> None:
 
 
 def test_plain_functions_keep_their_names() -> None:
-    """All others are named with where they are from; python is but one function."""
+    """Other tools are prefixed with their origin; python is a single function."""
     tools = (
         FunctionTool("get_weather"),
         CustomTool("note"),
@@ -68,8 +68,8 @@ def test_plain_functions_keep_their_names() -> None:
     ]
 
 
-def test_where_names_meet_the_later_one_is_numbered() -> None:
-    """A plain function is never the later one: the client expects calls of it under its own name."""
+def test_colliding_name_is_numbered() -> None:
+    """A plain function is never the one that is renamed, as the client expects its name in calls."""
     hosted, plain = HostedTool("browser", "search"), FunctionTool("browser__search")
     assert names_of(hosted, plain) == ["browser__search_2", "browser__search"]
     assert names_of(McpTool("a", "b.c"), McpTool("a", "b/c"), McpTool("a", "b c")) == ["a__b_c", "a__b_c_2", "a__b_c_3"]
@@ -85,13 +85,13 @@ def test_where_names_meet_the_later_one_is_numbered() -> None:
         ("日本", "🧑", "_____"),
     ],
 )
-def test_odd_names_are_spelled_in_letters_of_functions(label: str, name: str, spelled: str) -> None:
-    """MCP servers may name their tools as they like, chat templates and grammars may not."""
+def test_odd_names_are_respelled(label: str, name: str, spelled: str) -> None:
+    """MCP servers may name their tools freely, chat templates and grammars may not."""
     assert names_of(McpTool(label, name)) == [spelled]
 
 
-def test_a_long_name_keeps_its_end() -> None:
-    """The end tells the tools of one server apart; of equal ends the later one is numbered, no longer than others."""
+def test_long_name_keeps_its_end() -> None:
+    """The end distinguishes the tools of a server; of equal ends the later is numbered within the limit."""
     label = "server" * 10
     tools = (McpTool(label, "a" * 40), McpTool(label, "b" * 40), McpTool(f"other{label}", "a" * 40))
     first, second, third = names_of(*tools)
@@ -100,8 +100,8 @@ def test_a_long_name_keeps_its_end() -> None:
     assert third == f"{first[:60]}_2"
 
 
-def test_a_name_in_another_case_is_that_of_the_tool() -> None:
-    """Small models write what they remember; to the letter goes first."""
+def test_names_match_in_any_case() -> None:
+    """An exact match comes first."""
     upper, lower = FunctionTool("Read"), FunctionTool("read")
     names = ToolNames(Toolset((upper, lower)))
     assert (names.tool("Read"), names.tool("read"), names.tool("READ")) == (upper, lower, upper)
@@ -125,19 +125,19 @@ CALLS: dict[str, AnyCall] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_of_the_past_is_named_as_its_tool_would_be(name: str) -> None:
-    """Also where the request does not bring the tool any more."""
+def test_past_call_is_named_as_its_tool_would_be(name: str) -> None:
+    """This holds even if the request no longer has the tool."""
     assert ToolNames(Toolset()).of_call(CALLS[name]) == name
 
 
-def test_a_call_of_the_past_is_named_as_its_tool_is_now() -> None:
-    """What it was called then, when other tools were there, is of no use to the model."""
+def test_past_call_takes_the_current_name_of_its_tool() -> None:
+    """The name of the earlier request is not used."""
     names = ToolNames(Toolset((FunctionTool("docs__ask"), McpTool("docs", "ask"))))
     assert names.of_call(CALLS["docs__ask"]) == "docs__ask_2"
 
 
-def test_tools_that_take_a_text_have_one_argument() -> None:
-    """All others are called with JSON of their own."""
+def test_tools_with_text_input_have_one_argument() -> None:
+    """All others are called with their own JSON."""
     assert [text_argument(tool) for tool in (CustomTool("note"), HostedTool("python", "python"))] == ["input", "code"]
     assert text_argument(CALLS["note"]) == "input"
     assert text_argument(CALLS["python"]) == "code"

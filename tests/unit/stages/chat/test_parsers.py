@@ -36,21 +36,21 @@ NOON = ("FunctionCall", "get_time", "{}")
         (("deepseek_r2", "hermes"), r"no reasoning parser 'deepseek_r2'"),
     ],
 )
-def test_an_unknown_name_is_told_with_those_that_exist(names: tuple[str | None, str | None], said: str) -> None:
-    """Whoever misspells one finds the right one in the message."""
+def test_unknown_parser_lists_the_known_ones(names: tuple[str | None, str | None], said: str) -> None:
+    """The message has the correct spelling."""
     with pytest.raises(UnknownParser, match=said):
         VllmParsers(chat_model("qwen3").vocabulary.tokenizer, *names)
 
 
 @pytest.mark.parametrize("names", [(None, "deepseek_v3"), (None, "mistral"), ("qwen3", "lfm2")])
-def test_a_parser_whose_marks_the_model_has_not_is_refused(names: tuple[str | None, str | None]) -> None:
-    """When the server starts, not when the first request comes."""
+def test_parser_without_its_marks_in_the_vocabulary_is_refused(names: tuple[str | None, str | None]) -> None:
+    """The error comes when the server starts, not at the first request."""
     with pytest.raises(UnknownParser, match=f"cannot be read with {names[0] or names[1]}.*token"):
         VllmParsers(chat_model("qwen3").vocabulary.tokenizer, *names)
 
 
-def test_a_parser_that_needs_another_package_names_it() -> None:
-    """Cohere's are in a package of their own."""
+def test_missing_package_of_a_parser_is_named() -> None:
+    """Cohere's parsers are in a package of their own."""
     with pytest.raises(UnknownParser, match="cohere"):
         VllmParsers(chat_model("qwen3").vocabulary.tokenizer, None, "cohere_command3")
 
@@ -69,8 +69,8 @@ def test_a_parser_that_needs_another_package_names_it() -> None:
         ("minimax_m2", "<minimax:tool_call>"),
     ],
 )
-def test_a_family_describes_its_calls(family: str, mark: str) -> None:
-    """With its marks and with the names of the functions; one call is described otherwise than several."""
+def test_family_describes_its_calls(family: str, mark: str) -> None:
+    """The grammar has the family's marks and the functions' names; parallel calls have another one."""
     parsers = chat_model(family).parsers
     several, single = (parsers.calls(ONE, parallel=parallel) for parallel in (True, False))
     assert mark in str(several)
@@ -79,16 +79,16 @@ def test_a_family_describes_its_calls(family: str, mark: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["granite", "lfm2", "ernie45", "step3"])
-def test_where_nobody_described_calls_there_is_no_description(family: str) -> None:
-    """A list in JSON has to do."""
+def test_family_without_a_grammar_has_no_description(family: str) -> None:
+    """Its calls are a JSON list instead."""
     assert chat_model(family).parsers.calls(ONE, parallel=True) is None
 
 
 # What is put right
 
 
-def test_what_mistral_says_behind_a_call_is_no_part_of_it() -> None:
-    """Its parser gives the rest as the end of the arguments: they end where the JSON does."""
+def test_mistral_text_after_a_call_is_a_message() -> None:
+    """The arguments end where their JSON does, though vLLM's parser gives the text as part of them."""
     arguments = '{"city": "Paris"}'
     for between in ("", "\n", "\n\n"):
         parsed = parse("mistral", f"[TOOL_CALLS]get_weather[ARGS]{arguments}{between}I have asked.")
@@ -112,8 +112,8 @@ class Failing:
         return self._real.parse_delta(*args, **named)
 
 
-def test_a_parser_that_fails_leaves_text(caplog: pytest.LogCaptureFixture) -> None:
-    """All that it did not tell comes as text, and the log tells of it once."""
+def test_failing_parser_leaves_text(caplog: pytest.LogCaptureFixture) -> None:
+    """All that it has not parsed comes as text, with one line in the log."""
     model = chat_model("qwen3")
     output: Any = model.parsers.start(started(chat=ChatTurn(), prompt=prompt("qwen3")), ONE)
     output._parser = Failing(output._parser)
@@ -159,15 +159,15 @@ def read_whole(vocabulary: Vocabulary, parser: str, text: str, *, is_cut: bool =
 
 
 @pytest.mark.parametrize("parser", WHOLE)
-def test_calls_of_a_whole_output_are_read(parser: str, vocabulary: Vocabulary) -> None:
-    """Where nothing is told before its end, all is told then."""
+def test_calls_are_read_at_the_end_of_the_output(parser: str, vocabulary: Vocabulary) -> None:
+    """A parser that reports no call in the stream reports all at the end."""
     calls = [PARIS] if parser == "internlm" else [PARIS, NOON]
     assert read_whole(vocabulary, parser, WHOLE[parser]) == calls
 
 
 @pytest.mark.parametrize("parser", WHOLE.keys() - {"xlam"})  # which takes nothing for a call behind a text
-def test_text_ahead_of_calls_is_a_message(parser: str, vocabulary: Vocabulary) -> None:
-    """Of the whole output as of one that was cut."""
+def test_text_before_calls_is_a_message(parser: str, vocabulary: Vocabulary) -> None:
+    """This holds for whole outputs and for truncated ones."""
     text = f"I look it up.\n{WHOLE[parser]}"
     said = [item[2] for item in read_whole(vocabulary, parser, text) if item[0] == "Message"]
     assert said == ["I look it up."]
@@ -178,8 +178,8 @@ def test_text_ahead_of_calls_is_a_message(parser: str, vocabulary: Vocabulary) -
 
 @pytest.mark.defect("B35")
 @pytest.mark.parametrize("parser", WHOLE)
-def test_a_call_that_was_cut_is_no_text(parser: str, vocabulary: Vocabulary) -> None:
-    """Its markup is that of a call, as far as it came, or nothing at all."""
+def test_truncated_call_is_no_text(parser: str, vocabulary: Vocabulary) -> None:
+    """Its markup becomes a partial call, or nothing."""
     written = WHOLE[parser]
     for count in range(written.index('"get_'), len(written), 5):
         told_items = read_whole(vocabulary, parser, written[:count], is_cut=True)
@@ -188,16 +188,16 @@ def test_a_call_that_was_cut_is_no_text(parser: str, vocabulary: Vocabulary) -> 
 
 
 @pytest.mark.parametrize("parser", WHOLE)
-def test_an_answer_is_text(parser: str, vocabulary: Vocabulary) -> None:
-    """With brackets in it, whole or cut."""
+def test_answer_with_brackets_is_text(parser: str, vocabulary: Vocabulary) -> None:
+    """This holds for whole answers and for truncated ones."""
     text = 'The list is [1, {"a": 2}]. Done'
     for is_cut in (False, True):
         assert [item[0::2] for item in read_whole(vocabulary, parser, text, is_cut=is_cut)] == [("Message", text)]
 
 
 @pytest.mark.defect("B35")
-def test_a_list_that_was_cut_is_no_text() -> None:
-    """The beginning of a call is none of an answer."""
+def test_truncated_list_is_no_text() -> None:
+    """The beginning of a call is not part of an answer."""
     turn = ChatTurn(calls="list")
     assert cut("granite", '[{"name": "get_w', turn=turn) == []
     assert told(cut("granite", '[{"name": "get_weather", "parameters": {"ci', turn=turn)) == [

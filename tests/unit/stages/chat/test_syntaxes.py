@@ -37,23 +37,23 @@ def calls(read: list[Piece]) -> list[tuple[str, str]]:
 
 @pytest.mark.defect("32")
 @given(CALLS, st.sampled_from([None, 2]), st.data())
-def test_a_list_in_any_pieces_is_its_calls(
+def test_list_in_any_pieces_gives_its_calls(
     listed: list[tuple[str, dict[str, object]]], indent: int | None, data: st.DataObject
 ) -> None:
-    """Every call comes with its name and its arguments, in order, however the list is laid out and cut."""
+    """Every call has its name and arguments, in order, for any layout and any chunks."""
     text = json.dumps([{"name": name, "parameters": given} for name, given in listed], indent=indent)
     read = calls(pieces(ListedCalls(), text, data.draw(st.sets(st.integers(0, len(text))))))
     assert [(name, json.loads(arguments)) for name, arguments in read] == listed
 
 
-def test_what_is_no_list_is_text() -> None:
-    """Nothing that the model wrote gets lost."""
+def test_output_that_is_no_list_is_text() -> None:
+    """No output is lost."""
     assert pieces(ListedCalls(), "I cannot do that.", set()) == [Said("I cannot do that.")]
     assert pieces(ListedCalls(), "[]\n", set()) == []
 
 
 def test_arguments_of_a_list_stream() -> None:
-    """They need not wait for the end of the call."""
+    """They are sent before the call ends."""
     syntax = ListedCalls()
     assert list(syntax.said('[{"name": "f", "parameters": {"a')) == [Called("f"), Argued('{"a')]
     assert list(syntax.said('": 1}')) == [Argued('": 1}')]
@@ -61,13 +61,13 @@ def test_arguments_of_a_list_stream() -> None:
 
 
 @given(ARGUMENTS, st.data())
-def test_bare_arguments_are_those_of_the_one_tool(given_arguments: dict[str, object], data: st.DataObject) -> None:
-    """The one tool that may be called is called with all that is said."""
+def test_bare_arguments_call_the_only_tool(given_arguments: dict[str, object], data: st.DataObject) -> None:
+    """The whole output is the arguments of the one tool that may be called."""
     text = "\n" + json.dumps(given_arguments)
     ((name, arguments),) = calls(pieces(BareArguments("f"), text, data.draw(st.sets(st.integers(0, len(text))))))
     assert (name, json.loads(arguments)) == ("f", given_arguments)
 
 
-def test_nothing_said_is_no_call() -> None:
+def test_blank_output_is_no_call() -> None:
     """White space is not enough to call a tool."""
     assert pieces(BareArguments("f"), " \n", {1}) == []

@@ -27,42 +27,42 @@ def calling(arguments: str) -> list[ChatMessage]:
     return [HELLO, {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": function}]}]
 
 
-def test_a_template_is_rendered_without_its_tokens() -> None:
-    """The text is all that there is to it, and ends where the model begins."""
+def test_template_is_rendered_as_text() -> None:
+    """The text has no tokens beside it, and ends at the start of the model's turn."""
     rendered = template().render([HELLO], [], {})
     assert rendered.text.endswith("<|im_start|>user\nHello.<|im_end|>\n<|im_start|>assistant\n")
     assert rendered.token_ids == ()
 
 
-def test_variables_and_functions_are_the_templates() -> None:
-    """It reads both; variables that it does not know are nothing to it."""
+def test_template_gets_variables_and_functions() -> None:
+    """Variables that it does not know have no effect."""
     weather = {"type": "function", "function": {"name": "get_weather", "parameters": {}}}
     rendered = template().render([HELLO], [weather], {"enable_thinking": False, "unheard_of": 1})
     assert "get_weather" in rendered.text
     assert rendered.text.endswith("<think>\n\n</think>\n\n")
 
 
-def test_the_last_message_is_left_open() -> None:
-    """Nothing stands behind it."""
+def test_last_message_is_left_open() -> None:
+    """No mark follows it."""
     rendered = template().render([HELLO, {"role": "assistant", "content": "It is"}], [], {}, continues=True)
     assert rendered.text.endswith("It is")
 
 
 @pytest.mark.parametrize("content_format", ["string", "openai"])
-def test_content_comes_in_the_form_that_the_operator_says(content_format: str) -> None:
-    """A template is given texts or parts."""
+def test_content_has_the_configured_form(content_format: str) -> None:
+    """A template gets texts or lists of parts."""
     rendered = template("{{ messages[0].content | tojson }}", content_format).render([HELLO], [], {})
     assert rendered.text == ('"Hello."' if content_format == "string" else '[{"type": "text", "text": "Hello."}]')
 
 
-def test_another_template_is_for_one_prompt() -> None:
-    """That of the request has the last word."""
+def test_template_of_the_request_takes_precedence() -> None:
+    """It holds for one prompt."""
     assert template("ours").render([HELLO], [], {}, source="theirs").text == "theirs"
     assert template("ours").render([HELLO], [], {}).text == "ours"
 
 
-def test_arguments_have_names_and_words() -> None:
-    """Templates that read names and those that join texts are both served; the messages stay as they were."""
+def test_arguments_work_as_object_and_as_text() -> None:
+    """Templates may read fields or join strings; the messages stay unchanged."""
     messages = calling('{"city":"Oslo"}')
     named = "{{ messages[1].tool_calls[0].function.arguments.city }}"
     joined = "{{ '<' + messages[1].tool_calls[0].function.arguments + '>' }}"
@@ -72,8 +72,8 @@ def test_arguments_have_names_and_words() -> None:
     assert template(joined).render(calling('{"city":'), [], {}).text == '<{"city":>'
 
 
-def test_what_the_template_refuses_is_told_in_its_own_words() -> None:
-    """So are its own mistakes, and that there is none."""
+def test_template_errors_are_reported() -> None:
+    """The message is the template's own, also for its bugs and for a missing template."""
     with pytest.raises(InvalidRequest, match="No tools on Sundays") as refused:
         template("{{ raise_exception('No tools on Sundays') }}").render([HELLO], [], {})
     assert refused.value.param == "input"
@@ -84,8 +84,8 @@ def test_what_the_template_refuses_is_told_in_its_own_words() -> None:
             template(source).render([HELLO], [], {})
 
 
-def test_a_model_that_sees_nothing_refuses_images() -> None:
-    """And fetches nothing to find out."""
+def test_text_model_refuses_images() -> None:
+    """It does not fetch them first."""
     shown = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}]}
     with pytest.raises(InvalidRequest, match="multimodal"):
         template().render([shown], [], {})

@@ -61,8 +61,8 @@ def text_of(words: Vocabulary, token_ids: list[int]) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXTS)
 @settings(max_examples=60, deadline=None)
-def test_tokens_spell_what_was_encoded(kind: str, text: str) -> None:
-    """Byte by byte, whatever their pieces; a blank at the very beginning may be the vocabulary's own."""
+def test_tokens_spell_the_encoded_text(kind: str, text: str) -> None:
+    """Their bytes join to it; some vocabularies add a leading blank."""
     words = vocabulary(kind)
     spelled = b"".join(words.token_bytes[token] for token in words.encode(text)).decode()
     assert text_of(words, words.encode(text)) == spelled
@@ -72,15 +72,15 @@ def test_tokens_spell_what_was_encoded(kind: str, text: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @given(first=TEXTS, second=TEXTS)
 @settings(max_examples=60, deadline=None)
-def test_further_text_gets_no_blank_of_its_own(kind: str, first: str, second: str) -> None:
-    """Texts that are encoded apart are the text that they were cut from."""
+def test_further_text_gets_no_leading_blank(kind: str, first: str, second: str) -> None:
+    """Texts that are encoded separately join to the whole."""
     words = vocabulary(kind)
     whole = [*words.encode_further(first), *words.encode_further(second)]
     assert text_of(words, whole) == first + second
 
 
-def test_a_blank_ahead_of_further_text_is_the_texts() -> None:
-    """Only that of the vocabulary is kept away."""
+def test_leading_blank_of_further_text_is_kept() -> None:
+    """Only the vocabulary's own blank is left out."""
     words = vocabulary(KINDS[2])
     assert text_of(words, words.encode("abc")) == " abc"
     assert text_of(words, words.encode_further("abc")) == "abc"
@@ -91,8 +91,8 @@ def test_a_blank_ahead_of_further_text_is_the_texts() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", ["🧑", "aé日b", "日"])
-def test_a_character_may_be_spread_over_tokens(kind: str, text: str) -> None:
-    """Its parts are bytes, and no texts."""
+def test_character_may_span_tokens(kind: str, text: str) -> None:
+    """Its parts are bytes, not texts."""
     words = vocabulary(kind)
     token_ids = words.encode_further(text)
     assert b"".join(words.token_bytes[token] for token in token_ids) == text.encode()
@@ -104,7 +104,7 @@ def test_a_character_may_be_spread_over_tokens(kind: str, text: str) -> None:
 
 @pytest.mark.parametrize(("kind", "mark"), [("bytes", "<think>"), ("text", "<think>"), ("text", "</s>")])
 def test_marks_are_single_tokens_and_no_texts(kind: str, mark: str) -> None:
-    """Special or not; they spell themselves where somebody asks for all that was generated."""
+    """They may be special or not, and spell themselves in raw output."""
     words = vocabulary(kind)
     token = words.marks[mark]
     assert words.encode(f"a{mark}b").count(token) == 1
@@ -117,8 +117,8 @@ def test_marks_are_single_tokens_and_no_texts(kind: str, mark: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ids_beyond_the_vocabulary_are_nothing(kind: str) -> None:
-    """Engines pad their tables, and may draw from the padding."""
+def test_ids_beyond_the_vocabulary_are_empty(kind: str) -> None:
+    """Engines pad their tables, and may sample from the padding."""
     words = vocabulary(kind)
     beyond = max(words.token_bytes) + 5
     assert words.token_bytes[beyond] == b""
@@ -127,8 +127,8 @@ def test_ids_beyond_the_vocabulary_are_nothing(kind: str) -> None:
     assert words.mark(words.encode_further("a")[0]) is None
 
 
-def test_plain_texts_have_no_triggers_and_no_white_space_behind() -> None:
-    """They need not be looked at, wherever they come."""
+def test_plain_texts_have_neither_triggers_nor_trailing_blanks() -> None:
+    """Such tokens need no further check at any place."""
     words = vocabulary("text")
     plain = words.plain_texts(frozenset("<b"))
     assert set(plain.values()) & {"a", "▁", " ", "bc", "<", "b", " abc", " a", "<think>"} == {"a", " a"}

@@ -55,8 +55,8 @@ from tests.support.scripted_tools import (
 )
 
 
-async def test_a_turn_without_calls_passes_as_it_came() -> None:
-    """One turn of the model, frame by frame, is all there is."""
+async def test_turn_without_calls_passes_unchanged() -> None:
+    """The response is one turn of the model, frame by frame."""
     table = Table([turn(thought(), function(), answer())])
     told = await table.talk()
     assert told[1:] == [*thought(), *function(), *answer(), told[-1]]
@@ -65,8 +65,8 @@ async def test_a_turn_without_calls_passes_as_it_came() -> None:
     assert table.tool.opened == 0
 
 
-async def test_a_call_runs_between_two_turns() -> None:
-    """The frames of a call surround its run, and the model reads what it returned."""
+async def test_call_runs_between_two_turns() -> None:
+    """The frames of a call surround its run, and the model reads its result."""
     table = Table([turn(thought(), code("1 + 1")), turn(answer())])
     told = await table.talk()
     assert kinds(told) == [
@@ -83,8 +83,8 @@ async def test_a_call_runs_between_two_turns() -> None:
 
 
 @pytest.mark.defect("V7")
-async def test_nothing_is_told_of_a_run_before_it_happens() -> None:
-    """A call has started when that is told, and has finished when that is told."""
+async def test_call_frames_are_sent_as_the_call_runs() -> None:
+    """The frame of the start comes before the run, that of the end after it."""
     table = Table([turn(code()), turn(answer())], tool=Tool(seconds=0.05))
     async with aclosing(table.converse(replay([conversation()]))) as frames:
         async for frame in frames:
@@ -95,8 +95,8 @@ async def test_nothing_is_told_of_a_run_before_it_happens() -> None:
                 assert not table.tool.running
 
 
-async def test_the_shell_answers_in_an_item_of_its_own() -> None:
-    """A shell call ends where it runs, and its output opens as it does."""
+async def test_shell_output_has_an_item_of_its_own() -> None:
+    """The call's item closes when it runs, and its output opens at the same time."""
     wrote = ({"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},)
     table = Table([turn(shell()), turn(answer())], tool=Tool([Outcome("a", data=wrote)]))
     told = await table.talk()
@@ -116,8 +116,8 @@ def written(opening: ItemOpened, text: str, *token_ids: int) -> list[ParsedFrame
     return [*item(opening, text)[:-1], ItemClosed(complete=True, token_ids=token_ids)]
 
 
-async def test_tokens_and_results_go_with_their_items() -> None:
-    """Each is known by its item's id, in later turns as well, beside those of the history."""
+async def test_tokens_and_results_are_kept_by_item_id() -> None:
+    """They are kept for later turns, beside those of the history."""
     ran = written(CodeCallOpened(), "1", 1, 2)
     spoken, listed = written(MessageOpened("commentary"), "So.", 4, 5), written(ShellCallOpened(), '{"cmd": ["ls"]}', 3)
     table = Table([turn(ran), turn(spoken, listed), turn(answer())], tool=Tool([Outcome("a"), Outcome("b")]))
@@ -130,8 +130,8 @@ async def test_tokens_and_results_go_with_their_items() -> None:
     assert [given.id for given in table.model.read[2].input[1:]] == ["ci_10000", "msg_10001", "sh_10002", "sho_10003"]
 
 
-async def test_all_that_was_said_is_read_again() -> None:
-    """What stands ahead of a call is part of the conversation, as it was said."""
+async def test_items_before_a_call_are_part_of_the_conversation() -> None:
+    """They are read again as they were written."""
     waits, hopes = item(MessageOpened("commentary"), "Wait."), item(MessageOpened(), "Maybe.")
     said = [waits, hopes, item(RefusalOpened(), "No."), code()]
     table = Table([turn(*said), turn(answer())], tool=Tool([Outcome(error="It died.")]))
@@ -145,7 +145,7 @@ async def test_all_that_was_said_is_read_again() -> None:
     assert table.model.read[1].results == {"ci_10003": "Error: It died."}
 
 
-async def test_the_browser_tells_what_it_does() -> None:
+async def test_browser_call_starts_with_its_action() -> None:
     """The action of a call to the browser comes with its start."""
     table = Table([turn(item(WebCallOpened("search"), "ferrets")), turn(answer())])
     told = await table.talk()
@@ -164,8 +164,8 @@ class Browser(Tool):
 MARKED = "Yes【0†L3】【1†L3】"
 
 
-async def test_what_the_browser_showed_is_cited() -> None:
-    """From the turn behind its first call on, marks of pages become links with notes."""
+async def test_pages_of_the_browser_are_cited() -> None:
+    """From the turn after its first call on, marks of pages become links with annotations."""
     search = item(WebCallOpened("search"), "ferrets")
     table = Table([turn(answer(MARKED), search), turn(answer(MARKED))], tool=Browser())
     told = await table.talk()
@@ -178,8 +178,8 @@ async def test_what_the_browser_showed_is_cited() -> None:
     assert kinds(told)[-4:] == ["MessageOpened", "AnnotationAdded", "ItemClosed", "TurnFinished"]
 
 
-async def test_what_the_browser_showed_earlier_is_cited() -> None:
-    """Pages of the history are known as well, ahead of any call."""
+async def test_pages_of_the_history_are_cited() -> None:
+    """They are known before any call."""
     table = Table([turn(answer(MARKED))], tool=Browser())
     history = (WebSearchCall("ws_1", {"type": "search", "query": "ferrets"}, "completed"),)
     told = await table.talk(replace(conversation(), history=history))
@@ -202,10 +202,10 @@ FOUND: dict[str, Any] = SEARCHED | {"sources": [{"type": "url", "url": "https://
         (shell(), {"stdout": "a"}, (), ({"stdout": "a"},)),
     ],
 )
-async def test_some_of_what_calls_show_has_to_be_asked_for(
+async def test_call_data_is_shown_if_included(
     call: list[ParsedFrame], data: dict[str, Any], include: tuple[str, ...], shown: tuple[dict[str, Any], ...]
 ) -> None:
-    """The model reads it all the same."""
+    """The model reads the result in any case."""
     table = Table([turn(call), turn(answer())], tool=Tool([Outcome("2", data=(data,))]))
     told = await table.talk(conversation(include=include))
     assert [frame.data for frame in told if isinstance(frame, CallFinished)] == [shown]
@@ -216,8 +216,8 @@ async def test_some_of_what_calls_show_has_to_be_asked_for(
 
 
 @pytest.mark.parametrize(("parallel", "most"), [(True, 2), (False, 1)])
-async def test_calls_of_one_turn_run_together_where_they_may(parallel: bool, most: int) -> None:
-    """Each item is told whole before the next, whether they run at the same time or not."""
+async def test_calls_of_one_turn_run_in_parallel_if_allowed(parallel: bool, most: int) -> None:
+    """Each item is sent whole before the next."""
     table = Table([turn(code("a"), code("b")), turn(answer())], tool=Tool(seconds=0.02))
     given = conversation()
     told = await table.talk(replace(given, tools=replace(given.tools, parallel=parallel)))
@@ -226,8 +226,8 @@ async def test_calls_of_one_turn_run_together_where_they_may(parallel: bool, mos
     assert [call.text for call in table.model.read[1].input[1:] if isinstance(call, CodeInterpreterCall)] == ["a", "b"]
 
 
-async def test_a_mixed_turn_waits_for_the_client() -> None:
-    """Calls of the server run, and the response ends for the client to run its own."""
+async def test_mixed_turn_waits_for_the_client() -> None:
+    """The server's calls run, then the response ends for the client's calls."""
     table = Table([turn(code(), function(), thought())])
     told = await table.talk()
     assert kinds(told)[4:] == [
@@ -238,8 +238,8 @@ async def test_a_mixed_turn_waits_for_the_client() -> None:
     assert len(table.model.read) == 1
 
 
-async def test_the_clients_call_ahead_of_the_servers_stays_ahead() -> None:
-    """Items keep the order in which the model wrote them."""
+async def test_items_keep_the_order_of_the_model() -> None:
+    """A client's call before a server's call stays before it."""
     told = await Table([turn(function(), code())]).talk()
     assert kinds(told)[1:] == [
         *("FunctionCallOpened", "ItemClosed", "CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed"),
@@ -247,8 +247,8 @@ async def test_the_clients_call_ahead_of_the_servers_stays_ahead() -> None:
     ]
 
 
-async def test_required_holds_until_a_call_was_made() -> None:
-    """A choice that demands a call would demand one for ever."""
+async def test_required_choice_holds_until_a_call_was_made() -> None:
+    """Otherwise it would demand calls without end."""
     table = Table([turn(code()), turn(answer())])
     given = conversation()
     await table.talk(replace(given, tools=replace(given.tools, choice="required")))
@@ -257,19 +257,19 @@ async def test_required_holds_until_a_call_was_made() -> None:
 
 @pytest.mark.defect("V22")
 async def test_later_turns_are_scheduled_like_the_first() -> None:
-    """No turn gets ahead of other requests, or needs a scheduler that knows priorities."""
+    """All turns have the priority of the request."""
     table = Table([turn(code()), turn(answer())])
     await table.talk()
     assert table.model.read[0].scheduling == table.model.read[1].scheduling
 
 
-async def test_turns_take_as_long_as_their_tools() -> None:
-    """The time of a turn is that of the engine and that of the calls behind it."""
+async def test_turn_duration_includes_its_calls() -> None:
+    """It is the time of the engine and of the calls after it."""
     told = await Table([turn(code()), turn(answer())]).talk()
     assert [frame.duration for frame in told if isinstance(frame, TurnFinished)] == [2.0, 1.0]
 
 
-async def test_the_first_turn_takes_as_long_as_what_came_ahead_of_it() -> None:
-    """So a response is completed when it is, also where servers had to be asked first."""
+async def test_first_turn_duration_includes_the_listing() -> None:
+    """The completion time then includes the time for listing tools."""
     told = await Table([turn(mcp()), turn(answer())]).talk(conversation(tools=DOCS))
     assert [frame.duration for frame in told if isinstance(frame, TurnFinished)] == [3.0, 1.0]

@@ -50,8 +50,8 @@ from tests.support.scripted_tools import (
         (RuntimeError("bug"), CallFinished("Error: Internal error.", "Internal error.")),
     ],
 )
-async def test_a_failed_call_is_read_by_the_model(outcome: Outcome | Exception, told: CallFinished) -> None:
-    """A fault of a tool ends its call, not the response."""
+async def test_failed_call_is_read_by_the_model(outcome: Outcome | Exception, told: CallFinished) -> None:
+    """An error of a tool ends its call, not the response."""
     table = Table([turn(mcp()), turn(answer())], servers=Servers(tool=Tool([outcome])))
     frames = await table.talk(conversation(tools=DOCS))
     assert told in frames
@@ -62,8 +62,8 @@ async def test_a_failed_call_is_read_by_the_model(outcome: Outcome | Exception, 
     assert reasons(frames) == ["stop", "stop"]
 
 
-async def test_a_tool_that_this_server_does_not_have_fails_as_an_item() -> None:
-    """A response may have been accepted by another server, which has it."""
+async def test_missing_tool_fails_as_an_item() -> None:
+    """Another server, which has the tool, may have accepted the response."""
     table = Table([turn(code()), turn(answer())])
     converse = dataclasses.replace(table.converse, toolbox=Toolbox())
     told = [frame async for frame in converse(replay([conversation()]))]
@@ -74,7 +74,7 @@ async def test_a_tool_that_this_server_does_not_have_fails_as_an_item() -> None:
 
 
 @pytest.mark.defect("V23")
-async def test_a_call_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_call_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool that never answers holds a response only for the time that a call may take."""
     monkeypatch.setattr("stages.converse.sessions.GRACE", 0.0)
     table = Table([turn(code()), turn(answer())], tool=Tool(seconds=60), limits=Limits(call_seconds=0.02))
@@ -83,16 +83,16 @@ async def test_a_call_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     assert table.tool.cancelled == 1
 
 
-async def test_what_a_call_returns_is_bounded() -> None:
-    """Of a long result the model reads both ends, and how much is missing."""
+async def test_result_is_bounded() -> None:
+    """The model reads both ends of a long result, and how much is missing."""
     table = Table([turn(code()), turn(answer())], tool=Tool([Outcome("x" * 600)]), limits=Limits(result_characters=100))
     await table.talk()
     (result,) = table.model.read[1].results.values()
     assert result == "x" * 50 + "\n[... 500 characters left out ...]\n" + "x" * 50
 
 
-async def test_an_error_of_a_later_turn_is_raised_behind_what_was_told() -> None:
-    """Whoever comes behind ends the response: here the sessions are closed."""
+async def test_error_of_a_later_turn_is_raised() -> None:
+    """The sessions are closed, and the next stage ends the response."""
     table = Table([turn(code())], error=ContextTooLong(9, 8))
     told = []
     with pytest.raises(ContextTooLong):
@@ -102,14 +102,14 @@ async def test_an_error_of_a_later_turn_is_raised_behind_what_was_told() -> None
     assert table.tool.closed == 1
 
 
-async def test_a_full_engine_refuses_what_has_not_begun() -> None:
-    """Before the first frame the client can be told to come again."""
+async def test_full_engine_refuses_a_new_response() -> None:
+    """Before the first frame the client can be turned away."""
     with pytest.raises(EngineOverloaded):
         await Table([], error=EngineOverloaded("Full.")).talk()
 
 
-async def test_a_response_that_has_begun_waits_for_a_full_engine() -> None:
-    """It goes on where it was, and nothing runs twice."""
+async def test_started_response_waits_for_a_full_engine() -> None:
+    """It continues with the turn that was refused, and no call runs twice."""
     table = Table([turn(code())], error=EngineOverloaded("Full."), limits=Limits(retry_seconds=0.0))
     task = asyncio.create_task(table.talk())
     async with asyncio.timeout(120):
@@ -123,8 +123,8 @@ async def test_a_response_that_has_begun_waits_for_a_full_engine() -> None:
     assert len(table.tool.calls) == 1
 
 
-async def test_leaving_ends_a_running_call_at_once() -> None:
-    """A reader that goes takes the call along, and the session is closed."""
+async def test_leaving_ends_a_running_call() -> None:
+    """The call is cancelled, and the session is closed."""
     table = Table([turn(code()), turn(answer())], tool=Tool(seconds=600))
     frames = table.converse(replay([conversation()]))
     async for frame in frames:
@@ -151,8 +151,8 @@ class Lingering(Tool):
         await super().close()
 
 
-async def test_a_session_is_closed_when_its_calls_have_ended() -> None:
-    """What still uses it is waited for."""
+async def test_session_is_closed_after_its_calls() -> None:
+    """Calls that still use it are waited for."""
     table = Table([turn(code()), turn(answer())], tool=Lingering(seconds=60))
     async with aclosing(table.converse(replay([conversation()]))) as frames:
         async for frame in frames:
@@ -162,8 +162,8 @@ async def test_a_session_is_closed_when_its_calls_have_ended() -> None:
     assert (table.tool.running, table.tool.cancelled, table.tool.closed) == (0, 1, 1)
 
 
-async def test_cancelling_ends_a_running_call_at_once() -> None:
-    """So does whoever cancels the task that waits for it."""
+async def test_cancelling_ends_a_running_call() -> None:
+    """The call is cancelled, and the session is closed."""
     table = Table([turn(code()), turn(answer())], tool=Tool(seconds=600))
     task = asyncio.create_task(table.talk())
     async with asyncio.timeout(120):
@@ -176,8 +176,8 @@ async def test_cancelling_ends_a_running_call_at_once() -> None:
 
 
 @pytest.mark.parametrize("reason", ["length", "content_filter", "cancelled"])
-async def test_a_turn_that_did_not_end_by_itself_runs_nothing(reason: FinishReason) -> None:
-    """What nobody would read is not run: its item is left incomplete, and is the last."""
+async def test_interrupted_turn_runs_no_calls(reason: FinishReason) -> None:
+    """The call's item is left incomplete, and is the last."""
     table = Table([turn(code("a"), answer(), reason=reason)])
     told = await table.talk()
     assert kinds(told)[1:] == ["CodeCallOpened", "ItemClosed", "TurnFinished"]
@@ -186,7 +186,7 @@ async def test_a_turn_that_did_not_end_by_itself_runs_nothing(reason: FinishReas
     assert not table.tool.calls
 
 
-async def test_a_call_that_was_cut_is_not_run() -> None:
+async def test_truncated_call_is_not_run() -> None:
     """Half the arguments are none."""
     table = Table([turn(code("a", complete=False), reason="length")])
     assert kinds(await table.talk())[1:] == ["CodeCallOpened", "ItemClosed", "TurnFinished"]
@@ -197,8 +197,8 @@ async def test_a_call_that_was_cut_is_not_run() -> None:
 
 
 @pytest.mark.parametrize(("most", "ran"), [(1, 1), (2, 2), (3, 3), (4, 3)])
-async def test_a_response_makes_so_many_calls_and_no_more(most: int, ran: int) -> None:
-    """The call that is one too many is left incomplete, and ends the response."""
+async def test_number_of_calls_is_limited(most: int, ran: int) -> None:
+    """The first call beyond the limit is left incomplete, and ends the response."""
     table = Table([turn(code("a")), turn(code("b"), code("c")), turn(answer())])
     told = await table.talk(conversation(max_tool_calls=most))
     assert len(table.tool.calls) == ran
@@ -207,16 +207,16 @@ async def test_a_response_makes_so_many_calls_and_no_more(most: int, ran: int) -
         assert told[-2] == ItemClosed(complete=False)
 
 
-async def test_a_response_takes_so_many_turns_and_no_more() -> None:
-    """A model that calls for ever is stopped, and what it still asks for is not run."""
+async def test_number_of_turns_is_limited() -> None:
+    """A model that calls without end is stopped, and its last call is not run."""
     table = Table([turn(code())], limits=Limits(turns=3))
     told = await table.talk()
     assert reasons(told) == ["stop", "stop", "max_turns"]
     assert len(table.tool.calls) == 2
 
 
-async def test_all_turns_share_the_tokens_of_the_response() -> None:
-    """Each turn may write what those before it have left, and where they left nothing there is none."""
+async def test_turns_share_the_token_limit() -> None:
+    """Each turn gets the tokens that are left, and none starts without any."""
     given = conversation()
     table = Table([turn(code())])
     told = await table.talk(replace(given, sampling=replace(given.sampling, max_tokens=12)))
@@ -235,8 +235,8 @@ async def test_all_turns_share_the_tokens_of_the_response() -> None:
         ("python", (CodeInterpreterCall("ci_10000", "{}", "", "completed"),)),
     ],
 )
-async def test_an_undeclared_tool_is_answered_once(recipient: str, read: tuple[object, ...]) -> None:
-    """The model learns that there is none, and goes on; when it tries again, that is all."""
+async def test_undeclared_tool_is_answered_once(recipient: str, read: tuple[object, ...]) -> None:
+    """The model learns that the tool does not exist, and continues; a second attempt ends the response."""
     table = Table([turn(thought("{}", recipient))])
     told = await table.talk(conversation(tools=Toolset()))
     assert kinds(told) == ["GenerationStarted", "ReasoningOpened", "ItemClosed", "TurnFinished"] * 2
@@ -247,16 +247,16 @@ async def test_an_undeclared_tool_is_answered_once(recipient: str, read: tuple[o
     ]
 
 
-async def test_an_undeclared_tool_is_not_answered_where_no_turn_is_left() -> None:
-    """A limit holds for the answer to that as well."""
+async def test_undeclared_tool_is_not_answered_without_tokens_left() -> None:
+    """The token limit holds for the answer as well."""
     given = conversation(tools=Toolset())
     table = Table([turn(thought("{}", "python"))])
     told = await table.talk(replace(given, sampling=replace(given.sampling, max_tokens=5)))
     assert reasons(told) == ["stop"]
 
 
-async def test_words_to_nobody_ahead_of_an_answer_need_no_answer() -> None:
-    """Only where the turn ends with them does the model wait for something."""
+async def test_undeclared_call_before_an_answer_is_ignored() -> None:
+    """It is answered only if it ends the turn."""
     table = Table([turn(thought("{}", "browser.search"), answer())])
     await table.talk(conversation(tools=Toolset()))
     assert len(table.model.read) == 1

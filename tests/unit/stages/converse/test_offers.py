@@ -44,8 +44,8 @@ from tests.support.scripted_tools import (
 )
 
 
-async def test_servers_are_asked_once_and_first() -> None:
-    """What they offer is told ahead of the model's first turn, and is in its prompt."""
+async def test_servers_are_listed_once_before_the_first_turn() -> None:
+    """The list is sent first, and is in the prompt."""
     tool = ListedTool("add", {"type": "object"}, "Adds.")
     table = Table([turn(mcp()), turn(answer())], servers=Servers([tool]))
     started, *told = await table.talk(conversation(tools=DOCS))
@@ -61,8 +61,8 @@ async def test_servers_are_asked_once_and_first() -> None:
     assert table.model.read[1].input[-1] == McpCall("mcp_10001", "docs", "add", "{}", "completed", "2")
 
 
-async def test_a_server_that_is_down_fails_as_an_item() -> None:
-    """The model goes on without it."""
+async def test_unavailable_server_fails_as_an_item() -> None:
+    """The model continues without it."""
     table = Table([turn(answer())], servers=Servers(DOWN))
     told = await table.talk(conversation(tools=DOCS))
     assert CallFinished(error=str(DOWN)) in told
@@ -70,8 +70,8 @@ async def test_a_server_that_is_down_fails_as_an_item() -> None:
     assert reasons(told) == ["stop"]
 
 
-async def test_a_server_that_hangs_fails_as_an_item() -> None:
-    """So does one that does not answer in time."""
+async def test_hanging_server_fails_as_an_item() -> None:
+    """It times out."""
 
     class Hanging(Servers):
         async def tools(self, server: McpServer, seconds: float) -> tuple[ListedTool, ...]:
@@ -84,8 +84,8 @@ async def test_a_server_that_hangs_fails_as_an_item() -> None:
     )
 
 
-async def test_a_server_that_was_asked_earlier_is_not_asked_again() -> None:
-    """What the conversation knows of it counts."""
+async def test_server_listed_earlier_is_not_listed_again() -> None:
+    """The list in the conversation is used."""
     table = Table([turn(answer())])
     history = (McpListTools("mcpl_1", "docs", (ListedTool("add", {}),)),)
     told = await table.talk(replace(conversation(tools=DOCS), history=history))
@@ -94,7 +94,7 @@ async def test_a_server_that_was_asked_earlier_is_not_asked_again() -> None:
     assert table.model.read[0].tools.tools == (McpTool("docs", "add", None, {}),)
 
 
-async def test_a_server_that_could_not_be_asked_earlier_is_asked_again() -> None:
+async def test_server_that_failed_earlier_is_listed_again() -> None:
     """It may be up by now."""
     table = Table([turn(answer())])
     history = (McpListTools("mcpl_1", "docs", (), "It was down."),)
@@ -103,8 +103,8 @@ async def test_a_server_that_could_not_be_asked_earlier_is_asked_again() -> None
     assert len(table.model.read[0].tools.tools) == 1
 
 
-async def test_the_model_reads_what_a_server_is_for() -> None:
-    """The client's words on a server are those on its namespace, beside those on other ones."""
+async def test_server_description_is_that_of_its_namespace() -> None:
+    """It joins those of other namespaces."""
     given = Toolset(servers=(McpServer("docs", description="The manual."),), descriptions={"crm": "Customers."})
     table = Table([turn(answer())])
     await table.talk(conversation(tools=given))
@@ -121,10 +121,8 @@ async def test_the_model_reads_what_a_server_is_for() -> None:
         (McpServer("docs", always=ToolFilter(("read",)), never=ToolFilter(("read",))), {"read": True, "write": True}),
     ],
 )
-async def test_the_request_says_what_may_be_called_and_what_needs_approval(
-    server: McpServer, offered: dict[str, bool]
-) -> None:
-    """Names and read-only hints decide, and where two rules disagree the careful one does."""
+async def test_filters_decide_what_is_offered_and_needs_approval(server: McpServer, offered: dict[str, bool]) -> None:
+    """Names and read-only hints decide; if two rules disagree, the stricter one holds."""
     listed = [
         ListedTool("read", {}, UNSET, {"readOnlyHint": True}),
         ListedTool("write", {}),
@@ -148,16 +146,16 @@ def approving(*, approve: bool = True, request: McpApprovalRequest = REQUEST) ->
     return replace(given, history=(McpListTools("mcpl_1", "docs", (ListedTool("add", {}),)), request))
 
 
-async def test_a_call_that_needs_approval_waits_for_the_client() -> None:
-    """Nothing runs before somebody has agreed."""
+async def test_call_that_needs_approval_waits_for_the_client() -> None:
+    """Nothing runs before it."""
     table = Table([turn(approval())])
     told = await table.talk(conversation(tools=DOCS))
     assert reasons(told) == ["stop"]
     assert not table.servers.tool.calls
 
 
-async def test_an_approved_call_is_made_first() -> None:
-    """With the very arguments that were approved of, and the model reads what it returned."""
+async def test_approved_call_is_made_first() -> None:
+    """It has the approved arguments, and the model reads its result."""
     table = Table([turn(answer())])
     told = await table.talk(approving())
     assert told[1:3] == [McpCallOpened("docs", "add", "mcpr_1"), ItemDelta('{"a": 1}')]
@@ -167,8 +165,8 @@ async def test_an_approved_call_is_made_first() -> None:
     )
 
 
-async def test_an_approved_call_counts_among_those_of_its_response() -> None:
-    """With it the response may have made all that it may."""
+async def test_approved_call_counts_for_the_limit() -> None:
+    """It counts among the calls of its response."""
     given = approving()
     table = Table([turn(mcp())])
     told = await table.talk(replace(given, response=replace(given.response, max_tool_calls=1)))
@@ -176,16 +174,16 @@ async def test_an_approved_call_counts_among_those_of_its_response() -> None:
     assert len(table.servers.tool.calls) == 1
 
 
-async def test_a_refused_call_is_not_made() -> None:
-    """The model reads of the refusal in the history."""
+async def test_refused_call_is_not_made() -> None:
+    """The model reads the refusal in the history."""
     table = Table([turn(answer())])
     assert isinstance((await table.talk(approving(approve=False)))[0], GenerationStarted)
     assert not table.servers.tool.calls
 
 
 @pytest.mark.parametrize(("label", "name"), [("python", "python"), ("browser", "open"), ("container", "exec")])
-async def test_the_client_s_word_runs_no_built_in_tool(label: str, name: str) -> None:
-    """Their calls are the model's: what a client makes up runs no code."""
+async def test_approval_cannot_run_built_in_tools(label: str, name: str) -> None:
+    """A client cannot run code by a made-up call."""
     request = replace(REQUEST, server_label=label, name=name, arguments='{"cmd": ["ls"]}')
     table = Table([turn(answer())])
     given = conversation(request, McpApprovalResponse("mcpa_1", request.id, True))
@@ -194,8 +192,8 @@ async def test_the_client_s_word_runs_no_built_in_tool(label: str, name: str) ->
     assert not table.tool.calls
 
 
-async def test_an_approved_call_is_made_once() -> None:
-    """An approval that was used up earlier is worth nothing."""
+async def test_approved_call_is_made_once() -> None:
+    """A used approval is not used again."""
     given = approving()
     made = McpCall("mcp_1", "docs", "add", "{}", "completed", "2", approval_request_id="mcpr_1")
     table = Table([turn(answer())])
@@ -203,8 +201,8 @@ async def test_an_approved_call_is_made_once() -> None:
     assert not table.servers.tool.calls
 
 
-async def test_approval_reaches_no_further_than_the_tools_of_the_request() -> None:
-    """A call of anything else fails, whoever approves of it."""
+async def test_approval_is_limited_to_tools_of_the_request() -> None:
+    """An approved call of any other tool fails."""
     table = Table([turn(answer())])
     told = await table.talk(approving(request=replace(REQUEST, name="drop")))
     assert kinds(told)[1:5] == ["McpCallOpened", "CallStarted", "CallFinished", "ItemClosed"]

@@ -87,8 +87,8 @@ async def emitted(frames: Iterable[ConversedFrame], error: BaseException | None 
 BEGIN = ["created", "in_progress"]
 
 
-async def test_a_replay_has_the_same_bytes() -> None:
-    """Nothing is drawn or clocked: the same frames give the same bytes, and another response id other item ids."""
+async def test_same_frames_give_same_bytes() -> None:
+    """Nothing is random and no clock is read; another response id gives other item ids."""
     first, second = [list(map(to_sse, await emitted(whole_turn()))) for _ in range(2)]
     assert first == second
     other = await emitted((started("resp_2"), *whole_turn()[1:]))
@@ -98,8 +98,8 @@ async def test_a_replay_has_the_same_bytes() -> None:
 # The end
 
 
-async def test_the_usage_is_counted() -> None:
-    """Tokens of the prompt come from its start, tokens of the answer from the turn's end; each list has the turn."""
+async def test_usage_is_counted() -> None:
+    """Prompt tokens come from the start of the turn, answer tokens from its end; each list has the turn."""
     counts = finished(cached_tokens=32, output_tokens=11, reasoning_tokens=5)
     events = await emitted((started(prompt_tokens=40), *message("Hello!"), counts))
     assert final(events).usage == Usage(
@@ -107,22 +107,22 @@ async def test_the_usage_is_counted() -> None:
     )
 
 
-async def test_the_completion_time_is_the_start_and_the_durations() -> None:
-    """No clock is read at the end either."""
+async def test_completion_time_is_start_plus_durations() -> None:
+    """No clock is read at the end."""
     events = await emitted((started(created_at=1000), *message("Hello!"), finished(duration=2.7)))
     assert final(events).completed_at == 1002
 
 
-async def test_a_turn_that_says_nothing_completes() -> None:
-    """A response without items is complete all the same."""
+async def test_turn_without_items_completes() -> None:
+    """A response without items is complete."""
     events = await emitted((started(), finished()))
     assert types(events) == [*BEGIN, "completed"]
 
 
 @pytest.mark.defect("14", "16")
 @pytest.mark.parametrize("cut", [reasoning, message, refusal, function_call, custom_tool_call])
-async def test_an_item_that_was_cut_is_incomplete(cut: Any) -> None:
-    """At the token limit the open item and the response are incomplete, and what came before is not."""
+async def test_truncated_item_is_incomplete(cut: Any) -> None:
+    """At the token limit the open item and the response are incomplete, earlier items are complete."""
     events = await emitted((started(), *reasoning("So."), *cut("Hel", complete=False), finished("length")))
     response = final(events)
     assert types(events)[-2:] == ["output_item.done", "incomplete"]
@@ -133,8 +133,8 @@ async def test_an_item_that_was_cut_is_incomplete(cut: Any) -> None:
 
 
 @pytest.mark.defect("16", "V17")
-async def test_a_filtered_response_says_so() -> None:
-    """The reason of an incomplete response is the one that ended it."""
+async def test_filtered_response_has_its_reason() -> None:
+    """``incomplete_details`` has the reason that ended the turn."""
     response = final(await emitted((started(), *message("Hel", complete=False), finished("content_filter"))))
     assert (response.status, response.completed_at) == ("incomplete", None)
     assert response.incomplete_details == IncompleteDetails("content_filter")
@@ -142,8 +142,8 @@ async def test_a_filtered_response_says_so() -> None:
 
 @pytest.mark.defect("V17", "B22")
 @pytest.mark.parametrize("cut", [reasoning, message, refusal, function_call, custom_tool_call])
-async def test_a_cancelled_response_keeps_what_it_had(cut: Any) -> None:
-    """Where the engine was told to stop, the status says so, and output and usage are those of what it had written."""
+async def test_cancelled_response_keeps_its_output(cut: Any) -> None:
+    """The status is cancelled, with the output and usage so far."""
     events = await emitted((started(), *message("Hello!"), *cut("Hel", complete=False), finished("cancelled")))
     response = final(events)
     assert types(events)[-2:] == ["output_item.done", "incomplete"]
@@ -155,8 +155,8 @@ async def test_a_cancelled_response_keeps_what_it_had(cut: Any) -> None:
 
 
 @pytest.mark.parametrize("reason", ["max_tool_calls", "max_turns"])
-async def test_what_a_limit_of_tools_ends_says_which(reason: FinishReason) -> None:
-    """Where the model may make no more calls, or take no more turns, the response is incomplete for that reason."""
+async def test_tool_limit_is_the_reason_of_an_incomplete_response(reason: FinishReason) -> None:
+    """This holds for the number of calls and of turns."""
     response = final(await emitted((started(), *message("Let me see."), finished(reason))))
     assert (response.status, response.completed_at) == ("incomplete", None)
     assert response.incomplete_details is not None
@@ -165,8 +165,8 @@ async def test_what_a_limit_of_tools_ends_says_which(reason: FinishReason) -> No
 
 
 @pytest.mark.defect("B21")
-async def test_a_response_that_waited_says_so_and_begins() -> None:
-    """A background response is created and queued as such, and everything behind says that it is in progress."""
+async def test_queued_response_begins_in_progress() -> None:
+    """A background response is created and queued, and is in progress in all later events."""
     events = await emitted((started(status="queued", background=True), *message("Hello!"), finished()))
     assert types(events)[:3] == ["created", "queued", "in_progress"]
     assert [on_the_wire(event)["response"]["status"] for event in events[:3]] == ["queued", "queued", "in_progress"]
@@ -174,21 +174,21 @@ async def test_a_response_that_waited_says_so_and_begins() -> None:
     assert final(events).status == "completed"
 
 
-async def test_a_response_that_waited_may_fail() -> None:
-    """What breaks in the first turn ends a response that is in progress."""
+async def test_queued_response_may_fail() -> None:
+    """An error in the first turn ends a response that is in progress."""
     response = final(await emitted([started(status="queued", background=True)], EngineFailed("x")))
     assert response.status == "failed"
 
 
-async def test_a_cut_between_items_leaves_them_complete() -> None:
-    """The limit may fall on the end of an item: then only the response is incomplete."""
+async def test_limit_between_items_leaves_them_complete() -> None:
+    """Only the response is incomplete."""
     response = final(await emitted((started(), *message("Hello!"), finished("length"))))
     assert response.status == "incomplete"
     assert [item.status for item in response.output] == ["completed"]
 
 
-async def test_tokens_follow_the_item_that_they_are_of() -> None:
-    """The store is told of the tokens of each item that has any, under its id, behind the event that it is done."""
+async def test_tokens_follow_their_item() -> None:
+    """After the done event of an item comes a frame with its tokens, for the store."""
     texts = (ReasoningOpened(), ItemDelta("So."), ItemClosed(complete=True, token_ids=(1, 2)))
     async with aclosing(emit(source((started(), *texts, *message("Hello!"), finished())))) as out:
         frames = [frame async for frame in out]
@@ -205,8 +205,8 @@ RAW = ({"role": "user", "content": []},)
 SAID = ({"role": "assistant", "channel": "final", "content": []},)
 
 
-async def test_raw_messages_come_with_the_end() -> None:
-    """Where they were asked for, the last event has the prompt and the answer in the model's own terms."""
+async def test_raw_messages_are_in_the_last_event() -> None:
+    """If they were requested, it has the prompt and the answer as the model's messages."""
     events = await emitted((started(raw_messages=RAW), *message("Hello!"), finished(raw_messages=SAID)))
     assert (final(events).input_messages, final(events).output_messages) == (RAW, SAID)
     assert "input_messages" not in on_the_wire(events[0])["response"]
@@ -214,8 +214,8 @@ async def test_raw_messages_come_with_the_end() -> None:
     assert not {"input_messages", "output_messages"} & set(on_the_wire(events[-1])["response"])
 
 
-async def test_a_failed_response_has_its_prompt() -> None:
-    """Raw messages are for looking into what went wrong: of an answer that broke there are none yet."""
+async def test_failed_response_has_its_raw_prompt() -> None:
+    """It has no raw messages of the answer."""
     events = await emitted((started(raw_messages=RAW), *message("Hello!")), EngineFailed("x"))
     assert (final(events).input_messages, final(events).output_messages) == (RAW, ())
 
@@ -239,8 +239,8 @@ async def test_a_failed_response_has_its_prompt() -> None:
 @pytest.mark.parametrize(
     "error", [EngineFailed("The engine gave up."), EngineDead("It died."), EngineOverloaded("The queue is full.")]
 )
-async def test_an_error_in_mid_item_closes_it_and_fails(opening: ConversedFrame, error: StageError) -> None:
-    """The open item is closed as incomplete with what it has, then one response.failed says why."""
+async def test_error_in_an_item_closes_it_and_fails(opening: ConversedFrame, error: StageError) -> None:
+    """The open item is closed as incomplete with its text, then one ``response.failed`` has the reason."""
     events = await emitted((started(), *message("Hello!"), opening, ItemDelta("So")), error)
     response = final(events)
     assert types(events)[-2:] == ["output_item.done", "failed"]
@@ -263,10 +263,8 @@ JSON = ["json_schema", "json_object"]
 @pytest.mark.parametrize("text_format", JSON)
 @pytest.mark.parametrize("phase", ["final_answer", None])
 @pytest.mark.parametrize("said", ['{"a": "xx', "", "{}{}", "Sorry", "[" * 100_000 + "]" * 100_000])
-async def test_an_answer_that_is_not_the_json_it_was_to_be_fails(
-    text_format: str, phase: Phase | None, said: str
-) -> None:
-    """A grammar that breaks down leaves half an answer, which nobody is told to be whole."""
+async def test_answer_that_breaks_its_json_format_fails(text_format: str, phase: Phase | None, said: str) -> None:
+    """A grammar that breaks down leaves a partial answer, which must not look complete."""
     answer = message(*filter(None, [said]), phase=phase)
     events = await emitted((promised(text_format), *reasoning("So."), *answer, finished()))
     response = final(events)
@@ -280,8 +278,8 @@ async def test_an_answer_that_is_not_the_json_it_was_to_be_fails(
 @pytest.mark.defect("22")
 @pytest.mark.parametrize("text_format", JSON)
 @pytest.mark.parametrize("said", ["{}", ' {"a": [1e999, "é"]}\n', "9" * 5000])
-async def test_an_answer_in_json_completes(text_format: str, said: str) -> None:
-    """Whatever is JSON passes, however large its numbers are, and so does all that is no answer."""
+async def test_answer_in_json_completes(text_format: str, said: str) -> None:
+    """Any JSON passes, with numbers of any size, and so does all other output."""
     whole = (*message("Let me see.", phase="commentary"), *function_call("{"), *refusal("No."), *message(said))
     assert types(await emitted((promised(text_format), *whole, finished())))[-1] == "completed"
 
@@ -290,27 +288,27 @@ async def test_an_answer_in_json_completes(text_format: str, said: str) -> None:
     "begun",
     [promised("text"), promised("json_object", stop=("x",)), promised("json_object", held_to_grammar=False)],
 )
-async def test_where_no_json_was_promised_any_answer_completes(begun: GenerationStarted) -> None:
-    """Text is free, a stop text may cut any answer, and a stored response is told again as it was."""
+async def test_answer_without_promised_json_completes(begun: GenerationStarted) -> None:
+    """Text is free, a stop text may cut any answer, and a stored response is sent again unchanged."""
     assert types(await emitted((begun, *message('{"a'), finished())))[-1] == "completed"
 
 
-async def test_json_that_was_cut_is_incomplete() -> None:
-    """At the token limit half an answer is what was asked for."""
+async def test_truncated_json_is_incomplete() -> None:
+    """At the token limit a partial answer is expected."""
     turn = (promised("json_object"), *message('{"a', complete=False), finished("length"))
     assert types(await emitted(turn))[-1] == "incomplete"
 
 
-async def test_an_error_of_a_stage_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    """Errors that were foreseen are one line in the log; it keeps its tracebacks for bugs."""
+async def test_stage_error_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """An expected error is one line in the log, without a traceback."""
     await emitted((started(),), EngineFailed("The engine gave up."))
     (record,) = caplog.records
     assert (record.levelname, record.exc_info) == ("WARNING", None)
     assert "The engine gave up." in record.getMessage()
 
 
-async def test_a_bug_is_neutral_to_the_client_and_whole_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """What is no StageError may hold secrets: the client gets the response's id, the log the traceback beside it."""
+async def test_bug_is_hidden_from_the_client_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """It may hold secrets: the client gets the response's id, the log the traceback."""
     with caplog.at_level(logging.ERROR):
         events = await emitted((started(), ReasoningOpened()), ZeroDivisionError("secret"))
     error = final(events).error
@@ -325,22 +323,22 @@ async def test_a_bug_is_neutral_to_the_client_and_whole_in_the_log(caplog: pytes
 
 
 @pytest.mark.parametrize("error", [ContextTooLong(9, 8), EngineDead("It died."), ZeroDivisionError("bug")])
-async def test_an_error_before_the_first_frame_is_not_ours(error: Exception) -> None:
-    """Until generation has started there is no response that could fail: the error goes on as it is."""
+async def test_error_before_the_first_frame_is_raised(error: Exception) -> None:
+    """Without a response nothing can fail, so the error goes on unchanged."""
     with pytest.raises(type(error)) as caught:
         await emitted((), error)
     assert caught.value is error
 
 
-async def test_a_source_without_a_frame_is_a_bug() -> None:
-    """A stage that loses everything is an error like any other before the first frame."""
+async def test_source_without_a_frame_is_a_bug() -> None:
+    """The rule that it breaks is raised."""
     with pytest.raises(InvariantBroken, match="ends with TurnFinished"):
         await emitted(())
 
 
 @pytest.mark.parametrize("rest", [(), reasoning("So."), (*message("Hello!"), ReasoningOpened(), ItemDelta("So"))])
-async def test_a_stream_that_just_ends_has_failed(rest: Frames) -> None:
-    """Without TurnFinished nobody knows that the model was done, however whole its words look."""
+async def test_stream_without_its_end_has_failed(rest: Frames) -> None:
+    """Without ``TurnFinished`` the model was not done, however complete the text looks."""
     events = await emitted((started(), *rest))
     assert types(events)[-1] == "failed"
     error = final(events).error
@@ -348,15 +346,15 @@ async def test_a_stream_that_just_ends_has_failed(rest: Frames) -> None:
     assert error.message.startswith("Internal error.")
 
 
-async def test_what_is_no_frame_is_told_by_its_type() -> None:
-    """Whoever wrote the stage that gave it learns what it gave."""
+async def test_foreign_frame_is_reported_by_its_type() -> None:
+    """The message helps the author of the stage that gave it."""
     foreign: list[Any] = ["So"]
     with pytest.raises(InvariantBroken, match="emit takes no str: a stage has put it in"):
         await emitted(foreign)
 
 
-async def test_an_error_behind_the_last_turn_fails_too() -> None:
-    """The response ends once: what breaks before its terminal event is that event."""
+async def test_error_after_the_last_turn_fails() -> None:
+    """An error before the terminal event becomes that event."""
     events = await emitted(whole_turn(), EngineFailed("The engine gave up."))
     assert types(events).count("completed") == 0
     assert types(events)[-1] == "failed"
@@ -389,15 +387,15 @@ async def test_an_error_behind_the_last_turn_fails_too() -> None:
         (MessageOpened("final_answer"), "So"),
     ],
 )
-async def test_frames_against_the_grammar_are_a_bug(frames: Frames, caplog: pytest.LogCaptureFixture) -> None:
-    """A parser that loses its place gives a stream that fails in good order, not one that clients cannot read."""
+async def test_frames_against_the_grammar_fail_the_response(frames: Frames, caplog: pytest.LogCaptureFixture) -> None:
+    """A broken parser gives a failed stream, not an unreadable one."""
     events = await emitted((started(), *frames))
     assert types(events)[-1] == "failed"
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
 async def test_cancellation_is_no_failure() -> None:
-    """CancelledError goes through, and nothing is said after it."""
+    """``CancelledError`` passes, and no event follows it."""
     said = []
     with pytest.raises(asyncio.CancelledError):
         async for event in emit(source((started(), ReasoningOpened()), asyncio.CancelledError())):
@@ -406,8 +404,8 @@ async def test_cancellation_is_no_failure() -> None:
 
 
 @pytest.mark.defect("V7")
-async def test_cancellation_says_nothing_of_what_ran() -> None:
-    """Where a running call is broken off there is no event that says how it ended."""
+async def test_cancellation_leaves_a_running_call_open() -> None:
+    """No event says how the call ended."""
     said = []
     with pytest.raises(asyncio.CancelledError):
         async for event in emit(source((started(), CodeCallOpened(), CallStarted()), asyncio.CancelledError())):
@@ -415,8 +413,8 @@ async def test_cancellation_says_nothing_of_what_ran() -> None:
     assert types(only_events(said))[-1] == "code_interpreter_call.interpreting"
 
 
-async def test_leaving_early_says_nothing_more() -> None:
-    """A consumer that closes the stream in mid-item gets no further event."""
+async def test_leaving_early_ends_the_events() -> None:
+    """A consumer that closes the stream within an item gets no further event."""
     stream: AsyncGenerator[Any, None] = emit(source(whole_turn()))
     for _ in range(6):
         await anext(stream)
@@ -448,7 +446,7 @@ def summed(events: Iterable[ResponseEvent]) -> dict[int, str]:
 async def test_any_turn_is_a_stream_that_clients_can_read(
     turn: Frames, error: Exception | None, data: st.DataObject
 ) -> None:
-    """Whatever a model says, and wherever it breaks, every rule holds and the deltas sum to the items."""
+    """For any output and any error, all rules hold and the deltas sum to the items."""
     if error:
         turn = turn[: data.draw(st.integers(1, len(turn)))]
     logging.disable(logging.CRITICAL)

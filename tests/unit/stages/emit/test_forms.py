@@ -34,8 +34,8 @@ def called(form: ClientForm, *texts: str, complete: bool = True) -> Any:
         (DEEP, {"env": {}, "command": [DEEP]}),
     ],
 )
-def test_a_local_shell_runs_one_command(said: str, action: dict[str, Any]) -> None:
-    """Its action has what the model said of it, and always an environment; what is no such JSON is the command."""
+def test_local_shell_action_is_one_command(said: str, action: dict[str, Any]) -> None:
+    """It always has an environment; arguments that are not as expected become the command."""
     assert called("local_shell", said) == LocalShellCall(
         "lsh_10000", "call_10000", {"type": "exec", **action}, "completed"
     )
@@ -55,8 +55,8 @@ def test_a_local_shell_runs_one_command(said: str, action: dict[str, Any]) -> No
         (DEEP, {"commands": [DEEP]}),
     ],
 )
-def test_a_shell_runs_commands(said: str, action: dict[str, Any]) -> None:
-    """Its action has the commands and their limits; what is no such JSON is the one command."""
+def test_shell_action_is_a_list_of_commands(said: str, action: dict[str, Any]) -> None:
+    """It has their limits; arguments that are not as expected become the only command."""
     assert called("shell", said) == ShellCall("sh_10000", "call_10000", action, "completed")
 
 
@@ -74,20 +74,20 @@ def test_a_shell_runs_commands(said: str, action: dict[str, Any]) -> None:
         (DEEP, {"type": "update_file", "path": "", "diff": DEEP}),
     ],
 )
-def test_a_patch_changes_one_file(said: str, operation: dict[str, Any]) -> None:
-    """Its operation is one of the API's; what is no such JSON is a change of no file at all."""
+def test_patch_operation_changes_one_file(said: str, operation: dict[str, Any]) -> None:
+    """Arguments that are not as expected change no file."""
     assert called("apply_patch", said) == ApplyPatchCall("apc_10000", "call_10000", operation, "completed")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_form_that_is_cut_is_incomplete(form: ClientForm) -> None:
-    """Half of its arguments is told as what it is."""
+def test_truncated_form_is_incomplete(form: ClientForm) -> None:
+    """The item has its partial arguments."""
     assert called(form, '{"comm', complete=False).status == "incomplete"
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_form_comes_when_it_is_whole(form: ClientForm) -> None:
-    """Nothing is said while the model writes; then the item is added with all that it means, and done."""
+def test_form_is_sent_when_it_is_complete(form: ClientForm) -> None:
+    """No event is sent while the model writes; then the item is added complete, and done."""
     text = FORMS[form]
     events = checked(written((started(), *item(FunctionCallOpened("f", form=form), *text), finished())))
     added, done = (event.item for event in events if isinstance(event, OutputItemAdded | OutputItemDone))
@@ -95,8 +95,8 @@ def test_a_form_comes_when_it_is_whole(form: ClientForm) -> None:
     assert (getattr(added, "status", None), getattr(done, "status", None)) == ("in_progress", "completed")
 
 
-def test_a_shell_tells_its_commands() -> None:
-    """Each command is added empty, grows and is done; an empty one does not grow."""
+def test_shell_commands_have_their_own_events() -> None:
+    """Each command is added empty, gets its text and is done; an empty one gets no text."""
     events = checked(written((started(), *form_call("shell", '{"commands": ["ls", "", "pwd"]}'), finished())))
     told = [on_the_wire(event) for event in events[3:-2]]
     names = ["added", "delta", "done", "added", "done", "added", "delta", "done"]

@@ -90,14 +90,14 @@ LADDERS: list[tuple[Frames, list[str]]] = [
 
 @pytest.mark.defect("V18")
 @pytest.mark.parametrize(("item", "ladder"), LADDERS)
-def test_every_item_climbs_its_whole_ladder(item: Frames, ladder: list[str]) -> None:
-    """An item of each kind has its events in their order, also one without any text."""
+def test_every_item_has_all_its_events(item: Frames, ladder: list[str]) -> None:
+    """An item of each kind has its events in order, even without any text."""
     assert types(emitted(item)) == [*BEGIN, *ladder, "completed"]
 
 
 @pytest.mark.parametrize("texts", [("Let me ", "think."), ()])
-def test_a_summary_stands_in_place_of_raw_reasoning(texts: tuple[str, ...]) -> None:
-    """Where a summary was asked for, thinking has the events of a summary part, and its item no content."""
+def test_summary_replaces_raw_reasoning(texts: tuple[str, ...]) -> None:
+    """If a summary was requested, reasoning has the events of a summary part, and no content."""
     events = emitted(reasoning(*texts), message("Hello!"), reasoning=SUMMARISED)
     assert types(events) == [*BEGIN, *summary_ladder(len(texts)), *text_ladder("output_text", 1), "completed"]
     thought = final(events).output[0]
@@ -106,7 +106,7 @@ def test_a_summary_stands_in_place_of_raw_reasoning(texts: tuple[str, ...]) -> N
 
 
 def test_items_follow_one_another() -> None:
-    """Ladders never interleave, and one numbering runs through all of them."""
+    """Their events never interleave, and one numbering covers all of them."""
     events = checked(written(whole_turn()))
     assert types(events) == [
         *BEGIN,
@@ -147,14 +147,14 @@ CALL = {"call_id": "call_10000", "name": "clock"}
         ),
     ],
 )
-def test_an_item_is_added_with_zero_values(opening: ItemOpened, fields: dict[str, Any]) -> None:
-    """``output_item.added`` has every field of its item, with nothing in those that will grow, and no null."""
+def test_added_item_has_empty_fields(opening: ItemOpened, fields: dict[str, Any]) -> None:
+    """``output_item.added`` has every field, empty if it will grow, and no null."""
     added = emitted((opening, ItemClosed(complete=True)))[2]
     assert on_the_wire(added)["item"] == {**fields, "status": "in_progress"}
 
 
-def test_the_output_is_what_was_said() -> None:
-    """The final response holds every item with its whole text."""
+def test_final_output_has_whole_texts() -> None:
+    """The final response has every item with its whole text."""
     events = emitted(
         reasoning("Let me ", "think."),
         message("Hel", "lo!"),
@@ -171,16 +171,16 @@ def test_the_output_is_what_was_said() -> None:
     )
 
 
-def test_parallel_calls_have_ids_of_their_own() -> None:
-    """Calls of one turn, even to the same function with the same arguments, are told apart by both of their ids."""
+def test_parallel_calls_have_unique_ids() -> None:
+    """Calls with the same function and arguments differ in both of their ids."""
     events = emitted(function_call("{}"), function_call("{}"), custom_tool_call("{}"), function_call())
     calls = [item for item in final(events).output if isinstance(item, FunctionCall | CustomToolCall)]
     assert [call.id for call in calls] == ["fc_10000", "fc_10001", "ctc_10002", "fc_10003"]
     assert [call.call_id for call in calls] == ["call_10000", "call_10001", "call_10002", "call_10003"]
 
 
-def test_annotations_are_said_and_kept() -> None:
-    """A note on a message has an event of its own, with its index, and stands in the part and the item."""
+def test_annotations_have_events_and_are_kept() -> None:
+    """An annotation has an event with its index, and is in the part and the item."""
     other = {**NOTE, "title": "B"}
     events = emitted(message("Hel", AnnotationAdded(NOTE), "lo!", AnnotationAdded(other)))
     assert [event for event in events if isinstance(event, OutputTextAnnotationAdded)] == [
@@ -192,7 +192,7 @@ def test_annotations_are_said_and_kept() -> None:
 
 
 @pytest.mark.defect("B27")
-def test_logprobs_stand_beside_their_text() -> None:
+def test_logprobs_accompany_their_text() -> None:
     """Each delta has the logprobs of its tokens; the done event, the part and the item have all of them."""
     first, second = spelled("Hé", 2), spelled("y", 2)
     events = emitted(reasoning("So."), message(first, second), top_logprobs=2)

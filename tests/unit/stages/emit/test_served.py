@@ -115,22 +115,22 @@ LADDERS: list[tuple[Frames, list[str]]] = [
 
 @pytest.mark.defect("V9", "V18")
 @pytest.mark.parametrize(("item", "steps"), LADDERS)
-def test_every_item_climbs_the_ladder_of_its_kind(item: Frames, steps: list[str]) -> None:
-    """What the server runs is one item of one kind, with the events of that kind and no others."""
+def test_every_item_has_the_events_of_its_kind(item: Frames, steps: list[str]) -> None:
+    """A call that the server runs is one item of one kind, with no other events."""
     assert types(told(item)) == steps
 
 
 @pytest.mark.defect("V9")
-def test_no_two_items_share_a_place() -> None:
-    """Searches and MCP calls are items of their own, one index after another."""
+def test_items_have_their_own_indexes() -> None:
+    """Searches and MCP calls are separate items, one index after another."""
     events = told(web_call("{}"), mcp_call("{}"), web_call("{}"))
     added = [(event.output_index, event.item.id) for event in events if isinstance(event, OutputItemAdded)]
     assert added == [(0, "ws_10000"), (1, "mcp_10001"), (2, "ws_10002")]
 
 
 @pytest.mark.defect("V8")
-def test_what_was_streamed_is_what_the_response_has() -> None:
-    """Each item of the final response is, to the letter, the one that was said to be done."""
+def test_final_items_equal_streamed_ones() -> None:
+    """Each item of the final response is exactly the one of its done event."""
     events = checked(written(served_turns()))
     bodies = [on_the_wire(event) for event in events]
     done = [body["item"] for body in bodies if body["type"] == "response.output_item.done"]
@@ -173,8 +173,8 @@ RUNS: list[tuple[Frames, list[str], list[str]]] = [
 
 @pytest.mark.defect("V7", "B11")
 @pytest.mark.parametrize(("item", "starts", "ends"), RUNS)
-def test_events_come_when_it_happens(item: Frames, starts: list[str], ends: list[str]) -> None:
-    """That a call runs is said when it starts, and how it ended when it has: neither before nor at the end of all."""
+def test_events_are_sent_when_a_call_starts_and_ends(item: Frames, starts: list[str], ends: list[str]) -> None:
+    """They come neither earlier nor all at the end."""
     writer = ResponseWriter()
     said = {type(frame): types(only_events(writer.feed(frame))) for frame in (started(), *item)}
     assert (said[CallStarted], said[CallFinished], said[ItemClosed]) == (starts, ends, ["output_item.done"])
@@ -195,8 +195,8 @@ def test_events_come_when_it_happens(item: Frames, starts: list[str], ends: list
         ((*shell_call("{}"), *shell_output(error="No.")), "completed"),
     ],
 )
-def test_the_status_is_how_it_ended(item: Frames, status: str) -> None:
-    """A tool that failed makes a failed item, and a response that goes on."""
+def test_item_status_is_the_outcome_of_the_call(item: Frames, status: str) -> None:
+    """A failed tool makes a failed item in a response that goes on."""
     assert made(item).status == status
     assert final(checked(written((started(), *item, *message("Hm."), finished())))).status == "completed"
 
@@ -206,8 +206,8 @@ def test_the_status_is_how_it_ended(item: Frames, status: str) -> None:
     "opening", [McpCallOpened("wiki", "ask"), CodeCallOpened(), WebCallOpened("search"), ShellOutputOpened()]
 )
 @pytest.mark.parametrize("finishes", [True, False])
-def test_an_error_while_it_runs_tells_what_is_known(opening: Any, finishes: bool) -> None:
-    """A call that runs when the response fails is incomplete; one that was done already is what it came to."""
+def test_error_during_a_call_leaves_it_incomplete(opening: Any, finishes: bool) -> None:
+    """A call that has finished keeps its status."""
     ran = (opening, CallStarted(SEARCH), *([CallFinished("ok")] if finishes else []))
     writer = ResponseWriter()
     events = [event for frame in (started(), *shell_call("{}"), *ran) for event in writer.feed(frame)]
@@ -217,8 +217,8 @@ def test_an_error_while_it_runs_tells_what_is_known(opening: Any, finishes: bool
 
 @pytest.mark.defect("B11")
 @pytest.mark.parametrize("ran", [(), (CallStarted(),)])
-def test_a_list_that_nobody_waited_for_failed(ran: Frames) -> None:
-    """It has no status, so that only its error can say so."""
+def test_interrupted_tool_list_has_an_error(ran: Frames) -> None:
+    """It has no status to say so."""
     writer = ResponseWriter()
     events = [event for frame in (started(), McpListToolsOpened("wiki"), *ran) for event in writer.feed(frame)]
     ended = checked(only_events([*events, *writer.fail(EngineFailed("It broke."))]))
@@ -270,8 +270,8 @@ FAILED = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text
         ),
     ],
 )
-def test_an_item_holds_what_came_of_it(item: Frames, expected: object) -> None:
-    """Its fields are what the model wrote, and what the call gave back."""
+def test_item_has_the_result_of_its_call(item: Frames, expected: object) -> None:
+    """Its fields are the arguments of the model and the result of the call."""
     assert made(item) == expected
 
 
@@ -284,16 +284,16 @@ def test_an_item_holds_what_came_of_it(item: Frames, expected: object) -> None:
         ((), "No.", ({"stdout": "", "stderr": "No.", "outcome": {"type": "exit", "exit_code": 126}},)),
     ],
 )
-def test_a_shell_shows_what_its_commands_wrote(outputs: Any, error: str | None, shown: Any) -> None:
-    """The output is that of the latest call, command by command; where no shell could be had, why."""
+def test_shell_output_belongs_to_the_latest_call(outputs: Any, error: str | None, shown: Any) -> None:
+    """It has an entry per command, or the reason why there is no shell."""
     calls = (shell_call("{}"), shell_call('{"cmd": ["ls"]}'))
     assert made(*calls, shell_output(*outputs, error=error)) == ShellCallOutput(
         "sho_10002", "call_10001", shown, "completed"
     )
 
 
-def test_a_shell_tells_what_its_commands_wrote() -> None:
-    """Each command has a delta of what it wrote, if anything, and is done with all of it."""
+def test_shell_output_is_sent_per_command() -> None:
+    """Each command has a delta with its output, if any, and is done with all of it."""
     silent = {"stdout": "", "stderr": "", "outcome": {"type": "exit", "exit_code": 1}}
     both = {"stdout": "a", "stderr": "b", "outcome": {"type": "exit", "exit_code": 0}}
     events = told(shell_call("{}"), shell_output(WRITTEN, silent, both))
@@ -307,8 +307,8 @@ def test_a_shell_tells_what_its_commands_wrote() -> None:
     ]
 
 
-def test_an_item_is_added_with_zero_values() -> None:
-    """``output_item.added`` has every field of its item, with nothing in those that are known later."""
+def test_added_item_has_empty_fields() -> None:
+    """``output_item.added`` has every field, empty if it is known later."""
     items = (mcp_list(LISTED), mcp_call("{}"), code_call("1"), web_call("{}", found=(FOUND,)), shell_call("{}"))
     events = told(*items, shell_output(WRITTEN))
     added = [on_the_wire(event)["item"] for event in events if isinstance(event, OutputItemAdded)]
@@ -338,8 +338,8 @@ def test_an_item_is_added_with_zero_values() -> None:
     "said", ['{"query": "Oslo"', '{"cursor": 1}', "", "\x00", "[" * 100_000, '{"query": ["Oslo"], "topn": "x"}']
 )
 @pytest.mark.parametrize("opening", [WebCallOpened("search"), WebCallOpened("peek"), ShellCallOpened()])
-def test_whatever_the_model_writes_is_an_item(opening: Any, said: str) -> None:
-    """Arguments that nobody can read, and functions that do not exist, end no response."""
+def test_any_arguments_make_an_item(opening: Any, said: str) -> None:
+    """Unreadable arguments and unknown functions do not end the response."""
     pieces = [said] if said else []
     ran = (CallStarted(), CallFinished(error="No.")) if isinstance(opening, WebCallOpened) else ()
     item = (opening, *map(ItemDelta, pieces), *ran, ItemClosed(complete=True))
@@ -347,8 +347,8 @@ def test_whatever_the_model_writes_is_an_item(opening: Any, said: str) -> None:
 
 
 @pytest.mark.defect("V10", "B12")
-def test_the_action_is_what_was_done() -> None:
-    """A search is told by the action that came with its start or its end, and never by the model's own words."""
+def test_search_item_has_the_real_action() -> None:
+    """The action comes from the start or end of the call, never from the model's arguments."""
     opened = {"type": "open_page", "url": "https://a.example/"}
     item = served(WebCallOpened("open"), '{"cursor": 0, "id": 3}', action=opened)
     assert made(item) == WebSearchCall("ws_10000", opened, "completed")
@@ -356,8 +356,8 @@ def test_the_action_is_what_was_done() -> None:
 
 
 @pytest.mark.defect("B12")
-def test_items_have_ids_of_their_own() -> None:
-    """However many searches there are, each has an id."""
+def test_items_have_unique_ids() -> None:
+    """Each of several searches has its own id."""
     events = told(web_call("{}"), web_call("{}"), web_call())
     assert {event.item.id for event in events if isinstance(event, OutputItemDone)} == {
         "ws_10000",
@@ -367,16 +367,16 @@ def test_items_have_ids_of_their_own() -> None:
 
 
 @pytest.mark.defect("B11")
-def test_a_request_that_was_cut_is_none() -> None:
-    """Nobody is asked to approve of half a call: it is an MCP call that is incomplete."""
+def test_truncated_approval_request_is_an_incomplete_call() -> None:
+    """Approval is never requested for half a call."""
     frames = (started(), *approval('{"q', complete=False), finished("length"))
     (cut,) = final(checked(written(frames))).output
     assert cut == McpCall("mcp_10000", "wiki", "ask", '{"q', "incomplete")
 
 
 @pytest.mark.defect("V10")
-def test_a_search_that_was_cut_has_an_action() -> None:
-    """Where nobody knows yet what was asked for, it is a search for nothing."""
+def test_truncated_search_has_an_action() -> None:
+    """Without arguments it is a search for nothing."""
     frames = (started(), *web_call('{"query": "Os', complete=False), finished("length"))
     (cut,) = final(checked(written(frames))).output
     assert cut == WebSearchCall("ws_10000", {"type": "search", "query": ""}, "incomplete")
@@ -385,8 +385,8 @@ def test_a_search_that_was_cut_has_an_action() -> None:
 # What the store is told
 
 
-async def test_results_follow_the_item_that_they_are_of() -> None:
-    """What the model read of an item that does not say it goes to the store, behind the item and its tokens."""
+async def test_results_follow_their_item() -> None:
+    """Results that the item does not show go to the store, after the item and its tokens."""
     read = (
         *code_call("1"),
         *web_call("{}", error="No."),
@@ -410,8 +410,8 @@ async def test_results_follow_the_item_that_they_are_of() -> None:
         assert before.item.id == result.item_id
 
 
-def test_tokens_and_results_are_both_told() -> None:
-    """An item may have both."""
+def test_item_may_have_tokens_and_a_result() -> None:
+    """Both frames are sent."""
     writer = ResponseWriter()
     item = (CodeCallOpened(), ItemDelta("1"), CallStarted(), CallFinished("1"), ItemClosed(True, token_ids=(1, 2)))
     said = [event for frame in (started(), *item) for event in writer.feed(frame)]

@@ -38,16 +38,16 @@ def told(output_tokens: int, cached_tokens: int = 0, reasoning_tokens: int = 0) 
     return finished(output_tokens=output_tokens, cached_tokens=cached_tokens, reasoning_tokens=reasoning_tokens)
 
 
-def test_every_turn_is_counted() -> None:
-    """Usage is the sum over the turns, and has a number of each; what tools said is what a prompt has grown by else."""
+def test_usage_is_summed_over_turns() -> None:
+    """It has the counts of each turn; any other growth of a prompt is the output of tools."""
     response = ended(CALLED[:-1], (told(5),), turn(40, 7, cached_tokens=15, reasoning_tokens=3))
     assert response.usage == Usage(
         50, InputTokensDetails(15, 0, (10, 40), (0, 15)), 12, OutputTokensDetails(3, 25, (5, 7), (0, 25)), 62
     )
 
 
-def test_what_the_engine_says_it_read_counts() -> None:
-    """Images are many tokens to the engine, which a prompt has only places for."""
+def test_prompt_tokens_of_the_engine_take_precedence() -> None:
+    """Images are many tokens to the engine, but placeholders in the prompt."""
     response = ended((started(prompt_tokens=10), *message("Red."), finished(output_tokens=22, prompt_tokens=35)))
     assert response.usage is not None
     assert (response.usage.input_tokens, response.usage.total_tokens) == (35, 57)
@@ -55,22 +55,22 @@ def test_what_the_engine_says_it_read_counts() -> None:
 
 
 @pytest.mark.parametrize(("prompt_tokens", "from_tools"), [(15, 0), (14, 0), (3, 0), (16, 1)])
-def test_a_prompt_that_was_truncated_has_nothing_of_tools(prompt_tokens: int, from_tools: int) -> None:
-    """Where a later prompt is shorter than what came before it, nothing is counted below zero."""
+def test_truncated_prompt_has_no_negative_tool_tokens(prompt_tokens: int, from_tools: int) -> None:
+    """If a later prompt is shorter than the previous turn, tool output counts as zero."""
     response = ended(CALLED[:-1], (told(5),), turn(prompt_tokens, 1))
     assert response.usage is not None
     assert response.usage.output_tokens_details.tool_output_tokens_per_turn == (0, from_tools)
 
 
-def test_a_response_that_lists_tools_first_has_as_many_turns() -> None:
-    """What happens ahead of the first prompt is no turn."""
+def test_listing_tools_is_no_turn() -> None:
+    """Frames before the first prompt do not count."""
     response = ended(served_turns())
     assert response.usage is not None
     assert response.usage.input_tokens_details.input_tokens_per_turn == (7, 50)
 
 
-def test_the_completion_time_is_that_of_all_turns() -> None:
-    """The durations of all turns count, with what ran in them."""
+def test_completion_time_covers_all_turns() -> None:
+    """The durations of all turns count, including their calls."""
     first = (started(created_at=1000), *mcp_call("{}"), finished(duration=1.5))
     assert ended(first, (started(), finished(duration=2.0))).completed_at == 1003
 
@@ -94,8 +94,8 @@ def raw_turns() -> Frames:
     )
 
 
-def test_raw_messages_of_turns_are_those_of_the_last() -> None:
-    """What was asked is the first prompt; all that later ones have beyond it came of it, and so did the last turn."""
+def test_raw_messages_cover_all_turns() -> None:
+    """The input is the first prompt; the output is the rest of the last prompt, and the last turn."""
     response = ended(raw_turns())
     assert response.input_messages == ASKED
     assert response.output_messages == (*FIRST, *RESULT, *SECOND)
@@ -104,8 +104,8 @@ def test_raw_messages_of_turns_are_those_of_the_last() -> None:
 @pytest.mark.parametrize(
     ("frames", "kept"), [(1, ()), (len(mcp_call("{}")) + 2, FIRST), (len(mcp_call("{}")) + 3, (*FIRST, *RESULT))]
 )
-def test_a_response_that_fails_has_the_raw_messages_so_far(frames: int, kept: RawMessages) -> None:
-    """Between any two turns, and within one, what the model has read and written until then is told."""
+def test_failed_response_has_its_raw_messages_so_far(frames: int, kept: RawMessages) -> None:
+    """This holds between turns and within one."""
     writer = ResponseWriter()
     events = only_events(event for frame in raw_turns()[:frames] for event in writer.feed(frame))
     events += only_events(writer.fail(EngineFailed("It broke.")))
@@ -114,8 +114,8 @@ def test_a_response_that_fails_has_the_raw_messages_so_far(frames: int, kept: Ra
 
 
 @pytest.mark.parametrize("frames", [(*CALLED, started()), (*mcp_list(),), ()])
-def test_a_turn_that_just_ends_is_a_failed_engine(frames: Frames) -> None:
-    """However many turns came to their end, and whatever was listed, a response ends with a turn."""
+def test_response_must_end_with_a_turn(frames: Frames) -> None:
+    """A response whose last frame is not ``TurnFinished`` has a failed engine."""
     writer = ResponseWriter()
     for frame in (started(), finished(), *frames) if frames[:1] == CALLED[:1] else (served_turns()[0], *frames):
         list(writer.feed(frame))
@@ -123,8 +123,8 @@ def test_a_turn_that_just_ends_is_a_failed_engine(frames: Frames) -> None:
         writer.finish()
 
 
-def test_each_turn_has_its_own_promise() -> None:
-    """What the engine was held to is told with each prompt: an answer in JSON may come behind a free turn."""
+def test_each_turn_has_its_own_format() -> None:
+    """The format is checked for turns with a grammar: a JSON answer may follow a free turn."""
     text = {"format": {"type": "json_object"}}
     free, held = started(text=text), started(text=text)
     held = type(held)(held.response, held.input, 7, held_to_grammar=True)

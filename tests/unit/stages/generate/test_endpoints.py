@@ -39,10 +39,10 @@ def pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
 
 @either
 @given(chunks=chunks, cuts=st.lists(st.integers(0, 10_000), max_size=30), end=st.sampled_from(["\n", "\r\n"]))
-def test_however_a_stream_is_cut_it_says_the_same(
+def test_packet_boundaries_do_not_change_the_answer(
     endpoint: Endpoint[Any], chunks: list[list[int]], cuts: list[int], end: str
 ) -> None:
-    """Packets know nothing of lines: tokens, reason, counts and end do not hang on them."""
+    """Tokens, reason, counts and end are the same for any packets."""
     answer = Answer(endpoint, None)
     read = [answer.feed(piece) for piece in pieces(stream(chunks, end), cuts)]
     assert [token for chunk in read if chunk for token in chunk.token_ids] == [token for c in chunks for token in c]
@@ -52,15 +52,15 @@ def test_however_a_stream_is_cut_it_says_the_same(
 
 
 @given(st.lists(st.binary(max_size=20)))
-def test_lines_are_those_of_the_bytes(data: list[bytes]) -> None:
-    """Nothing is lost, doubled or moved."""
+def test_lines_are_split_exactly(data: list[bytes]) -> None:
+    """No byte is lost, repeated or moved."""
     lines = Lines()
     read = [line for piece in data for line in lines.feed(piece)]
     assert read == b"".join(data).split(b"\n")[:-1]
 
 
-def test_a_line_may_be_long() -> None:
-    """The first line of a completion repeats the prompt: it comes in many packets."""
+def test_line_may_be_long() -> None:
+    """The first line of a completion repeats the prompt, in many packets."""
     body = {"choices": [{"prompt_token_ids": list(range(200_000)), "token_ids": [5], "finish_reason": None}]}
     data = b"data: " + json.dumps(body).encode() + b"\n\n"
     answer = Answer(COMPLETIONS, None)
@@ -71,8 +71,8 @@ def test_a_line_may_be_long() -> None:
 @pytest.mark.parametrize(
     "told", [b"data: {", b"data: []", b'data: {"choices": 5}', b'data: {"choices": [{"token_ids": ["x"]}]}']
 )
-def test_what_cannot_be_read_is_a_fault(told: bytes) -> None:
-    """It is told behind the tokens that came with it."""
+def test_unreadable_event_is_a_fault(told: bytes) -> None:
+    """It is reported after the tokens that came with it."""
     answer = Answer(GENERATE, None)
     chunk = answer.feed(b'data: {"choices": [{"token_ids": [5]}]}\n\n' + told + b"\n\n")
     assert chunk is not None
@@ -80,7 +80,7 @@ def test_what_cannot_be_read_is_a_fault(told: bytes) -> None:
     assert isinstance(answer.fault, EngineFailed)
 
 
-def test_an_error_in_the_stream_is_a_fault() -> None:
+def test_error_in_the_stream_is_a_fault() -> None:
     """It has its own status."""
     answer = Answer(GENERATE, None)
     assert answer.feed(b'data: {"error": {"message": "No.", "type": "x", "param": "seed", "code": 400}}\n\n') is None
@@ -98,14 +98,14 @@ def test_an_error_in_the_stream_is_a_fault() -> None:
         (b"", "The engine answers 404."),
     ],
 )
-def test_refusals_are_read_whoever_wrote_them(body: bytes, words: str) -> None:
-    """A proxy in between does not speak JSON."""
+def test_refusals_are_read_in_any_format(body: bytes, words: str) -> None:
+    """A proxy may answer in plain text."""
     refused = read_refusal(404, body)
     assert (refused.status, str(refused)) == (404, words)
 
 
-def test_what_a_grammar_forbids_is_no_alternative() -> None:
-    """What cannot come has a logprob of -9999 in vLLM's words."""
+def test_tokens_excluded_by_a_grammar_are_no_alternatives() -> None:
+    """Such a token has a logprob of -9999 in vLLM."""
     others = b'[{"token_id": 5, "logprob": -0.1}, {"token_id": 6, "logprob": -9999.0}]'
     generated = b'{"token_id": 5, "logprob": -0.1, "top_logprobs": ' + others + b"}"
     told = b'data: {"choices": [{"token_ids": [5], "logprobs": {"content": [' + generated + b"]}}]}\n\n"

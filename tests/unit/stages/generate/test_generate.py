@@ -37,15 +37,15 @@ async def generated(engine: ScriptedEngine, asked: Prompt) -> list[TokenFrame]:
     return [frame async for frame in Generate(engine)(replay([asked]))]
 
 
-async def test_the_first_frame_tells_of_the_request() -> None:
-    """All that the stages behind need of the prompt stands in the first frame."""
+async def test_first_frame_describes_the_request() -> None:
+    """It has all fields of the prompt that later stages need."""
     tools = Toolset((FunctionTool("f"),), choice="required")
     asked = prompt(tools=tools, raw_messages=({"role": "user"},), sampling=Sampling(0.0, 1.0, stop=("END",)))
     first, *_ = await generated(ScriptedEngine(), asked)
     assert first == GenerationStarted(asked.response, (), 3, tools, ("END",), ({"role": "user"},))
 
 
-async def test_the_first_frame_says_whether_there_is_a_grammar() -> None:
+async def test_first_frame_says_if_there_is_a_grammar() -> None:
     """Whoever reads the tokens knows whether anything was promised of them."""
     for grammar in (None, "start: /x/"):
         first, *_ = await generated(ScriptedEngine(), prompt(grammar=grammar))
@@ -54,8 +54,8 @@ async def test_the_first_frame_says_whether_there_is_a_grammar() -> None:
 
 
 @pytest.mark.parametrize("chunk_size", [1, 2, 5, 9])
-async def test_logprobs_go_with_their_tokens(chunk_size: int) -> None:
-    """However tokens are chunked, each keeps its own logprob."""
+async def test_logprobs_stay_with_their_tokens(chunk_size: int) -> None:
+    """They do so for any chunk size."""
     engine = ScriptedEngine(Script(TOKENS, chunk_size=chunk_size, logprobs=LOGPROBS))
     chunks = [
         frame
@@ -66,7 +66,7 @@ async def test_logprobs_go_with_their_tokens(chunk_size: int) -> None:
     assert told == list(zip(TOKENS, LOGPROBS, strict=True))
 
 
-async def test_no_logprobs_are_told_unasked() -> None:
+async def test_logprobs_are_sent_only_if_requested() -> None:
     """Nobody pays for what nobody asked for."""
     frames = await generated(ScriptedEngine(Script(TOKENS, logprobs=LOGPROBS)), prompt())
     assert [frame.logprobs for frame in frames if isinstance(frame, TokenChunk)] == [()] * len(TOKENS)
@@ -77,7 +77,7 @@ async def test_no_logprobs_are_told_unasked() -> None:
     [((), InvalidPrompt), ((99,), InvalidPrompt), ((-1,), InvalidPrompt), ((1,) * 10, ContextTooLong)],
 )
 async def test_impossible_prompts_never_reach_the_engine(token_ids: tuple[int, ...], error: type[StageError]) -> None:
-    """What would kill vLLM for everybody is refused ahead of it."""
+    """A prompt that would kill vLLM is refused before."""
     engine = ScriptedEngine(context_length=10, vocabulary_size=50)
     with pytest.raises(error):
         await generated(engine, prompt(token_ids=token_ids))
@@ -85,8 +85,8 @@ async def test_impossible_prompts_never_reach_the_engine(token_ids: tuple[int, .
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, 7), (3, 3), (100, 7)])
-async def test_the_limit_ends_with_the_context(asked: int | None, given: int) -> None:
-    """An answer may fill what the prompt leaves of the context, and no more."""
+async def test_token_limit_is_the_rest_of_the_context(asked: int | None, given: int) -> None:
+    """An answer may fill the context after the prompt, but no more."""
     engine = ScriptedEngine(Script((5,), endless=True), context_length=10)
     *_, end = await generated(engine, prompt(sampling=Sampling(0.0, 1.0, asked)))
     assert engine.prompts[0].sampling.max_tokens == given
@@ -96,8 +96,8 @@ async def test_the_limit_ends_with_the_context(asked: int | None, given: int) ->
 
 @pytest.mark.parametrize("before", range(4))
 @pytest.mark.parametrize("dies", [False, True])
-async def test_engines_fail_at_any_token(before: int, dies: bool) -> None:
-    """Tokens that came ahead of a failure are passed on, then the failure; nothing is left running."""
+async def test_engine_may_fail_at_any_token(before: int, dies: bool) -> None:
+    """Tokens before a failure are passed on, then the failure; nothing is left running."""
     error = EngineDead("dead") if dies else EngineFailed("failed")
     engine = ScriptedEngine(Script(TOKENS[:before], error=error, dies=dies))
     seen: list[TokenFrame] = []
@@ -110,7 +110,7 @@ async def test_engines_fail_at_any_token(before: int, dies: bool) -> None:
 
 @pytest.mark.parametrize("taken", range(4))
 async def test_leaving_at_any_frame_aborts(taken: int) -> None:
-    """A consumer that leaves ends the generation, wherever it was."""
+    """A consumer that leaves ends the generation."""
     engine = ScriptedEngine(Script(TOKENS, endless=True))
     stage = Generate(engine)(replay([prompt()]))
     for _ in range(1 + taken):
@@ -119,8 +119,8 @@ async def test_leaving_at_any_frame_aborts(taken: int) -> None:
     assert (engine.running, engine.aborted) == (0, 1)
 
 
-async def test_stopping_fails_what_runs() -> None:
-    """A stopped engine ends its streams as failed, and takes no prompt any more."""
+async def test_stopped_engine_fails_running_streams() -> None:
+    """It takes no prompt any more."""
     engine = ScriptedEngine(Script(TOKENS, endless=True))
     stage = Generate(engine)(replay([prompt()]))
     await anext(stage)
@@ -133,8 +133,8 @@ async def test_stopping_fails_what_runs() -> None:
 
 
 @pytest.mark.parametrize("taken", range(4))
-async def test_cancelling_at_any_frame_ends_in_good_order(taken: int) -> None:
-    """A cancelled generation leaves the engine before anybody reads on, and its last frame says why it ended."""
+async def test_cancelling_at_any_frame_ends_the_generation(taken: int) -> None:
+    """It leaves the engine before the next read, and its last frame has the reason."""
     engine = ScriptedEngine(Script(TOKENS, endless=True))
     stage = Generate(engine)(replay([prompt()]))
     for _ in range(1 + taken):
@@ -147,7 +147,7 @@ async def test_cancelling_at_any_frame_ends_in_good_order(taken: int) -> None:
 
 
 async def test_cancelling_wakes_a_slow_engine() -> None:
-    """However long the engine would take for the next token, a cancelled generation ends at once."""
+    """A cancelled generation ends without waiting for the next token."""
     engine = ScriptedEngine(Script(TOKENS, latency=60))
     reading = asyncio.create_task(generated(engine, prompt()))
     while not engine.running:
@@ -156,8 +156,8 @@ async def test_cancelling_wakes_a_slow_engine() -> None:
     assert (await asyncio.wait_for(reading, 120))[1:] == [GenerationFinished("cancelled", 0, 0.0)]
 
 
-async def test_only_what_runs_can_be_cancelled() -> None:
-    """Neither another response nor one that is over is cancelled."""
+async def test_only_a_running_response_can_be_cancelled() -> None:
+    """Another or a finished response is not cancelled."""
     engine = ScriptedEngine(Script(TOKENS, endless=True))
     stage = Generate(engine)(replay([prompt(sampling=Sampling(0.0, 1.0, 2))]))
     await anext(stage)
@@ -168,8 +168,8 @@ async def test_only_what_runs_can_be_cancelled() -> None:
     assert (engine.running, engine.aborted) == (0, 0)
 
 
-async def test_a_recording_can_be_cancelled(tmp_path: Path) -> None:
-    """A recorded generation ends in good order as well, behind what it has said."""
+async def test_recording_can_be_cancelled(tmp_path: Path) -> None:
+    """A replayed generation ends with a final frame as well."""
     write_frames(tmp_path / "tokens.jsonl", [TokenChunk((token,)) for token in TOKENS])
     engine = ReplayEngine(tmp_path / "tokens.jsonl")
     async with engine.open(prompt()) as frames:
@@ -180,14 +180,14 @@ async def test_a_recording_can_be_cancelled(tmp_path: Path) -> None:
     assert not await engine.cancel("resp_1")
 
 
-async def test_a_refusal_comes_ahead_of_any_frame() -> None:
-    """What the engine does not accept can still be answered with a status."""
+async def test_refusal_comes_before_any_frame() -> None:
+    """It can still become a status."""
     refusing = ScriptedEngine(Script(refusal=InvalidPrompt("no")))
     with pytest.raises(InvalidPrompt):
         await anext(Generate(refusing)(replay([prompt()])))
 
 
-async def test_the_engine_sees_the_whole_prompt() -> None:
+async def test_engine_gets_the_whole_prompt() -> None:
     """Grammar, sampling and scheduling reach the engine as they were rendered."""
     asked = prompt(grammar="start: /x/", sampling=Sampling(0.5, 0.9, 5, top_k=3, seed=7, logprobs=2))
     engine = ScriptedEngine(Script(TOKENS))

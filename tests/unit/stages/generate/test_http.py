@@ -32,8 +32,8 @@ both = pytest.mark.parametrize("scale_out", [True, False])
 # Starting
 
 
-async def test_the_server_tells_what_it_serves() -> None:
-    """Names, adapters, length of the context, the model and its language come from the server itself."""
+async def test_served_models_are_read_from_the_server() -> None:
+    """Names, adapters, context length, model and vocabulary come from the server itself."""
     async with engine_over(FakeVllm()) as engine:
         assert engine.models == ("tiny", "also-tiny", "nonsense")
         assert (engine.context_length, engine.root) == (8192, "/models/tiny")
@@ -42,15 +42,15 @@ async def test_the_server_tells_what_it_serves() -> None:
 
 
 @pytest.mark.parametrize(("markers", "speaks"), [([27, 91, 5], False), (None, None)])
-async def test_other_models_do_not_speak_harmony(markers: list[int] | None, speaks: bool | None) -> None:
-    """Harmony's markers are other tokens to another model; where there is no tokenizer, nobody knows."""
+async def test_other_vocabularies_are_not_harmony(markers: list[int] | None, speaks: bool | None) -> None:
+    """The markers are other tokens there; without a tokenizer it is unknown."""
     async with engine_over(FakeVllm(markers=markers)) as engine:
         assert engine.speaks_harmony is speaks
         assert engine.vocabulary_size > VOCABULARY_SIZE
 
 
-async def test_a_name_may_be_chosen() -> None:
-    """The model's first name is the one that was asked for."""
+async def test_model_name_can_be_chosen() -> None:
+    """The chosen name comes first."""
     async with engine_over(FakeVllm(), model="also-tiny") as engine:
         assert engine.models == ("also-tiny", "tiny", "nonsense")
 
@@ -64,22 +64,22 @@ async def test_a_name_may_be_chosen() -> None:
         ({"context_length": None}, "length of its model's context"),
     ],
 )
-async def test_unusable_servers_are_said_to_be(server: dict[str, Any], words: str) -> None:
-    """Whoever starts it learns what is missing."""
+async def test_unusable_server_is_reported_with_its_reason(server: dict[str, Any], words: str) -> None:
+    """The message names the missing option."""
     fake = FakeVllm(**server)
     async with fakes(fake):
         with pytest.raises(UnusableServer, match=words):
             await start_http([fake.url], "tiny")
 
 
-async def test_nobody_there() -> None:
-    """Nothing is waited for without an end."""
+async def test_missing_server_ends_the_start() -> None:
+    """The wait is bounded."""
     with pytest.raises(UnusableServer, match="No engine answers"):
         await start_http([FakeVllm().url], wait=0.0)
 
 
-async def test_a_server_that_still_loads_is_waited_for() -> None:
-    """Both may be started at the same time."""
+async def test_loading_server_is_waited_for() -> None:
+    """Both servers may be started at the same time."""
     fake = FakeVllm()
     starting = asyncio.create_task(start_http([fake.url]))
     await asyncio.sleep(0.1)
@@ -89,22 +89,22 @@ async def test_a_server_that_still_loads_is_waited_for() -> None:
         await engine.close()
 
 
-async def test_servers_have_to_serve_the_same() -> None:
-    """A client must not get another model's answer by chance."""
+async def test_servers_must_serve_the_same_models() -> None:
+    """A client must not get an answer of another model by chance."""
     one, other = FakeVllm(), FakeVllm(names=("tiny", "big"))
     async with fakes(one, other):
         with pytest.raises(UnusableServer, match="do not serve the same"):
             await start_http([one.url, other.url])
 
 
-async def test_the_key_goes_along() -> None:
-    """Every request to the engine has its key."""
+async def test_engine_key_is_sent() -> None:
+    """Every request to the engine has it."""
     async with engine_over(FakeVllm(key="secret-key-of-the-engine"), api_key="secret-key-of-the-engine") as engine:
         assert token_ids(await generate(engine, prompt())) == TOKENS
 
 
-async def test_nobody_is_led_elsewhere() -> None:
-    """A redirect would take the prompt, and what the server is asked, to whoever it names."""
+async def test_redirects_are_not_followed() -> None:
+    """A redirect would take the prompt to another server."""
     asked: list[str] = []
 
     async def lead(request: web.Request) -> web.Response:
@@ -129,8 +129,8 @@ async def test_nobody_is_led_elsewhere() -> None:
 
 @either
 @pytest.mark.parametrize("chunk_size", [1, 2, 5])
-async def test_every_token_comes(endpoint: Endpoint[Any], chunk_size: int) -> None:
-    """Token ids in, token ids out, in order, over either endpoint."""
+async def test_all_tokens_arrive_in_order(endpoint: Endpoint[Any], chunk_size: int) -> None:
+    """Both endpoints take and give token ids."""
     fake = FakeVllm(chunk_size=chunk_size, cached_tokens=32)
     async with engine_over(fake, endpoints=(endpoint,)) as engine:
         frames = await generate(engine, prompt())
@@ -141,16 +141,16 @@ async def test_every_token_comes(endpoint: Endpoint[Any], chunk_size: int) -> No
 
 
 @either
-async def test_the_limit_is_told(endpoint: Endpoint[Any]) -> None:
-    """An answer that comes to its limit says so."""
+async def test_token_limit_is_the_finish_reason(endpoint: Endpoint[Any]) -> None:
+    """An answer at its limit has the reason ``length``."""
     async with engine_over(FakeVllm(endless=True), endpoints=(endpoint,)) as engine:
         frames = await generate(engine, prompt(max_tokens=7))
     assert len(token_ids(frames)) == 7
     assert last(frames).reason == "length"
 
 
-async def test_generate_gets_all_that_a_prompt_says() -> None:
-    """Nothing that the client asked for is lost on the way."""
+async def test_generate_endpoint_gets_the_whole_prompt() -> None:
+    """No option of the client is lost."""
     fake = FakeVllm()
     asked = prompt(
         model="nonsense",
@@ -196,8 +196,8 @@ async def test_generate_gets_all_that_a_prompt_says() -> None:
     assert headers["traceparent"] == "00-1-2-01"
 
 
-async def test_completions_get_it_as_well() -> None:
-    """The other endpoint spells it otherwise."""
+async def test_completions_endpoint_gets_the_whole_prompt() -> None:
+    """Its options have other names."""
     fake = FakeVllm(scale_out=False)
     async with engine_over(fake) as engine:
         await generate(engine, prompt(logprobs=2, grammar="start: /x/", scheduling=Scheduling("salt", 3)))
@@ -209,8 +209,8 @@ async def test_completions_get_it_as_well() -> None:
     assert body["skip_special_tokens"] is False
 
 
-def test_no_other_backend_reads_our_grammars() -> None:
-    """Xgrammar would take the Lark in them for its own."""
+def test_grammars_are_readable_for_guidance_only() -> None:
+    """Xgrammar would misread their Lark as its own."""
     grammar = "start: /x/ <[5]>"
     xgrammar.Grammar.from_lark(grammar)
     told = held_to(grammar)["structured_outputs"]["grammar"]
@@ -221,8 +221,8 @@ def test_no_other_backend_reads_our_grammars() -> None:
 
 @either
 @pytest.mark.parametrize("top", [0, 1, 3, 20])
-async def test_logprobs_are_those_of_the_tokens(endpoint: Endpoint[Any], top: int) -> None:
-    """Each token has its own, and the likeliest ones in its place, whether it is one of them or not."""
+async def test_logprobs_belong_to_their_tokens(endpoint: Endpoint[Any], top: int) -> None:
+    """Each token has its own and the top alternatives, whether it is one of them or not."""
     async with engine_over(FakeVllm(chunk_size=2), endpoints=(endpoint,)) as engine:
         told = logprobs(await generate(engine, prompt(logprobs=top)))
     assert [logprob.logprob for logprob in told] == [own_logprob(token) for token in TOKENS]
@@ -233,14 +233,14 @@ async def test_logprobs_are_those_of_the_tokens(endpoint: Endpoint[Any], top: in
 
 
 @either
-async def test_no_logprobs_are_told_unasked(endpoint: Endpoint[Any]) -> None:
+async def test_logprobs_are_sent_only_if_requested(endpoint: Endpoint[Any]) -> None:
     """Nobody pays for what nobody asked for."""
     async with engine_over(FakeVllm(), endpoints=(endpoint,)) as engine:
         assert logprobs(await generate(engine, prompt())) == []
 
 
-async def test_a_slow_reader_gets_bigger_chunks() -> None:
-    """Tokens that came while nobody read arrive together, and none is missing."""
+async def test_slow_reader_gets_bigger_chunks() -> None:
+    """Tokens that came meanwhile arrive together, and none is missing."""
     frames = []
     fake = FakeVllm(tokens=range(1, 501))
     async with engine_over(fake) as engine, engine.open(prompt(max_tokens=1000)) as stream:
@@ -251,8 +251,8 @@ async def test_a_slow_reader_gets_bigger_chunks() -> None:
     assert max(len(frame.token_ids) for frame in frames if isinstance(frame, TokenChunk)) > 1
 
 
-async def test_images_count_as_what_the_engine_reads() -> None:
-    """Of images the engine makes many tokens, and says how many."""
+async def test_image_tokens_are_counted_by_the_engine() -> None:
+    """The engine makes many tokens of an image, and reports their number."""
     async with engine_over(FakeVllm()) as engine:
         with_image = await generate(engine, prompt(images=("data:image/png;base64,AA==",)))
         without = await generate(engine, prompt())
@@ -262,8 +262,8 @@ async def test_images_count_as_what_the_engine_reads() -> None:
 # Refusing
 
 
-async def test_images_need_the_endpoint_for_them() -> None:
-    """What the engine would not see is refused."""
+async def test_images_need_the_generate_endpoint() -> None:
+    """Without it a prompt with images is refused."""
     async with engine_over(FakeVllm(scale_out=False)) as engine:
         with pytest.raises(InvalidPrompt, match="--enable-scale-out"):
             await generate(engine, prompt(images=("data:image/png;base64,AA==",)))
@@ -273,10 +273,8 @@ async def test_images_need_the_endpoint_for_them() -> None:
 @pytest.mark.parametrize(
     ("grammars", "words"), [("refused", "backend guidance"), ("ignored", "enable_in_reasoning true")]
 )
-async def test_grammars_that_the_engine_does_not_hold_to_are_refused(
-    grammars: Any, words: str, scale_out: bool
-) -> None:
-    """A client that relies on the form of an answer never gets one without it; others are served."""
+async def test_unenforced_grammar_is_refused(grammars: Any, words: str, scale_out: bool) -> None:
+    """A client never gets an answer without its format; prompts without a grammar are served."""
     async with engine_over(FakeVllm(grammars=grammars, scale_out=scale_out)) as engine:
         with pytest.raises(InvalidPrompt, match=words):
             await generate(engine, prompt(grammar="start: /x/"))
@@ -284,8 +282,8 @@ async def test_grammars_that_the_engine_does_not_hold_to_are_refused(
 
 
 @pytest.mark.parametrize("in_stream", [False, True])
-async def test_what_the_engine_refuses_is_an_invalid_prompt(in_stream: bool) -> None:
-    """Its words and its parameter come through, in the protocol's own terms, before the stream begins."""
+async def test_refusal_of_the_engine_is_an_invalid_prompt(in_stream: bool) -> None:
+    """Its message and parameter are translated, before the stream begins."""
     words = {"message": "Too many. (parameter=logprobs, value=30)", "type": "x", "param": "logprobs", "code": 400}
     trouble: dict[str, Any] = (
         {"fault": "error", "words": words} if in_stream else {"status": 400, "words": {"error": words}}
@@ -298,8 +296,8 @@ async def test_what_the_engine_refuses_is_an_invalid_prompt(in_stream: bool) -> 
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_full_queue_is_overload(status: int) -> None:
-    """Where every server is full, the answer is to come again; one of them may not be."""
+async def test_full_queues_are_overload(status: int) -> None:
+    """If every server is full, the client may retry; one that is not full is used."""
     full, other = FakeVllm(status=status), FakeVllm(status=status)
     async with engine_over(full, other) as engine:
         with pytest.raises(EngineOverloaded):
@@ -310,8 +308,8 @@ async def test_a_full_queue_is_overload(status: int) -> None:
             assert token_ids(await generate(engine, prompt())) == TOKENS
 
 
-async def test_a_key_that_is_refused_later_is_not_the_clients_fault() -> None:
-    """Whoever runs the server has to look after it."""
+async def test_rejected_engine_key_is_no_client_error() -> None:
+    """The operator must correct it."""
     async with engine_over(FakeVllm(status=401, words={"error": "Unauthorized"})) as engine:
         with pytest.raises(EngineFailed):
             await generate(engine, prompt())
@@ -321,7 +319,7 @@ async def test_a_key_that_is_refused_later_is_not_the_clients_fault() -> None:
 
 
 async def test_leaving_aborts() -> None:
-    """Whoever leaves the block in the middle leaves nothing running in the engine."""
+    """Leaving the block leaves nothing running in the engine."""
     fake = FakeVllm(endless=True, latency=0.01)
     async with engine_over(fake) as engine:
         async with engine.open(prompt(max_tokens=10**6)) as stream:
@@ -333,7 +331,7 @@ async def test_leaving_aborts() -> None:
 
 @pytest.mark.parametrize("silence", [0.0, 60.0])
 async def test_cancelling_the_reader_aborts(silence: float) -> None:
-    """A cancelled task leaves nothing running, whether it waits for its first token or for any other."""
+    """A cancelled task leaves nothing running, before its first token or later."""
     fake = FakeVllm(endless=True, latency=0.01, silence=silence)
     async with engine_over(fake) as engine:
         task = asyncio.create_task(generate(engine, prompt(max_tokens=10**6)))
@@ -346,8 +344,8 @@ async def test_cancelling_the_reader_aborts(silence: float) -> None:
 
 
 @pytest.mark.parametrize("reads_on", [True, False])
-async def test_a_cancelled_response_ends_behind_all_that_came(reads_on: bool) -> None:
-    """Read or not, it ends at once with the reason for it, and the engine stops."""
+async def test_cancelled_response_ends_after_received_tokens(reads_on: bool) -> None:
+    """It ends with the reason, read or not, and the engine stops."""
     fake = FakeVllm(endless=True, latency=0.005)
     async with engine_over(fake) as engine, engine.open(prompt(max_tokens=10**6)) as stream:
         frames = [await anext(aiter(stream))]
@@ -368,7 +366,7 @@ async def _rest(stream: Any) -> list[Any]:
     return [frame async for frame in stream]
 
 
-async def test_what_has_ended_cannot_be_cancelled() -> None:
+async def test_finished_response_cannot_be_cancelled() -> None:
     """There is nothing to cancel any more."""
     async with engine_over(FakeVllm()) as engine:
         async with engine.open(prompt()) as stream:
@@ -377,8 +375,8 @@ async def test_what_has_ended_cannot_be_cancelled() -> None:
         assert not await engine.cancel("resp_1")
 
 
-async def test_stopping_ends_what_runs() -> None:
-    """Every generation that runs fails at once, what is being accepted is refused, and nothing new begins."""
+async def test_stopping_ends_running_streams() -> None:
+    """Running generations fail, pending ones are refused, and none begins."""
     running, waiting = FakeVllm(endless=True, latency=0.01), FakeVllm(endless=True, latency=0.01)
     async with engine_over(running, waiting) as engine:
         tasks = [asyncio.create_task(generate(engine, prompt(max_tokens=10**6, id="resp_1")))]
@@ -400,8 +398,8 @@ async def test_stopping_ends_what_runs() -> None:
 @either
 @pytest.mark.parametrize("fault", ["dies", "ends", "garbage", "mute", "error", "abort"])
 @pytest.mark.parametrize("after", [1, 3])
-async def test_what_breaks_in_mid_stream_fails_once(endpoint: Endpoint[Any], fault: Fault, after: int) -> None:
-    """Tokens ahead of a failure are passed on, then the failure: another server is never asked for the rest."""
+async def test_failure_in_mid_stream_is_raised_once(endpoint: Endpoint[Any], fault: Fault, after: int) -> None:
+    """Tokens before it are passed on, and no other server continues."""
     words = {"message": "It broke.", "type": "InternalServerError", "param": None, "code": 500}
     broken, well = FakeVllm(fault=fault, after=after, words=words), FakeVllm(status=500)
     async with engine_over(broken, well, endpoints=(endpoint,)) as engine:
@@ -416,24 +414,24 @@ async def test_what_breaks_in_mid_stream_fails_once(endpoint: Endpoint[Any], fau
 
 
 @pytest.mark.parametrize("trouble", [{"fault": "dies"}, {"fault": "ends"}, {"fault": "abort"}, {"status": 500}])
-async def test_another_server_takes_over_ahead_of_the_first_token(trouble: dict[str, Any]) -> None:
-    """As long as nothing was said, nobody has to know."""
+async def test_other_server_takes_over_before_the_first_token(trouble: dict[str, Any]) -> None:
+    """The client does not notice."""
     broken, well = FakeVllm(**trouble), FakeVllm()
     async with engine_over(broken, well) as engine:
         assert token_ids(await generate(engine, prompt())) == TOKENS
         assert (len(broken.prompts), len(well.prompts)) == (1, 1)
 
 
-async def test_another_server_takes_over_what_was_accepted() -> None:
-    """A prompt that waits for long counts as accepted; it is no lost one when its server goes."""
+async def test_other_server_takes_over_an_accepted_prompt() -> None:
+    """A prompt that waited is not lost when its server dies."""
     slow, well = FakeVllm(silence=2.0, fault="dies"), FakeVllm()
     async with engine_over(slow, well) as engine, engine.open(prompt()) as stream:
         assert well.prompts == []
         assert token_ids(await _rest(stream)) == TOKENS
 
 
-async def test_a_prompt_that_breaks_servers_breaks_two() -> None:
-    """It may be the prompt that does it: not every server is given it."""
+async def test_prompt_is_tried_on_two_servers_at_most() -> None:
+    """The prompt itself may be what breaks them."""
     servers = [FakeVllm(status=500) for _ in range(4)]
     async with engine_over(*servers) as engine:
         with pytest.raises(EngineFailed):
@@ -441,8 +439,8 @@ async def test_a_prompt_that_breaks_servers_breaks_two() -> None:
     assert sum(len(server.prompts) for server in servers) == 2
 
 
-async def test_a_server_alone_is_asked_once_more() -> None:
-    """Behind one address may be many servers."""
+async def test_single_server_is_tried_twice() -> None:
+    """One address may stand for many servers."""
     fake = FakeVllm(status=500)
     async with engine_over(fake) as engine:
         with pytest.raises(EngineFailed):
@@ -453,8 +451,8 @@ async def test_a_server_alone_is_asked_once_more() -> None:
 # Several servers
 
 
-async def test_the_one_with_the_least_to_do_is_chosen() -> None:
-    """Prompts spread over the servers, in turn where they have as much to do."""
+async def test_least_busy_server_is_chosen() -> None:
+    """Equally busy servers take turns."""
     servers = [FakeVllm(endless=True, latency=0.01) for _ in range(3)]
     async with engine_over(*servers) as engine:
         tasks = []
@@ -473,8 +471,8 @@ async def test_the_one_with_the_least_to_do_is_chosen() -> None:
         assert [len(server.prompts) for server in servers] == [2, 2, 2]
 
 
-async def test_a_dead_server_is_left_out_and_comes_back() -> None:
-    """Nobody notices that one of two is gone; once it is back it gets its share."""
+async def test_dead_server_is_skipped_until_it_is_back() -> None:
+    """No request fails, and a recovered server gets its share."""
     one, other = FakeVllm(), FakeVllm()
     async with engine_over(one, other) as engine:
         await one.stop()
@@ -489,8 +487,8 @@ async def test_a_dead_server_is_left_out_and_comes_back() -> None:
         assert len(other.prompts) == before + 2
 
 
-async def test_with_the_last_server_the_engine_is_dead_until_one_is_back() -> None:
-    """What cannot be served is said at once, and only as long as it is so."""
+async def test_engine_is_dead_until_a_server_is_back() -> None:
+    """Requests are refused at once, and only for as long as no server works."""
     fake = FakeVllm()
     async with engine_over(fake) as engine:
         fake.is_well = False
@@ -502,8 +500,8 @@ async def test_with_the_last_server_the_engine_is_dead_until_one_is_back() -> No
         assert token_ids(await generate(engine, prompt())) == TOKENS
 
 
-async def test_another_model_at_the_same_address_is_left_out() -> None:
-    """A server that comes back is asked again what it serves."""
+async def test_server_with_another_model_is_skipped() -> None:
+    """A server that comes back is checked again."""
     one, other = FakeVllm(), FakeVllm()
     async with engine_over(one, other) as engine:
         one.is_well = False
@@ -529,8 +527,8 @@ async def hanging(
 
 
 @pytest.mark.parametrize("after", [0, 2])
-async def test_silence_lasts_as_long_as_the_server_says_that_it_is_well(after: int) -> None:
-    """A stream may be silent; one whose server is gone has failed, or is another server's."""
+async def test_silent_stream_lasts_while_its_server_is_healthy(after: int) -> None:
+    """If the server dies, the stream has failed or moves to another server."""
     async with hanging(after) as (server, _, seen, rest):
         await asyncio.sleep(0.5)
         assert not rest.done()
@@ -543,7 +541,7 @@ async def test_silence_lasts_as_long_as_the_server_says_that_it_is_well(after: i
             assert token_ids(await rest) == TOKENS
 
 
-async def test_a_server_that_says_nothing_for_long_loses_what_it_is_at() -> None:
+async def test_unresponsive_server_loses_its_streams() -> None:
     """A machine that vanished from the network closes no connection."""
 
     class Lost:
@@ -563,8 +561,8 @@ async def test_a_server_that_says_nothing_for_long_loses_what_it_is_at() -> None
 
 
 @pytest.mark.parametrize("after", [0, 2])
-async def test_what_is_lost_ends_or_moves_on(after: int) -> None:
-    """Without a token another server takes it over; with one it has failed, behind what came."""
+async def test_lost_stream_fails_or_moves(after: int) -> None:
+    """Without a token another server takes it over; otherwise it fails after its tokens."""
     async with hanging(after) as (server, engine, _, rest):
         await asyncio.sleep(0.1)
         (generation,) = next(backend for backend in engine._backends.all if backend.running).running
@@ -577,6 +575,6 @@ async def test_what_is_lost_ends_or_moves_on(after: int) -> None:
         await until(lambda: server.running == 0)
 
 
-def test_the_better_endpoint_goes_first() -> None:
-    """What is made for tokens is asked ahead of what only tells them."""
+def test_generate_endpoint_is_preferred() -> None:
+    """It is made for tokens."""
     assert ENDPOINTS == (GENERATE, COMPLETIONS)

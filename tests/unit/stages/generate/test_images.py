@@ -13,7 +13,7 @@ from stages.generate import images  # noqa: E402
 from stages.generate.images import decoded  # noqa: E402
 
 
-def test_images_come_in_order() -> None:
+def test_images_keep_their_order_and_bytes() -> None:
     """Each as the bytes that it was."""
     shown = (png(RED), png(BLUE), png(RED))
     assert tuple(decoded([data_url(image) for image in shown], bytes)) == shown
@@ -28,16 +28,16 @@ def test_images_come_in_order() -> None:
         *(IMAGES[kind] for kind in IMAGES if kind != "image/png"),
     ],
 )
-def test_what_begins_like_an_image_and_is_none_is_refused(broken: bytes) -> None:
-    """Which one it is, is told."""
+def test_broken_image_is_refused_by_number(broken: bytes) -> None:
+    """The message has its number."""
     with pytest.raises(InvalidPrompt, match="Image 2 cannot be read") as refused:
         decoded([data_url(png()), data_url(broken)], bytes)
     assert (refused.value.status, refused.value.param) == (400, "input")
 
 
 @pytest.mark.parametrize("error", [OSError, ValueError, SyntaxError, EOFError, ZeroDivisionError])
-def test_whatever_fails_in_decoding_is_the_image(error: type[Exception]) -> None:
-    """A format that fails in its own way is a 400 all the same."""
+def test_any_decoding_error_refuses_the_image(error: type[Exception]) -> None:
+    """A format may raise errors of its own."""
 
     def fail(image: bytes) -> None:
         raise error("broken")
@@ -49,10 +49,10 @@ def test_whatever_fails_in_decoding_is_the_image(error: type[Exception]) -> None
 @pytest.mark.parametrize(
     ("sizes", "fits"), [([(100, 100)], True), ([(100, 101)], False), ([(50, 100)] * 2, True), ([(50, 100)] * 3, False)]
 )
-def test_the_pixels_of_a_prompt_are_bounded(
+def test_pixels_of_a_prompt_are_bounded(
     sizes: list[tuple[int, int]], fits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are counted before they are read: a small file may hold very many."""
+    """They are counted before decoding, since a small file may hold very many."""
     monkeypatch.setattr(images, "MOST_PIXELS", 10_000)
     read: list[bytes] = []
     decode: Callable[[bytes], None] = read.append
@@ -66,8 +66,8 @@ def test_the_pixels_of_a_prompt_are_bounded(
         assert read == shown[:-1]
 
 
-def test_a_bomb_is_refused_by_its_head() -> None:
-    """An image that says it is enormous is never decoded."""
+def test_decompression_bomb_is_refused_by_its_header() -> None:
+    """An enormous image is never decoded."""
     enormous = png(width=1, height=1).replace((1).to_bytes(4) * 2, (60_000).to_bytes(4) * 2)
     with pytest.raises(InvalidPrompt):
         decoded([data_url(enormous)], bytes)

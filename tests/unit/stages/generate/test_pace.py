@@ -18,8 +18,8 @@ LOOKS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.1)), max_size=50)
 
 
 @given(LOOKS)
-def test_the_pace_changes_step_by_step_within_its_bounds(looks: list[tuple[float, float]]) -> None:
-    """It is never over the most, and never more than twice, or less than half, of what it was."""
+def test_interval_changes_in_bounded_steps(looks: list[tuple[float, float]]) -> None:
+    """It at most doubles or halves, and stays within its bounds."""
     pace, was = Pace(), 1
     for busy, late in looks:
         interval = pace.feed(busy, late)
@@ -29,8 +29,8 @@ def test_the_pace_changes_step_by_step_within_its_bounds(looks: list[tuple[float
 
 
 @given(LOOKS)
-def test_a_loop_that_is_free_again_gets_each_token_as_it_comes(looks: list[tuple[float, float]]) -> None:
-    """Whatever was before, a few looks at a free loop bring the interval back to one."""
+def test_free_loop_gets_every_token_at_once(looks: list[tuple[float, float]]) -> None:
+    """After a few samples of a free loop the interval is one."""
     pace = Pace()
     for busy, late in looks:
         pace.feed(busy, late)
@@ -40,8 +40,8 @@ def test_a_loop_that_is_free_again_gets_each_token_as_it_comes(looks: list[tuple
 
 
 @pytest.mark.parametrize(("busy", "late"), [(BUSY + 0.1, 0.0), (0.0, LATE * 2)])
-def test_either_sign_of_too_much_to_do_is_enough(busy: float, late: float) -> None:
-    """A loop that works all the time, and one that shares its processor with others, get more tokens at once."""
+def test_busy_or_late_loop_gets_larger_chunks(busy: float, late: float) -> None:
+    """Either sign of overload is enough."""
     pace = Pace()
     assert [pace.feed(busy, late) for _ in range(5)] == [2, 4, 8, 8, 8]
 
@@ -49,16 +49,16 @@ def test_either_sign_of_too_much_to_do_is_enough(busy: float, late: float) -> No
 @pytest.mark.parametrize(
     ("busy", "late"), [(BUSY, 0.0), (FREE, 0.0), (0.0, LATE), (0.0, PUNCTUAL)], ids=lambda value: f"{value:g}"
 )
-def test_a_loop_that_is_neither_busy_nor_free_keeps_its_pace(busy: float, late: float) -> None:
-    """One that has time, but not on time, shares its processor still."""
+def test_loop_between_busy_and_free_keeps_its_interval(busy: float, late: float) -> None:
+    """A loop that is late although it has time shares its processor."""
     pace = Pace()
     pace.feed(1.0, 0.0)
     assert pace.feed(busy, late) == 2
 
 
 @given(st.floats(0, 1))
-def test_a_steady_load_finds_a_steady_pace(work: float) -> None:
-    """Where work goes down with the interval, but never by more than half, the interval does not swing."""
+def test_steady_load_has_a_steady_interval(work: float) -> None:
+    """If work shrinks with the interval, but by no more than half, the interval does not oscillate."""
     pace = Pace()
     intervals = [pace.feed(work * (0.1 + 0.9 / pace.interval), 0.0) for _ in range(20)]
     assert len(set(intervals[4:])) == 1
@@ -93,8 +93,8 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_no_token_is_lost_or_told_twice_while_the_pace_changes(steps: list[tuple[str, int]]) -> None:
-    """Whenever the interval changes, all tokens come in their order, the first at once, and none waits for long."""
+def test_tokens_are_neither_lost_nor_repeated(steps: list[tuple[str, int]]) -> None:
+    """While the interval changes, tokens come in order, the first at once, and none waits for long."""
     request: Any = Request()
     for kind, number in steps:
         if kind == "pace":
@@ -107,8 +107,8 @@ def test_no_token_is_lost_or_told_twice_while_the_pace_changes(steps: list[tuple
     assert [token for tokens in request.sent for token in tokens] == request.tokens
 
 
-async def test_the_pace_follows_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams of a loop that is blocked again and again get more at once, and each token by itself when it is not."""
+async def test_interval_follows_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams of a blocked loop get larger chunks, and single tokens when it is free."""
     monkeypatch.setattr(module, "LATE", PERIOD / 2)
     monkeypatch.setattr(module, "PUNCTUAL", PERIOD / 2)  # as other programs have this machine's processors as well
     request: Any = Request()
@@ -125,8 +125,8 @@ async def test_the_pace_follows_the_loop(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [token for tokens in request.sent for token in tokens] == request.tokens
 
 
-async def test_another_vllm_leaves_streams_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
-    """Where the states of its requests are not as expected, the log says so, once."""
+async def test_unknown_vllm_leaves_streams_unchanged(caplog: pytest.LogCaptureFixture) -> None:
+    """If the states of its requests are not as expected, the log says so once."""
     pacing = asyncio.create_task(keep_pace({"one": SimpleNamespace()}))
     while not pacing.done():
         time.sleep(PERIOD / 5)  # noqa: ASYNC251 - the loop is to be busy

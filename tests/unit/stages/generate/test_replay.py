@@ -30,8 +30,8 @@ async def said(engine: ReplayEngine, prompt: Prompt = PROMPT) -> list[EngineFram
         return [frame async for frame in frames]
 
 
-async def test_a_recording_is_played_turn_by_turn(engine: ReplayEngine) -> None:
-    """Each prompt of a response gets the next turn, whatever other responses get meanwhile."""
+async def test_recording_is_played_turn_by_turn(engine: ReplayEngine) -> None:
+    """Each prompt of a response gets its next turn, independently of other responses."""
     other = replace(PROMPT, response=response("resp_2"))
     assert await said(engine) == FIRST
     assert await said(engine, other) == FIRST
@@ -39,8 +39,8 @@ async def test_a_recording_is_played_turn_by_turn(engine: ReplayEngine) -> None:
     assert await said(engine, other) == SECOND
 
 
-async def test_what_was_not_recorded_is_not_said(engine: ReplayEngine) -> None:
-    """Behind the last turn, and where there is no recording, a prompt is refused."""
+async def test_prompt_without_a_recorded_turn_is_refused(engine: ReplayEngine) -> None:
+    """This holds after the last turn and without a recording."""
     await said(engine)
     await said(engine)
     with pytest.raises(InvalidPrompt, match="no turn 3"):

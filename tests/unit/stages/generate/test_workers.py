@@ -31,8 +31,8 @@ def work(told: Connection) -> None:
 
 
 @pytest.mark.parametrize("marks", [True, False], ids=["ours", "another's"])
-def test_a_worker_ends_with_its_server(marks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a server is killed its workers are gone at once; those of other programs are left alone."""
+def test_worker_ends_with_its_server(marks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed server's workers end at once; those of other programs do not."""
     monkeypatch.delenv(MARK, raising=False)
     heard, told = SPAWN.Pipe(duplex=False)
     server = SPAWN.Process(target=serve, args=(told,), kwargs={"marks": marks})
@@ -48,7 +48,7 @@ def test_a_worker_ends_with_its_server(marks: bool, monkeypatch: pytest.MonkeyPa
         process.kill()
 
 
-def test_the_server_itself_is_no_worker() -> None:
-    """What nobody's multiprocessing started goes on without whoever started it: a shell, say, that was closed."""
+def test_server_itself_is_no_worker() -> None:
+    """A process that multiprocessing did not start goes on without its parent."""
     end_with_parent()
     assert multiprocessing.parent_process() is None

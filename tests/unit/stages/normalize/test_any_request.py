@@ -56,8 +56,8 @@ async def understood(body: Json) -> Conversation | InvalidRequest:
 
 @settings(max_examples=150, deadline=None)
 @given(body=bodies, usual=st.sampled_from([{}, {"input": "Hi"}, *CLIENTS.values()]))
-async def test_any_request_is_understood_or_refused(body: Json, usual: Json) -> None:
-    """Whatever any parameter says, the request becomes a conversation, or a 4xx that names the parameter."""
+async def test_any_request_is_accepted_or_refused(body: Json, usual: Json) -> None:
+    """The result is a conversation, or a 4xx that names the parameter."""
     result = await understood(usual | body)
     if isinstance(result, InvalidRequest):
         assert 400 <= result.status < 500

@@ -144,8 +144,8 @@ def response(asked: str = "r", **fields: Any) -> Json:
     ],
     ids=str,
 )
-async def test_items_of_servers_and_shells_are_read_as_they_are_meant(store: Store, given: Json, item: Item) -> None:
-    """Ids, statuses and nulls may be missing; of what failed it is known why, however it was told."""
+async def test_items_of_servers_and_shells_are_read(store: Store, given: Json, item: Item) -> None:
+    """Ids, statuses and nulls may be missing; a failure has its error in any form."""
     assert (await normalized(store, input=[given])).input == (item,)
 
 
@@ -218,18 +218,16 @@ PATCH = {"type": "apply_patch_call", "call_id": "c", "operation": DELETE}
     ],
     ids=str,
 )
-async def test_outputs_of_the_clients_tools_are_read_as_they_are_meant(
-    store: Store, call: Json, given: Json, item: Item
-) -> None:
-    """Each kind of call has its kind of output; a local shell's is known by the call's id, wherever that stands."""
+async def test_outputs_of_client_tools_are_read(store: Store, call: Json, given: Json, item: Item) -> None:
+    """Each kind of call has its kind of output; a local shell's may have the call's id as its own."""
     conversation = await normalized(store, input=[call, {"call_id": "c", **given}])
     assert conversation.input[1] == item
     assert len({one.id for one in conversation.input}) == 2
 
 
 @pytest.mark.parametrize("client", [SERVER_TOOLS, CLIENT_SHELLS], ids=["server", "client"])
-async def test_items_go_out_as_the_api_has_them(store: Store, client: Json) -> None:
-    """What came in any form goes out in the one that openai-python reads without a warning."""
+async def test_items_are_sent_as_openai_python_reads_them(store: Store, client: Json) -> None:
+    """Items of any form are sent in the one that it reads without a warning."""
     items = (await normalized(store, input=client["input"][1:])).input
     adapter = TypeAdapter[Any](ResponseOutputItem)
     for item in items:
@@ -250,8 +248,8 @@ async def test_items_go_out_as_the_api_has_them(store: Store, client: Json) -> N
     ],
     ids=lambda output: output["type"],
 )
-async def test_an_output_needs_a_call_of_its_kind(store: Store, call: Json | None, output: Json) -> None:
-    """What answers nothing, or a call of another kind, is refused at its place."""
+async def test_output_needs_a_call_of_its_kind(store: Store, call: Json | None, output: Json) -> None:
+    """An output without one is refused at its place."""
     items = [call or WEATHER_CALL, {**output, "call_id": "c"}]
     if call and output["type"] == f"{call['type']}_output":
         await normalized(store, input=items)
@@ -264,16 +262,16 @@ async def test_an_output_needs_a_call_of_its_kind(store: Store, call: Json | Non
 WEATHER_CALL = {"type": "function_call", "call_id": "c", "name": WEATHER["name"], "arguments": "{}"}
 
 
-async def test_a_local_shell_call_is_answered_once(store: Store) -> None:
-    """Its output has the call's id for its own, so that there is one."""
+async def test_local_shell_call_is_answered_once(store: Store) -> None:
+    """Its output has the id of the call, so there can be only one."""
     output = {"type": "local_shell_call_output", "id": "c", "output": ""}
     with pytest.raises(InvalidRequest, match="Duplicate item") as caught:
         await normalized(store, input=[LOCAL, output, output])
     assert caught.value.param == "input[2].call_id"
 
 
-async def test_an_approval_answers_a_request_of_the_history(store: Store) -> None:
-    """By previous_response_id the request is there, and the answer carries the client's word and reason."""
+async def test_approval_answers_a_request_of_the_history(store: Store) -> None:
+    """The answer has the client's decision and reason."""
     await answered(store, "1", McpApprovalRequest("mcpr_1", "m", "f", "{}"), input="Hi")
     given = response("mcpr_1", approve=False, reason="Not now.")
     conversation = await normalized(store, "2", previous_response_id="resp_1", input=[given])
@@ -290,15 +288,15 @@ async def test_an_approval_answers_a_request_of_the_history(store: Store) -> Non
         ([request(id="r"), mcp(approval_request_id="r"), response()], 2),
     ],
 )
-async def test_an_approval_answers_one_request_once(store: Store, items: list[Json], position: int) -> None:
-    """An answer to nothing, or a second one, is refused at its place, even to what was called already."""
+async def test_approval_answers_one_request_once(store: Store, items: list[Json], position: int) -> None:
+    """An answer to nothing, or a second one, is refused at its place, even after the call."""
     with pytest.raises(InvalidRequest) as caught:
         await normalized(store, input=items)
     assert caught.value.param == f"input[{position}].approval_request_id"
 
 
-async def test_an_answered_request_of_the_history_stays_answered(store: Store) -> None:
-    """A later response that goes on from it cannot answer it anew."""
+async def test_answered_request_of_the_history_stays_answered(store: Store) -> None:
+    """A continuation cannot answer it again."""
     await answered(store, "1", McpApprovalRequest("mcpr_1", "m", "f", "{}"), input="Hi")
     called = McpCall("mcp_2", "m", "f", "{}", "completed", "x", None, "mcpr_1")
     await answered(store, "2", called, previous_response_id="resp_1", input=[response("mcpr_1")])
@@ -307,8 +305,8 @@ async def test_an_answered_request_of_the_history_stays_answered(store: Store) -
     await normalized(store, "4", previous_response_id="resp_1", input=[response("mcpr_1", approve=False)])
 
 
-async def test_what_the_model_read_comes_back(store: Store) -> None:
-    """The results that the store has of calls go with their items; what was asked to be included goes along."""
+async def test_stored_results_come_with_their_items(store: Store) -> None:
+    """Included fields are kept as well."""
     call = CodeInterpreterCall("ci_1", "print(1)", "cntr_1", "completed")
     await answered(store, "1", call, input="Hi", results={"ci_1": "1\n"})
     include = ["code_interpreter_call.outputs", "web_search_call.action.sources"]
@@ -318,8 +316,8 @@ async def test_what_the_model_read_comes_back(store: Store) -> None:
     assert (await normalized(store, "3", input="Hi")).include == ()
 
 
-async def test_what_is_not_stored_needs_no_store_for_its_calls(store: Store) -> None:
-    """Where nobody can be asked what a call returned, its item says what it can."""
+async def test_unstored_request_does_not_read_results(store: Store) -> None:
+    """Without the store, a call shows only its own fields."""
     call = {"type": "code_interpreter_call", "id": "ci_1", "code": "1", "container_id": "c", "outputs": None}
     await store.close()
     with pytest.raises(StoreFailed):

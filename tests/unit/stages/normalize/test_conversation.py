@@ -36,8 +36,8 @@ async def conversation_of(store: Store, *items: Item, owner: str = "") -> str:
 
 @pytest.mark.defect("33")
 @pytest.mark.parametrize("as_object", [False, True])
-async def test_a_conversation_is_the_history(store: Store, as_object: bool) -> None:
-    """A request reads all of its conversation, and its response says which one it belongs to."""
+async def test_conversation_is_the_history(store: Store, as_object: bool) -> None:
+    """A request reads all of its conversation, and its response names it."""
     name = await conversation_of(store, asked("msg_a", "Hi"), said("Hello."))
     conversation = await normalized(store, conversation={"id": name} if as_object else name, input="Go on")
     assert conversation.history == (asked("msg_a", "Hi"), said("Hello."))
@@ -47,8 +47,8 @@ async def test_a_conversation_is_the_history(store: Store, as_object: bool) -> N
     assert (await normalized(store, input="Hi")).response.conversation is UNSET
 
 
-async def test_a_conversation_grows_with_its_responses(store: Store) -> None:
-    """Input and output of each response are what the next one reads, tokens included."""
+async def test_conversation_grows_with_its_responses(store: Store) -> None:
+    """The next request reads input and output of each response, with their tokens."""
     name = await conversation_of(store)
     await answered(store, "1", CALL, input="How is Oslo?", conversation=name, tools=[WEATHER], tokens={"fc_1": (7,)})
     output = {"type": "function_call_output", "id": "fco_1", "call_id": "call_1", "output": "rain"}
@@ -59,24 +59,24 @@ async def test_a_conversation_grows_with_its_responses(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("status", "length"), [("completed", 2), ("incomplete", 2), ("failed", 0), ("cancelled", 0)])
-async def test_only_what_ended_well_is_added(store: Store, status: ResponseStatus, length: int) -> None:
-    """A response that failed or was cancelled leaves its conversation as it was: it may be asked for again."""
+async def test_failed_response_is_not_added(store: Store, status: ResponseStatus, length: int) -> None:
+    """A failed or cancelled response leaves its conversation unchanged, so it can be requested again."""
     name = await conversation_of(store)
     await answered(store, "1", said("Hello."), status=status, input="Hi", conversation=name)
     again = await normalized(store, "2", input="Hi", conversation=name)
     assert len(again.history) == length
 
 
-async def test_a_response_that_is_not_stored_is_added_all_the_same(store: Store) -> None:
-    """``store`` is about the response; whoever names a conversation wants to go on with it."""
+async def test_unstored_response_is_added(store: Store) -> None:
+    """``store`` is about the response, not about its conversation."""
     name = await conversation_of(store)
     await answered(store, "1", said("Hello."), input="Hi", conversation=name, store=False)
     assert await store.get("resp_1", "") is None
     assert (await normalized(store, "2", conversation=name)).history == (asked("msg_1i0000", "Hi"), said("Hello."))
 
 
-async def test_a_response_of_a_conversation_can_be_continued_by_itself(store: Store) -> None:
-    """Its history is what the conversation had when it was asked for, whatever came afterwards."""
+async def test_response_of_a_conversation_can_be_continued_alone(store: Store) -> None:
+    """Its history is the conversation of its time, without later items."""
     name = await conversation_of(store, asked("msg_a", "Hi"), said("Hello."))
     await answered(store, "1", said("one"), input="1", conversation=name)
     await answered(store, "2", said("two"), input="2", conversation=name)
@@ -85,8 +85,8 @@ async def test_a_response_of_a_conversation_can_be_continued_by_itself(store: St
     assert branch.response.conversation is UNSET
 
 
-async def test_a_call_without_its_output_waits_in_the_conversation(store: Store) -> None:
-    """An output finds its call in the conversation, and one without a call is refused."""
+async def test_call_without_its_output_waits_in_the_conversation(store: Store) -> None:
+    """An output finds its call there, and one without a call is refused."""
     name = await conversation_of(store, CALL)
     output = {"type": "function_call_output", "call_id": "call_1", "output": "rain"}
     assert len((await normalized(store, input=[output], conversation=name)).input) == 1
@@ -95,16 +95,16 @@ async def test_a_call_without_its_output_waits_in_the_conversation(store: Store)
     assert caught.value.param == "input[0].call_id"
 
 
-async def test_an_item_stands_in_a_conversation_once(store: Store) -> None:
-    """A reference to what the conversation has adds nothing, and no other item takes the id of one of its items."""
+async def test_item_is_in_a_conversation_once(store: Store) -> None:
+    """A reference to one of its items adds nothing, and no other item takes an id of its items."""
     name = await conversation_of(store, asked("msg_a", "Hi"))
     items = [{"type": "item_reference", "id": "msg_a"}, {"role": "user", "id": "msg_a", "content": "Hello?"}]
     conversation = await normalized(store, input=items, conversation=name)
     assert conversation.input == (asked("msg_1i0001", "Hello?"),)
 
 
-async def test_an_empty_conversation_needs_an_input(store: Store) -> None:
-    """Where nothing was said there is nothing to answer."""
+async def test_empty_conversation_needs_an_input(store: Store) -> None:
+    """There is nothing to answer."""
     name = await conversation_of(store)
     with pytest.raises(InvalidRequest, match="needs an input") as caught:
         await normalized(store, conversation=name)
@@ -112,8 +112,8 @@ async def test_an_empty_conversation_needs_an_input(store: Store) -> None:
 
 
 @pytest.mark.parametrize("missing", ["conv_0", "", "resp_1", "conv_\x00", "conv_\ufffd" * 1000])
-async def test_an_unknown_conversation_is_not_found(store: Store, missing: str) -> None:
-    """What is not there cannot be gone on with: a 404, also in a body."""
+async def test_unknown_conversation_is_not_found(store: Store, missing: str) -> None:
+    """It is a 404, even though a body names it."""
     await conversation_of(store)
     with pytest.raises(ConversationNotFound) as caught:
         await normalized(store, input="Hi", conversation=missing)
@@ -136,8 +136,8 @@ async def test_an_unknown_conversation_is_not_found(store: Store, missing: str) 
     ],
     ids=str,
 )
-async def test_what_is_anothers_is_not_there(store: Store, body: dict[str, Any]) -> None:
-    """Whoever names what somebody else owns is answered, word for word, as if it did not exist."""
+async def test_other_owners_objects_are_not_found(store: Store, body: dict[str, Any]) -> None:
+    """The error is, word for word, that of an object that does not exist."""
     await conversation_of(store, owner="alice")
     await answered(store, "1", said("Hello."), owner="alice", input="Hi")
     assert (await normalized(store, "2", owner="alice", **body)).origin.owner == "alice"

@@ -36,8 +36,8 @@ def said(text: str) -> Message:
 
 
 @pytest.mark.defect("V12", "19")
-async def test_the_history_is_all_that_was_said(store: Store) -> None:
-    """Every input and output of the chain comes back in order: thoughts, calls and what they returned included."""
+async def test_history_has_all_items_of_the_chain(store: Store) -> None:
+    """Inputs and outputs come back in order, with reasoning, calls and results."""
     await answered(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
     second = await answered(store, "2", said("Rain."), previous_response_id="resp_1", input=[RAIN])
     third = await normalized(store, "3", previous_response_id="resp_2", input="And Rome?")
@@ -51,7 +51,7 @@ async def test_the_history_is_all_that_was_said(store: Store) -> None:
 
 @pytest.mark.defect("B18", "B19", "46")
 async def test_branches_are_isolated(store: Store) -> None:
-    """A response may be continued twice: neither branch sees the other, nor do their children."""
+    """Two continuations of a response do not see each other, nor do their children."""
     await answered(store, "1", said("Hello."), input="Hi")
     root = (asked("msg_1i0000", "Hi"), said("Hello."))
     for name in ("a", "b"):
@@ -63,8 +63,8 @@ async def test_branches_are_isolated(store: Store) -> None:
 
 
 @pytest.mark.defect("V11", "B20")
-async def test_a_continuation_brings_its_own_parameters(store: Store) -> None:
-    """Instructions, tools and options are those of the new request: only items are inherited."""
+async def test_continuation_has_its_own_parameters(store: Store) -> None:
+    """Only items are inherited; instructions, tools and options are those of the new request."""
     before: dict[str, Any] = {"instructions": "Rhyme.", "tools": [WEATHER], "reasoning": {"effort": "high"}}
     await answered(store, "1", said("Hello."), input="Hi", temperature=0, metadata={"order": "17"}, **before)
     fresh = (await normalized(store, "2", previous_response_id="resp_1", input="Go on")).response
@@ -74,8 +74,8 @@ async def test_a_continuation_brings_its_own_parameters(store: Store) -> None:
     assert other.instructions == "Sing."
 
 
-async def test_a_continuation_needs_no_input(store: Store) -> None:
-    """Whoever continues may leave the word to the model."""
+async def test_continuation_needs_no_input(store: Store) -> None:
+    """The model may go on by itself."""
     await answered(store, "1", said("Hello."), input="Hi")
     conversation = await normalized(store, "2", previous_response_id="resp_1")
     assert conversation.input == ()
@@ -83,8 +83,8 @@ async def test_a_continuation_needs_no_input(store: Store) -> None:
 
 
 @pytest.mark.parametrize("missing", ["resp_0", "", "msg_1"])
-async def test_an_unknown_previous_response_is_refused(store: Store, missing: str) -> None:
-    """What is not stored cannot be continued; clients act on the code."""
+async def test_unknown_previous_response_is_refused(store: Store, missing: str) -> None:
+    """Clients act on the code of the error."""
     await answered(store, "1", said("Hello."), input="Hi")
     with pytest.raises(PreviousResponseNotFound) as caught:
         await normalized(store, "2", previous_response_id=missing, input="Go on")
@@ -114,8 +114,8 @@ CUSTOM_OUTPUT = {"type": "custom_tool_call_output", "call_id": "call_2", "output
         ([OWN_CALL, CUSTOM_OUTPUT], "input[1].call_id"),
     ],
 )
-async def test_an_output_comes_behind_its_call(store: Store, items: list[Any], param: str | None) -> None:
-    """The call, of the output's own kind, stands in the history or earlier in the input; else the output is refused."""
+async def test_output_needs_an_earlier_call(store: Store, items: list[Any], param: str | None) -> None:
+    """The call, of the output's kind, is in the history or earlier in the input."""
     await answered(store, "1", CALL, input="How is Oslo?")
     if param is None:
         conversation = await normalized(store, "2", previous_response_id="resp_1", input=items)
@@ -128,8 +128,8 @@ async def test_an_output_comes_behind_its_call(store: Store, items: list[Any], p
 
 @pytest.mark.defect("V16", "B19")
 @pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
-async def test_what_has_not_ended_well_cannot_be_continued(store: Store, status: ResponseStatus) -> None:
-    """Nobody reads half of a response: the refusal says what has become of it."""
+async def test_unfinished_or_failed_response_cannot_be_continued(store: Store, status: ResponseStatus) -> None:
+    """The error has its status."""
     await answered(store, "1", said("Hello."), status=status, input="Hi")
     with pytest.raises(PreviousResponseUnfinished, match=f"'resp_1' is {status}") as caught:
         await normalized(store, "2", previous_response_id="resp_1", input="Go on")
@@ -137,16 +137,16 @@ async def test_what_has_not_ended_well_cannot_be_continued(store: Store, status:
     assert (error.status, error.code, error.param) == (400, "previous_response_unfinished", "previous_response_id")
 
 
-async def test_what_was_cut_off_can_be_continued(store: Store) -> None:
-    """A response that came to its limit has ended: whoever asks it to go on gets what there is."""
+async def test_truncated_response_can_be_continued(store: Store) -> None:
+    """It has ended, and its partial output is in the history."""
     cut = Message("msg_cut", "incomplete", "assistant", (OutputText("Hel"),), "final_answer")
     await answered(store, "1", cut, status="incomplete", input="Hi")
     conversation = await normalized(store, "2", previous_response_id="resp_1", input="Go on")
     assert conversation.history == (asked("msg_1i0000", "Hi"), cut)
 
 
-async def test_a_chain_goes_on_without_what_was_deleted(store: Store) -> None:
-    """Who deletes a response takes it out of every history; what continued it can still be continued itself."""
+async def test_chain_continues_without_deleted_responses(store: Store) -> None:
+    """A deleted response leaves every history; its continuations can still be continued."""
     await answered(store, "1", said("Hello."), input="Hi")
     await answered(store, "2", said("Rain."), previous_response_id="resp_1", input="How is Oslo?")
     assert await store.delete("resp_1", "")
@@ -154,8 +154,8 @@ async def test_a_chain_goes_on_without_what_was_deleted(store: Store) -> None:
     assert conversation.history == (asked("msg_2i0000", "How is Oslo?"), said("Rain."))
 
 
-async def test_the_history_brings_its_tokens(store: Store) -> None:
-    """What the engine wrote for items of the history comes along with them, for the same tokens to be read again."""
+async def test_history_brings_its_tokens(store: Store) -> None:
+    """The tokens of its items come along, to be read again unchanged."""
     await answered(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER], tokens={"fc_10001": (7, 8)})
     await answered(store, "2", said("Rain."), previous_response_id="resp_1", input=[RAIN], tokens={"msg_Rain.": (9,)})
     third = await normalized(store, "3", previous_response_id="resp_2", input="And Rome?")
@@ -167,7 +167,7 @@ async def test_the_history_brings_its_tokens(store: Store) -> None:
 
 
 async def test_references_bring_stored_items(store: Store) -> None:
-    """Any item of a stored response, whether it was input or output, can stand in an input by its id alone."""
+    """Any item of a stored response can be referred to by its id."""
     await answered(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
     references = [{"id": "msg_1i0000"}, {"type": "item_reference", "id": "rs_10000"}, {"type": None, "id": "fc_10001"}]
     conversation = await normalized(store, "2", input=[*references, RAIN])
@@ -176,8 +176,8 @@ async def test_references_bring_stored_items(store: Store) -> None:
     assert conversation.history == ()
 
 
-async def test_a_reference_to_nothing_is_refused(store: Store) -> None:
-    """The first reference that cannot be followed is named."""
+async def test_unknown_reference_is_refused(store: Store) -> None:
+    """The first one is named."""
     await answered(store, "1", THOUGHT, input="Hi", store=True)
     items = [{"id": "rs_10000"}, {"type": "item_reference", "id": "rs_2"}, {"id": "rs_3"}]
     with pytest.raises(InvalidRequest, match="Item with id 'rs_2' not found") as caught:
@@ -198,7 +198,7 @@ class CountingStore(Store):
 
 
 async def test_references_cost_one_look_at_the_store() -> None:
-    """All references of a request are looked up together, in their order; without one nobody asks."""
+    """All are looked up together, in order; a request without any reads nothing."""
     store = CountingStore()
     assert (await normalized(store, input=[{"id": "b"}, USER, {"id": "a"}])).input == (
         CALL,
@@ -209,15 +209,15 @@ async def test_references_cost_one_look_at_the_store() -> None:
     assert store.asked == [["b", "a"]]
 
 
-async def test_an_item_is_referred_to_once() -> None:
-    """A short body cannot make a prompt of any length of one long item: the second reference to it is refused."""
+async def test_item_is_referred_to_once() -> None:
+    """A short body cannot repeat a long item: the second reference is refused."""
     with pytest.raises(InvalidRequest, match="Duplicate item found with id 'a'") as caught:
         await normalized(CountingStore(), input=[{"id": "a"}, USER, {"id": "b"}, {"id": "a"}])
     assert (caught.value.status, caught.value.param) == (400, "input[3].id")
 
 
-async def test_items_of_a_conversation_are_told_apart(store: Store) -> None:
-    """Of items that come with one id the first keeps it, unless a reference or the history means another by it."""
+async def test_repeated_ids_are_renamed(store: Store) -> None:
+    """The first item with an id keeps it, unless a reference or the history has it."""
     await answered(store, "1", THOUGHT, CALL, input="How is Oslo?")
     fakes = [{**USER, "id": "__fake_id__"}, {**USER, "id": "__fake_id__"}]
     first = await answered(store, "2", input=[{**USER, "id": "rs_10000"}, *fakes, {"id": "rs_10000"}])
@@ -226,8 +226,8 @@ async def test_items_of_a_conversation_are_told_apart(store: Store) -> None:
     assert [item.id for item in second.input] == ["msg_3i0000", "msg_3i0001"]
 
 
-async def test_a_reference_to_the_history_adds_nothing(store: Store) -> None:
-    """What the history has already is not read twice; whatever else is said keeps its place and its checks."""
+async def test_reference_to_the_history_adds_nothing(store: Store) -> None:
+    """Other items keep their places and checks."""
     await answered(store, "1", THOUGHT, CALL, input="How is Oslo?")
     items = [{"id": "rs_10000"}, {"id": "fc_10001"}, RAIN]
     conversation = await normalized(store, "2", previous_response_id="resp_1", input=items)

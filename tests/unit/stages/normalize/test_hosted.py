@@ -46,10 +46,10 @@ LABELLED: list[tuple[Json, HostedKind]] = [
 
 
 @pytest.mark.parametrize(("tool", "kind"), SPELLINGS + LABELLED, ids=str)
-async def test_built_in_tools_are_offered_where_they_work(
+async def test_built_in_tools_are_offered_if_available(
     store: Store, tool: Json, kind: HostedKind, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever a request calls a built-in tool, the model may call its functions, and the response repeats it."""
+    """Any spelling offers the tool's functions, and the response echoes it."""
     with caplog.at_level(logging.INFO):
         conversation = await normalized(store, input="Hi", tools=[WEATHER, tool], hosted=frozenset({kind}))
     assert conversation.tools.tools[1:] == HOSTED[kind]
@@ -61,10 +61,10 @@ async def test_built_in_tools_are_offered_where_they_work(
 
 @pytest.mark.defect("40")
 @pytest.mark.parametrize(("tool", "kind"), SPELLINGS, ids=str)
-async def test_built_in_tools_are_left_out_where_they_do_not_work(
+async def test_unavailable_built_in_tools_are_left_out(
     store: Store, tool: Json, kind: HostedKind, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One built-in tool being there does not bring the others: the log says which ones were left out."""
+    """One available tool does not bring others; the log names those left out."""
     with caplog.at_level(logging.INFO):
         conversation = await normalized(store, input="Hi", tools=[tool, WEATHER], hosted=ALL - {kind})
     assert [tool_key(one) for one in conversation.tools.tools] == [(None, "get_weather")]
@@ -73,8 +73,8 @@ async def test_built_in_tools_are_left_out_where_they_do_not_work(
     assert tool["type"] in record.getMessage()
 
 
-async def test_two_spellings_of_one_tool_are_one(store: Store) -> None:
-    """A built-in tool is offered once and in its place, however often a request names it; all are repeated."""
+async def test_spellings_of_one_tool_are_merged(store: Store) -> None:
+    """A built-in tool is offered once, in its first place; all spellings are echoed."""
     tools = [WEB, WEATHER, {"type": "web_search_preview"}, label("browser"), CODE, {"type": "shell"}, {"type": "shell"}]
     conversation = await normalized(store, input="Hi", tools=tools, hosted=ALL)
     assert conversation.tools.tools[:3] == HOSTED["browser"]
@@ -86,8 +86,8 @@ async def test_two_spellings_of_one_tool_are_one(store: Store) -> None:
     assert conversation.response.tools == tuple(tools)
 
 
-async def test_what_nobody_runs_is_left_out_beside_what_works(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    """Tools of the API that this server has no means for are ignored with a word, others in the list are not."""
+async def test_unsupported_tools_are_left_out_of_the_list(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """They are logged, and others of the list are kept."""
     tools = [{"type": "image_generation"}, CODE, {"type": "file_search"}, {"type": "computer"}]
     with caplog.at_level(logging.INFO):
         conversation = await normalized(store, input="Hi", tools=tools, hosted=ALL)
@@ -97,16 +97,16 @@ async def test_what_nobody_runs_is_left_out_beside_what_works(store: Store, capl
 
 
 @pytest.mark.parametrize(("said", "count"), [(False, 0), (True, 3), (None, 3)])
-async def test_a_search_without_the_web_is_none(store: Store, said: bool | None, count: int) -> None:
-    """Some agents want to search in what was fetched before only: here nothing was, and no page is fetched for them."""
+async def test_search_without_web_access_is_left_out(store: Store, said: bool | None, count: int) -> None:
+    """Nothing was fetched before, and no page is fetched for it."""
     tools = [{"type": "web_search", "external_web_access": said}]
     conversation = await normalized(store, input="Hi", tools=tools, hosted=ALL)
     assert len(conversation.tools.tools) == count
     assert len(conversation.response.tools) == (1 if count else 0)
 
 
-async def test_a_conversation_may_bring_built_in_tools(store: Store) -> None:
-    """An item offers them as a request does, and whoever continues has them too, as long as they work."""
+async def test_items_may_bring_built_in_tools(store: Store) -> None:
+    """A continuation has them too, for as long as they are available."""
     await answered(store, "1", input=[additional_tools(CODE, label("browser")), USER], hosted=ALL)
     for hosted, count in ((ALL, 4), (frozenset(), 0)):
         conversation = await normalized(store, "2", previous_response_id="resp_1", input="Go on", hosted=hosted)
@@ -131,8 +131,8 @@ async def test_namesakes_of_built_in_tools_are_refused(store: Store, tools: list
     assert caught.value.param == param
 
 
-async def test_a_namespace_may_be_called_like_a_tool_that_is_not_here(store: Store) -> None:
-    """Names are only taken by what is offered."""
+async def test_namespace_may_have_the_name_of_an_unavailable_tool(store: Store) -> None:
+    """Only offered tools take names."""
     namespace = {"type": "namespace", "name": "browser", "tools": [WEATHER]}
     conversation = await normalized(store, input="Hi", tools=[WEB, namespace])
     assert [tool_key(tool) for tool in conversation.tools.tools] == [("browser", "get_weather")]
@@ -159,7 +159,7 @@ FORM_ARGUMENTS: dict[str, tuple[list[Json], list[Json]]] = {
 @pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("hosted", [frozenset(), ALL], ids=["no sandbox", "sandbox"])
 async def test_shells_and_patches_are_functions_of_the_client(store: Store, kind: str, hosted: frozenset[str]) -> None:
-    """A tool of the API that its client runs is a function for the model, whose schema says what its item can hold."""
+    """The model sees a function whose schema is that of the item."""
     said = {"type": kind, "environment": {"type": "local"}} if kind == "shell" else {"type": kind}
     conversation = await normalized(store, input="Hi", tools=[said], hosted=hosted)
     (tool,) = conversation.tools.tools
@@ -173,8 +173,8 @@ async def test_shells_and_patches_are_functions_of_the_client(store: Store, kind
     assert [validator.is_valid(arguments) for arguments in (*good, *bad)] == [True] * len(good) + [False] * len(bad)
 
 
-async def test_a_tool_of_a_new_type_is_refused_beside_them(store: Store) -> None:
-    """What might be for the client to run is not left out in silence."""
+async def test_tool_of_an_unknown_type_is_refused(store: Store) -> None:
+    """A tool that the client might run is not left out silently."""
     with pytest.raises(UnsupportedParameter) as caught:
         await normalized(store, input="Hi", tools=[{"type": "shell_2"}], hosted=ALL)
     assert caught.value.param == "tools[0].type"
@@ -205,8 +205,8 @@ SHELLS: tuple[ToolKey, ...] = (("container", "exec"), (None, "shell"))
     ],
     ids=str,
 )
-async def test_built_in_tools_may_be_chosen(store: Store, choice: Json, mode: str, keys: tuple[ToolKey, ...]) -> None:
-    """A choice by type means all that the tool brought, of this server and of the client alike."""
+async def test_built_in_tools_can_be_chosen(store: Store, choice: Json, mode: str, keys: tuple[ToolKey, ...]) -> None:
+    """A choice by type means all functions of the tool, whoever runs it."""
     tools = (await normalized(store, input="Hi", tools=TOOLS, tool_choice=choice, hosted=ALL)).tools
     assert (tools.choice, tools.allowed) == (mode, keys)
     assert {tool_key(tool) for tool in tools.callable} == set(keys)
@@ -225,16 +225,16 @@ async def test_built_in_tools_may_be_chosen(store: Store, choice: Json, mode: st
     ],
     ids=str,
 )
-async def test_what_is_not_there_cannot_be_chosen(store: Store, choice: Json) -> None:
-    """A tool that was left out is no choice, and neither is one that was not declared, or under another type."""
+async def test_unavailable_tool_cannot_be_chosen(store: Store, choice: Json) -> None:
+    """Neither can an undeclared one, or one of another type."""
     with pytest.raises(InvalidRequest) as caught:
         tools = [WEATHER, CODE, CONTAINER, {"type": "image_generation"}, {"type": "apply_patch"}]
         await normalized(store, input="Hi", tools=tools, tool_choice=choice)
     assert caught.value.param == "tool_choice"
 
 
-async def test_tools_that_were_left_out_narrow_nothing_else(store: Store) -> None:
-    """Among others a choice of such a tool is passed over."""
+async def test_choice_ignores_unavailable_tools(store: Store) -> None:
+    """The other tools of the choice remain."""
     choice = allowed_tools({"type": "shell"}, {"type": "code_interpreter"}, {"type": "function", "name": "get_weather"})
     tools = (await normalized(store, input="Hi", tools=[WEATHER, CODE, CONTAINER], tool_choice=choice)).tools
     assert tools.allowed == ((None, "get_weather"),)

@@ -35,7 +35,7 @@ def user(*parts: Json) -> Json:
 @pytest.mark.parametrize("role", ["user", "system", "developer"])
 @pytest.mark.parametrize(("said", "detail"), [({}, "auto"), ({"detail": None}, "auto"), ({"detail": "low"}, "low")])
 async def test_images_are_parts_of_messages(store: Store, role: str, said: Json, detail: Any) -> None:
-    """They keep their place between texts, and say how closely they are to be looked at."""
+    """They keep their place between texts, and their detail."""
     parts = [TEXT, IMAGE | said, {"type": "input_image", "image_url": "https://example.com/a.png"}, TEXT]
     body = [{"role": role, "content": parts}]
     (message,) = (await normalized(store, sees=True, input=body)).input
@@ -56,8 +56,8 @@ async def test_images_are_parts_of_messages(store: Store, role: str, said: Json,
         [TEXT, {"type": "input_image", "image_url": PICTURE, "detail": None, "file_id": None}],  # the Agents SDK's
     ],
 )
-async def test_tools_may_show_images(store: Store, call: Json, kind: type, parts: list[Json]) -> None:
-    """The output of a function, or of a custom tool, is texts and images in any order."""
+async def test_tool_outputs_may_have_images(store: Store, call: Json, kind: type, parts: list[Json]) -> None:
+    """The output of a function or a custom tool is texts and images in any order."""
     output = {"type": f"{call['type']}_output", "call_id": "c", "output": parts}
     _, item = (await normalized(store, sees=True, input=[call, output])).input
     assert isinstance(item, kind)
@@ -81,8 +81,8 @@ async def test_tools_may_show_images(store: Store, call: Json, kind: type, parts
         ({"type": "input_file", "file_id": "file_1"}, "", "text and images only, no input_file"),
     ],
 )
-async def test_what_is_no_image_is_refused_with_its_place(store: Store, part: Json, param: str, words: str) -> None:
-    """In a message as in an output, before anything is asked of the web or the engine."""
+async def test_invalid_image_is_refused_with_its_place(store: Store, part: Json, param: str, words: str) -> None:
+    """This holds for messages and outputs, before anything is fetched."""
     output = {"type": "function_call_output", "call_id": "c", "output": [TEXT, part]}
     for items, place in (([user(TEXT, part)], "input[0].content[1]"), ([CALL, output], "input[1].output[1]")):
         with pytest.raises(InvalidRequest, match=words) as refused:
@@ -90,16 +90,16 @@ async def test_what_is_no_image_is_refused_with_its_place(store: Store, part: Js
         assert refused.value.param == place + param
 
 
-async def test_the_assistant_shows_no_images(store: Store) -> None:
-    """As in the API, only who speaks to the model does."""
+async def test_assistant_messages_have_no_images(store: Store) -> None:
+    """The API allows them in input only."""
     with pytest.raises(InvalidRequest, match="no images") as refused:
         await normalized(store, sees=True, input=[{"role": "assistant", "content": [IMAGE]}])
     assert refused.value.param == "input[0].content[0]"
 
 
 @pytest.mark.parametrize("before", [0, 2])
-async def test_a_conversation_has_so_many_images(store: Store, before: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the past count."""
+async def test_images_of_a_conversation_are_limited(store: Store, before: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the history count."""
     monkeypatch.setattr(images, "MOST_IMAGES", 3)
     earlier = await answered(store, "1", sees=True, input=[user(*[IMAGE] * before, TEXT)])
     continued: Json = {"previous_response_id": earlier.response.id}
@@ -121,10 +121,8 @@ async def _reference(store: Store) -> tuple[Json, str]:
 
 @pytest.mark.defect("V14")
 @pytest.mark.parametrize("past", [_previous, _reference])
-async def test_an_image_of_the_past_is_not_dropped_for_a_model_that_reads_text(
-    store: Store, past: Callable[[Store], Any]
-) -> None:
-    """What a model that sees was shown is there when it is continued; another model refuses it by its place."""
+async def test_text_model_refuses_images_of_the_history(store: Store, past: Callable[[Store], Any]) -> None:
+    """A model that sees gets them; another model refuses them with their place."""
     body, place = await past(store)
     conversation = await normalized(store, "2", sees=True, **body)
     shown = [image for item in (*conversation.history, *conversation.input) for image in images_of(item)]

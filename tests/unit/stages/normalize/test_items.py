@@ -93,8 +93,8 @@ NAMESPACE = {"type": "namespace", "name": "n", "tools": [{"type": "custom", "nam
         ),
     ],
 )
-async def test_items_are_read_as_they_are_meant(store: Store, given: dict[str, Any], item: Item) -> None:
-    """Every form that an item may be written in leads to one item; what is not said is not made up."""
+async def test_items_are_read_in_every_form(store: Store, given: dict[str, Any], item: Item) -> None:
+    """Every form of an item leads to the same item; missing fields are not made up."""
     assert (await normalized(store, input=[given])).input == (item,)
 
 
@@ -118,22 +118,22 @@ async def test_outputs_are_texts_or_lists_of_texts(store: Store, given: Any, out
     assert result.text == text
 
 
-async def test_a_string_is_a_message_of_the_user(store: Store) -> None:
-    """The short form of ``input`` is one message, even if it is empty."""
+async def test_string_input_is_a_user_message(store: Store) -> None:
+    """This holds even if it is empty."""
     for text in ("Hi", ""):
         message = Message("msg_1i0000", "completed", "user", (InputText(text),))
         assert (await normalized(store, input=text)).input == (message,)
 
 
-async def test_items_without_ids_are_told_apart(store: Store) -> None:
-    """An id that the client left out comes from the response's id and the item's position."""
+async def test_items_without_ids_get_unique_ids(store: Store) -> None:
+    """An id is made of the response's id and the item's position."""
     conversation = await normalized(store, "ab", input=[{"role": "user", "content": "Hi"}] * 17)
     assert [item.id for item in conversation.input] == [f"msg_abi{position:04x}" for position in range(17)]
 
 
 @pytest.mark.defect("40")
-async def test_outputs_of_custom_tools_are_read_alike(store: Store) -> None:
-    """What a custom tool returned is a text or a list of texts too."""
+async def test_custom_tool_outputs_are_read_the_same_way(store: Store) -> None:
+    """They are texts or lists of texts."""
     call = {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": ""}
     for given, output in (("x", "x"), ([{"type": "input_text", "text": "x"}], (InputText("x"),))):
         items = [call, {"type": "custom_tool_call_output", "call_id": "c", "output": given}]
@@ -149,14 +149,14 @@ UNSUPPORTED_ITEMS = [
 
 
 @pytest.mark.parametrize("kind", UNSUPPORTED_ITEMS)
-async def test_items_that_mean_nothing_here_are_refused_by_name(store: Store, kind: str) -> None:
-    """An item that this server cannot show the model is refused with its type and its place, never left out."""
+async def test_unsupported_items_are_refused_by_type(store: Store, kind: str) -> None:
+    """The error has type and place; no item is left out."""
     with pytest.raises(InvalidRequest, match=f"'{kind}'") as caught:
         await normalized(store, input=[{"role": "user", "content": "Hi"}, {"type": kind, "id": "x"}])
     assert caught.value.param == "input[1].type"
 
 
-def test_every_item_of_the_sdk_is_understood_or_refused() -> None:
+def test_every_sdk_item_type_is_covered() -> None:
     """The lists of this file name every type of input item that openai-python knows."""
     accepted = {"message", "reasoning", "function_call", "function_call_output", "custom_tool_call"}
     accepted |= {"custom_tool_call_output", "item_reference", "additional_tools"}
@@ -180,8 +180,8 @@ def sdk_types(item: type) -> Iterator[str]:
 
 @pytest.mark.defect("B28")
 @pytest.mark.parametrize("client", ["agents", "pydantic-ai"])
-async def test_histories_of_real_clients_arrive_whole(store: Store, client: str) -> None:
-    """A history that a client replays keeps its order and every kind of item in it."""
+async def test_client_histories_arrive_whole(store: Store, client: str) -> None:
+    """A replayed history keeps its order and every kind of item in it."""
     body = {**CLIENTS[client], "tool_choice": "auto"}
     kinds = [type(item) for item in (await normalized(store, **body)).input]
     assert kinds == [Message, Reasoning, FunctionCall, FunctionCallOutput]
@@ -189,8 +189,8 @@ async def test_histories_of_real_clients_arrive_whole(store: Store, client: str)
 
 @pytest.mark.defect("20")
 @pytest.mark.parametrize("client", ["langchain", "codex", "codex apply_patch", "codex known model", "structured"])
-async def test_requests_of_real_clients_are_understood(store: Store, client: str) -> None:
-    """What a client sends, with ids and types and nulls or without them, is taken item by item."""
+async def test_client_requests_are_read_item_by_item(store: Store, client: str) -> None:
+    """Ids, types and nulls may be present or missing."""
     given = CLIENTS[client]["input"]
     items = (await normalized(store, **CLIENTS[client])).input
     assert len(items) == (1 if isinstance(given, str) else len(given))
@@ -198,7 +198,7 @@ async def test_requests_of_real_clients_are_understood(store: Store, client: str
 
 @pytest.mark.defect("V13")
 async def test_all_parts_of_a_message_are_read(store: Store) -> None:
-    """A message may have several parts, refusals among them, or none."""
+    """A message may have several parts, refusals included, or none."""
     refusal, text = {"type": "refusal", "refusal": "No. "}, {"type": "output_text", "text": "Sorry."}
     for parts, said in (([refusal, text, text], "No. Sorry.Sorry."), ([refusal], "No. "), ([], "")):
         (message,) = (await normalized(store, input=[{"role": "assistant", "content": parts}])).input
@@ -208,8 +208,8 @@ async def test_all_parts_of_a_message_are_read(store: Store) -> None:
 
 @pytest.mark.defect("V14")
 @pytest.mark.parametrize("kind", ["input_image", "input_file"])
-async def test_what_is_no_text_is_refused_with_its_place(store: Store, kind: str) -> None:
-    """Images and files are refused where they stand: a model that never saw them must not answer."""
+async def test_images_and_files_are_refused_with_their_place(store: Store, kind: str) -> None:
+    """A model that never saw them must not answer."""
     parts = [{"type": "input_text", "text": "What is this?"}, {"type": kind, "image_url": "data:,"}]
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     for items, place in (
@@ -222,8 +222,8 @@ async def test_what_is_no_text_is_refused_with_its_place(store: Store, kind: str
 
 
 @pytest.mark.parametrize("body", [{}, {"input": None}, {"input": []}], ids=str)
-async def test_a_request_needs_an_input(store: Store, body: dict[str, Any]) -> None:
-    """Nothing to answer is an error, as long as nothing is continued either."""
+async def test_request_needs_an_input(store: Store, body: dict[str, Any]) -> None:
+    """An input may be missing only in a continuation."""
     with pytest.raises(InvalidRequest, match="needs an input") as caught:
         await normalized(store, **body)
     assert caught.value.param == "input"

@@ -21,8 +21,8 @@ from tests.support.request_bodies import WEATHER
 # Ids and time
 
 
-async def test_the_id_and_the_time_are_drawn_once(store: Store) -> None:
-    """One draw and one look at the clock make everything that is new in a response."""
+async def test_id_and_time_are_drawn_once(store: Store) -> None:
+    """All new ids and times of a response come from one draw and one look at the clock."""
     draws, times = iter(["ab"]), iter([86_399.9])
     stage = Normalize(store, (MODEL,), draw=lambda: next(draws), clock=lambda: next(times))
     async with aclosing(stage(replay([await read_request(b'{"input": "Hi"}')]))) as conversations:
@@ -32,8 +32,8 @@ async def test_the_id_and_the_time_are_drawn_once(store: Store) -> None:
     assert [item.id for item in conversation.input] == ["msg_abi0000"]
 
 
-async def test_a_refused_request_draws_nothing(store: Store) -> None:
-    """What is refused for its parameters leaves ids and clock alone."""
+async def test_refused_request_draws_nothing(store: Store) -> None:
+    """A request that is refused for its parameters uses neither."""
     empty: Iterator[Any] = iter(())
     stage = Normalize(store, (MODEL,), draw=lambda: next(empty), clock=lambda: next(empty))
     with pytest.raises(UnsupportedParameter):
@@ -41,7 +41,7 @@ async def test_a_refused_request_draws_nothing(store: Store) -> None:
 
 
 def test_ids_are_hard_to_guess() -> None:
-    """Ids are drawn from 128 bits, because whoever knows one may read the response."""
+    """They have 128 random bits, because knowing one may allow reading the response."""
     drawn = {draw_suffix() for _ in range(100)}
     assert {len(suffix) for suffix in drawn} == {32}
     assert len(drawn) == 100
@@ -74,8 +74,8 @@ def default_response(**fields: Any) -> Response:
     return Response(id="resp_1", created_at=int(NOW), **(said | fields))
 
 
-async def test_defaults(store: Store) -> None:
-    """A body that says nothing gets what the API documents."""
+async def test_empty_request_has_documented_defaults(store: Store) -> None:
+    """An empty request gets the values that the API documents."""
     conversation = await normalized(store, input="Hi")
     assert conversation.response == default_response()
     assert conversation.sampling == Sampling(1.0, 1.0, None)
@@ -126,7 +126,7 @@ async def test_defaults(store: Store) -> None:
     ],
     ids=str,
 )
-async def test_what_is_asked_is_echoed(store: Store, said: dict[str, Any], echo: dict[str, Any]) -> None:
+async def test_parameters_are_echoed(store: Store, said: dict[str, Any], echo: dict[str, Any]) -> None:
     """The response repeats every parameter that has a place in it, and changes no other field."""
     conversation = await normalized(store, input="Hi", **said)
     assert conversation.response == default_response(**echo)
@@ -155,14 +155,16 @@ async def test_what_is_asked_is_echoed(store: Store, said: dict[str, Any], echo:
     ],
     ids=str,
 )
-async def test_sampling_is_as_asked(store: Store, said: dict[str, Any], sampling: dict[str, Any]) -> None:
-    """What concerns the choice of tokens reaches the engine in its own terms, vLLM's extras included."""
+async def test_sampling_parameters_reach_the_engine(
+    store: Store, said: dict[str, Any], sampling: dict[str, Any]
+) -> None:
+    """Extra parameters of vLLM are included."""
     expected: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0} | sampling
     assert (await normalized(store, input="Hi", **said)).sampling == Sampling(**expected)
 
 
-async def test_what_the_makers_advise_counts_where_a_request_says_nothing(store: Store) -> None:
-    """The response says what was taken."""
+async def test_generation_config_sets_defaults(store: Store) -> None:
+    """The response shows the values that were used."""
     stage = Normalize(store, (MODEL,), advised={"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.5})
     request = await read_request(json.dumps({"input": "Hi", "top_k": 0}).encode())
     async with aclosing(stage(replay([request]))) as conversations:
@@ -183,23 +185,23 @@ async def test_what_the_makers_advise_counts_where_a_request_says_nothing(store:
         (False, {"cache_salt": "s"}, "s"),
     ],
 )
-async def test_caches_are_salted(store: Store, salted: bool, said: dict[str, Any], salt: str | None) -> None:
-    """A salt that is given counts; a server may make one of the prompt cache's key, in letters that vLLM takes."""
+async def test_cache_salt_is_set(store: Store, salted: bool, said: dict[str, Any], salt: str | None) -> None:
+    """A given salt is used; otherwise the server may derive one from the prompt cache key."""
     stage = Normalize(store, (MODEL,), salt_caches=salted)
     request = await read_request(json.dumps({"input": "Hi", **said}).encode())
     async with aclosing(stage(replay([request]))) as conversations:
         assert (await anext(conversations)).scheduling == Scheduling(salt)
 
 
-async def test_the_trace_and_the_priority_reach_the_engine(store: Store) -> None:
-    """A request is scheduled as it asks, and belongs to the trace of its headers."""
+async def test_trace_and_priority_reach_the_engine(store: Store) -> None:
+    """A request has its own priority, and the trace of its headers."""
     request = (await read_request(b'{"input": "Hi", "priority": -3}')).traced({"traceparent": "00-1"})
     async with aclosing(Normalize(store, (MODEL,))(replay([request]))) as conversations:
         assert (await anext(conversations)).scheduling == Scheduling(None, -3, {"traceparent": "00-1"})
 
 
 @pytest.mark.defect("B29", "36")
-async def test_a_response_says_whether_it_is_kept(store: Store) -> None:
+async def test_store_is_echoed(store: Store) -> None:
     """``store`` is on unless it is switched off, and the response says which."""
     cases: list[tuple[dict[str, Any], bool]] = [
         ({}, True),
@@ -209,14 +211,14 @@ async def test_a_response_says_whether_it_is_kept(store: Store) -> None:
         assert (await normalized(store, input="Hi", **said)).response.store is kept
 
 
-async def test_raw_messages_are_for_who_asks(store: Store) -> None:
-    """``enable_response_messages`` is off until it is said."""
+async def test_raw_messages_are_optional(store: Store) -> None:
+    """``enable_response_messages`` is off by default."""
     assert not (await normalized(store, input="Hi")).raw_messages
     assert (await normalized(store, input="Hi", enable_response_messages=True)).raw_messages
 
 
-async def test_lines_of_the_log_know_their_response(store: Store) -> None:
-    """From where the id is drawn on, whatever this task logs belongs to the response."""
+async def test_log_lines_have_the_response_id(store: Store) -> None:
+    """After the id is drawn, every log line of the task has it."""
     assert current_response.get() == "-"
     await normalized(store, "ab", input="Hi")
     assert current_response.get() == "resp_ab"
@@ -236,22 +238,22 @@ async def test_lines_of_the_log_know_their_response(store: Store) -> None:
     ],
     ids=str,
 )
-async def test_what_is_not_supported_is_refused(store: Store, param: str, said: dict[str, Any]) -> None:
-    """A promise of the API that is not kept here is refused by name, never ignored."""
+async def test_unsupported_parameter_is_refused(store: Store, param: str, said: dict[str, Any]) -> None:
+    """A feature of the API that does not exist here is refused by name, never ignored."""
     with pytest.raises(UnsupportedParameter) as caught:
         await normalized(store, input="Hi", **said)
     assert (caught.value.param, caught.value.status) == (param, 400)
 
 
-async def test_what_cannot_be_included_is_refused(store: Store) -> None:
+async def test_unknown_include_is_refused(store: Store) -> None:
     """``include`` takes the values that the API lists."""
     with pytest.raises(InvalidRequest, match="'everything'") as caught:
         await normalized(store, input="Hi", include=["reasoning.encrypted_content", "everything"])
     assert caught.value.param == "include[1]"
 
 
-async def test_another_model_is_not_found(store: Store) -> None:
-    """A server of one model knows no other, and says which one it has."""
+async def test_unknown_model_is_not_found(store: Store) -> None:
+    """The error names the served model."""
     with pytest.raises(ModelNotFound, match=MODEL) as caught:
         await normalized(store, input="Hi", model="gpt-5")
     assert (caught.value.status, caught.value.param, caught.value.code) == (404, "model", "model_not_found")
@@ -261,8 +263,8 @@ async def test_another_model_is_not_found(store: Store) -> None:
     ("count", "told"),
     [(5, "'m0', 'm1', 'm2', 'm3', 'm4', not"), (6, "'m0', 'm1', 'm2', 'm3', 'm4' and 1 more, not")],
 )
-async def test_of_many_models_a_few_are_named(store: Store, count: int, told: str) -> None:
-    """Recordings are models, too, and may be thousands: who asks for another one hears how many there are."""
+async def test_error_names_a_few_of_many_models(store: Store, count: int, told: str) -> None:
+    """Recordings may be thousands of models: five are named, the others counted."""
     normalize = Normalize(store, tuple(f"m{number}" for number in range(count)))
     with pytest.raises(ModelNotFound, match=f"^This server serves {told} 'gpt-5'"):
         await anext(normalize(replay([await read_request(b'{"model": "gpt-5", "input": "Hi"}')])))
@@ -277,15 +279,15 @@ async def test_of_many_models_a_few_are_named(store: Store, count: int, told: st
     ],
     ids=str,
 )
-async def test_a_request_continues_one_thing(store: Store, param: str, both: dict[str, Any]) -> None:
-    """It goes on from a response, a conversation or messages of its own: whoever names two is told so."""
+async def test_request_continues_one_thing(store: Store, param: str, both: dict[str, Any]) -> None:
+    """A response, a conversation and raw messages exclude each other."""
     with pytest.raises(InvalidRequest, match="exclude") as caught:
         await normalized(store, input="Hi", **both)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-async def test_what_runs_in_the_background_is_stored(store: Store) -> None:
-    """Nobody could fetch it otherwise: ``store`` may not be false."""
+async def test_background_response_must_be_stored(store: Store) -> None:
+    """Otherwise it could not be fetched."""
     with pytest.raises(InvalidRequest, match="Background responses are stored") as caught:
         await normalized(store, input="Hi", background=True, store=False)
     assert (caught.value.status, caught.value.param) == (400, "background")
@@ -301,8 +303,8 @@ async def test_what_runs_in_the_background_is_stored(store: Store) -> None:
     ],
     ids=lambda said: next(iter(said)),
 )
-async def test_a_refusal_quotes_little(store: Store, said: dict[str, Any]) -> None:
-    """What a client sent comes back to it only up to a hundred characters."""
+async def test_refusal_quotes_little(store: Store, said: dict[str, Any]) -> None:
+    """At most a hundred characters of the request are quoted."""
     with pytest.raises(InvalidRequest, match=r"'x{100}[.]{3}'") as caught:
         await normalized(store, input="Hi", **said)
     assert len(caught.value.message) < 300

@@ -87,8 +87,8 @@ def author(role: str, name: str | None = None) -> Json:
     ],
     ids=str,
 )
-async def test_raw_messages_are_read_as_items(store: Store, given: Json, items: list[Item]) -> None:
-    """Every message has an item that says the same; the head of a prompt is written anew."""
+async def test_raw_messages_become_items(store: Store, given: Json, items: list[Item]) -> None:
+    """Every message has an equivalent item; the system message of a prompt is written anew."""
     tools = [WEATHER, SAY, {"type": "namespace", "name": "functions", "tools": [{"type": "function", "name": "wait"}]}]
     conversation = await normalized(store, input="Go on", previous_input_messages=[given], tools=tools)
     assert conversation.input[:-1] == tuple(items)
@@ -96,7 +96,7 @@ async def test_raw_messages_are_read_as_items(store: Store, given: Json, items: 
 
 
 async def test_outputs_find_their_calls(store: Store) -> None:
-    """What a tool returned answers the first open call of its name, or else the latest one."""
+    """An output answers the first open call of its name, or else the latest one."""
     messages = [
         CALL,
         {**CALL, "recipient": "functions.g"},
@@ -120,15 +120,15 @@ TWO = "Be kind.\n\nAnd brief."
     ("instructions", "left"),
     [("Be kind.", ["And brief."]), (TWO, []), ("Be", [TWO]), ("Be kind", [TWO]), ("Be kind.\n", [TWO]), (None, [TWO])],
 )
-async def test_instructions_are_said_once(store: Store, instructions: str | None, left: list[str]) -> None:
-    """Of a prompt's instructions those that the request repeats are left out, but never a part of a sentence."""
+async def test_repeated_instructions_are_left_out(store: Store, instructions: str | None, left: list[str]) -> None:
+    """They are removed from a prompt that has them already, but only as whole paragraphs."""
     message = {"role": "developer", "content": f"# Instructions\n\n{TWO}"}
     said = await normalized(store, input="Hi", instructions=instructions, previous_input_messages=[message])
     assert [item.text for item in said.input[:-1] if isinstance(item, Message)] == left
 
 
-def test_many_calls_are_answered_in_any_order() -> None:
-    """Outputs find their calls in a time that does not depend on how many others are open."""
+def test_outputs_find_calls_in_constant_time() -> None:
+    """The time does not depend on the number of open calls."""
     calls = [{**CALL, "recipient": f"functions.f{number}"} for number in range(4_000)]
     outputs = [{**RESULT, "name": f"functions.f{number}"} for number in range(4_000)]
     in_order = cost(previous_input_messages=[*calls, *outputs])
@@ -143,23 +143,23 @@ def test_many_calls_are_answered_in_any_order() -> None:
         ([{"content": "x"}], "previous_input_messages[0].role"),
     ],
 )
-async def test_what_no_item_can_say_is_refused(store: Store, messages: list[Json], param: str) -> None:
+async def test_malformed_raw_message_is_refused(store: Store, messages: list[Json], param: str) -> None:
     """An output without a call, or a message without an author, is refused at its place."""
     with pytest.raises(InvalidRequest) as caught:
         await normalized(store, previous_input_messages=messages)
     assert caught.value.param == param
 
 
-async def test_an_input_may_answer_a_raw_call(store: Store) -> None:
-    """The raw messages come before the input, so a call in them may be answered there."""
+async def test_input_may_answer_a_raw_call(store: Store) -> None:
+    """Raw messages come before the input."""
     output = {"type": "function_call_output", "call_id": "call_1p0000", "output": "x"}
     conversation = await normalized(store, previous_input_messages=[CALL], input=[output])
     assert [item.id for item in conversation.input] == ["fc_1p0000", "fco_1i0000"]
 
 
 @pytest.mark.parametrize(("open_calls", "outputs"), [(1, 1), (1, 2), (2, 1), (2, 2)])
-async def test_the_one_open_call_is_known_by_any_id(store: Store, open_calls: int, outputs: int) -> None:
-    """Raw calls have no ids, so the id that the response gave is right where it can only mean one call."""
+async def test_single_open_raw_call_matches_any_id(store: Store, open_calls: int, outputs: int) -> None:
+    """Raw calls have no ids, so any id stands for the only open call."""
     messages = [CALL, RESULT, *[CALL] * open_calls]
     said = [{"type": "function_call_output", "call_id": f"call_{number}", "output": "x"} for number in range(outputs)]
     if (open_calls, outputs) != (1, 1):
@@ -179,8 +179,8 @@ def raw_prompt(conversation: Any) -> list[Json]:
 
 
 @pytest.mark.parametrize("client", ["agents", "langchain", "pydantic-ai", "codex"])
-async def test_a_prompt_comes_back_as_it_was(store: Store, client: str) -> None:
-    """The raw messages of a prompt, sent back with the same instructions and tools, make the same prompt."""
+async def test_raw_prompt_round_trips(store: Store, client: str) -> None:
+    """The raw messages of a prompt, sent back with the same parameters, make the same prompt."""
     body = CLIENTS[client]
     before = raw_prompt(await normalized(store, **body))
     said = {key: value for key, value in body.items() if key != "input"}

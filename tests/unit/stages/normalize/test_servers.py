@@ -73,11 +73,8 @@ async def server_of(store: Store, tool: Json) -> McpServer:
     ],
     ids=str,
 )
-async def test_a_server_is_read_as_it_is_meant(store: Store, tool: Json, server: McpServer) -> None:
-    """What is said of a server reaches those that call it; calls need approval unless the request says otherwise.
-
-    A rule that names nothing is none: it must not let everything through.
-    """
+async def test_server_is_read_with_its_options(store: Store, tool: Json, server: McpServer) -> None:
+    """Calls need approval unless the request says otherwise; a rule that names nothing is no rule."""
     assert await server_of(store, tool) == server
 
 
@@ -93,7 +90,7 @@ async def test_a_server_is_read_as_it_is_meant(store: Store, tool: Json, server:
     ids=str,
 )
 async def test_headers_are_kept_for_the_server(store: Store, said: Json, headers: dict[str, str]) -> None:
-    """Headers and the token go with every call, and with a frame only in this process."""
+    """Headers and the token go with every call, and stay in this process."""
     assert (await server_of(store, remote(**said))).headers.reveal() == headers
 
 
@@ -111,9 +108,7 @@ async def test_headers_are_kept_for_the_server(store: Store, said: Json, headers
     ],
     ids=str,
 )
-async def test_a_server_that_cannot_be_told_from_another_is_refused(
-    store: Store, tools: list[Json], param: str
-) -> None:
+async def test_ambiguous_server_label_is_refused(store: Store, tools: list[Json], param: str) -> None:
     """A label that means nothing, or two things, is a 400 at its place."""
     with pytest.raises(InvalidRequest) as caught:
         await normalized(store, input="Hi", tools=tools, labels=LABELS)
@@ -131,16 +126,16 @@ async def test_a_server_that_cannot_be_told_from_another_is_refused(
     ],
     ids=str,
 )
-async def test_a_server_may_be_chosen(store: Store, choice: Any, mode: str, keys: tuple[ToolKey, ...] | None) -> None:
-    """A choice limits calls to a server or to one of its tools, though nobody knows yet what these are."""
+async def test_server_can_be_chosen(store: Store, choice: Any, mode: str, keys: tuple[ToolKey, ...] | None) -> None:
+    """A choice limits calls to a server or to one of its tools, before the tools are known."""
     tools = [remote(allowed_tools=["a"]), mcp("home")]
     read = (await normalized(store, input="Hi", tools=tools, tool_choice=choice, labels=LABELS)).tools
     assert (read.choice, read.allowed) == (mode, keys)
 
 
 @pytest.mark.parametrize("choice", [mcp("other"), mcp(name="b"), allowed_tools(mcp("other")), mcp("python")], ids=str)
-async def test_a_server_that_is_not_there_cannot_be_chosen(store: Store, choice: Json) -> None:
-    """Nor a tool that the request itself keeps from the model."""
+async def test_unavailable_server_cannot_be_chosen(store: Store, choice: Json) -> None:
+    """Neither can a tool that the request excludes."""
     with pytest.raises(InvalidRequest) as caught:
         await normalized(store, input="Hi", tools=[remote(allowed_tools=["a"])], tool_choice=choice, hosted=ALL)
     assert caught.value.param == "tool_choice"
@@ -149,8 +144,8 @@ async def test_a_server_that_is_not_there_cannot_be_chosen(store: Store, choice:
 # Servers within the conversation
 
 
-async def test_a_conversation_may_bring_servers_of_the_operator(store: Store) -> None:
-    """Whoever continues has them too, as the request itself says it; one that is gone is passed over."""
+async def test_items_may_bring_configured_servers(store: Store) -> None:
+    """A continuation has them too, with the request's own options; a missing one is ignored."""
     brought = additional_tools(mcp("home", require_approval="never"), mcp("drive"))
     await answered(store, "1", input=[brought, USER], labels=LABELS)
     again = await normalized(store, "2", previous_response_id="resp_1", input="Go on", labels=LABELS)
@@ -160,8 +155,8 @@ async def test_a_conversation_may_bring_servers_of_the_operator(store: Store) ->
     assert said.tools.servers == (McpServer("home", URL),)
 
 
-async def test_a_namespace_of_the_request_outranks_an_inherited_server(store: Store) -> None:
-    """What was taken once is never a reason to refuse who goes on from it."""
+async def test_namespace_replaces_an_inherited_server(store: Store) -> None:
+    """An accepted item never makes a continuation fail."""
     await answered(store, "1", input=[additional_tools(mcp("home")), USER], labels=LABELS)
     own = {"type": "namespace", "name": "home", "tools": [WEATHER]}
     said = await normalized(store, "2", previous_response_id="resp_1", input="Go on", tools=[own], labels=LABELS)
@@ -174,8 +169,8 @@ async def test_a_namespace_of_the_request_outranks_an_inherited_server(store: St
     [({"server_url": URL}, "server_url"), ({"headers": {}}, "headers"), ({"authorization": "t"}, "authorization")],
     ids=str,
 )
-async def test_a_conversation_brings_no_server_of_the_clients(store: Store, fields: Json, key: str) -> None:
-    """Items are stored, and the way to such a server, its secrets included, must not be."""
+async def test_items_cannot_bring_servers_by_url(store: Store, fields: Json, key: str) -> None:
+    """Items are stored, and the secrets of such a server must not be."""
     with pytest.raises(InvalidRequest, match="belongs in tools") as caught:
         await normalized(store, input=[USER, additional_tools(WEATHER, mcp("home", **fields))], labels=LABELS)
     assert caught.value.param == f"input[1].tools[1].{key}"
@@ -208,8 +203,8 @@ CONTAINER = {
         ("http://[::1]:80?x", "http://[::1]:80/<redacted>"),
     ],
 )
-async def test_a_server_is_echoed_by_its_host(store: Store, url: str, told: str) -> None:
-    """The response repeats where a server is and how it may be used, and nothing that may be a secret."""
+async def test_server_is_echoed_by_its_host(store: Store, url: str, told: str) -> None:
+    """The response has host and options, but no possible secret."""
     said = remote(server_url=url, allowed_tools=["a"], require_approval="never", headers={"a": "b"}, authorization="t")
     (tool,) = (await normalized(store, input="Hi", tools=[said])).response.tools
     assert tool == mcp(server_url=told, allowed_tools=["a"], require_approval="never")
@@ -224,8 +219,8 @@ async def test_a_server_is_echoed_by_its_host(store: Store, url: str, told: str)
     ],
     ids=str,
 )
-async def test_no_secret_is_repeated(store: Store, tool: Json, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither the response nor the log has it, and no picture of the request or of a frame; not even by a choice."""
+async def test_secrets_are_not_shown(store: Store, tool: Json, caplog: pytest.LogCaptureFixture) -> None:
+    """No response, log, request or frame shows them, not even those in a tool choice."""
     with caplog.at_level(logging.DEBUG):
         body: Json = {"input": [USER], "tools": [tool], "tool_choice": allowed_tools(tool)}
         conversation = await normalized(store, **body, hosted=ALL)
@@ -246,8 +241,8 @@ async def test_no_secret_is_repeated(store: Store, tool: Json, caplog: pytest.Lo
     ],
     ids=str,
 )
-async def test_no_secret_is_kept_in_an_item(store: Store, tool: Json) -> None:
-    """What an item brings is stored without what its sandbox was to get over a network that it does not have."""
+async def test_secrets_are_not_stored_in_items(store: Store, tool: Json) -> None:
+    """An item is stored without the secrets for its sandbox's network."""
     conversation = await normalized(store, input=[additional_tools(tool), USER], hosted=ALL)
     assert CANARY not in repr(conversation.input)
 
@@ -271,8 +266,8 @@ async def test_no_secret_is_kept_in_an_item(store: Store, tool: Json) -> None:
     ],
     ids=str,
 )
-async def test_no_secret_is_in_an_error(store: Store, tool: Json, blank: int) -> None:
-    """A refusal says what is wrong without quoting it, and so does what a log would show of where it came from."""
+async def test_secrets_are_in_no_error(store: Store, tool: Json, blank: int) -> None:
+    """Neither the message nor the traceback quotes them."""
     said: Json = {"input": [tool]} if tool["type"] == "additional_tools" else {"input": "Hi", "tools": [tool]}
     with pytest.raises(InvalidRequest) as caught:
         await normalized(store, **said, instructions=" " * blank)
@@ -280,8 +275,8 @@ async def test_no_secret_is_in_an_error(store: Store, tool: Json, blank: int) ->
     assert caught.value.param
 
 
-def test_a_label_is_taken_where_nobody_knows_which_there_are() -> None:
-    """Items that are added to a conversation wait for a response, and only then is it known who could be asked."""
+def test_any_label_is_accepted_in_added_items() -> None:
+    """It is checked when a response uses the conversation."""
     offer = Offer()
     offer.add_later(McpTool(type="mcp", server_label="home"), "items[0].tools[0]")
     assert list(offer.servers) == ["home"]

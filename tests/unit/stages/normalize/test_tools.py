@@ -28,7 +28,7 @@ def of(namespace: str, tool: FunctionTool | CustomTool) -> FunctionTool | Custom
 
 
 async def test_tools_are_read_into_one_set(store: Store) -> None:
-    """Functions, custom tools and those in namespaces are all the model may call, each by its namespace and name."""
+    """Functions, custom tools and those of namespaces are keyed by namespace and name."""
     tools = (await normalized(store, input="Hi", tools=[WEATHER, PATCH, SAY, AGENTS])).tools
     assert tools.tools == (
         WEATHER_TOOL,
@@ -41,14 +41,14 @@ async def test_tools_are_read_into_one_set(store: Store) -> None:
     assert (tools.choice, tools.allowed, tools.parallel) == ("auto", None, True)
 
 
-async def test_a_format_of_text_is_no_grammar(store: Store) -> None:
-    """A custom tool takes any text unless a grammar says otherwise."""
+async def test_text_format_is_no_grammar(store: Store) -> None:
+    """A custom tool takes any text unless it has a grammar."""
     said = [{**SAY, "format": {"type": "text"}}]
     assert (await normalized(store, input="Hi", tools=said)).tools == Toolset((CustomTool("say"),))
 
 
 async def test_tools_are_echoed(store: Store) -> None:
-    """Functions are echoed with all the keys that strict readers want, custom tools and namespaces as they came."""
+    """Functions have all keys that strict clients need, custom tools and namespaces are unchanged."""
     bare = {"type": "function", "name": "f", "defer_loading": True, "output_schema": {}}
     response = (await normalized(store, input="Hi", tools=[bare, PATCH, {"type": "web_search"}, AGENTS])).response
     function = {"type": "function", "name": "f", "description": None, "parameters": None, "strict": None}
@@ -63,8 +63,8 @@ async def test_tools_are_echoed(store: Store) -> None:
         *("computer", "computer_use_preview", "tool_search", "programmatic_tool_calling"),
     ],
 )
-async def test_hosted_tools_are_left_out_with_a_word(store: Store, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    """Clients send hosted tools unasked: those that nobody runs here are left out, and the log says so."""
+async def test_unavailable_hosted_tools_are_left_out(store: Store, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Clients send them by default; the log names them."""
     with caplog.at_level(logging.INFO):
         conversation = await normalized(store, input="Hi", tools=[{"type": kind, "x": 1}, WEATHER])
     assert conversation.response.tools == (WEATHER,)
@@ -73,8 +73,8 @@ async def test_hosted_tools_are_left_out_with_a_word(store: Store, kind: str, ca
     assert kind in record.getMessage()
 
 
-async def test_tools_that_the_client_relies_on_are_refused(store: Store) -> None:
-    """A tool that nobody has heard of cannot be left out in silence, wherever it stands."""
+async def test_unknown_tool_type_is_refused(store: Store) -> None:
+    """It is not left out silently, wherever it stands."""
     kind = "unheard_of"
     tools = [WEATHER, {"type": kind, "name": "x"}]
     with pytest.raises(UnsupportedParameter, match=kind) as caught:
@@ -98,11 +98,8 @@ async def test_tools_that_the_client_relies_on_are_refused(store: Store) -> None
         ([WEATHER, AGENTS, {**AGENTS, "name": "others"}], None),
     ],
 )
-async def test_two_tools_of_one_name_are_refused(store: Store, tools: list[Json], param: str | None) -> None:
-    """A call could mean either of them: the second one is named, unless a namespace tells it apart.
-
-    The namespace ``functions`` does not: it is what the model calls tools that stand alone.
-    """
+async def test_repeated_tool_name_is_refused(store: Store, tools: list[Json], param: str | None) -> None:
+    """Namespaces separate names, except ``functions``, the model's namespace for plain functions."""
     if param is None:
         await normalized(store, input="Hi", tools=tools)
         return
@@ -113,7 +110,7 @@ async def test_two_tools_of_one_name_are_refused(store: Store, tools: list[Json]
 
 @pytest.mark.parametrize(("said", "parallel"), [(None, True), (True, True), (False, False)])
 async def test_parallel_calls_are_allowed_unless_refused(store: Store, said: bool | None, parallel: bool) -> None:
-    """Several calls in one turn are the rule."""
+    """Several calls in one turn are the default."""
     conversation = await normalized(store, input="Hi", tools=[WEATHER], parallel_tool_calls=said)
     assert conversation.tools.parallel is conversation.response.parallel_tool_calls is parallel
 
@@ -152,13 +149,10 @@ WEATHER_KEY, PATCH_KEY = (None, "get_weather"), (None, "patch")
     ],
     ids=str,
 )
-async def test_a_choice_limits_what_may_be_called(
+async def test_choice_limits_callable_tools(
     store: Store, choice: Any, mode: str, keys: tuple[ToolKey, ...] | None
 ) -> None:
-    """``tool_choice`` says what the model calls; a name alone means the tool that stands alone, if one does.
-
-    Where it names none, or only hosted ones that are left out, nothing may be called.
-    """
+    """A bare name means the plain tool, if there is one; an empty choice allows no call."""
     conversation = await normalized(store, input="Hi", tools=[WEATHER, PATCH, AGENTS], tool_choice=choice)
     assert (conversation.tools.choice, conversation.tools.allowed) == (mode, keys)
     assert conversation.response.tool_choice == choice
@@ -185,8 +179,8 @@ async def test_a_choice_limits_what_may_be_called(
     ],
     ids=lambda choice: str(choice)[:60],
 )
-async def test_a_choice_that_cannot_be_met_is_refused(store: Store, choice: Any) -> None:
-    """What no call could ever satisfy is a 400, and no silent ``auto``."""
+async def test_impossible_choice_is_refused(store: Store, choice: Any) -> None:
+    """A choice that no call can satisfy is a 400, not ``auto``."""
     with pytest.raises(InvalidRequest) as caught:
         await normalized(store, input="Hi", tools=[WEATHER, PATCH, AGENTS], tool_choice=choice)
     assert (caught.value.status, caught.value.param) == (400, "tool_choice")
@@ -194,8 +188,8 @@ async def test_a_choice_that_cannot_be_met_is_refused(store: Store, choice: Any)
 
 
 @pytest.mark.parametrize("tools", [[], [{"type": "web_search"}]])
-async def test_a_call_is_required_of_someone(store: Store, tools: list[Json]) -> None:
-    """No call can be required where there is no tool; ``auto`` and ``none`` are fine without one."""
+async def test_required_choice_needs_a_tool(store: Store, tools: list[Json]) -> None:
+    """``auto`` and ``none`` do not."""
     for choice in ("auto", "none"):
         await normalized(store, input="Hi", tools=tools, tool_choice=choice)
     with pytest.raises(InvalidRequest, match="no tool") as caught:
@@ -203,8 +197,8 @@ async def test_a_call_is_required_of_someone(store: Store, tools: list[Json]) ->
     assert caught.value.param == "tool_choice"
 
 
-def test_many_tools_are_chosen_from_at_once() -> None:
-    """What a choice costs does not depend on how many namespaces have a tool of that name."""
+def test_choice_costs_do_not_grow_with_namespaces() -> None:
+    """The cost does not depend on how many namespaces have a tool of that name."""
     tools = [{"type": "namespace", "name": f"n{number}", "tools": [SAY]} for number in range(6_000)]
     chosen = [{**SAY, "namespace": f"n{number}"} for number in range(1_000)]
     assert cost(input="Hi", tools=tools, tool_choice=allowed_tools(*chosen)) < 2.5 * cost(input="Hi", tools=tools)
@@ -214,7 +208,7 @@ def test_many_tools_are_chosen_from_at_once() -> None:
 
 
 async def test_added_tools_join_those_of_the_request(store: Store) -> None:
-    """Tools that an item brings can be called and chosen, replace namesakes, stay an item, and are not echoed."""
+    """They can be called and chosen, replace namesakes, stay an item, and are not echoed."""
     mild = {**WEATHER, "description": "Mild."}
     item = additional_tools(mild, AGENTS, {"type": "web_search"})
     choice = {"type": "custom", "name": "say"}
@@ -232,7 +226,7 @@ async def test_added_tools_join_those_of_the_request(store: Store) -> None:
 
 
 async def test_added_tools_are_inherited(store: Store) -> None:
-    """Unlike those of a request, tools that stand in the conversation are there for whoever continues it."""
+    """A continuation has them, unlike those of a request."""
     await answered(store, "1", input=[additional_tools(AGENTS), USER], tools=[WEATHER])
     conversation = await normalized(store, "2", previous_response_id="resp_1", input="Go on")
     assert conversation.tools.tools == (of("agents", WEATHER_TOOL), of("agents", CustomTool("say")))
@@ -249,8 +243,8 @@ def described_in(tools: Toolset) -> list[tuple[str | None, str, str | None]]:
     return [(tool.namespace, tool.name, tool.description) for tool in ours]
 
 
-async def test_the_latest_word_on_a_tool_counts(store: Store) -> None:
-    """Tools of the input replace those of the request, which replace inherited ones; the order stays that of before."""
+async def test_latest_definition_of_a_tool_counts(store: Store) -> None:
+    """The input's tools replace the request's, which replace inherited ones; the order stays."""
     inherited = additional_tools(described("old"), {**AGENTS, "description": "old"})
     await answered(store, "1", input=[inherited, additional_tools(described("older"), SAY), USER], tools=[PATCH])
     own = [PATCH, described("own"), {**AGENTS, "tools": [SAY]}]
@@ -272,8 +266,8 @@ async def test_the_latest_word_on_a_tool_counts(store: Store) -> None:
 
 
 @pytest.mark.defect("20")
-async def test_tools_of_codex_are_understood(store: Store) -> None:
-    """Every way in which Codex declares tools leads to tools that can be called."""
+async def test_codex_tools_are_read(store: Store) -> None:
+    """Every way in which Codex declares tools leads to callable tools."""
     patched = await normalized(store, **CODEX_APPLY_PATCH)
     assert [(tool.namespace, tool.name) for tool in patched.tools.tools] == [
         (None, "get_weather"),

@@ -56,8 +56,8 @@ def _chunks(chunks: list[TokenChunk], size: int) -> Iterator[TokenChunk]:
 @pytest.mark.defect("B10")
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda path: path.parent.name)
 @pytest.mark.parametrize("size", [2, 5, 1000])
-def test_chunks_do_not_matter(recording: Path, size: int, encoding: HarmonyEncoding) -> None:
-    """However the engine cuts the tokens into chunks, the items are the same."""
+def test_chunks_do_not_change_the_items(recording: Path, size: int, encoding: HarmonyEncoding) -> None:
+    """The items are the same for any chunks."""
     frames = list(read_frames(recording, TokenFrame))
     larger, single = run(encoding, chunked(frames, size)), run(encoding, chunked(frames, 1))
     assert summary(items(larger)) == summary(items(single))
@@ -68,7 +68,7 @@ def test_chunks_do_not_matter(recording: Path, size: int, encoding: HarmonyEncod
 @given(completions(), st.data())
 @settings(max_examples=100, deadline=None)
 def test_no_token_is_lost_or_scrambled(completion: str, data: st.DataObject) -> None:
-    """Whatever chunks the engine merges its tokens into, the deltas join to what openai_harmony reads in them all."""
+    """For any chunks, the deltas join to the text that openai_harmony reads in all tokens."""
     tokens = load_encoding().encode_markup(completion)
     cuts = data.draw(st.sets(st.integers(0, len(tokens))))
     told = items(run(load_encoding(), [*cut(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]))
@@ -85,7 +85,7 @@ CALLS = [
 @pytest.mark.defect("8")
 @pytest.mark.parametrize("size", range(1, 17))
 def test_several_calls_may_come_in_one_chunk(size: int, encoding: HarmonyEncoding) -> None:
-    """One chunk may end a call, hold another whole, and begin a third."""
+    """One chunk may end a call, hold a second, and begin a third."""
     tokens = encoding.encode_markup("<|start|>assistant".join(CALLS))
     told = parse(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
     assert [(item.kind, item.text) for item in told] == [
@@ -99,7 +99,7 @@ def test_several_calls_may_come_in_one_chunk(size: int, encoding: HarmonyEncodin
 @pytest.mark.parametrize("before", range(4))
 @pytest.mark.parametrize("behind", range(4))
 def test_text_beside_a_boundary_is_kept(before: int, behind: int, encoding: HarmonyEncoding) -> None:
-    """The last tokens of the reasoning and the first of the message may share the chunk of the markers between."""
+    """The last tokens of the reasoning and the first of the message may share a chunk with the markers."""
     thought, answer = encoding.encode(" one two three four"), encoding.encode(" five six seven eight")
     boundary = encoding.encode_markup("<|end|><|start|>assistant<|channel|>final<|message|>")
     tokens = [*encoding.encode_markup("<|channel|>analysis<|message|>"), *thought, *boundary, *answer, RETURN]
@@ -110,16 +110,16 @@ def test_text_beside_a_boundary_is_kept(before: int, behind: int, encoding: Harm
 
 
 @pytest.mark.defect("B8")
-def test_the_chunk_that_opens_an_item_may_hold_its_text(encoding: HarmonyEncoding) -> None:
-    """What stands behind ``<|message|>`` in one chunk is the item's first delta."""
+def test_chunk_that_opens_an_item_may_have_its_text(encoding: HarmonyEncoding) -> None:
+    """Text after ``<|message|>`` in the same chunk is the item's first delta."""
     tokens = encoding.encode_markup('<|channel|>commentary to=functions.f<|message|>{"a"')
     opened, delta = run(encoding, [TokenChunk(tuple(tokens))])
     assert (opened, delta) == (FunctionCallOpened("f"), ItemDelta('{"a"'))
 
 
 @pytest.mark.defect("B32")
-def test_characters_of_arguments_may_be_split(encoding: HarmonyEncoding) -> None:
-    """Inside arguments too, a character that takes several tokens comes whole, and no delta is empty."""
+def test_split_characters_in_arguments_are_joined(encoding: HarmonyEncoding) -> None:
+    """A character of several tokens comes whole, and no delta is empty."""
     tokens = encoding.encode_markup(CALLS[2])
     assert len(tokens) > len(encoding.encode_markup(CALLS[1])) + 5
     (item,) = parse(encoding, ([token] for token in tokens))
@@ -128,8 +128,8 @@ def test_characters_of_arguments_may_be_split(encoding: HarmonyEncoding) -> None
 
 
 @pytest.mark.defect("B33")
-def test_a_preamble_is_streamed(encoding: HarmonyEncoding) -> None:
-    """Commentary to nobody is a message, token by token, and the call behind it an item of its own."""
+def test_preamble_is_streamed(encoding: HarmonyEncoding) -> None:
+    """Commentary without a recipient is a message, token by token, and the call after it a separate item."""
     preamble = "<|channel|>commentary<|message|>I will look it up.<|end|><|start|>assistant"
     told = parse(encoding, ([token] for token in encoding.encode_markup(preamble + CALLS[0])))
     assert [(item.kind, item.name) for item in told] == [("Message", "commentary"), ("FunctionCall", "f")]
@@ -139,7 +139,7 @@ def test_a_preamble_is_streamed(encoding: HarmonyEncoding) -> None:
 @pytest.mark.defect("B35")
 @pytest.mark.parametrize("size", [1, 7, 1000])
 def test_markup_of_calls_is_no_text(size: int, encoding: HarmonyEncoding) -> None:
-    """A call's name, channel and form are read, and none of them gets into the text of an item."""
+    """Name, channel and content type of a call are in no item's text."""
     text = "<|channel|>final<|message|>So.<|end|><|start|>assistant" + "<|start|>assistant".join(CALLS)
     tokens = encoding.encode_markup(text)
     told = parse(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
@@ -156,7 +156,7 @@ def test_markup_of_calls_is_no_text(size: int, encoding: HarmonyEncoding) -> Non
 def test_any_tokens_give_items(
     tokens: list[int], reason: FinishReason, begun: GenerationStarted, likely: bool, data: st.DataObject
 ) -> None:
-    """The machine never raises, keeps the grammar of its junction, and does not care for chunks."""
+    """The machine never raises, keeps the grammar of frames, and gives the same for any chunks."""
     cuts = data.draw(st.sets(st.integers(0, len(tokens))))
     finished = GenerationFinished(reason, 0, 0.0)
     drawn, single = (
@@ -169,10 +169,8 @@ def test_any_tokens_give_items(
 
 @given(soup(), requests(), st.data())
 @settings(max_examples=200, deadline=None)
-def test_the_short_way_says_what_the_long_way_says(
-    tokens: list[int], begun: GenerationStarted, data: st.DataObject
-) -> None:
-    """A chunk that is only more text gives the same frame, whichever way it takes."""
+def test_fast_path_equals_slow_path(tokens: list[int], begun: GenerationStarted, data: st.DataObject) -> None:
+    """A chunk of plain text gives the same frame by either path."""
     cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=20))
     frames: list[TokenFrame] = [begun, *cut(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]
     assert run(load_encoding(), frames) == run_long(load_encoding(), frames)
@@ -181,8 +179,8 @@ def test_the_short_way_says_what_the_long_way_says(
 @pytest.mark.defect("26")
 @given(soup(), st.booleans())
 @settings(max_examples=300, deadline=None)
-def test_no_content_is_lost_and_no_marker_gets_out(tokens: list[int], likely: bool) -> None:
-    """Each ``<|message|>`` opens an item that ends in all the text behind it; no soup is long enough to be cut."""
+def test_content_is_kept_and_markers_are_not(tokens: list[int], likely: bool) -> None:
+    """Each ``<|message|>`` opens an item that ends in all the text after it."""
     encoding = load_encoding()
     frames = run(encoding, [*cut(tokens, (), likely=likely), GenerationFinished("stop", 0, 0.0)])
     told = [item.text for item in items(frames) if "missing message" not in item.repairs]
@@ -220,8 +218,8 @@ def test_split_characters_are_joined(tokens: list[int]) -> None:
 
 @given(completions())
 @settings(max_examples=100, deadline=None)
-def test_well_formed_streams_agree_with_openai_harmony(completion: str) -> None:
-    """What openai_harmony's own parser makes of well-formed output, ours makes as well."""
+def test_well_formed_output_agrees_with_openai_harmony(completion: str) -> None:
+    """The items are the messages of openai_harmony's own parser."""
     encoding = load_encoding()
     tokens = encoding.encode_markup(completion)
     theirs = [message.to_dict() for message in package().parse_messages_from_completion_tokens(tokens, Role.ASSISTANT)]
@@ -257,8 +255,8 @@ BROKEN_OFF = {
 
 @pytest.mark.parametrize("text", BROKEN_OFF.values(), ids=BROKEN_OFF)
 @pytest.mark.parametrize("end", ["<|return|>", "<|endoftext|>"])
-def test_a_turn_that_its_grammar_does_not_end_has_failed(text: str, end: str, encoding: HarmonyEncoding) -> None:
-    """An engine whose grammar breaks down ends the turn there, and what is open is not closed as if it were whole."""
+def test_turn_that_its_grammar_does_not_end_has_failed(text: str, end: str, encoding: HarmonyEncoding) -> None:
+    """If the grammar breaks down, the open item is not closed as complete."""
     parser = HarmonyParser(encoding)
     told = list(parser.feed(started(held_to_grammar=True)))
     with pytest.raises(EngineFailed, match="could not hold the model to the grammar"):
@@ -277,8 +275,8 @@ def test_a_turn_that_its_grammar_does_not_end_has_failed(text: str, end: str, en
         "<|channel|>final<|message|>one STOP",
     ],
 )
-def test_a_turn_that_its_grammar_ends_is_whole(text: str, encoding: HarmonyEncoding) -> None:
-    """An answer ends the turn, the last call ends it, and a stop text ends it anywhere."""
+def test_turn_that_its_grammar_ends_is_complete(text: str, encoding: HarmonyEncoding) -> None:
+    """An answer, the last call or a stop text ends the turn."""
     told = parse_text(encoding, text, stop=("STOP",), held_to_grammar=True)
     assert told
     assert all(item.complete for item in told)
@@ -286,14 +284,14 @@ def test_a_turn_that_its_grammar_ends_is_whole(text: str, encoding: HarmonyEncod
 
 @pytest.mark.parametrize("text", BROKEN_OFF.values(), ids=BROKEN_OFF)
 @pytest.mark.parametrize("reason", CUT)
-def test_a_turn_that_was_cut_is_no_failure(text: str, reason: FinishReason, encoding: HarmonyEncoding) -> None:
-    """At the token limit, or where it is cancelled, a turn may end anywhere, grammar or not."""
+def test_truncated_turn_is_no_failure(text: str, reason: FinishReason, encoding: HarmonyEncoding) -> None:
+    """At the token limit or by a cancel, a turn may end anywhere, with a grammar or without."""
     parse_text(encoding, text, reason, held_to_grammar=True)
 
 
 @pytest.mark.parametrize("reason", CUT)
-def test_what_was_open_when_a_turn_was_cut_is_incomplete(reason: FinishReason, encoding: HarmonyEncoding) -> None:
-    """The item in which generation was cut is not complete; all tokens of the turn count."""
+def test_open_item_of_a_truncated_turn_is_incomplete(reason: FinishReason, encoding: HarmonyEncoding) -> None:
+    """All tokens of the turn count."""
     tokens = encoding.encode_markup(f"<|channel|>analysis<|message|>one two{NEXT}<|channel|>final<|message|>three four")
     frames = run(encoding, [TokenChunk(tuple(tokens)), GenerationFinished(reason, 7, 1.5)])
     assert [(item.text, item.complete) for item in items(frames)] == [("one two", True), ("three four", False)]
@@ -304,7 +302,7 @@ def test_what_was_open_when_a_turn_was_cut_is_incomplete(reason: FinishReason, e
 
 
 def test_tokens_are_counted(encoding: HarmonyEncoding) -> None:
-    """Every generated token counts as output, those that became reasoning text as reasoning."""
+    """Every generated token counts as output, those of reasoning text as reasoning too."""
     parser = HarmonyParser(encoding)
     tokens = encoding.encode_markup(
         "<|channel|>analysis<|message|>one two three<|end|><|start|>assistant<|channel|>final<|message|>four<|return|>"
@@ -316,8 +314,8 @@ def test_tokens_are_counted(encoding: HarmonyEncoding) -> None:
 
 @pytest.mark.defect("V8")
 @pytest.mark.parametrize("header", ["<|channel|>analysis to=python code", " to=browser.search<|channel|>analysis"])
-def test_calls_in_a_thought_are_no_reasoning(header: str, encoding: HarmonyEncoding) -> None:
-    """What the model writes to the sandbox or to the browser counts as output, not as reasoning."""
+def test_calls_within_reasoning_are_not_reasoning_tokens(header: str, encoding: HarmonyEncoding) -> None:
+    """Calls of the sandbox or the browser count as output only."""
     tokens = encoding.encode_markup(
         f"<|channel|>analysis<|message|>one two<|end|><|start|>assistant{header}<|message|>three four<|call|>"
     )
@@ -328,18 +326,16 @@ def test_calls_in_a_thought_are_no_reasoning(header: str, encoding: HarmonyEncod
 
 @given(st.lists(st.tuples(soup(), requests()), min_size=2, max_size=3), st.sampled_from(["stop", "length"]))
 @settings(max_examples=100, deadline=None)
-def test_generations_may_follow_one_another(
-    turns: list[tuple[list[int], GenerationStarted]], reason: FinishReason
-) -> None:
-    """In a stream of several turns each is read as if it were alone: nothing of one gets into the next."""
+def test_turns_are_parsed_independently(turns: list[tuple[list[int], GenerationStarted]], reason: FinishReason) -> None:
+    """In a stream of several turns, each gives the same as it does alone."""
     encoding, finished = load_encoding(), GenerationFinished(reason, 0, 0.0)
     alone: list[list[TokenFrame]] = [[begun, *cut(tokens, (), likely=False), finished] for tokens, begun in turns]
     apart = [frame for frames in alone for frame in run(encoding, frames)]
     assert run(encoding, [frame for frames in alone for frame in frames]) == apart
 
 
-def test_a_long_header_is_an_answer(encoding: HarmonyEncoding) -> None:
-    """What goes on for 64 tokens without ``<|message|>`` is streamed, not held back to the end."""
+def test_long_header_becomes_an_answer(encoding: HarmonyEncoding) -> None:
+    """After 64 tokens without ``<|message|>``, text is streamed."""
     parser = HarmonyParser(encoding)
     tokens = encoding.encode("word " * 200)
     frames = [frame for token in tokens[:80] for frame in list(parser.feed(TokenChunk((token,))))]

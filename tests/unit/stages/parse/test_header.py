@@ -17,7 +17,7 @@ from tests.support.parsed_items import parse, parse_text
 @given(st.text(min_size=1, max_size=400), st.sampled_from(["", "<|channel|>final ", "<|channel|>analysis "]))
 @settings(max_examples=100, deadline=None)
 def test_text_without_its_marker_is_kept(text: str, header: str) -> None:
-    """A message whose ``<|message|>`` is missing keeps every word that is no header word."""
+    """A message without ``<|message|>`` keeps every word that is no header word."""
     encoding = load_encoding()
     words = [f"w{ord(letter):x}w" for letter in text]
     tokens = encoding.encode_markup(header) + encoding.encode(" ".join(words)) + [RETURN]
@@ -44,7 +44,7 @@ def words(least: int) -> st.SearchStrategy[list[str]]:
 def test_text_in_a_header_is_kept(
     start: str, ahead: list[str], channel: str, behind: list[str], constrain: str, content: list[str]
 ) -> None:
-    """Two words or more are text, wherever they stand in a header: all of it comes out, in order."""
+    """Two words or more are text, in any place of a header, and come out in order."""
     header = f"{start}{' '.join(ahead)}{channel}{' '.join(behind)}{constrain}"
     told = parse_text(load_encoding(), f"{header}<|message|>{' '.join(content)}<|return|>")
     joined = "".join(item.text for item in told)
@@ -56,23 +56,23 @@ def test_text_in_a_header_is_kept(
     st.text(min_size=1, max_size=100),
 )
 @settings(max_examples=100, deadline=None)
-def test_a_text_may_begin_with_a_header_word(first: str, text: str) -> None:
-    """Without any markup there is no header: its words are those of an answer."""
+def test_text_may_begin_with_a_header_word(first: str, text: str) -> None:
+    """Without markup there is no header: its words are those of an answer."""
     answer = " ".join([first, *(f"w{ord(letter):x}w" for letter in text)])
     (item,) = parse_text(load_encoding(), f"{answer}<|return|>")
     assert (item.kind, item.name, item.text) == ("Message", "final_answer", answer)
 
 
 @pytest.mark.parametrize("noise", ["junk", "??", "––commentary", "analysis commentary", "–– ? 42"])
-def test_a_single_word_in_a_header_is_noise(noise: str, encoding: HarmonyEncoding) -> None:
-    """What is left over of a header in one word, or in header words only, is no text."""
+def test_single_word_in_a_header_is_noise(noise: str, encoding: HarmonyEncoding) -> None:
+    """A rest of one word, or of header words only, is no text."""
     told = parse_text(encoding, f"<|channel|>commentary {noise}<|message|>one<|end|>")
     (item,) = told
     assert (item.kind, item.name, item.text, item.repairs) == ("Message", "commentary", "one", ("unexpected header",))
 
 
-def test_signs_without_spaces_are_words(encoding: HarmonyEncoding) -> None:
-    """Chinese text in a header is text, though it has no spaces."""
+def test_words_without_spaces_are_text(encoding: HarmonyEncoding) -> None:
+    """Chinese text in a header is kept, though it has no spaces."""
     told = parse_text(encoding, "<|channel|>final答案是四十二<|message|>是<|return|>")
     assert [item.text for item in told] == ["答案是四十二 是"]
 
@@ -83,15 +83,15 @@ def test_signs_without_spaces_are_words(encoding: HarmonyEncoding) -> None:
 @pytest.mark.parametrize(
     "name", ["functions." + "0123456789abcdef" * 4, "functions." + "a1" * 32, "functions." + "_7Q" * 21]
 )
-def test_the_longest_name_is_a_name(layout: str, name: str, encoding: HarmonyEncoding) -> None:
+def test_longest_name_is_a_name(layout: str, name: str, encoding: HarmonyEncoding) -> None:
     """A name of 64 characters makes a call, however many tokens it takes."""
     (item,) = parse_text(encoding, f"{layout.format(name)}<|message|>{{}}<|call|>")
     assert (item.kind, item.name, item.text) == ("FunctionCall", name.removeprefix("functions."), "{}")
 
 
 @pytest.mark.parametrize("length", range(50, 64))
-def test_a_channel_behind_long_text_is_read_whole(length: int, encoding: HarmonyEncoding) -> None:
-    """A header is not cut in two between a marker and the word that belongs to it."""
+def test_channel_after_long_text_is_read_whole(length: int, encoding: HarmonyEncoding) -> None:
+    """A header is not cut between a marker and its word."""
     told = parse_text(encoding, f"{' a' * length}<|channel|>commentary<|message|>one<|end|>")
     assert [(item.kind, item.text.strip()) for item in told] == [
         ("Reasoning", ("a " * length).strip()),
@@ -99,8 +99,8 @@ def test_a_channel_behind_long_text_is_read_whole(length: int, encoding: Harmony
     ]
 
 
-def test_a_header_of_any_length_ends(encoding: HarmonyEncoding) -> None:
-    """One word that goes on for 256 tokens is streamed as well."""
+def test_header_without_end_is_streamed(encoding: HarmonyEncoding) -> None:
+    """A single word that continues for 256 tokens is streamed as well."""
     parser = HarmonyParser(encoding)
     tokens = encoding.encode("a1" * 200)
     frames = [frame for token in tokens[:300] for frame in list(parser.feed(TokenChunk((token,))))]
@@ -113,8 +113,8 @@ def test_a_header_of_any_length_ends(encoding: HarmonyEncoding) -> None:
 @pytest.mark.parametrize("place", ["role", "channel"])
 @pytest.mark.parametrize("content_type", ["", " json", " <|constrain|>json", "<|constrain|>json", " code"])
 @pytest.mark.parametrize("channel", ["analysis", "commentary", "final"])
-def test_the_recipient_decides(place: str, content_type: str, channel: str, encoding: HarmonyEncoding) -> None:
-    """A call is a call on every channel, wherever its recipient stands."""
+def test_recipient_makes_a_call(place: str, content_type: str, channel: str, encoding: HarmonyEncoding) -> None:
+    """A call is a call on every channel, with its recipient in any place."""
     recipient = " to=functions.f"
     role, behind = (recipient, "") if place == "role" else ("", recipient)
     (item,) = parse_text(encoding, f"{role}<|channel|>{channel}{behind}{content_type}<|message|>{{}}<|call|>")
@@ -123,7 +123,7 @@ def test_the_recipient_decides(place: str, content_type: str, channel: str, enco
 
 @pytest.mark.parametrize("place", ["<|message|>", "<|message|>text"])
 def test_each_kind_of_repair_is_noted_once(place: str, encoding: HarmonyEncoding) -> None:
-    """However often a model stumbles, an item's repairs stay few."""
+    """An item has few repairs, however often the model errs."""
     markers = [200_013] * 1000
     tokens = encoding.encode_markup("<|channel|>final") + markers + encoding.encode_markup(place) + markers
     (item,) = parse(encoding, [tokens])
@@ -134,8 +134,8 @@ def test_each_kind_of_repair_is_noted_once(place: str, encoding: HarmonyEncoding
     "form", [" json", "  json", "<|constrain|>json", " <|constrain|>json", "<|constrain|> json", " <|constrain|> json"]
 )
 @pytest.mark.parametrize("ahead", ["", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"])
-def test_the_envelope_of_structured_output_is_a_message(ahead: str, form: str, encoding: HarmonyEncoding) -> None:
-    """What a grammar puts between the final channel and its JSON is the form of the content, and nobody's name."""
+def test_structured_output_header_makes_a_message(ahead: str, form: str, encoding: HarmonyEncoding) -> None:
+    """The word between the final channel and the JSON is the content type, not a name."""
     *_, item = parse_text(encoding, f'{ahead}<|channel|>final{form}<|message|>{{"a":1}}<|return|>')
     assert (item.kind, item.name, item.text, item.complete) == ("Message", "final_answer", '{"a":1}', True)
     assert item.repairs == ()

@@ -37,7 +37,7 @@ def spelled(logprobs: Sequence[Logprob]) -> bytes:
 
 @pytest.mark.defect("B27")
 @pytest.mark.parametrize("size", [1, 2, 3, 1000])
-def test_only_text_of_messages_has_logprobs(size: int, encoding: HarmonyEncoding) -> None:
+def test_only_message_text_has_logprobs(size: int, encoding: HarmonyEncoding) -> None:
     """Reasoning, calls and markup have none; every token of a message has one, commentary included."""
     tokens = encoding.encode_markup(
         "<|channel|>analysis<|message|>I think<|end|>"
@@ -55,8 +55,8 @@ def test_only_text_of_messages_has_logprobs(size: int, encoding: HarmonyEncoding
     assert [logprob.logprob for logprob in answer.logprobs] == [-at / 8 for at in range(first, len(tokens) - 1)]
 
 
-def test_a_split_character_is_spelled_in_escaped_bytes(encoding: HarmonyEncoding) -> None:
-    """The tokens of a character ride with the delta that completes it, each with its own bytes."""
+def test_split_character_is_spelled_in_escaped_bytes(encoding: HarmonyEncoding) -> None:
+    """Its tokens come with the delta that completes it, each with its own bytes."""
     tokens = [*encoding.encode_markup(FINAL), *encoding.encode("𓀀!"), RETURN]
     (item,) = told(encoding, tokens)
     assert item.deltas == ["𓀀", "!"]
@@ -66,8 +66,8 @@ def test_a_split_character_is_spelled_in_escaped_bytes(encoding: HarmonyEncoding
     assert spelled(item.logprobs) == item.text.encode()
 
 
-def test_logprobs_are_never_ahead_of_their_text(encoding: HarmonyEncoding) -> None:
-    """A token's logprob comes with the delta that its text ends in, no earlier and no later."""
+def test_logprobs_come_with_their_text(encoding: HarmonyEncoding) -> None:
+    """A token's logprob comes with the delta in which its text ends."""
     tokens = [*encoding.encode_markup(FINAL), *encoding.encode(f"One {ASTRONAUT}, two 𓀀."), RETURN]
     frames = [TokenChunk((token,), (TokenLogprob(-0.5),)) for token in tokens]
     text, spelling = b"", b""
@@ -78,8 +78,8 @@ def test_logprobs_are_never_ahead_of_their_text(encoding: HarmonyEncoding) -> No
     assert spelling == text
 
 
-def test_alternatives_may_be_anything(encoding: HarmonyEncoding) -> None:
-    """Markers are spelled as such, ids that are no token by their number, parts of characters by their bytes."""
+def test_alternatives_may_be_any_tokens(encoding: HarmonyEncoding) -> None:
+    """Markers are spelled as such, unknown ids by their number, partial characters by their bytes."""
     part = encoding.encode("𓀀")[0]
     top = ((RETURN, -0.25), (part, -1.5), (200_050, -3.0), (13, -inf))
     chunk = TokenChunk((13,), (TokenLogprob(-inf, top),))
@@ -105,14 +105,14 @@ def test_alternatives_may_be_anything(encoding: HarmonyEncoding) -> None:
 
 
 def test_recovered_text_has_no_logprobs(encoding: HarmonyEncoding) -> None:
-    """What was found in a broken header came by no token of its own; the tokens behind it have theirs."""
+    """Text from a broken header has no tokens of its own; the tokens after it have theirs."""
     (item,) = told(encoding, encoding.encode_markup("<|channel|>final so then<|message|>one two<|return|>"))
     assert item.text == "so then one two"
     assert spelled(item.logprobs) == b"one two"
 
 
 def test_broken_text_keeps_its_logprobs(encoding: HarmonyEncoding) -> None:
-    """A character that never ends leaves U+FFFD, and its tokens' logprobs beside it."""
+    """An unfinished character becomes U+FFFD, with the logprobs of its tokens."""
     part = encoding.encode("𓀀")[0]
     (item,) = told(encoding, [*encoding.encode_markup(FINAL), 40, part, RETURN])
     assert item.text == "I�"
@@ -122,7 +122,7 @@ def test_broken_text_keeps_its_logprobs(encoding: HarmonyEncoding) -> None:
 @given(st.text(max_size=30), st.text(min_size=1, max_size=3), st.integers(1, 50))
 @settings(max_examples=200, deadline=None)
 def test_logprobs_spell_the_text(text: str, stop: str, size: int) -> None:
-    """Joined, the bytes are the text's; up to a stop text, they are those of the tokens wholly ahead of it."""
+    """Their bytes join to the text; before a stop text, they are those of whole tokens."""
     encoding = load_encoding()
     tokens = [*encoding.encode_markup(FINAL), *encoding.encode(text), RETURN]
     (item,) = told(encoding, tokens, size)

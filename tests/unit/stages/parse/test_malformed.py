@@ -79,8 +79,8 @@ def heard(encoding: HarmonyEncoding, text: str, size: int) -> Items:
 @pytest.mark.parametrize("size", [1, 1000])
 @pytest.mark.parametrize("end", ["<|call|>", "<|end|>", "<|return|>", "<|call|><|call|>", "<|call|><|endoftext|>"])
 @pytest.mark.parametrize("call", CALLS)
-def test_a_call_is_found_in_any_header(call: str, end: str, size: int, encoding: HarmonyEncoding) -> None:
-    """Wherever its recipient, channel and form stand, and whatever ends it, a call is one call with its arguments."""
+def test_call_is_found_in_any_header(call: str, end: str, size: int, encoding: HarmonyEncoding) -> None:
+    """For any place of recipient, channel and type, and any end, it is one call with its arguments."""
     assert heard(encoding, call + end, size) == [SHELL]
     assert heard(encoding, THOUGHT + NEXT + call + end, size) == [HM, SHELL]
 
@@ -89,8 +89,8 @@ def test_a_call_is_found_in_any_header(call: str, end: str, size: int, encoding:
 @pytest.mark.parametrize("size", [1, 1000])
 @pytest.mark.parametrize("end", ["<|return|>", "<|call|>", "<|end|>", "<|endoftext|>", "<|return|><|return|>", ""])
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_an_answer_is_found_in_any_header(answer: str, end: str, size: int, encoding: HarmonyEncoding) -> None:
-    """Whatever became of its header, an answer is a message, with all of its text and none of its markup."""
+def test_answer_is_found_in_any_header(answer: str, end: str, size: int, encoding: HarmonyEncoding) -> None:
+    """For any header, it is a message with all of its text and no markup."""
     assert heard(encoding, answer + end, size) == [ANSWER]
     assert heard(encoding, THOUGHT + NEXT + answer + end, size) == [HM, ANSWER]
 
@@ -112,10 +112,10 @@ def test_an_answer_is_found_in_any_header(answer: str, end: str, size: int, enco
     ],
 )
 @pytest.mark.parametrize(("behind", "item"), [(CALLS[0] + "<|call|>", SHELL), (ANSWERS[0] + "<|return|>", ANSWER)])
-def test_messages_part_however_they_are_joined(
+def test_messages_are_separated_by_any_markup(
     between: str, behind: str, item: tuple[str, str, str], size: int, encoding: HarmonyEncoding
 ) -> None:
-    """Between two messages an end or a start may be missing or doubled: each stays an item of its own."""
+    """An end or a start may be missing or doubled between two messages."""
     assert heard(encoding, THOUGHT + between + behind, size) == [HM, item]
 
 
@@ -137,6 +137,6 @@ def test_messages_part_however_they_are_joined(
     ],
 )
 @pytest.mark.parametrize("size", [1, 1000])
-def test_what_is_odd_keeps_its_text(text: str, items: Items, size: int, encoding: HarmonyEncoding) -> None:
-    """Odd channels, tools that nobody declared and arguments that are no JSON become items like any other."""
+def test_odd_messages_keep_their_text(text: str, items: Items, size: int, encoding: HarmonyEncoding) -> None:
+    """Odd channels, undeclared tools and broken arguments become items as well."""
     assert heard(encoding, text, size) == items

@@ -25,15 +25,15 @@ def raw(encoding: HarmonyEncoding, text: str, **fields: Any) -> Any:
 
 @given(completions())
 @settings(max_examples=100, deadline=None)
-def test_raw_messages_are_those_of_openai_harmony(completion: str) -> None:
-    """For well-formed output, they are what the package's own parser finds."""
+def test_raw_messages_equal_those_of_openai_harmony(completion: str) -> None:
+    """This holds for well-formed output."""
     tokens = load_encoding().encode_markup(completion)
     theirs = package().parse_messages_from_completion_tokens(tokens, Role.ASSISTANT)
     assert list(raw(load_encoding(), completion)) == [message.to_dict() for message in theirs]
 
 
-def test_nobody_asked() -> None:
-    """Not asked for, there are none; asked for, an empty turn has an empty list."""
+def test_raw_messages_are_optional() -> None:
+    """They are absent by default, and empty for an empty turn."""
     encoding = load_encoding()
     (_, finished) = run(encoding, [started(), GenerationFinished("stop", 0, 0.0)])
     assert isinstance(finished, TurnFinished)
@@ -41,8 +41,8 @@ def test_nobody_asked() -> None:
     assert raw(encoding, "<|return|>") == ()
 
 
-def test_broken_messages_are_told_as_understood(encoding: HarmonyEncoding) -> None:
-    """Each item is one message that the package can read, whatever its header looked like."""
+def test_broken_messages_become_readable_ones(encoding: HarmonyEncoding) -> None:
+    """Each item is one message that openai_harmony can read, for any header."""
     messages = raw(
         encoding,
         "<|channel|>analysis––commentary<|message|>hm<|start|>assistantfinal<|message|>so<|end|>"
@@ -59,8 +59,8 @@ def test_broken_messages_are_told_as_understood(encoding: HarmonyEncoding) -> No
 
 
 @pytest.mark.parametrize("recipient", ["python", "browser.open", "container.exec", "docs.look-up", "docs.write"])
-def test_calls_that_the_server_runs_are_told_as_written(recipient: str, encoding: HarmonyEncoding) -> None:
-    """A raw call has the channel, the recipient and the form that the model wrote, or the one it should have."""
+def test_server_side_calls_keep_their_header(recipient: str, encoding: HarmonyEncoding) -> None:
+    """A raw call has the channel, recipient and type of the model, or the usual ones."""
     (message,) = raw(encoding, f"<|channel|>analysis to={recipient} code<|message|>x<|call|>", tools=EVERY_TOOL)
     assert (message["channel"], message["recipient"], message["content_type"]) == ("analysis", recipient, "code")
     (bare,) = raw(encoding, f" to={recipient}<|message|>x<|call|>", tools=EVERY_TOOL)
@@ -68,7 +68,7 @@ def test_calls_that_the_server_runs_are_told_as_written(recipient: str, encoding
     assert Message.from_dict(bare).to_dict() == bare
 
 
-def test_a_stop_text_was_written_too(encoding: HarmonyEncoding) -> None:
-    """What the answer leaves out, the model has written all the same."""
+def test_raw_message_includes_the_stop_text(encoding: HarmonyEncoding) -> None:
+    """The answer leaves it out, but the model wrote it."""
     (message,) = raw(encoding, "<|channel|>final<|message|>one STOP", stop=("STOP",))
     assert message["content"] == [{"type": "text", "text": "one STOP"}]

@@ -53,14 +53,14 @@ def called(encoding: HarmonyEncoding, recipient: str, tools: Toolset) -> Called:
 
 
 @pytest.mark.parametrize("recipient", ["functions.weather", "weather", "functions.other"])
-def test_no_call_gets_out_where_calls_are_forbidden(recipient: str, encoding: HarmonyEncoding) -> None:
-    """With ``tool_choice`` "none" a call is a thought, whatever it is addressed to."""
+def test_forbidden_calls_are_reasoning(recipient: str, encoding: HarmonyEncoding) -> None:
+    """With ``tool_choice`` "none" this holds for any recipient."""
     assert called(encoding, recipient, Toolset(WEATHER.tools, choice="none")) == FORBIDDEN
 
 
 @pytest.mark.parametrize("recipient", ["functions.shell", "shell", "agents.spawn", "functions.other", "agents.other"])
 def test_only_allowed_tools_are_called(recipient: str, encoding: HarmonyEncoding) -> None:
-    """``allowed_tools`` is a hard limit: a call of any other tool, made up or not, is a thought."""
+    """``allowed_tools`` is a hard limit: a call of any other tool, existing or not, is reasoning."""
     allowed = ((None, "weather"), ("agents", "exec"))
     assert called(encoding, recipient, Toolset(TEAM.tools, allowed=allowed)) == FORBIDDEN
     assert called(encoding, "functions.weather", Toolset(TEAM.tools, allowed=allowed)) == [
@@ -69,8 +69,8 @@ def test_only_allowed_tools_are_called(recipient: str, encoding: HarmonyEncoding
 
 
 @pytest.mark.parametrize("recipient", ["functions.weather", "weather"])
-def test_a_tool_without_marks_is_forbidden_too(recipient: str, encoding: HarmonyEncoding) -> None:
-    """A forbidden call is no message to the user either where its ``to=`` is missing."""
+def test_forbidden_tool_without_marks_is_reasoning(recipient: str, encoding: HarmonyEncoding) -> None:
+    """A forbidden call without ``to=`` is no message either."""
     (item,) = parse_text(
         encoding,
         f"<|channel|>commentary {recipient}<|message|>{{}}<|call|>",
@@ -100,45 +100,45 @@ def test_a_tool_without_marks_is_forbidden_too(recipient: str, encoding: Harmony
         ("functions.wait", "FunctionCall", None, "wait"),
     ],
 )
-def test_a_recipient_finds_its_tool(
+def test_recipient_finds_its_tool(
     recipient: str, kind: str, namespace: str | None, name: str, encoding: HarmonyEncoding
 ) -> None:
-    """A full name finds its tool; a bare one does where it is unique, or stands for the tool without a namespace."""
+    """A full name finds its tool; a bare name does if it is unique or names a plain tool."""
     assert called(encoding, recipient, TEAM) == [(kind, namespace, name, ())]
 
 
-def test_a_bare_name_of_two_namespaces_is_nobody(encoding: HarmonyEncoding) -> None:
-    """Between tools of one name, nothing is guessed."""
+def test_ambiguous_bare_name_finds_no_tool(encoding: HarmonyEncoding) -> None:
+    """If two namespaces have it, none is guessed."""
     assert called(encoding, "wait", TEAM) == FORBIDDEN
 
 
-def test_a_namespace_may_be_called_functions(encoding: HarmonyEncoding) -> None:
-    """Where the client's own namespace has that name, its tools keep it."""
+def test_namespace_may_be_called_functions(encoding: HarmonyEncoding) -> None:
+    """The tools of a client's namespace of this name keep it."""
     tools = Toolset((CustomTool("exec", namespace="functions"),))
     assert called(encoding, "functions.exec", tools) == [("CustomToolCall", "functions", "exec", ())]
 
 
-def test_an_undeclared_function_is_called(encoding: HarmonyEncoding) -> None:
-    """Where calls are allowed, the client gets to see the name that the model made up."""
+def test_undeclared_function_is_called(encoding: HarmonyEncoding) -> None:
+    """If calls are allowed, the client sees the name that the model made up."""
     assert called(encoding, "functions.other", Toolset()) == [("FunctionCall", None, "other", ())]
 
 
 @pytest.mark.parametrize("recipient", ["weather,", "weather.", "weatherjson", "weather.json", "default.weather:"])
 @pytest.mark.parametrize("namespace", ["functions.", "function.", "default.", ""])
-def test_a_misspelt_recipient_finds_its_function(namespace: str, recipient: str, encoding: HarmonyEncoding) -> None:
-    """A tail of punctuation or content type, or another namespace, hides no declared function."""
+def test_misspelt_recipient_finds_its_function(namespace: str, recipient: str, encoding: HarmonyEncoding) -> None:
+    """A suffix of punctuation or content type, or a wrong namespace, is ignored."""
     assert called(encoding, namespace + recipient, WEATHER) == [("FunctionCall", None, "weather", ())]
 
 
 @pytest.mark.parametrize("recipient", ["functions.wether,", "functions.default.wether"])
-def test_a_name_that_stays_unknown_is_left_alone(recipient: str, encoding: HarmonyEncoding) -> None:
-    """Only a declared name is worth a correction."""
+def test_unknown_name_is_kept_as_written(recipient: str, encoding: HarmonyEncoding) -> None:
+    """Only declared names are corrected."""
     name = recipient.removeprefix("functions.")
     assert called(encoding, recipient, WEATHER) == [("FunctionCall", None, name, ())]
 
 
 def test_custom_input_is_any_text(encoding: HarmonyEncoding) -> None:
-    """What a custom tool is called with comes out as it was written, whatever its header says of its form."""
+    """The input of a custom tool is unchanged, whatever type its header names."""
     source = '*** Begin Patch\n+ é 👩‍🚀 {"a": 1}\n'
     text = f"<|channel|>commentary to=functions.shell code<|message|>{source}<|call|>"
     (item,) = parse_text(encoding, text, tools=TEAM)
@@ -211,10 +211,10 @@ HEADERS = [
 @pytest.mark.defect("V8", "V9")
 @pytest.mark.parametrize(("recipient", "opening"), CALLED.items(), ids=CALLED)
 @pytest.mark.parametrize("header", HEADERS)
-def test_a_call_of_any_tool_is_read_on_any_channel(
+def test_any_tool_is_called_on_any_channel(
     header: str, recipient: str, opening: ItemOpened, encoding: HarmonyEncoding
 ) -> None:
-    """Whoever runs a tool, its recipient decides what a message is, wherever it stands and whatever the channel."""
+    """The recipient alone decides what a message is."""
     assert opened(encoding, header.format(recipient)) == (opening, ())
 
 
@@ -227,17 +227,17 @@ def test_a_call_of_any_tool_is_read_on_any_channel(
     ],
 )
 @pytest.mark.parametrize("tools", [Toolset(), WEATHER, Toolset(WEATHER.tools, allowed=((None, "weather"),))])
-def test_a_tool_that_nobody_declared_is_named(
+def test_undeclared_tool_is_named_in_reasoning(
     tools: Toolset, recipient: str, addressed: str, encoding: HarmonyEncoding
 ) -> None:
-    """Words to a tool that does not exist are a thought that says whom it is to, so that somebody can answer."""
+    """A call of a tool that does not exist is reasoning with its recipient, for an answer."""
     found = opened(encoding, f"<|channel|>analysis to={recipient} code", tools)
     assert found == (ReasoningOpened(addressed), ("undeclared tool",))
 
 
 @pytest.mark.parametrize("recipient", ["browser.search", "browser.searchjson", "container.weather", "python.weather"])
-def test_a_built_in_tool_is_no_function_of_the_same_name(recipient: str, encoding: HarmonyEncoding) -> None:
-    """Another namespace is only overlooked where it is none that the model was taught."""
+def test_built_in_tool_is_no_function_of_the_same_name(recipient: str, encoding: HarmonyEncoding) -> None:
+    """Only namespaces that the model was not taught are ignored."""
     tools = Toolset((FunctionTool("search"), McpTool("docs", "weather")))
     opening, _ = opened(encoding, f"<|channel|>analysis to={recipient}", tools)
     assert isinstance(opening, ReasoningOpened)
@@ -250,24 +250,24 @@ def test_a_built_in_tool_is_no_function_of_the_same_name(recipient: str, encodin
     "recipient",
     ["docs.other", "my.wiki-2.other", "browser.other", "container.other", "docs.weather", "Docs.apply_patch"],
 )
-def test_a_made_up_tool_of_the_server_is_not_called(recipient: str, encoding: HarmonyEncoding) -> None:
-    """Only what a client runs is the client's to refuse: in a namespace of the server's, it does not exist."""
+def test_made_up_server_tool_is_not_called(recipient: str, encoding: HarmonyEncoding) -> None:
+    """In a namespace of the server, an unknown function does not exist."""
     opening, _ = opened(encoding, f"<|channel|>commentary to={recipient}")
     assert opening == ReasoningOpened(recipient)
 
 
 @pytest.mark.parametrize("recipient", ["python", "docs.write", "browser.open", "functions.shell"])
 @pytest.mark.parametrize("limit", [{"choice": "none"}, {"allowed": (("docs", "read/all-of.it"), ("container", "*"))}])
-def test_a_forbidden_tool_of_the_server_is_a_thought(
+def test_forbidden_server_tool_is_reasoning(
     limit: dict[str, object], recipient: str, encoding: HarmonyEncoding
 ) -> None:
-    """What the request rules out is not run, by whomever; nobody answers for it, as it does exist."""
+    """It is not run, and not answered, as it exists."""
     tools = Toolset(HERE.tools, **limit)  # type: ignore[arg-type]  # the limits of a request, by their names
     assert opened(encoding, f"<|channel|>analysis to={recipient}", tools) == (ReasoningOpened(), ("undeclared tool",))
 
 
 def test_all_tools_of_a_namespace_may_be_allowed(encoding: HarmonyEncoding) -> None:
-    """A label among the allowed tools lets all of its tools be called, and no others."""
+    """An allowed label admits all of its tools, and no others."""
     tools = Toolset(HERE.tools, allowed=(("docs", ANY_NAME), ("python", ANY_NAME)))
     for recipient in ("docs.write", "docs.read/all-of.it", "python"):
         assert opened(encoding, f" to={recipient}<|channel|>analysis", tools)[0] == CALLED[recipient]
@@ -275,8 +275,8 @@ def test_all_tools_of_a_namespace_may_be_allowed(encoding: HarmonyEncoding) -> N
 
 
 @pytest.mark.parametrize("name", ["docs.read/all-of.it", "my.wiki-2.page.get", "python", "browser.search"])
-def test_a_result_that_the_model_made_up_is_no_call(name: str, encoding: HarmonyEncoding) -> None:
-    """The words of a tool, written by the model itself, are a thought, however the tool is called."""
+def test_made_up_tool_result_is_reasoning(name: str, encoding: HarmonyEncoding) -> None:
+    """The model may write a tool's message itself, under any name."""
     told = parse_text(
         encoding,
         f"<|channel|>analysis<|message|>Hm.<|end|><|start|>{name} to=assistant<|channel|>commentary<|message|>4<|end|>",
@@ -289,15 +289,15 @@ def test_a_result_that_the_model_made_up_is_no_call(name: str, encoding: Harmony
 
 
 @pytest.mark.parametrize("word", ["search", "open", "find", "exec"])
-def test_a_word_that_the_browser_has_too_is_text(word: str, encoding: HarmonyEncoding) -> None:
-    """Without ``to=``, only the full name of a built-in tool is one."""
+def test_word_that_the_browser_knows_is_text(word: str, encoding: HarmonyEncoding) -> None:
+    """Without ``to=``, only the full name of a built-in tool is a recipient."""
     assert not Recipients(HERE).knows(word)
     opening, _ = opened(encoding, f"<|channel|>commentary {word}")
     assert opening == MessageOpened("commentary")
     assert opened(encoding, "<|channel|>commentary browser.open code")[0] == WebCallOpened("open")
 
 
-def test_a_custom_tool_keeps_its_kind(encoding: HarmonyEncoding) -> None:
-    """A client's custom tool beside the server's is what it was."""
+def test_custom_tool_keeps_its_kind(encoding: HarmonyEncoding) -> None:
+    """It may stand beside the server's tools."""
     tools = Toolset((*HERE.tools, CustomTool("note")))
     assert opened(encoding, "<|channel|>commentary to=note code", tools) == (CustomToolCallOpened("note"), ())

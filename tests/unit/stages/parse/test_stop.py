@@ -30,7 +30,7 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
 
 @given(letters, stop_texts, st.lists(st.integers(0, 30)))
 def test_text_ends_at_the_first_stop_text(text: str, stops: tuple[str, ...], cuts: list[int]) -> None:
-    """However the text arrives, all ahead of the stop text that is whole first comes out, and nothing behind it."""
+    """For any pieces, all text before the first complete stop text comes out, and none after it."""
     machine = StopTexts(stops)
     passed = [machine.feed(piece) for piece in pieces(text, cuts)]
     assert "".join([*passed, machine.flush()]) == ended(text, stops)
@@ -38,8 +38,8 @@ def test_text_ends_at_the_first_stop_text(text: str, stops: tuple[str, ...], cut
 
 
 @given(letters, stop_texts)
-def test_only_the_beginning_of_a_stop_text_waits(text: str, stops: tuple[str, ...]) -> None:
-    """At any moment that text is missing which a stop text may begin with, and no more."""
+def test_only_the_beginning_of_a_stop_text_is_held(text: str, stops: tuple[str, ...]) -> None:
+    """At any moment exactly the text that may begin a stop text is missing."""
     machine, passed = StopTexts(stops), ""
     for end, letter in enumerate(text, start=1):
         passed += machine.feed(letter)
@@ -65,25 +65,25 @@ CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 )
 @pytest.mark.parametrize("end", ["", "<|return|>"])
 def test_every_item_ends_at_a_stop_text(header: str, kind: str, end: str, encoding: HarmonyEncoding) -> None:
-    """Whatever is being written, also behind a broken header, is cut there and is complete."""
+    """An item of any kind, even after a broken header, ends there and is complete."""
     (item,) = parse_text(encoding, f"{header}one two STOP three{end}", stop=("STOP",))
     assert (item.kind, item.text, item.complete) == (kind, "one two ", True)
 
 
-def test_the_next_item_begins_anew(encoding: HarmonyEncoding) -> None:
-    """A stop text is no matter of two items; one item's end leaves the next one alone."""
+def test_next_item_starts_afresh(encoding: HarmonyEncoding) -> None:
+    """A stop text does not span two items."""
     text = "<|channel|>analysis<|message|>a ST<|end|><|start|>assistant<|channel|>final<|message|>OP b<|return|>"
     assert [item.text for item in parse_text(encoding, text, stop=("STOP",))] == ["a ST", "OP b"]
 
 
-def test_a_stop_text_may_hold_split_characters(encoding: HarmonyEncoding) -> None:
-    """Text is compared in characters, not in tokens."""
+def test_stop_text_may_have_split_characters(encoding: HarmonyEncoding) -> None:
+    """Text is compared by characters, not by tokens."""
     text = "<|channel|>final<|message|>a 👩‍🚀 b 𓀀 c<|return|>"
     (item,) = parse_text(encoding, text, stop=("𓀀",))
     assert item.text == "a 👩‍🚀 b "
 
 
-def test_what_waits_comes_out_when_generation_is_cut(encoding: HarmonyEncoding) -> None:
-    """The limit may come while text is held back: it is text all the same."""
+def test_held_text_is_sent_at_a_limit(encoding: HarmonyEncoding) -> None:
+    """The beginning of a stop text is text if generation ends."""
     (item,) = parse_text(encoding, "<|channel|>final<|message|>one ST", "length", stop=("STOP",))
     assert (item.text, item.complete) == ("one ST", False)

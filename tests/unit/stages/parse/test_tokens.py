@@ -28,8 +28,8 @@ def joined(told: list[Parsed]) -> list[int]:
 
 @pytest.mark.parametrize("last", [CALLED, CALLED_AHEAD, ANSWER])
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_items_tell_all_tokens_of_a_turn(last: str, size: int, encoding: HarmonyEncoding) -> None:
-    """The tokens of an item go from its header to what ends it; together they are what was generated."""
+def test_items_have_all_tokens_of_a_turn(last: str, size: int, encoding: HarmonyEncoding) -> None:
+    """An item's tokens reach from its header to its end; together they are all that was generated."""
     messages = [THOUGHT, PREAMBLE, last]
     tokens = encoding.encode_markup(NEXT.join(messages))
     told = parse(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
@@ -39,16 +39,16 @@ def test_items_tell_all_tokens_of_a_turn(last: str, size: int, encoding: Harmony
 
 @given(completions(), st.data())
 @settings(max_examples=100, deadline=None)
-def test_any_well_formed_turn_is_told_whole(completion: str, data: st.DataObject) -> None:
-    """Whatever chunks they came in, the tokens of a turn come back as they were."""
+def test_any_well_formed_turn_keeps_its_tokens(completion: str, data: st.DataObject) -> None:
+    """This holds for any chunks."""
     tokens = load_encoding().encode_markup(completion)
     cuts = data.draw(st.sets(st.integers(0, len(tokens))))
     told = items(run(load_encoding(), [*cut(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]))
     assert joined(told) == tokens
 
 
-def test_tokens_come_back_as_they_were_spelled(encoding: HarmonyEncoding) -> None:
-    """A text that was generated letter by letter is told letter by letter."""
+def test_tokens_keep_their_spelling(encoding: HarmonyEncoding) -> None:
+    """A text that was generated letter by letter has a token per letter."""
     letters = [token for letter in "Hello there" for token in encoding.encode(letter)]
     tokens = [*encoding.encode_markup("<|channel|>final<|message|>"), *letters, RETURN]
     (item,) = parse(encoding, [tokens])
@@ -57,8 +57,8 @@ def test_tokens_come_back_as_they_were_spelled(encoding: HarmonyEncoding) -> Non
 
 
 @pytest.mark.parametrize("reason", ["length", "cancelled", "stop"])
-def test_what_was_cut_has_no_tokens(reason: FinishReason, encoding: HarmonyEncoding) -> None:
-    """An item that nothing ended, as at a limit or a stop text, is not told: what it would have been, nobody knows."""
+def test_truncated_item_has_no_tokens(reason: FinishReason, encoding: HarmonyEncoding) -> None:
+    """An item at a limit or a stop text might have ended otherwise."""
     told = parse_text(encoding, f"{THOUGHT}{NEXT}<|channel|>final<|message|>Hel", reason)
     assert [bool(item.token_ids) for item in told] == [True, False]
 
@@ -76,32 +76,32 @@ def test_what_was_cut_has_no_tokens(reason: FinishReason, encoding: HarmonyEncod
         f"{NEXT}user<|message|>Somebody else<|end|>{NEXT}{ANSWER}",
     ],
 )
-def test_what_was_repaired_has_no_tokens(text: str, encoding: HarmonyEncoding) -> None:
-    """Markup that is wrong is not told, so that the model does not read it again; what is right beside it is."""
+def test_repaired_item_has_no_tokens(text: str, encoding: HarmonyEncoding) -> None:
+    """The model must not read wrong markup again; items beside it keep theirs."""
     *broken, answer = parse_text(encoding, text, tools=TOOLS)
     assert broken
     assert all(item.repairs and not item.token_ids for item in broken)
     assert encoding.decode(answer.token_ids) == ANSWER
 
 
-def test_a_role_in_other_tokens_has_none(encoding: HarmonyEncoding) -> None:
-    """Behind a role that is spelled otherwise, no prompt could go on with the same tokens."""
+def test_role_in_other_tokens_has_none(encoding: HarmonyEncoding) -> None:
+    """A prompt could not continue after such a role with the same tokens."""
     role = [*encoding.encode("assist"), *encoding.encode("ant")]
     tokens = [*encoding.encode_markup(THOUGHT), START, *role, *encoding.encode_markup(ANSWER)]
     told = parse(encoding, [tokens])
     assert [(item.kind, bool(item.token_ids)) for item in told] == [("Reasoning", True), ("Message", False)]
 
 
-def test_an_end_too_many_belongs_to_nobody(encoding: HarmonyEncoding) -> None:
-    """What stands between messages is no part of one."""
+def test_repeated_end_belongs_to_no_item(encoding: HarmonyEncoding) -> None:
+    """Tokens between messages are dropped."""
     tokens = [*encoding.encode_markup(THOUGHT), END, END, *encoding.encode_markup(NEXT + ANSWER)]
     assert [encoding.decode(item.token_ids) for item in parse(encoding, [tokens])] == [THOUGHT, ANSWER]
 
 
 @given(soup())
 @settings(max_examples=300, deadline=None)
-def test_the_tokens_of_an_item_read_as_that_item(tokens: list[int]) -> None:
-    """Of any generation, the tokens that an item tells say the same by themselves, and nothing in them is wrong."""
+def test_tokens_of_an_item_parse_to_that_item(tokens: list[int]) -> None:
+    """The tokens of an item give the same item by themselves, without repairs."""
     begun = started(tools=TOOLS)
     finished = GenerationFinished("stop", 0, 0.0)
     for item in items(run(load_encoding(), [begun, *cut(tokens, (), likely=False), finished])):

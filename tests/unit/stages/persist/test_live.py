@@ -99,7 +99,7 @@ async def stored_events(store: Store, response_id: str = "resp_1") -> Events:
 
 @pytest.mark.defect("B15")
 async def test_any_number_of_readers_follow_a_run(live: LiveResponses) -> None:
-    """Whenever they come, and wherever they begin, all readers see every event behind their number, and the end."""
+    """From any moment and any number on, all readers get every later event, and the end."""
     run = begun(live)
     readers = []
     for at, event in enumerate(EVENTS[:-1]):
@@ -115,15 +115,15 @@ async def test_any_number_of_readers_follow_a_run(live: LiveResponses) -> None:
 
 @pytest.mark.defect("B15")
 @pytest.mark.parametrize("after", range(-1, LAST + 1))
-async def test_a_run_that_has_ended_is_read_to_its_end(live: LiveResponses, after: int) -> None:
-    """Behind every number the rest comes at once, to the same bytes; behind the last there is nothing."""
+async def test_finished_run_is_read_to_its_end(live: LiveResponses, after: int) -> None:
+    """After every number the rest comes at once, byte for byte; after the last there is nothing."""
     run = begun(live)
     await ended(run, EVENTS)
     assert [to_sse(event) for event in await read(run, after)] == [to_sse(event) for event in EVENTS[after + 1 :]]
 
 
-async def test_a_reader_who_was_further_is_told_the_end(live: LiveResponses) -> None:
-    """A dead server may have said more than it stored: whoever heard it gets at least the last event, as the next."""
+async def test_reader_beyond_the_end_gets_the_last_event(live: LiveResponses) -> None:
+    """A dead server may have sent more than it stored: the last event comes with the next number."""
     run = begun(live, EVENTS[:9])
     run.break_off(RunInterrupted())
     (last,) = await read(run, 50)
@@ -131,8 +131,8 @@ async def test_a_reader_who_was_further_is_told_the_end(live: LiveResponses) -> 
     assert [event async for event in replayed(run.response, await live.store.blocks("resp_1"), 50)] == [last]
 
 
-async def test_a_slow_reader_holds_up_nobody(live: LiveResponses) -> None:
-    """A run goes on to its end while a reader is at its first event, who then gets all the rest."""
+async def test_slow_reader_delays_no_run(live: LiveResponses) -> None:
+    """A run ends while a reader is at its first event, and the reader gets the rest."""
     run = begun(live, EVENTS[:1])
     async with aclosing(run.follow()) as events:
         seen = [await anext(events)]
@@ -140,8 +140,8 @@ async def test_a_slow_reader_holds_up_nobody(live: LiveResponses) -> None:
         assert seen + [event async for event in events] == EVENTS
 
 
-async def test_a_reader_may_leave(live: LiveResponses) -> None:
-    """One reader's end is none of the run's, nor of the others'."""
+async def test_reader_may_leave(live: LiveResponses) -> None:
+    """The run and other readers go on."""
     run = begun(live, EVENTS[:3])
     leaving, staying = asyncio.create_task(read(run)), asyncio.create_task(read(run))
     await asyncio.sleep(0)
@@ -151,8 +151,8 @@ async def test_a_reader_may_leave(live: LiveResponses) -> None:
     assert await staying == EVENTS
 
 
-async def test_reading_a_long_log_leaves_the_loop_to_others(live: LiveResponses) -> None:
-    """Between any two blocks, live or stored, whoever else waits gets a turn."""
+async def test_reading_a_long_log_yields_to_other_tasks(live: LiveResponses) -> None:
+    """Other tasks run between any two blocks, live or stored."""
     events = written((started(), *message(*"word " * 1000), finished()))
     run = begun(live)
     await ended(run, events)
@@ -175,7 +175,7 @@ async def test_reading_a_long_log_leaves_the_loop_to_others(live: LiveResponses)
 # What the store gets
 
 
-async def test_what_was_said_is_stored_a_moment_later(live: LiveResponses) -> None:
+async def test_events_are_stored_after_a_moment(live: LiveResponses) -> None:
     """Events are in the store soon after they came, while the response is in progress."""
     run = begun(live, EVENTS[:7])
     assert await live.store.blocks("resp_1") == ()
@@ -187,8 +187,8 @@ async def test_what_was_said_is_stored_a_moment_later(live: LiveResponses) -> No
     await ended(run, EVENTS[8:])
 
 
-async def test_much_is_stored_at_once(live: LiveResponses) -> None:
-    """A fast run does not pile up events for as long."""
+async def test_many_events_are_stored_at_once(live: LiveResponses) -> None:
+    """A fast run does not accumulate events for that long."""
     events = written((started(), *message(*"word " * 500), finished()))
     run = begun(live, events[:FLUSH_EVENTS])
     assert await stored_events(live.store) == events[:FLUSH_EVENTS]
@@ -197,8 +197,8 @@ async def test_much_is_stored_at_once(live: LiveResponses) -> None:
 
 
 @pytest.mark.defect("B16")
-async def test_the_end_is_stored_with_all_that_belongs_to_it(live: LiveResponses) -> None:
-    """Once it has ended a response is in the store: as it ended, with all that was told of it, and no longer here."""
+async def test_finished_response_is_stored_whole(live: LiveResponses) -> None:
+    """After its end a response is in the store with tokens, results and log, and no longer live."""
     run = begun(live)
     run.keep(ItemTokens("rs_10000", (1, 2)))
     run.keep(ItemResult("ci_10001", "7\n"))
@@ -212,8 +212,8 @@ async def test_the_end_is_stored_with_all_that_belongs_to_it(live: LiveResponses
 
 
 @pytest.mark.defect("B17")
-async def test_what_is_not_to_be_stored_is_gone_with_its_run(live: LiveResponses) -> None:
-    """`store: false` keeps events for as long as the run lasts, and the store never hears of it."""
+async def test_unstored_run_is_released_at_its_end(live: LiveResponses) -> None:
+    """With ``store: false``, events live as long as the run, and the store has none."""
     events = written((started(store=False), *TURN[1:]))
     run = begun(live, store=False)
     reading = asyncio.create_task(read(run))
@@ -223,8 +223,8 @@ async def test_what_is_not_to_be_stored_is_gone_with_its_run(live: LiveResponses
     assert await live.store.get("resp_1", "") is None
 
 
-async def test_what_is_not_to_be_stored_grows_its_conversation(live: LiveResponses) -> None:
-    """The conversation has the items of a response that is not stored by itself."""
+async def test_unstored_response_extends_its_conversation(live: LiveResponses) -> None:
+    """The conversation has the items of a response that is not stored itself."""
     await live.store.conversations.create(conversation("conv_1"), "", ())
     await live.store.conversations.lock("conv_1", "", "resp_1", 0)
     fields: dict[str, Any] = {"store": False, "conversation": ConversationReference("conv_1")}
@@ -236,8 +236,8 @@ async def test_what_is_not_to_be_stored_grows_its_conversation(live: LiveRespons
     assert await live.store.get("resp_1", "") is None
 
 
-async def test_a_run_is_its_owners(live: LiveResponses) -> None:
-    """Nobody else finds it, here or in the store."""
+async def test_run_belongs_to_its_owner(live: LiveResponses) -> None:
+    """Others find it neither live nor in the store."""
     run = live.begin(replace(beginning(), origin=Origin("ann")))
     assert live.get("resp_1", "ann") is run
     assert live.get("resp_1", "") is None
@@ -249,8 +249,8 @@ async def test_a_run_is_its_owners(live: LiveResponses) -> None:
 # A store that stalls
 
 
-async def test_the_end_waits_for_its_commit(uneasy: LiveResponses, faulty: Faulty) -> None:
-    """Neither whoever makes the response nor a reader sees the end before it is durable."""
+async def test_end_waits_for_its_commit(uneasy: LiveResponses, faulty: Faulty) -> None:
+    """Neither the run nor a reader sees the end before it is durable."""
     faulty.stalls.clear()
     run = begun(uneasy)
     reading, ending = asyncio.create_task(read(run)), asyncio.create_task(ended(run, EVENTS))
@@ -264,8 +264,8 @@ async def test_the_end_waits_for_its_commit(uneasy: LiveResponses, faulty: Fault
 
 
 @pytest.mark.parametrize("fault", ["stalls", "is down"])
-async def test_the_end_does_not_wait_for_long(uneasy: LiveResponses, faulty: Faulty, fault: str) -> None:
-    """A store that is out of reach costs the end a second; the run stays here until the store has it."""
+async def test_end_waits_for_the_store_for_a_bounded_time(uneasy: LiveResponses, faulty: Faulty, fault: str) -> None:
+    """If the store is out of reach, the end comes after a second, and the run stays until it is stored."""
     faulty.is_down = fault == "is down"
     if fault == "stalls":
         faulty.stalls.clear()
@@ -289,10 +289,10 @@ async def test_the_end_does_not_wait_for_long(uneasy: LiveResponses, faulty: Fau
 @pytest.mark.defect("V1", "V2")
 @pytest.mark.parametrize("upto", [0, 1, 2, 5, 8, 12, LAST])
 @pytest.mark.parametrize(("error", "status"), [(EngineFailed("It died."), "failed"), (None, "cancelled")])
-async def test_a_run_that_is_broken_off_ends_in_good_order(
+async def test_broken_off_run_ends_with_a_terminal_event(
     live: LiveResponses, upto: int, error: StageError | None, status: str
 ) -> None:
-    """Readers get an end, and the store what was said, wherever the run was; nobody waits for it."""
+    """Readers get an end and the store gets the log, at any point of the run."""
     run = begun(live, EVENTS[:upto])
     reading = asyncio.create_task(read(run))
     await asyncio.sleep(0)
@@ -307,8 +307,8 @@ async def test_a_run_that_is_broken_off_ends_in_good_order(
 
 
 @pytest.mark.defect("B22")
-async def test_what_comes_behind_the_end_is_ignored(live: LiveResponses) -> None:
-    """The first end counts, whoever brings the next, and no event follows it."""
+async def test_events_after_the_end_are_ignored(live: LiveResponses) -> None:
+    """The first end counts, whichever comes next."""
     run = begun(live, EVENTS[:9])
     run.break_off(None)
     told = await read(run)
@@ -319,8 +319,8 @@ async def test_what_comes_behind_the_end_is_ignored(live: LiveResponses) -> None
     assert run.response.status == "cancelled"
 
 
-async def test_the_end_of_a_run_can_be_waited_for(live: LiveResponses) -> None:
-    """However it comes."""
+async def test_end_of_a_run_can_be_awaited(live: LiveResponses) -> None:
+    """This holds for any kind of end."""
     run = begun(live)
     waiting = asyncio.create_task(run.wait())
     await asyncio.sleep(0)
@@ -340,8 +340,8 @@ async def accepted(live: LiveResponses) -> LiveResponse:
 
 
 @pytest.mark.defect("B21")
-async def test_a_response_that_waits_says_so_and_begins(live: LiveResponses) -> None:
-    """Readers who come early see that it is queued, and then all the rest once, though the pipeline says it again."""
+async def test_queued_response_begins_later(live: LiveResponses) -> None:
+    """Early readers see that it is queued, then the rest once, though the pipeline repeats its first events."""
     run = await accepted(live)
     events = written(WAITED)
     reading = asyncio.create_task(read(run))
@@ -356,8 +356,8 @@ async def test_a_response_that_waits_says_so_and_begins(live: LiveResponses) -> 
     assert await stored_events(live.store) == events
 
 
-async def test_nothing_is_logged_while_a_response_waits(live: LiveResponses) -> None:
-    """Whichever server makes it in the end writes all of its events."""
+async def test_waiting_response_has_no_log(live: LiveResponses) -> None:
+    """The server that runs it writes all of its events."""
     await accepted(live)
     await asyncio.sleep(1.5 * FLUSH_SECONDS)
     assert await live.store.blocks("resp_1") == ()
@@ -365,8 +365,8 @@ async def test_nothing_is_logged_while_a_response_waits(live: LiveResponses) -> 
 
 @pytest.mark.defect("V1")
 @pytest.mark.parametrize(("error", "status"), [(RunInterrupted(), "failed"), (None, "cancelled")])
-async def test_what_waits_can_be_broken_off(live: LiveResponses, error: StageError | None, status: str) -> None:
-    """A response that never began ends with what it is sure to have said."""
+async def test_waiting_response_can_be_broken_off(live: LiveResponses, error: StageError | None, status: str) -> None:
+    """A response that never began has its certain first events, and an end."""
     run = await accepted(live)
     run.break_off(error)
     told = checked(await read(run))
@@ -375,8 +375,8 @@ async def test_what_waits_can_be_broken_off(live: LiveResponses, error: StageErr
     assert await stored_events(live.store) == told
 
 
-async def test_what_was_cancelled_in_the_queue_does_not_begin(live: LiveResponses) -> None:
-    """Its end stands, also if its turn comes in the same moment."""
+async def test_response_cancelled_in_the_queue_does_not_begin(live: LiveResponses) -> None:
+    """Its end stands, even if its turn comes at the same moment."""
     run = await accepted(live)
     run.break_off(None)
     assert live.begin(beginning(WAITED)) is run
@@ -386,8 +386,8 @@ async def test_what_was_cancelled_in_the_queue_does_not_begin(live: LiveResponse
 
 
 @pytest.mark.defect("V2")
-async def test_readers_are_sent_to_the_server_that_goes_on(live: LiveResponses) -> None:
-    """When a server that stops leaves a response to the next, its readers do not wait here for ever."""
+async def test_readers_of_a_handed_over_run_are_redirected(live: LiveResponses) -> None:
+    """A server that stops leaves a response to another one, where its readers continue."""
     run = await accepted(live)
     reading = asyncio.create_task(read(run))
     await asyncio.sleep(0)
@@ -403,8 +403,8 @@ async def test_readers_are_sent_to_the_server_that_goes_on(live: LiveResponses) 
     assert kept.response.status == "queued"
 
 
-async def test_what_has_ended_is_left_to_nobody(live: LiveResponses) -> None:
-    """A server that stops in the moment of a cancel tells the readers of the end, and not to look elsewhere."""
+async def test_finished_run_is_not_handed_over(live: LiveResponses) -> None:
+    """If the server stops at the moment of a cancel, readers get the end."""
     run = await accepted(live)
     run.break_off(None)
     run.hand_over()
@@ -412,8 +412,8 @@ async def test_what_has_ended_is_left_to_nobody(live: LiveResponses) -> None:
 
 
 @pytest.mark.defect("V1")
-async def test_what_a_dead_server_left_is_ended(live: LiveResponses) -> None:
-    """The log that it stored is ended as if it had been written here."""
+async def test_run_of_a_dead_server_is_ended(live: LiveResponses) -> None:
+    """Its stored log is continued as if it had been written here."""
     head = begun(live, EVENTS[:9])
     await asyncio.sleep(1.5 * FLUSH_SECONDS)
     live.discard(head)

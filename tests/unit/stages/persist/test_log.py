@@ -104,8 +104,8 @@ stops = st.sets(st.integers(0, 60))
 @pytest.mark.defect("V2", "B15")
 @settings(max_examples=150, deadline=None)
 @given(streams, stops)
-def test_a_log_reads_back_to_the_same_bytes(events: Events, sealed_at: set[int]) -> None:
-    """Wherever it was sealed, every event of a log comes back as it was, behind any of its numbers."""
+def test_log_reads_back_to_the_same_bytes(events: Events, sealed_at: set[int]) -> None:
+    """For any seals, all events after any number come back unchanged."""
     log = logged(events, sealed_at)
     for after in range(-1, len(events) + 1):
         assert on_the_wire(log.read(after)) == on_the_wire(events[after + 1 :])
@@ -114,7 +114,7 @@ def test_a_log_reads_back_to_the_same_bytes(events: Events, sealed_at: set[int])
 @settings(max_examples=150, deadline=None)
 @given(streams, stops)
 def test_stored_blocks_read_back_with_the_final_response(events: Events, sealed_at: set[int]) -> None:
-    """The blocks and the response as it ended are all that it takes."""
+    """Blocks and final response suffice."""
     log = logged(events, sealed_at)
     log.seal()
     assert [block.first for block in log.blocks] == [0, *(at + 1 for at in sorted(sealed_at) if at < len(events) - 1)]
@@ -124,8 +124,8 @@ def test_stored_blocks_read_back_with_the_final_response(events: Events, sealed_
 
 @settings(max_examples=100, deadline=None)
 @given(streams, stops, st.integers(0, 60))
-def test_a_log_goes_on_from_stored_blocks(events: Events, sealed_at: set[int], at: int) -> None:
-    """Whoever has the blocks so far, and the response as it began, can write the rest."""
+def test_log_continues_from_stored_blocks(events: Events, sealed_at: set[int], at: int) -> None:
+    """The blocks so far and the initial response suffice to write the rest."""
     head, tail = events[: at + 1], events[at + 1 :]
     before = logged(head, sealed_at)
     before.seal()
@@ -175,8 +175,8 @@ def odd_streams(draw: st.DrawFn) -> Events:
 
 @settings(max_examples=300, deadline=None)
 @given(odd_streams(), stops)
-def test_whatever_a_stage_writes_reads_back(events: Events, sealed_at: set[int]) -> None:
-    """Events that nobody could tell, in any order and with gaps in their numbers, come back as they were."""
+def test_any_events_read_back(events: Events, sealed_at: set[int]) -> None:
+    """Unpredictable events, in any order and with gaps in their numbers, come back unchanged."""
     log = EventLog(started().response)
     for at, event in enumerate(events):
         log.append(event)
@@ -193,7 +193,7 @@ def test_whatever_a_stage_writes_reads_back(events: Events, sealed_at: set[int])
 @settings(max_examples=150, deadline=None)
 @given(streams, stops, st.lists(st.tuples(st.integers(-1, 40), st.integers(1, 9)), min_size=1, max_size=3))
 def test_readers_of_any_pace_see_the_same(events: Events, sealed_at: set[int], readers: list[tuple[int, int]]) -> None:
-    """However often each reader looks, whatever is sealed meanwhile, each sees every event behind its number, once."""
+    """For any reads and seals, each reader sees every event after its number once."""
     log = logged(events[:1])
     reading = [(LogReader(log, after), after, pace, Events()) for after, pace in readers]
     for at, event in enumerate(events[1:], start=1):
@@ -209,8 +209,8 @@ def test_readers_of_any_pace_see_the_same(events: Events, sealed_at: set[int], r
         assert on_the_wire(seen) == on_the_wire(events[after + 1 :])
 
 
-def test_who_keeps_up_decodes_nothing() -> None:
-    """A reader that is never behind is given the very events that were written."""
+def test_reader_that_keeps_up_decodes_nothing() -> None:
+    """It gets the event objects that were written."""
     events = written(whole_turn())
     log = logged(events[:1])
     reader = LogReader(log)
@@ -228,10 +228,10 @@ def test_who_keeps_up_decodes_nothing() -> None:
 @pytest.mark.defect("V2", "B15")
 @settings(max_examples=150, deadline=None)
 @given(streams, stops, st.integers(0, 60), st.sampled_from([RunInterrupted(), None]))
-def test_a_log_ends_in_good_order_anywhere(
+def test_log_can_be_ended_after_any_event(
     events: Events, sealed_at: set[int], at: int, error: StageError | None
 ) -> None:
-    """Behind any of its events a log can be ended by itself: what was seen stays, then comes one terminal event."""
+    """The events so far stand, then one terminal event follows."""
     head = events[: at % (len(events) - 1) + 1]
     log = logged(head, sealed_at)
     log.break_off(error)
@@ -251,8 +251,8 @@ def test_a_log_ends_in_good_order_anywhere(
         ({"status": "in_progress"}, ["created", "in_progress", "failed"]),
     ],
 )
-def test_a_log_without_events_begins_before_it_ends(fields: dict[str, Any], said: list[str]) -> None:
-    """A server may die before it stored any event: what the stream is sure to have begun with is told all the same."""
+def test_log_without_events_begins_before_it_ends(fields: dict[str, Any], said: list[str]) -> None:
+    """If a server died before storing an event, the certain first events are added."""
     log = EventLog(started(**fields).response)
     log.break_off(RunInterrupted())
     assert types(checked(log.read())) == said
@@ -261,8 +261,8 @@ def test_a_log_without_events_begins_before_it_ends(fields: dict[str, Any], said
 # How much it takes
 
 
-def test_a_token_takes_16_bytes_at_most() -> None:
-    """A recorded response is kept in so much, sealed as it would be in its time, the objects around it included."""
+def test_token_takes_16_bytes_at_most() -> None:
+    """This holds for a recorded response with usual seals, objects included."""
     frames = list(read_frames(LONG / "parsed.jsonl", ParsedFrame))
     tokens = sum(
         len(frame.token_ids)
@@ -278,8 +278,8 @@ def test_a_token_takes_16_bytes_at_most() -> None:
 
 @pytest.mark.defect("V7")
 @pytest.mark.parametrize("call", [mcp_call, code_call])
-def test_what_a_tool_is_called_with_takes_its_text(call: Callable[..., Frames]) -> None:
-    """The deltas of arguments and of code are kept as texts; the item repeats them where it has a result."""
+def test_call_arguments_take_their_length(call: Callable[..., Frames]) -> None:
+    """Deltas of arguments and code are stored as text; the item repeats them if it has a result."""
     words = ["word "] * 1000
     log = logged(written((started(), *call(*words), finished())))
     log.seal()
@@ -291,8 +291,8 @@ def test_what_a_tool_is_called_with_takes_its_text(call: Callable[..., Frames]) 
     ("call", "done"),
     [(mcp_call("{}"), "mcp_call.completed"), (mcp_list(LISTED), "mcp_list_tools.completed")],
 )
-def test_a_log_that_lost_a_result_says_so(call: Frames, done: str) -> None:
-    """A server may die between the two events that tell how a call ended: the item has no result, and is not whole."""
+def test_log_without_its_result_marks_the_item(call: Frames, done: str) -> None:
+    """If a server died between the two last events of a call, the item is incomplete."""
     events = written((started(), *call, finished()))
     log = logged(events[: types(events).index(done) + 1])
     log.break_off(RunInterrupted())
@@ -304,8 +304,8 @@ def test_a_log_that_lost_a_result_says_so(call: Frames, done: str) -> None:
     "frames",
     [whole_turn(), rare_turn(), summarised_turn(), in_background(whole_turn()), served_turns(), asking_turn()],
 )
-def test_what_can_be_told_takes_a_byte(frames: Frames) -> None:
-    """Whatever begins, closes and ends is one byte; only what is new is whole, and deltas are their texts."""
+def test_predictable_event_takes_one_byte(frames: Frames) -> None:
+    """Only new information is stored whole, and deltas as their texts."""
     events = written(frames)
     told = [event for event in events if not isinstance(event, Delta) and not is_news(event)]
     log = logged(events, range(len(events)))

@@ -80,8 +80,8 @@ async def endless(frames: Iterable[ConversedFrame]) -> AsyncGenerator[ConversedF
 
 @pytest.mark.defect("B21", "B22")
 @pytest.mark.parametrize("reason", ["stop", "length", "content_filter", "cancelled"])
-async def test_a_response_is_stored_as_its_end_shows_it(live: LiveResponses, reason: FinishReason) -> None:
-    """Every event passes as it came; input, output, usage and log are kept, also where the engine was told to stop."""
+async def test_response_is_stored_as_it_ended(live: LiveResponses, reason: FinishReason) -> None:
+    """Every event passes unchanged; input, output, usage and log are stored, even after a cancel."""
     frames = (*CUT, finished(reason)) if reason != "stop" else TURN
     events = await persisted(live, frames)
     assert events == written(frames)
@@ -90,8 +90,8 @@ async def test_a_response_is_stored_as_its_end_shows_it(live: LiveResponses, rea
 
 
 @pytest.mark.defect("V1", "B21")
-async def test_a_response_that_fails_in_the_background_says_so(live: LiveResponses) -> None:
-    """The failure of an engine is stored as an end, and was an event before."""
+async def test_failed_background_response_is_stored(live: LiveResponses) -> None:
+    """The failure is an event first, then stored as the end."""
     events = await persisted(live, in_background(CUT), EngineFailed("It died."))
     stored, log = await kept(live.store)
     assert stored.response == final(events)
@@ -99,23 +99,23 @@ async def test_a_response_that_fails_in_the_background_says_so(live: LiveRespons
     assert log == events
 
 
-async def test_the_end_is_seen_only_once_it_is_stored(live: LiveResponses) -> None:
-    """Whoever asks for the response at the terminal event finds that it has ended, and not before."""
+async def test_end_is_sent_after_it_is_stored(live: LiveResponses) -> None:
+    """At the terminal event the stored response has ended, and not before."""
     async with stream(live, source(TURN)) as events:
         statuses = [(await kept(live.store))[0].response.status async for _ in events]
     assert statuses == ["in_progress"] * (len(EVENTS) - 1) + ["completed"]
 
 
-async def test_tokens_are_kept_and_told_to_nobody(live: LiveResponses) -> None:
-    """The tokens of an item are in the store, under its id, and not among the events."""
+async def test_tokens_are_stored_and_not_sent(live: LiveResponses) -> None:
+    """They are in the store under the item's id, and not among the events."""
     thought = (ReasoningOpened(), ItemDelta("So."), ItemClosed(complete=True, token_ids=(1, 2)))
     events = await persisted(live, (started(), *thought, *message("Hello!"), finished()))
     assert all(isinstance(event, Event) for event in events)
     assert (await kept(live.store))[0].tokens == {"rs_10000": (1, 2)}
 
 
-async def test_results_are_kept_and_told_to_nobody(live: LiveResponses) -> None:
-    """What a call gave the model to read is in the store, under the item's id, and not among the events."""
+async def test_results_are_stored_and_not_sent(live: LiveResponses) -> None:
+    """They are in the store under the item's id, and not among the events."""
 
     async def running(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
         async for frame in source:
@@ -129,7 +129,7 @@ async def test_results_are_kept_and_told_to_nobody(live: LiveResponses) -> None:
 
 
 async def test_store_false_keeps_nothing(live: LiveResponses) -> None:
-    """A response that asks not to be stored never reaches the store."""
+    """The response never reaches the store."""
     events = await persisted(live, (started(store=False), *TURN[1:]))
     assert final(events).status == "completed"
     assert await live.store.get("resp_1", "") is None
@@ -140,8 +140,8 @@ async def test_store_false_keeps_nothing(live: LiveResponses) -> None:
 
 
 @pytest.mark.defect("B23")
-async def test_a_task_that_is_cancelled_leaves_a_cancelled_response(live: LiveResponses) -> None:
-    """The cancellation goes on, and what was said is stored with an end."""
+async def test_cancelled_task_leaves_a_cancelled_response(live: LiveResponses) -> None:
+    """The cancellation goes on, and the output so far is stored with an end."""
 
     async def consume() -> None:
         async with stream(live, endless(CUT[:3])) as events:
@@ -156,7 +156,7 @@ async def test_a_task_that_is_cancelled_leaves_a_cancelled_response(live: LiveRe
     await settled(live, "cancelled")
 
 
-async def test_a_reader_who_leaves_leaves_a_cancelled_response(live: LiveResponses) -> None:
+async def test_closed_stream_leaves_a_cancelled_response(live: LiveResponses) -> None:
     """A stage that is closed in mid-stream stores an end as well."""
     async with stream(live, endless(CUT[:3])) as events:
         for _ in range(5):
@@ -165,8 +165,8 @@ async def test_a_reader_who_leaves_leaves_a_cancelled_response(live: LiveRespons
 
 
 @pytest.mark.defect("V1")
-async def test_a_bug_behind_emit_leaves_a_failed_response(live: LiveResponses) -> None:
-    """What a stage of somebody's own raises goes on to whoever runs the pipeline; the response has failed."""
+async def test_bug_after_emit_leaves_a_failed_response(live: LiveResponses) -> None:
+    """An error of a plug-in stage reaches the caller of the pipeline."""
 
     async def broken(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
         async for frame in source:
@@ -182,8 +182,8 @@ async def test_a_bug_behind_emit_leaves_a_failed_response(live: LiveResponses) -
     assert "Internal error" in response.error.message
 
 
-async def test_a_stage_that_loses_the_end_leaves_a_failed_response(live: LiveResponses) -> None:
-    """A stream that just stops is a bug, and no reader waits for more."""
+async def test_lost_end_leaves_a_failed_response(live: LiveResponses) -> None:
+    """A stream without a terminal event is a bug, and no reader waits for more."""
 
     async def losing(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
         async for frame in source:
@@ -196,8 +196,8 @@ async def test_a_stage_that_loses_the_end_leaves_a_failed_response(live: LiveRes
     await settled(live, "failed")
 
 
-async def test_a_stage_that_loses_the_beginning_is_a_bug(live: LiveResponses) -> None:
-    """Nothing is begun that nobody knows the request of."""
+async def test_lost_beginning_is_a_bug(live: LiveResponses) -> None:
+    """A response without a request is not begun."""
 
     async def late() -> AsyncGenerator[EmittedFrame, None]:
         for event in EVENTS:
@@ -209,8 +209,8 @@ async def test_a_stage_that_loses_the_beginning_is_a_bug(live: LiveResponses) ->
 
 
 @pytest.mark.defect("B22")
-async def test_what_somebody_else_ended_goes_no_further(live: LiveResponses) -> None:
-    """Once a run is broken off, the stage stops at the next frame: the log has the rest for whoever reads on."""
+async def test_broken_off_run_stops_the_stage(live: LiveResponses) -> None:
+    """It stops at the next frame, and the log has the end."""
     async with stream(live, source(TURN)) as events:
         seen = [await anext(events) for _ in range(5)]
         (run,) = live
@@ -234,8 +234,8 @@ async def settled(live: LiveResponses, status: str) -> Any:
 
 
 @pytest.mark.parametrize("fault", ["stalls", "is down"])
-async def test_a_stream_never_waits_for_the_store(tmp_path: Path, fault: str) -> None:
-    """All events pass at once though the store is out of reach for seconds; only the end waits, and not for long."""
+async def test_stream_never_waits_for_the_store(tmp_path: Path, fault: str) -> None:
+    """All events pass at once without the store; only the end waits, for a bounded time."""
     database = Faulty(SqliteDatabase(tmp_path / "store.sqlite3"))
     store = Store(database)
     await store.open()

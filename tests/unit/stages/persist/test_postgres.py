@@ -32,8 +32,8 @@ async def ask(url: str, sql: str) -> None:
     await connection.close()
 
 
-async def test_servers_that_start_at_once_make_one_schema(url: str) -> None:
-    """However many open an empty database at the same moment, each finds it ready."""
+async def test_servers_that_start_together_make_one_schema(url: str) -> None:
+    """Each finds an empty database ready, however many open it at once."""
     stores = [Store(PostgresDatabase(url)) for _ in range(5)]
     await asyncio.gather(*(store.open() for store in stores))
     await asyncio.gather(*(keep(store, stored(f"resp_{n}")) for n, store in enumerate(stores)))
@@ -41,8 +41,8 @@ async def test_servers_that_start_at_once_make_one_schema(url: str) -> None:
     await asyncio.gather(*(store.close() for store in stores))
 
 
-async def test_a_newer_schema_is_refused(url: str) -> None:
-    """A database that a newer penstock has written is left as it is."""
+async def test_newer_schema_is_refused(url: str) -> None:
+    """A database of a newer version is left unchanged."""
     await ask(url, "create table schema_version (version bigint); insert into schema_version values (99)")
     with pytest.raises(StoreFailed, match="schema version 99, and this penstock knows versions up to"):
         await Store(PostgresDatabase(url)).open()
@@ -58,8 +58,8 @@ async def test_a_newer_schema_is_refused(url: str) -> None:
         ("postgresql://ann:secret@127.0.0.1:1/responses?sslmode=secret", "cannot be opened"),
     ],
 )
-async def test_a_server_that_is_not_there_is_named_without_the_password(url: str, told: str) -> None:
-    """Where nothing can be opened, one line says so, and tells nobody what is secret."""
+async def test_connection_error_hides_the_password(url: str, told: str) -> None:
+    """One line names the server without its secrets."""
     store = Store(PostgresDatabase(url))
     with pytest.raises(StoreFailed, match=told) as failure:
         await store.open()
@@ -69,15 +69,15 @@ async def test_a_server_that_is_not_there_is_named_without_the_password(url: str
     await store.close()
 
 
-async def test_a_database_that_is_not_there_is_refused(postgres: Postgres | Elsewhere) -> None:
-    """What the server itself says of a wrong name is passed on."""
+async def test_missing_database_is_refused(postgres: Postgres | Elsewhere) -> None:
+    """The server's own message is passed on."""
     with pytest.raises(StoreFailed, match="does not exist"):
         await Store(PostgresDatabase(postgres.url.replace("/postgres", "/nowhere"))).open()
 
 
 @pytest.mark.defect("18")
-async def test_a_server_that_restarts_loses_nothing() -> None:
-    """While PostgreSQL is away runs go on and requests are refused by name; when it is back all is there."""
+async def test_restarted_postgres_loses_nothing() -> None:
+    """While it is away runs go on and requests are refused; afterwards everything is there."""
     with running() as server:
         async with opened(server.url) as store:
             await keep(store, stored("resp_1"))
@@ -99,8 +99,8 @@ async def test_a_server_that_restarts_loses_nothing() -> None:
             assert [block.data for block in await store.blocks("resp_2")] == [b"before", b"during", b"end"]
 
 
-async def test_a_lost_connection_is_made_again(url: str) -> None:
-    """When the server ends our connections, what comes next is carried out all the same."""
+async def test_lost_connection_is_reopened(url: str) -> None:
+    """The next change is carried out."""
     async with opened(url) as store:
         await keep(store, stored("resp_1"))
         await ask(url, "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'penstock'")
@@ -109,8 +109,8 @@ async def test_a_lost_connection_is_made_again(url: str) -> None:
         assert await store.get("resp_2", "") == stored("resp_2")
 
 
-async def test_groups_that_wait_for_each_other_are_tried_again(url: str) -> None:
-    """When two servers' groups need the same rows in another order, both are carried out in the end."""
+async def test_deadlocked_groups_are_retried(url: str) -> None:
+    """Two servers' groups need the same rows in another order, and both succeed."""
     async with opened(url) as store:
         for name in ("conv_1", "conv_2"):
             await store.conversations.create(conversation(name), "")
@@ -126,8 +126,8 @@ async def test_groups_that_wait_for_each_other_are_tried_again(url: str) -> None
         assert not store.is_degraded
 
 
-async def test_an_end_waits_for_who_claims_its_run(url: str) -> None:
-    """Two servers that settle one response at the same moment do so one after the other, and the second in vain."""
+async def test_end_and_claim_exclude_each_other(url: str) -> None:
+    """If two servers settle one response at once, the second has no effect."""
     async with opened(url, stale=0) as one, opened(url, stale=0) as two:
         for number in range(20):
             one.begin(begun(stored(f"resp_{number}")))
@@ -144,7 +144,7 @@ async def test_an_end_waits_for_who_claims_its_run(url: str) -> None:
             assert (await one.blocks(kept.response.id) == ()) is is_claimed
 
 
-def test_a_connection_that_died_in_the_middle_of_a_word_is_lost() -> None:
-    """What asyncpg then says of itself is no word of the database: the change is tried again, on a new connection."""
+def test_connection_in_a_broken_state_is_reopened() -> None:
+    """An internal error of asyncpg counts as a lost connection, and the change is retried."""
     with pytest.raises(Unavailable), _named_errors():
         raise asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")

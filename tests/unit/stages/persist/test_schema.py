@@ -75,8 +75,8 @@ async def leave(store_at: str, changes: Iterable[Change]) -> None:
         file.execute(f"pragma user_version = {WITHOUT_RESULTS['sqlite']}")
 
 
-async def test_a_database_without_results_is_read_and_gets_some(store_at: str) -> None:
-    """What was kept before there were results has none and is whole; what comes behind it has them."""
+async def test_database_without_results_is_migrated(store_at: str) -> None:
+    """Older responses have no results and are whole; new ones have them."""
     await leave(store_at, LEFT)
     for number in (2, 3):  # the second time nothing is left to be brought over
         async with opened(store_at) as store:

@@ -43,8 +43,8 @@ def _json(value: object) -> str:
 
 
 @pytest.mark.parametrize("version", [1, 3, 6])
-async def test_an_older_file_is_brought_to_today(path: Path, version: int) -> None:
-    """A file of any older version keeps its responses, which are nobody's, and the items in them are found."""
+async def test_older_file_is_migrated(path: Path, version: int) -> None:
+    """Responses of any older version are kept without an owner, and their items are found."""
     older = (stored("resp_1", *ITEMS), stored("resp_2", ITEMS[0], previous_response_id="resp_1", status="failed"))
     first_file(path, version, *older)
     async with opened(str(path)) as store:
@@ -61,8 +61,8 @@ async def test_an_older_file_is_brought_to_today(path: Path, version: int) -> No
         assert [each.response.id for each in await store.chain("resp_3", "")] == ["resp_2", "resp_3"]
 
 
-async def test_a_file_that_another_process_has_is_waited_for(path: Path) -> None:
-    """Of servers that start at once on a new file, each waits until the other has made it what it is to be."""
+async def test_locked_file_is_waited_for(path: Path) -> None:
+    """Servers that start together on a new file wait for each other."""
     path.parent.mkdir()
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("begin immediate")
@@ -71,8 +71,8 @@ async def test_a_file_that_another_process_has_is_waited_for(path: Path) -> None
             await keep(store, stored("resp_1"))
 
 
-async def test_a_newer_schema_is_refused(path: Path) -> None:
-    """A file that a newer penstock has written is left as it is."""
+async def test_newer_schema_is_refused(path: Path) -> None:
+    """A file of a newer version is left unchanged."""
     path.parent.mkdir()
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("pragma user_version = 99")
@@ -83,8 +83,8 @@ async def test_a_newer_schema_is_refused(path: Path) -> None:
         assert connection.execute("select count(*) from sqlite_master").fetchone() == (0,)
 
 
-def test_what_is_no_database_is_refused(path: Path) -> None:
-    """A foreign file is named and left as it is."""
+def test_foreign_file_is_refused(path: Path) -> None:
+    """It is named and left unchanged."""
     path.parent.mkdir()
     path.write_text("Dear diary, " * 100)
     with pytest.raises(StoreFailed, match=r"store\.sqlite3"):
@@ -92,15 +92,15 @@ def test_what_is_no_database_is_refused(path: Path) -> None:
     assert path.read_text().startswith("Dear diary")
 
 
-async def test_a_place_without_room_for_a_file_is_refused(tmp_path: Path) -> None:
-    """A path that cannot be made fails when the store is opened, not at the first response."""
+async def test_impossible_path_is_refused(tmp_path: Path) -> None:
+    """The error comes when the store opens, not at the first response."""
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreFailed, match="cannot be opened"):
         await Store(SqliteDatabase(tmp_path / "file" / "store.sqlite3")).open()
 
 
-async def test_a_full_disk_loses_nothing(path: Path) -> None:
-    """Without room runs go on and requests are refused; what is stored stays readable, and room makes all good."""
+async def test_full_disk_loses_nothing(path: Path) -> None:
+    """Runs go on and requests are refused; the stored data stays readable, and space restores the rest."""
     database = SqliteDatabase(path)
     store = Store(database)
     await store.open()
@@ -123,7 +123,7 @@ async def test_a_full_disk_loses_nothing(path: Path) -> None:
     await store.close()
 
 
-async def test_a_file_that_stays_locked_loses_nothing(path: Path) -> None:
+async def test_locked_file_loses_nothing(path: Path) -> None:
     """While another process holds the file, runs go on, requests are refused and the loop is free."""
     database = SqliteDatabase(path)
     store = Store(database)
@@ -143,8 +143,8 @@ async def test_a_file_that_stays_locked_loses_nothing(path: Path) -> None:
     await store.close()
 
 
-async def test_the_loop_runs_while_the_store_waits(path: Path) -> None:
-    """A change that waits for a locked file holds up neither the loop nor a reader."""
+async def test_loop_runs_while_the_store_waits(path: Path) -> None:
+    """A change that waits for a locked file delays neither the loop nor a reader."""
     async with opened(str(path)) as store:
         await keep(store, stored("resp_1"))
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -156,8 +156,8 @@ async def test_the_loop_runs_while_the_store_waits(path: Path) -> None:
         await keeping
 
 
-async def test_changes_that_wait_are_committed_together(path: Path) -> None:
-    """Two hundred responses that end at once are a handful of transactions."""
+async def test_waiting_changes_are_committed_together(path: Path) -> None:
+    """Two hundred responses that end at once are a few transactions."""
     database = SqliteDatabase(path)
     store = Store(database)
     await store.open()
@@ -168,8 +168,8 @@ async def test_changes_that_wait_are_committed_together(path: Path) -> None:
     await store.close()
 
 
-async def test_a_deleted_response_gives_its_room_back(path: Path) -> None:
-    """The size that is reported is what is in use, not what the file once took."""
+async def test_deleted_response_frees_its_space(path: Path) -> None:
+    """The reported size is the space in use."""
     async with opened(str(path)) as store:
         empty = (await store.sweep(3600, 3600)).bytes
         await keep(store, stored("resp_1", instructions="x" * 1_000_000))

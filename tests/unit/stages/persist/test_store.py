@@ -20,8 +20,8 @@ from tests.support.stored_responses import ITEMS, begun, keep, stored
 OWNED = {f"resp_{owner}": replace(stored(f"resp_{owner}"), origin=Origin(owner)) for owner in ("", "ann", "bob")}
 
 
-async def test_every_item_comes_back_as_it_was(store: Store) -> None:
-    """Input and output items of every type survive the store, fields left out, tokens and results included."""
+async def test_every_item_is_read_back(store: Store) -> None:
+    """Items of every type survive, with absent fields, tokens and results."""
     output = tuple(item for item in ITEMS if isinstance(item, OutputItem))
     kept = replace(
         stored("resp_1", *ITEMS, output=output),
@@ -47,14 +47,14 @@ async def test_every_item_comes_back_as_it_was(store: Store) -> None:
         },
     ],
 )
-async def test_every_end_of_a_response_comes_back_as_it_was(store: Store, fields: dict[str, Any]) -> None:
-    """A response is kept whole, whatever its state, and text that is no Unicode as well."""
+async def test_every_status_is_read_back(store: Store, fields: dict[str, Any]) -> None:
+    """A response is stored whole in any state, with text that is no Unicode as well."""
     await keep(store, stored("resp_1", **fields))
     assert await store.get("resp_1", "") == stored("resp_1", **fields)
 
 
-async def test_an_unknown_id_is_none(store: Store) -> None:
-    """What was never kept is not an error."""
+async def test_unknown_id_is_none(store: Store) -> None:
+    """It is no error."""
     assert await store.get("resp_none", "") is None
     assert await store.chain("resp_none", "") == ()
     assert await store.history("resp_none", "") is None
@@ -65,8 +65,8 @@ async def test_an_unknown_id_is_none(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "resp_\0", "resp_\ud800", "x" * 10_000])
-async def test_an_id_that_cannot_exist_is_unknown(store: Store, name: str) -> None:
-    """A client may ask for any id: those that no database takes are not found, like all others."""
+async def test_impossible_id_is_unknown(store: Store, name: str) -> None:
+    """An id that no database accepts is not found, like any other."""
     assert await store.get(name, "") is None
     assert await store.history(name, "") is None
     assert await store.items([name], "") == {}
@@ -75,8 +75,8 @@ async def test_an_id_that_cannot_exist_is_unknown(store: Store, name: str) -> No
     assert not await store.conversations.delete(name, "")
 
 
-async def test_a_response_is_read_while_it_is_made(store: Store) -> None:
-    """What was queued a moment ago is read already: the response as it began, its input items, its events so far."""
+async def test_running_response_can_be_read(store: Store) -> None:
+    """Queued writes are readable: the initial response, its input items, its events so far."""
     first = stored("resp_1", ITEMS[0])
     store.begin(begun(first))
     store.append("resp_1", Block(0, 2, b"ab"))
@@ -90,8 +90,8 @@ async def test_a_response_is_read_while_it_is_made(store: Store) -> None:
     assert await store.blocks("resp_1") == (Block(0, 2, b"ab"), Block(2, 5, b"\0"), Block(7, 1, b""))
 
 
-async def test_a_second_beginning_changes_nothing(store: Store) -> None:
-    """A response that is kept already, as one from the background is, begins without harm."""
+async def test_second_beginning_changes_nothing(store: Store) -> None:
+    """A response that is stored already, as one from the background is, begins without harm."""
     await keep(store, stored("resp_1"))
     store.begin(begun(stored("resp_1", ITEMS[0])))
     store.append("resp_1", Block(0, 1, b"late"))
@@ -100,7 +100,7 @@ async def test_a_second_beginning_changes_nothing(store: Store) -> None:
 
 
 async def test_store_false_keeps_nothing(store: Store) -> None:
-    """The end of a response that asked for it leaves no trace."""
+    """The end of such a response leaves no trace."""
     unkept = stored("resp_1", ITEMS[0], store=False)
     await store.end(unkept, Block(0, 1, b"x"))
     assert await store.get("resp_1", "") is None
@@ -108,8 +108,8 @@ async def test_store_false_keeps_nothing(store: Store) -> None:
     assert await store.items(["msg_1"], "") == {}
 
 
-async def test_a_chain_is_told_oldest_first(store: Store) -> None:
-    """The chain of a response is its ancestors in order, itself last, and no others."""
+async def test_chain_is_ordered_from_oldest_to_newest(store: Store) -> None:
+    """It is the ancestors in order and the response itself, and no others."""
     first, second = stored("resp_b"), stored("resp_c", previous_response_id="resp_b")
     third = stored("resp_a", ITEMS[0], previous_response_id="resp_c")
     aside = stored("resp_d", previous_response_id="resp_b")
@@ -119,16 +119,16 @@ async def test_a_chain_is_told_oldest_first(store: Store) -> None:
     assert await store.chain("resp_b", "") == (first,)
 
 
-async def test_a_chain_begins_behind_a_missing_ancestor(store: Store) -> None:
-    """What an ancestor that is gone had continued is out of reach."""
+async def test_chain_begins_after_a_missing_ancestor(store: Store) -> None:
+    """The ancestors of a deleted response are out of reach."""
     await keep(store, stored("resp_1"))
     await keep(store, stored("resp_3", previous_response_id="resp_2"))
     await keep(store, stored("resp_4", previous_response_id="resp_3"))
     assert [each.response.id for each in await store.chain("resp_4", "")] == ["resp_3", "resp_4"]
 
 
-async def test_a_history_is_all_items_tokens_and_results_of_a_chain(store: Store) -> None:
-    """The history of a response is what each of its chain took in and put out, with tokens and results of all."""
+async def test_history_has_items_tokens_and_results_of_the_chain(store: Store) -> None:
+    """It is the inputs and outputs of the chain, with all tokens and results."""
     first = replace(stored("resp_1", ITEMS[0]), tokens={"msg_resp_1": (1, 2)}, results={"ci_1": "7"})
     second = replace(stored("resp_2", ITEMS[1], previous_response_id="resp_1"), tokens={"msg_resp_2": (3,)})
     second = replace(second, results={"ci_2": "", "ws_1": "a page"})
@@ -142,8 +142,8 @@ async def test_a_history_is_all_items_tokens_and_results_of_a_chain(store: Store
 
 
 @pytest.mark.defect("B18", "46")
-async def test_branches_of_one_response_are_isolated(store: Store) -> None:
-    """Two continuations of one response, made at once, see it and themselves, and never each other."""
+async def test_branches_are_isolated(store: Store) -> None:
+    """Two continuations of one response, made at once, never see each other."""
     root = stored("resp_root", ITEMS[0])
     branches = [stored(f"resp_{n}", ITEMS[n], previous_response_id="resp_root") for n in (1, 2)]
     await keep(store, root)
@@ -154,8 +154,8 @@ async def test_branches_of_one_response_are_isolated(store: Store) -> None:
 
 
 @pytest.mark.defect("B19")
-async def test_a_run_does_not_show_in_what_is_kept(store: Store) -> None:
-    """While a continuation is made, the response that it continues stays what it was, and the new one has no output."""
+async def test_run_does_not_change_stored_data(store: Store) -> None:
+    """During a continuation, its parent is unchanged, and the new response has no output."""
     await keep(store, stored("resp_1"))
     store.begin(begun(stored("resp_2", ITEMS[0], previous_response_id="resp_1")))
     store.append("resp_2", Block(0, 1, b"x"))
@@ -166,8 +166,8 @@ async def test_a_run_does_not_show_in_what_is_kept(store: Store) -> None:
 
 
 @pytest.mark.defect("B30", "V21")
-async def test_a_response_belongs_to_its_owner(store: Store) -> None:
-    """Whatever somebody else asks for by its id, and tries to delete, does not exist for them."""
+async def test_response_belongs_to_its_owner(store: Store) -> None:
+    """For anyone else it cannot be read or deleted."""
     for kept in OWNED.values():
         await keep(store, kept)
     for response_id, kept in OWNED.items():
@@ -183,8 +183,8 @@ async def test_a_response_belongs_to_its_owner(store: Store) -> None:
 
 
 @pytest.mark.defect("B30")
-async def test_an_id_is_not_taken_over(store: Store) -> None:
-    """Who begins a response under an id that exists gets nothing of the other's, and leaves it as it was."""
+async def test_id_cannot_be_taken_over(store: Store) -> None:
+    """A response begun under an existing id gets none of its data, and does not change it."""
     await keep(store, OWNED["resp_ann"])
     thief = replace(stored("resp_ann", ITEMS[0], model="other"), origin=Origin("bob"))
     await keep(store, thief)
@@ -193,15 +193,15 @@ async def test_an_id_is_not_taken_over(store: Store) -> None:
     assert await store.items(["msg_1"], "bob") == {}
 
 
-async def test_a_chain_ends_at_another_owner(store: Store) -> None:
-    """A response that names somebody else's as the one it continues does not lead there."""
+async def test_chain_ends_at_another_owner(store: Store) -> None:
+    """A response cannot continue another owner's."""
     await keep(store, OWNED["resp_ann"])
     await keep(store, replace(stored("resp_1", previous_response_id="resp_ann"), origin=Origin("bob")))
     assert [each.response.id for each in await store.chain("resp_1", "bob")] == ["resp_1"]
 
 
 async def test_items_are_found_by_id(store: Store) -> None:
-    """Every item is found by its id, input or output, and what nobody stored is left out."""
+    """Every input and output item is found, and unknown ids are left out."""
     await keep(store, stored("resp_1", *ITEMS))
     found = await store.items([*(item.id for item in ITEMS), "msg_resp_1", "msg_none"], "")
     assert found == {item.id: item for item in (*ITEMS, *stored("resp_1").response.output)}
@@ -209,8 +209,8 @@ async def test_items_are_found_by_id(store: Store) -> None:
     assert len(await store.items([f"msg_{n}" for n in range(2_000)], "")) == 4
 
 
-async def test_items_with_impossible_ids_harm_nobody(store: Store) -> None:
-    """What a client calls its items is its own business: those of them that no index takes are kept all the same."""
+async def test_items_with_impossible_ids_are_stored(store: Store) -> None:
+    """Clients may choose any ids: those that no index accepts are stored all the same."""
     names = ("", "a\0b", "\ud800", "x" * 10_000, "fine")
     items = tuple(Message(name, "completed", "user", (InputText(name),)) for name in names)
     await keep(store, stored("resp_1", *items))
@@ -218,8 +218,8 @@ async def test_items_with_impossible_ids_harm_nobody(store: Store) -> None:
     assert await store.items(names, "") == {"fine": items[-1]}
 
 
-async def test_of_items_with_one_id_the_latest_counts(store: Store) -> None:
-    """An item that was stored twice is what it was stored as last."""
+async def test_latest_item_of_an_id_counts(store: Store) -> None:
+    """An item that was stored twice is the later one."""
     one, two = (Message("msg_1", "completed", "user", (InputText(text),)) for text in ("one", "two"))
     await keep(store, stored("resp_b", one))
     await keep(store, stored("resp_a", two))
@@ -228,8 +228,8 @@ async def test_of_items_with_one_id_the_latest_counts(store: Store) -> None:
     assert await store.items(["msg_1"], "") == {"msg_1": one}
 
 
-async def test_what_is_deleted_is_gone_with_its_items_and_events(store: Store) -> None:
-    """Deleting takes the response, its events and its items, and leaves those that another response holds too."""
+async def test_deleting_removes_items_and_events(store: Store) -> None:
+    """Items that another response has too are kept."""
     for number, items in ((1, (ITEMS[0], ITEMS[1])), (2, (ITEMS[0],)), (3, ())):
         store.begin(begun(stored(f"resp_{number}", *items, previous_response_id=f"resp_{number - 1}")))
         store.append(f"resp_{number}", Block(0, 1, b"x"))
@@ -243,8 +243,8 @@ async def test_what_is_deleted_is_gone_with_its_items_and_events(store: Store) -
     assert [each.response.id for each in await store.chain("resp_3", "")] == ["resp_2", "resp_3"]
 
 
-async def test_what_is_deleted_while_it_runs_stays_away(store: Store) -> None:
-    """A run whose response was deleted goes on, and nothing of it comes back."""
+async def test_deleted_running_response_stays_deleted(store: Store) -> None:
+    """Its run goes on, and nothing of it is stored."""
     store.begin(begun(stored("resp_1", ITEMS[0])))
     assert await store.delete("resp_1", "")
     store.append("resp_1", Block(0, 1, b"x"))
@@ -255,8 +255,8 @@ async def test_what_is_deleted_while_it_runs_stays_away(store: Store) -> None:
 
 
 @pytest.mark.defect("18")
-async def test_a_store_is_read_again_after_a_restart(store_at: str) -> None:
-    """What one server kept, the next one on the same database finds."""
+async def test_data_survives_a_restart(store_at: str) -> None:
+    """The next server on the same database reads it."""
     for number in (1, 2):
         async with opened(store_at) as store:
             await keep(store, stored(f"resp_{number}"))
@@ -266,15 +266,15 @@ async def test_a_store_is_read_again_after_a_restart(store_at: str) -> None:
 
 @pytest.mark.defect("18")
 async def test_two_servers_share_a_store(store: Store, store_at: str) -> None:
-    """A second server on the same database sees what the first has kept, and the other way round."""
+    """Each sees the data of the other."""
     async with opened(store_at) as other:
         await asyncio.gather(*(keep(each, stored(f"resp_{n}")) for n, each in enumerate([store, other] * 20)))
         assert await other.get("resp_0", "") == stored("resp_0")
         assert await store.get("resp_39", "") == stored("resp_39")
 
 
-async def test_an_expired_log_says_so(store: Store) -> None:
-    """The events of a response that is kept longer than they are end in an error, not in an empty stream."""
+async def test_expired_log_is_an_error(store: Store) -> None:
+    """If events are deleted before their response, reading them is an error, not an empty stream."""
     await keep(store, stored("resp_1"))
     assert await store.blocks("resp_1") == ()
     await store.sweep(keep_responses=3600, keep_logs=-1)
@@ -283,8 +283,8 @@ async def test_an_expired_log_says_so(store: Store) -> None:
     assert await store.get("resp_1", "") == stored("resp_1")
 
 
-async def test_results_are_found_by_the_id_of_the_item(store: Store) -> None:
-    """Whoever sends a call again, or refers to it, has its result: from whoever made it, and for its owner only."""
+async def test_results_are_found_by_item_id(store: Store) -> None:
+    """A call that is sent or referred to again has its result, for its owner only."""
     made = replace(stored("resp_1"), results={"msg_resp_1": "7", "ci_1": ""}, origin=Origin("ann"))
     await keep(store, made)
     again = replace(stored("resp_2", *made.response.output), results={"msg_resp_2": "8"}, origin=Origin("ann"))

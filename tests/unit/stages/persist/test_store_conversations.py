@@ -54,7 +54,7 @@ async def reply(store: Store, response_id: str, *given: Item, **fields: Any) -> 
     return made
 
 
-async def test_a_conversation_comes_back_as_it_was_created(store: Store) -> None:
+async def test_conversation_is_read_back(store: Store) -> None:
     """Metadata and items of every type survive; without items it is empty."""
     await store.conversations.create(conversation(**TOPIC), "", ITEMS)
     await store.conversations.create(conversation("conv_2"), "")
@@ -63,8 +63,8 @@ async def test_a_conversation_comes_back_as_it_was_created(store: Store) -> None
     assert await items(store, "conv_2") == ()
 
 
-async def test_an_unknown_conversation_is_none(store: Store) -> None:
-    """What was never created is not an error."""
+async def test_unknown_conversation_is_none(store: Store) -> None:
+    """It is no error."""
     for name in ("conv_none", "conv_\0", ""):
         assert await store.conversations.get(name, "") is None
         assert await store.conversations.items(name, "") is None
@@ -77,7 +77,7 @@ async def test_an_unknown_conversation_is_none(store: Store) -> None:
 
 
 async def test_metadata_is_replaced(store: Store) -> None:
-    """An update leaves all but the metadata as it was."""
+    """An update changes nothing else."""
     await store.conversations.create(conversation(**TOPIC), "", ITEMS[:1])
     assert await store.conversations.update("conv_1", "", {"a": "\0"}) == conversation(a="\0")
     assert await store.conversations.get("conv_1", "") == conversation(a="\0")
@@ -85,8 +85,8 @@ async def test_metadata_is_replaced(store: Store) -> None:
 
 
 @pytest.mark.defect("B30", "V21")
-async def test_a_conversation_belongs_to_its_owner(store: Store) -> None:
-    """Nobody else reads it, changes it, adds to it, or finds its items."""
+async def test_conversation_belongs_to_its_owner(store: Store) -> None:
+    """For anyone else it cannot be read, changed or extended, and its items are not found."""
     await store.conversations.create(conversation(), "ann", ITEMS[:2])
     assert await store.conversations.get("conv_1", "bob") is None
     assert await store.conversations.items("conv_1", "bob") is None
@@ -104,8 +104,8 @@ async def test_a_conversation_belongs_to_its_owner(store: Store) -> None:
     assert history.items == ITEMS[:2]
 
 
-async def test_items_are_added_in_order_and_read_in_part(store: Store) -> None:
-    """Items keep their order over any number of additions, whoever makes them; the first ones can be read alone."""
+async def test_items_keep_their_order(store: Store) -> None:
+    """This holds over any number of additions; the first ones can be read alone."""
     await store.conversations.create(conversation(), "", ITEMS[:2])
     assert await store.conversations.add_items("conv_1", "", ITEMS[2:5])
     assert await store.conversations.add_items("conv_1", "", ITEMS[5:])
@@ -115,8 +115,8 @@ async def test_items_are_added_in_order_and_read_in_part(store: Store) -> None:
     assert first.items == ITEMS[:3]
 
 
-async def test_additions_at_once_are_all_kept(store: Store, other: Store) -> None:
-    """Two servers that add to one conversation at the same moment do so one after the other."""
+async def test_concurrent_additions_are_all_kept(store: Store, other: Store) -> None:
+    """Two servers that add at the same moment do so one after the other."""
     await store.conversations.create(conversation(), "")
     named = [Message(f"msg_{n}", "completed", "user", (InputText(""),)) for n in range(20)]
     await asyncio.gather(
@@ -130,8 +130,8 @@ async def test_additions_at_once_are_all_kept(store: Store, other: Store) -> Non
     assert all(int(second[4:]) == int(first[4:]) + 1 for first, second in zip(kept[::2], kept[1::2], strict=True))
 
 
-async def test_an_item_is_taken_out(store: Store) -> None:
-    """The others keep their order, and what comes next goes behind them; of two with one id the last one goes."""
+async def test_item_is_deleted(store: Store) -> None:
+    """The others keep their order, and new ones follow; of two with one id the last goes."""
     await store.conversations.create(conversation(), "", (*ITEMS[:3], ITEMS[0]))
     assert not await store.conversations.delete_item("conv_1", "", "msg_none")
     assert not await store.conversations.delete_item("conv_1", "", "\ud800")
@@ -143,7 +143,7 @@ async def test_an_item_is_taken_out(store: Store) -> None:
 
 
 async def test_items_with_impossible_ids_are_kept(store: Store) -> None:
-    """An id that no index takes is in the item all the same."""
+    """An id that no index accepts is in the item all the same."""
     odd = tuple(
         Message(name, "completed", "user", (InputText("\ud800"),)) for name in ("", "a\0", "\udfff", "x" * 9999)
     )
@@ -151,8 +151,8 @@ async def test_items_with_impossible_ids_are_kept(store: Store) -> None:
     assert await items(store) == odd
 
 
-async def test_what_is_deleted_is_gone_with_its_items(store: Store) -> None:
-    """The responses of a deleted conversation stay, and begin their histories themselves."""
+async def test_deleting_a_conversation_removes_its_items(store: Store) -> None:
+    """Its responses stay, with histories of their own items only."""
     await store.conversations.create(conversation(), "", ITEMS[:2])
     made = await reply(store, "resp_1", ITEMS[3])
     assert await store.conversations.delete("conv_1", "")
@@ -167,8 +167,8 @@ async def test_what_is_deleted_is_gone_with_its_items(store: Store) -> None:
 
 @pytest.mark.parametrize("status", ["completed", "incomplete"])
 @pytest.mark.parametrize("kept", [True, False])
-async def test_a_response_is_added_with_its_input(store: Store, status: str, *, kept: bool) -> None:
-    """What a response took in and put out follows what it had read, with tokens and results, stored itself or not."""
+async def test_response_is_added_with_its_input(store: Store, status: str, *, kept: bool) -> None:
+    """Its input and output follow the items it read, with tokens and results, stored or not."""
     await store.conversations.create(conversation(), "", ITEMS[:2])
     await store.conversations.lock("conv_1", "", "resp_1", 2)
     made = replace(
@@ -189,7 +189,7 @@ async def test_a_response_is_added_with_its_input(store: Store, status: str, *, 
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled"])
-async def test_what_did_not_succeed_only_unlocks(store: Store, status: str) -> None:
+async def test_failed_response_only_unlocks(store: Store, status: str) -> None:
     """A failed or cancelled response adds nothing, and the next one may come."""
     await store.conversations.create(conversation(), "", ITEMS[:2])
     await reply(store, "resp_1", ITEMS[3], status=status)
@@ -197,8 +197,8 @@ async def test_what_did_not_succeed_only_unlocks(store: Store, status: str) -> N
     await store.conversations.lock("conv_1", "", "resp_2", 2)
 
 
-async def test_one_response_at_a_time(store: Store, other: Store) -> None:
-    """While a response holds the conversation, and where it has grown since it was read, another one is refused."""
+async def test_second_response_is_refused(store: Store, other: Store) -> None:
+    """A conversation that is locked, or has grown since it was read, takes no response."""
     await store.servers.join("http://one")
     await store.conversations.create(conversation(), "", ITEMS[:2])
     for position in (1, 3):
@@ -216,8 +216,8 @@ async def test_one_response_at_a_time(store: Store, other: Store) -> None:
     await other.conversations.lock("conv_1", "", "resp_2", 2)
 
 
-async def test_what_a_response_has_read_stays_until_it_ends(store: Store, other: Store) -> None:
-    """While a response holds the conversation nobody changes its items; a dead server's hold is none."""
+async def test_read_items_cannot_change_during_a_response(store: Store, other: Store) -> None:
+    """Only the lock of a dead server can be ignored."""
     await store.servers.join("http://one")
     await store.conversations.create(conversation(), "", ITEMS[:2])
     await store.conversations.lock("conv_1", "", "resp_1", 2)
@@ -234,8 +234,8 @@ async def test_what_a_response_has_read_stays_until_it_ends(store: Store, other:
     assert await items(store) == ITEMS[1:3]
 
 
-async def test_a_request_that_leaves_while_it_locks_leaves_no_lock(store: Store) -> None:
-    """The unlocking of who was cancelled inside `lock` is carried out behind it."""
+async def test_cancelled_lock_is_released(store: Store) -> None:
+    """If a request is cancelled while it locks, the unlock follows."""
     await store.conversations.create(conversation(), "")
     locking = asyncio.ensure_future(store.conversations.lock("conv_1", "", "resp_1", 0))
     await asyncio.sleep(0)
@@ -245,8 +245,8 @@ async def test_a_request_that_leaves_while_it_locks_leaves_no_lock(store: Store)
     await store.conversations.lock("conv_1", "", "resp_2", 0)
 
 
-async def test_the_lock_of_a_dead_server_is_free(store: Store, other: Store) -> None:
-    """What a dead server held for a response that nobody keeps does not block the conversation for ever."""
+async def test_lock_of_a_dead_server_is_free(store: Store, other: Store) -> None:
+    """The lock of an unstored response does not last for ever."""
     await store.servers.join("http://one")
     await store.conversations.create(conversation(), "")
     await store.conversations.lock("conv_1", "", "resp_1", 0)
@@ -256,8 +256,8 @@ async def test_the_lock_of_a_dead_server_is_free(store: Store, other: Store) -> 
     assert await items(store) == ()
 
 
-async def test_an_orphan_keeps_its_conversation_until_it_is_settled(store: Store, other: Store) -> None:
-    """What a dead server had accepted is made by another one, in the conversation as it was read."""
+async def test_orphan_keeps_its_lock_until_it_is_settled(store: Store, other: Store) -> None:
+    """Another server makes the response in the conversation as it was read."""
     await store.conversations.create(conversation(), "")
     await store.conversations.lock("conv_1", "", "resp_1", 0)
     made = in_conversation("resp_1", ITEMS[0], background=True)
@@ -271,8 +271,8 @@ async def test_an_orphan_keeps_its_conversation_until_it_is_settled(store: Store
     assert await items(other) == made.items
 
 
-async def test_a_history_begins_with_what_its_conversation_had(store: Store) -> None:
-    """What continues a response of a conversation goes on from there, whatever the conversation gets later."""
+async def test_history_begins_with_its_conversation(store: Store) -> None:
+    """A continuation has the items that its parent read, not later ones."""
     await store.conversations.create(conversation(), "", ITEMS[:2])
     first, second = [await reply(store, f"resp_{n}", ITEMS[n + 3]) for n in (1, 2)]
     branch = stored("resp_3", ITEMS[2], previous_response_id="resp_1")
@@ -286,8 +286,8 @@ async def test_a_history_begins_with_what_its_conversation_had(store: Store) -> 
     assert await items(store) == history.items
 
 
-async def test_a_history_goes_without_what_was_taken_out(store: Store) -> None:
-    """An item that is deleted from a conversation is gone from the histories that begin there, and nothing else is."""
+async def test_deleted_items_leave_histories(store: Store) -> None:
+    """An item that is deleted from a conversation leaves the histories that begin there."""
     await store.conversations.create(conversation(), "", ITEMS[:3])
     first = await reply(store, "resp_1", ITEMS[3])
     await store.conversations.add_items("conv_1", "", ITEMS[5:7])
@@ -298,8 +298,8 @@ async def test_a_history_goes_without_what_was_taken_out(store: Store) -> None:
     assert history.items == (ITEMS[0], ITEMS[2], *first.items)
 
 
-async def test_the_items_of_conversations_are_found(store: Store) -> None:
-    """An item is found wherever it was stored last: in a response or in a conversation."""
+async def test_conversation_items_are_found_by_id(store: Store) -> None:
+    """An item is found where it was stored last."""
     old, new = (Message("msg_1", "completed", "user", (InputText(text),)) for text in ("old", "new"))
     await keep(store, stored("resp_1", old))
     await store.conversations.create(conversation(), "", (new, ITEMS[1]))

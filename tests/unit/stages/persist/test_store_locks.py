@@ -31,8 +31,8 @@ async def items(store: Store) -> tuple[Item, ...]:
     return history.items
 
 
-async def test_a_lock_holds_the_items(store: Store, other: Store) -> None:
-    """While a response holds a conversation no server adds an item to it, or takes one out; all else goes on."""
+async def test_lock_protects_the_items(store: Store, other: Store) -> None:
+    """While a response holds a conversation no server adds or deletes items; all else goes on."""
     await store.servers.join("http://one")
     await store.conversations.create(conversation(), "", ITEMS[:2])
     await store.conversations.lock("conv_1", "", "resp_1", 2)
@@ -51,8 +51,8 @@ async def test_a_lock_holds_the_items(store: Store, other: Store) -> None:
     assert await items(store) == ITEMS[1:4]
 
 
-async def test_what_a_dead_server_held_can_be_changed(store: Store, other: Store) -> None:
-    """The lock of a response that nobody will ever end goes with the first change."""
+async def test_lock_of_a_dead_server_does_not_protect(store: Store, other: Store) -> None:
+    """The first change removes it."""
     await store.servers.join("http://one")
     await store.conversations.create(conversation(), "", ITEMS[:2])
     await store.conversations.lock("conv_1", "", "resp_1", 2)
@@ -83,8 +83,8 @@ async def lock_now_and_then(store: Store, response_id: str) -> None:
         store.conversations.unlock("conv_1", response_id)
 
 
-async def test_items_that_many_add_stand_in_one_row(store: Store, other: Store) -> None:
-    """However adding and locking come together, each item has a place of its own, beside what was added with it."""
+async def test_concurrent_items_have_unique_places(store: Store, other: Store) -> None:
+    """For any order of adding and locking, items that were added together stay adjacent."""
     servers = {"http://one": store, "http://two": other}
     for url, each in servers.items():
         await each.servers.join(url)

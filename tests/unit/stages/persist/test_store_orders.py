@@ -37,8 +37,10 @@ def said(store: Store, name: str, blocks: Iterable[Block]) -> Iterator[str]:
 
 @given(runs=RUNS, data=st.data())
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-async def test_any_order_of_several_runs_comes_back(store: Store, runs: list[list[bytes]], data: st.DataObject) -> None:
-    """Beginnings, blocks and ends of several runs may come mixed in any way, with pauses anywhere."""
+async def test_any_order_of_several_runs_is_read_back(
+    store: Store, runs: list[list[bytes]], data: st.DataObject
+) -> None:
+    """Beginnings, blocks and ends of several runs may be mixed, with pauses anywhere."""
     names = [next(_names) for _ in runs]
     expected = [tuple(Block(n, 1, data) for n, data in enumerate(blocks)) for blocks in runs]
     left = {name: said(store, name, blocks) for name, blocks in zip(names, expected, strict=True)}
@@ -80,8 +82,8 @@ asyncio.run(main())
 
 @pytest.mark.defect("18")
 @pytest.mark.parametrize("seconds", [0.0, 0.3])
-async def test_what_was_promised_survives_a_kill(store_at: str, seconds: float) -> None:
-    """SIGKILL in the middle of writing loses nothing that was durable, and leaves nothing by halves."""
+async def test_durable_writes_survive_a_kill(store_at: str, seconds: float) -> None:
+    """SIGKILL during writes loses nothing that was confirmed, and leaves nothing half written."""
     command = [sys.executable, "-c", KEEP_FOR_EVER, store_at]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
     assert process.stdout is not None

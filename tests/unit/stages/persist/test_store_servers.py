@@ -33,8 +33,8 @@ async def accept(store: Store, response_id: str = "resp_1") -> None:
     await store.accept(waiting, request(waiting))
 
 
-async def test_what_is_accepted_is_durable_with_its_request(store: Store, other: Store) -> None:
-    """Behind the answer that says queued, any server finds the response and all that it takes to run it."""
+async def test_accepted_response_is_durable_with_its_request(store: Store, other: Store) -> None:
+    """After the answer "queued", any server can find and run it."""
     await accept(store)
     assert await other.get("resp_1", "") == queued("resp_1", ITEMS[0])
     assert await store.queued("resp_1") == request(queued("resp_1", ITEMS[0]))
@@ -52,8 +52,8 @@ class Speechless(Faulty):
         return counts
 
 
-async def test_what_was_perhaps_accepted_is_taken_back(store_at: str) -> None:
-    """Whoever was told that a response could not be stored finds none, and nobody ever runs it."""
+async def test_uncertain_acceptance_is_revoked(store_at: str) -> None:
+    """If the client got an error, the response does not exist and never runs."""
     kept = Speechless(database(store_at))
     store = Store(kept)
     await store.open()
@@ -66,8 +66,8 @@ async def test_what_was_perhaps_accepted_is_taken_back(store_at: str) -> None:
     await store.close()
 
 
-async def test_what_another_server_has_taken_over_is_not_run(store: Store, other: Store) -> None:
-    """A server that was silent for too long finds nothing to run in what waited for it."""
+async def test_response_taken_over_is_not_run(store: Store, other: Store) -> None:
+    """A server that was silent for too long does not find it in its queue."""
     await accept(store)
     await stop_hearts(store)
     (orphan,) = await other.orphans()
@@ -76,15 +76,15 @@ async def test_what_another_server_has_taken_over_is_not_run(store: Store, other
     assert await other.queued("resp_1") is not None
 
 
-async def test_a_request_that_is_no_unicode_is_accepted(store: Store) -> None:
-    """Half a surrogate pair in a request survives until the response is run."""
+async def test_request_that_is_no_unicode_is_accepted(store: Store) -> None:
+    """A lone surrogate in a request survives until the response runs."""
     waiting = queued("resp_1", instructions="\ud800")
     await store.accept(waiting, request(waiting))
     assert await store.queued("resp_1") == request(waiting)
 
 
-async def test_a_background_response_goes_from_queued_to_its_end(store: Store) -> None:
-    """Its request is kept until the end, which leaves nothing but the response and its events."""
+async def test_background_response_goes_from_queued_to_its_end(store: Store) -> None:
+    """Its request is stored until the end, then only the response and its events."""
     await accept(store)
     done = replace(stored("resp_1", ITEMS[0], background=True), tokens={"msg_resp_1": (5,)})
     store.start(begun(done).response)
@@ -98,8 +98,8 @@ async def test_a_background_response_goes_from_queued_to_its_end(store: Store) -
 
 
 @pytest.mark.parametrize("text", ["Be brief.", "half a pair \ud800, NUL \0"])
-async def test_a_request_is_kept_without_its_secrets(store: Store, text: str) -> None:
-    """Whatever its text is, all of it comes back but the headers, which are nowhere in the store."""
+async def test_request_is_stored_without_its_secrets(store: Store, text: str) -> None:
+    """Any text is read back except the headers, which are not in the store."""
     server = McpServer("maps", "https://maps.example/mcp", Secret({"Authorization": "Bearer canary"}))
     waiting = queued("resp_1", ITEMS[0], instructions=text)
     asked = replace(request(waiting), tools=Toolset(servers=(server,)), results={"ci_1": text})
@@ -113,16 +113,16 @@ async def test_a_request_is_kept_without_its_secrets(store: Store, text: str) ->
     assert "canary" not in row
 
 
-async def test_a_request_of_another_version_interrupts_the_run(store: Store) -> None:
-    """A request that this server cannot understand ends its response, and not the server."""
+async def test_request_of_another_version_interrupts_the_run(store: Store) -> None:
+    """A request that cannot be decoded ends its response, not the server."""
     await accept(store)
     await damage(store, "update responses set request = '{}'")
     with pytest.raises(RunInterrupted):
         await store.queued("resp_1")
 
 
-async def test_the_runner_of_a_response_is_known(store: Store, other: Store) -> None:
-    """Every server knows which one has a response that is not over, where it is and whether it is alive."""
+async def test_runner_of_a_response_is_known(store: Store, other: Store) -> None:
+    """Every server knows the address and health of the one that runs it."""
     await store.servers.join("http://one")
     store.begin(begun(stored("resp_1")))
     await accept(store, "resp_2")
@@ -139,8 +139,8 @@ async def test_the_runner_of_a_response_is_known(store: Store, other: Store) -> 
     assert await other.runner("resp_2") is None
 
 
-async def test_a_server_knows_whether_it_was_silent(store: Store) -> None:
-    """A beat says whether the one before was lately, by the clock that the others go by."""
+async def test_server_knows_if_it_was_silent(store: Store) -> None:
+    """A heartbeat reports if the previous one was recent, by the database's clock."""
     await store.servers.join("http://one")
     assert await store.servers.beat()
     await stop_hearts(store)
@@ -150,8 +150,8 @@ async def test_a_server_knows_whether_it_was_silent(store: Store) -> None:
     assert not await store.servers.beat()
 
 
-async def test_a_live_server_has_no_orphans(store: Store, other: Store) -> None:
-    """What a server runs or is going to run is nobody else's as long as it beats, and never its own orphan."""
+async def test_live_server_has_no_orphans(store: Store, other: Store) -> None:
+    """Its responses are nobody else's while it beats, and never its own orphans."""
     await store.servers.join("http://one")
     store.begin(begun(stored("resp_1")))
     await accept(store, "resp_2")
@@ -162,8 +162,8 @@ async def test_a_live_server_has_no_orphans(store: Store, other: Store) -> None:
     assert len(await other.orphans()) == 2
 
 
-async def test_the_responses_of_a_dead_server_are_orphans(store: Store, other: Store) -> None:
-    """When a server's heart has stopped, whatever it had not ended is found, oldest first, with its owner."""
+async def test_responses_of_a_dead_server_are_orphans(store: Store, other: Store) -> None:
+    """All that it had not ended are found, oldest first, with their owners."""
     await store.servers.join("http://one")
     foreground = replace(begun(stored("resp_1")), origin=Origin("ann"))
     store.begin(foreground)
@@ -177,8 +177,8 @@ async def test_the_responses_of_a_dead_server_are_orphans(store: Store, other: S
     )
 
 
-async def test_a_server_that_comes_back_replaces_the_one_it_was(store: Store, other: Store) -> None:
-    """Whoever joins under an address has taken it from a dead server, whose runs are orphans at once."""
+async def test_server_at_a_known_address_replaces_the_dead_one(store: Store, other: Store) -> None:
+    """The runs of its predecessor are orphans at once."""
     await store.servers.join("http://one")
     store.begin(begun(stored("resp_1")))
     await store._writer.settled()
@@ -189,8 +189,8 @@ async def test_a_server_that_comes_back_replaces_the_one_it_was(store: Store, ot
     assert orphan.server_id == store.server_id
 
 
-async def test_an_address_is_not_taken_from_a_server_of_another_machine(store: Store, other: Store) -> None:
-    """Each machine has a 127.0.0.1 of its own: a server under the same address elsewhere lives on."""
+async def test_equal_address_on_another_machine_is_another_server(store: Store, other: Store) -> None:
+    """Each machine has its own 127.0.0.1."""
     await store.servers.join("http://127.0.0.1:8000")
     store.begin(begun(stored("resp_1")))
     await store._writer.settled()
@@ -200,7 +200,7 @@ async def test_an_address_is_not_taken_from_a_server_of_another_machine(store: S
 
 
 async def test_one_server_wins_an_orphan(store: Store, store_at: str) -> None:
-    """Of many servers that settle at once, each orphan goes to exactly one."""
+    """If many servers settle at once, each orphan goes to exactly one."""
     for number in range(4):
         store.begin(begun(stored(f"resp_{number}")))
     await store._writer.settled()
@@ -215,8 +215,8 @@ async def test_one_server_wins_an_orphan(store: Store, store_at: str) -> None:
     ]
 
 
-async def test_a_server_that_lives_again_keeps_its_runs(store: Store, other: Store) -> None:
-    """An orphan whose server beat in the meantime is not claimed."""
+async def test_server_that_beats_again_keeps_its_runs(store: Store, other: Store) -> None:
+    """Its orphans cannot be claimed any more."""
     await store.servers.join("http://one")
     store.begin(begun(stored("resp_1")))
     await store._writer.settled()
@@ -226,8 +226,8 @@ async def test_a_server_that_lives_again_keeps_its_runs(store: Store, other: Sto
     assert not await other.claim(orphan)
 
 
-async def test_a_server_taken_for_dead_overwrites_nothing(store: Store, other: Store) -> None:
-    """Once a run was claimed, nothing that its first server still has to say of it is kept."""
+async def test_server_taken_for_dead_overwrites_nothing(store: Store, other: Store) -> None:
+    """After a claim, further writes of the first server are dropped."""
     store.begin(begun(stored("resp_1")))
     store.append("resp_1", Block(0, 1, b"a"))
     await store._writer.settled()
@@ -246,8 +246,8 @@ async def test_a_server_taken_for_dead_overwrites_nothing(store: Store, other: S
     assert await store.items(["msg_resp_1"], "") == {}
 
 
-async def test_a_restarted_response_waits_without_events(store: Store, other: Store) -> None:
-    """What is made again begins as if it never had: queued, its request kept, its events gone."""
+async def test_restarted_response_is_queued_without_events(store: Store, other: Store) -> None:
+    """It has its request, and none of the old events."""
     await accept(store)
     store.start(begun(stored("resp_1", ITEMS[0], background=True)).response)
     store.append("resp_1", Block(0, 3, b"abc"))
@@ -264,8 +264,8 @@ async def test_a_restarted_response_waits_without_events(store: Store, other: St
     assert await other.queued("resp_1") == request(queued("resp_1", ITEMS[0]))
 
 
-async def test_what_is_released_is_anybodys(store: Store, other: Store) -> None:
-    """A response that its server gives back is an orphan at once, also while that server lives."""
+async def test_released_response_is_an_orphan(store: Store, other: Store) -> None:
+    """Any server may take it at once, even while its server lives."""
     await store.servers.join("http://one")
     await accept(store)
     store.release("resp_1")
@@ -276,10 +276,8 @@ async def test_what_is_released_is_anybodys(store: Store, other: Store) -> None:
 
 
 @pytest.mark.parametrize("column", ["response = '[]'", "input = '{'", "tokens = substr(tokens, 1, 0)"])
-async def test_an_orphan_that_cannot_be_read_keeps_no_other_from_its_end(
-    store: Store, other: Store, column: str
-) -> None:
-    """One damaged row is logged, and the orphans beside it are settled."""
+async def test_damaged_orphan_does_not_block_others(store: Store, other: Store, column: str) -> None:
+    """The row is logged, and the other orphans are settled."""
     for name in ("resp_1", "resp_2"):
         store.begin(begun(stored(name)))
     await damage(store, f"update responses set {column} where id = 'resp_1'")

@@ -23,8 +23,8 @@ async def rows(store: Store, table: str) -> int:
     return int(count)
 
 
-async def test_what_is_old_goes_with_all_that_belongs_to_it(store: Store) -> None:
-    """A response that ended too long ago is deleted, and so are its events and its items."""
+async def test_old_response_is_removed_with_its_data(store: Store) -> None:
+    """Its events and items go as well."""
     store.begin(begun(stored("resp_1", ITEMS[0])))
     store.append("resp_1", Block(0, 1, b"x"))
     await store.end(stored("resp_1", ITEMS[0]), Block(1, 1, b"y"))
@@ -37,8 +37,8 @@ async def test_what_is_old_goes_with_all_that_belongs_to_it(store: Store) -> Non
     assert await rows(store, "events") == 0
 
 
-async def test_logs_may_go_before_their_responses(store: Store) -> None:
-    """Events have a time of their own."""
+async def test_logs_may_expire_before_their_responses(store: Store) -> None:
+    """Events have a retention time of their own."""
     store.begin(begun(stored("resp_1", ITEMS[0])))
     await store.end(stored("resp_1", ITEMS[0]), Block(0, 1, b"x"))
     await store.sweep(LONG, AT_ONCE)
@@ -46,8 +46,8 @@ async def test_logs_may_go_before_their_responses(store: Store) -> None:
     assert await rows(store, "events") == 0
 
 
-async def test_what_runs_or_waits_stays(store: Store) -> None:
-    """Only what has ended grows old."""
+async def test_unfinished_responses_stay(store: Store) -> None:
+    """Only ended responses expire."""
     store.begin(begun(stored("resp_1")))
     store.append("resp_1", Block(0, 1, b"x"))
     await store.accept(queued("resp_2"), request(queued("resp_2")))
@@ -57,8 +57,8 @@ async def test_what_runs_or_waits_stays(store: Store) -> None:
     assert await store.get("resp_2", "") == queued("resp_2")
 
 
-async def test_what_another_response_continues_stays(store: Store) -> None:
-    """An old chain is kept whole as long as its last response is young, or runs, and goes whole afterwards."""
+async def test_continued_responses_stay(store: Store) -> None:
+    """A chain is kept while its last response is young or runs, and goes as a whole."""
     for number in range(1, 4):
         await keep(store, stored(f"resp_{number}", previous_response_id=f"resp_{number - 1}"))
     store.begin(begun(stored("resp_4", previous_response_id="resp_3")))
@@ -70,8 +70,8 @@ async def test_what_another_response_continues_stays(store: Store) -> None:
 
 
 @pytest.mark.defect("V25", "B17")
-async def test_any_number_of_old_responses_goes(store: Store) -> None:
-    """However many have grown old, one sweep takes them all, and those that are young stay."""
+async def test_any_number_of_old_responses_is_removed(store: Store) -> None:
+    """One sweep removes them all, and keeps the young ones."""
     ends = []
     for number in range(1_200):
         kept = stored(f"resp_{number}", ITEMS[0])
@@ -85,8 +85,8 @@ async def test_any_number_of_old_responses_goes(store: Store) -> None:
     assert await store.blocks("resp_17") == (Block(0, 1, b"x"),)
 
 
-async def test_a_sweep_reports_what_is_left(store: Store) -> None:
-    """How many responses, how much on disk, and how old the oldest is; nothing is no error."""
+async def test_sweep_reports_the_rest(store: Store) -> None:
+    """The report has the number of responses, the space and the greatest age; an empty store is no error."""
     nothing = await store.sweep(LONG, LONG)
     assert nothing.responses == 0
     assert nothing.oldest_age == 0

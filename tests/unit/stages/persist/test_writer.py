@@ -67,8 +67,8 @@ async def until(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def test_changes_that_come_together_are_written_together(writer: Writer, notebook: Notebook) -> None:
-    """All changes of one turn of the loop are one group; those that come during a commit are the next."""
+async def test_changes_of_one_moment_are_one_group(writer: Writer, notebook: Notebook) -> None:
+    """Changes that come during a commit are the next group."""
     notebook.is_open.clear()
     first = [writer.queue(say(f"{n}"), "a") for n in range(3)]
     await asyncio.sleep(0.01)
@@ -79,16 +79,14 @@ async def test_changes_that_come_together_are_written_together(writer: Writer, n
     assert notebook.said == [f"{n}" for n in range(9)]
 
 
-async def test_a_group_is_bounded(writer: Writer, notebook: Notebook) -> None:
-    """However much waits, one transaction holds so much and no more, so that others come between."""
+async def test_group_is_bounded(writer: Writer, notebook: Notebook) -> None:
+    """A transaction has a limited size, so that others come between."""
     await asyncio.gather(*(writer.queue(say(f"{n}")) for n in range(2 * GROUP + 1)))
     assert [len(group) for group in notebook.groups] == [GROUP, GROUP, 1]
 
 
-async def test_a_change_that_is_refused_fails_alone(
-    writer: Writer, notebook: Notebook, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its neighbours in the same group are written, in their order, and so is what comes behind."""
+async def test_refused_change_fails_alone(writer: Writer, notebook: Notebook, caplog: pytest.LogCaptureFixture) -> None:
+    """The other changes of its group are written in order, and so are later ones."""
     changes = [writer.queue(say(sql), f"resp_{sql}") for sql in ("1", "bad", "2", "bug", "3")]
     outcomes = await asyncio.gather(*changes, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [type(None), StoreFailed, type(None), StoreFailed, type(None)]
@@ -99,13 +97,13 @@ async def test_a_change_that_is_refused_fails_alone(
     assert writer.backlog == 0
 
 
-async def test_an_urgent_change_tells_what_it_changed(writer: Writer) -> None:
+async def test_urgent_change_returns_its_row_counts(writer: Writer) -> None:
     """Who waits for a change learns how many rows it was."""
     assert await writer.carry_out(say("1") * 3) == (3,)
 
 
-async def test_an_urgent_change_whose_caller_leaves_is_carried_out(writer: Writer, notebook: Notebook) -> None:
-    """Cancelling the wait cancels nothing else, and harms no neighbour."""
+async def test_urgent_change_survives_its_caller(writer: Writer, notebook: Notebook) -> None:
+    """Cancelling the wait cancels neither the change nor its neighbours."""
     waits = [asyncio.ensure_future(writer.carry_out(say(f"{n}"), "a")) for n in range(4)]
     await asyncio.sleep(0)
     for wait in waits[::2]:
@@ -116,10 +114,10 @@ async def test_an_urgent_change_whose_caller_leaves_is_carried_out(writer: Write
     assert notebook.said == ["0", "1", "2", "3"]
 
 
-async def test_an_outage_keeps_lasting_changes_and_fails_urgent_ones(
+async def test_outage_keeps_durable_changes_and_fails_urgent_ones(
     writer: Writer, notebook: Notebook, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Lasting changes are written in their order once the database is back, urgent ones were withdrawn."""
+    """Durable changes are written in order after the outage, urgent ones are withdrawn."""
     notebook.fault = Unavailable("no room")
     lasting = [writer.queue(say(f"{n}"), "a") for n in range(3)]
     with pytest.raises(StoreFailed, match="cannot be reached"):
@@ -133,8 +131,8 @@ async def test_an_outage_keeps_lasting_changes_and_fails_urgent_ones(
     assert "no room" in caplog.text
 
 
-async def test_an_outage_is_logged_once(writer: Writer, notebook: Notebook, caplog: pytest.LogCaptureFixture) -> None:
-    """However often it is tried again, an outage has one line for its beginning and one for its end."""
+async def test_outage_is_logged_once(writer: Writer, notebook: Notebook, caplog: pytest.LogCaptureFixture) -> None:
+    """Its beginning and its end have one line each, for any number of retries."""
     notebook.fault = Unavailable("gone")
     change = writer.queue(say("1"))
     await until(lambda: notebook.tries >= 4)
@@ -143,10 +141,10 @@ async def test_an_outage_is_logged_once(writer: Writer, notebook: Notebook, capl
     assert len(caplog.records) == 2
 
 
-async def test_an_urgent_change_does_not_wait_for_the_next_try(
+async def test_urgent_change_is_tried_at_once(
     writer: Writer, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the pause between two tries it is tried at once, and takes what waits along."""
+    """It does not wait for the next retry, and takes waiting changes along."""
     monkeypatch.setattr(module, "PAUSES", (3600.0, 3600.0))
     notebook.fault = Unavailable("gone")
     lasting = writer.queue(say("lasting"))
@@ -158,8 +156,8 @@ async def test_an_urgent_change_does_not_wait_for_the_next_try(
     assert notebook.said == ["lasting", "urgent"]
 
 
-async def test_a_refused_change_among_others_survives_an_outage(writer: Writer, notebook: Notebook) -> None:
-    """Where the database goes while a group is tried one by one, nothing is lost but what is bad."""
+async def test_refused_change_in_an_outage_fails_alone(writer: Writer, notebook: Notebook) -> None:
+    """If the database goes while a group is retried one by one, only the bad change is lost."""
     changes = [writer.queue(say(sql)) for sql in ("1", "bad", "2")]
     await until(lambda: notebook.tries >= 2)
     notebook.fault = Unavailable("gone")
@@ -171,8 +169,8 @@ async def test_a_refused_change_among_others_survives_an_outage(writer: Writer, 
 
 
 @pytest.mark.defect("V25", "B17")
-async def test_what_waits_is_bounded(writer: Writer, notebook: Notebook) -> None:
-    """Past the limit nothing new is begun, while what runs may go on; once all is written there is room again."""
+async def test_backlog_is_bounded(writer: Writer, notebook: Notebook) -> None:
+    """Over the limit nothing new begins, while runs go on; after the writes there is room again."""
     notebook.fault = Unavailable("gone")
     writer.queue(say("1", LIMIT))
     writer.check()
@@ -185,8 +183,8 @@ async def test_what_waits_is_bounded(writer: Writer, notebook: Notebook) -> None
     assert writer.backlog == 0
 
 
-async def test_what_is_first_goes_ahead_of_all_that_waits(writer: Writer, notebook: Notebook) -> None:
-    """A sign of life is not held up by a long queue, and holds up nothing itself."""
+async def test_heartbeat_precedes_waiting_changes(writer: Writer, notebook: Notebook) -> None:
+    """It neither waits for a long queue nor delays it."""
     notebook.is_open.clear()
     for number in range(GROUP + 1):
         writer.queue(say(f"{number}"))
@@ -199,8 +197,8 @@ async def test_what_is_first_goes_ahead_of_all_that_waits(writer: Writer, notebo
     assert notebook.groups[1:] == [["beat", f"{GROUP}"]]
 
 
-async def test_a_read_waits_for_its_own_changes(writer: Writer, notebook: Notebook) -> None:
-    """Until what was queued for an id is in; other ids are not waited for, all of them are where none is named."""
+async def test_read_waits_for_changes_of_its_id(writer: Writer, notebook: Notebook) -> None:
+    """It waits for no other ids; a read without an id waits for all."""
     notebook.is_open.clear()
     writer.queue(say("1"), "a", "b")
     await writer.settled("c")
@@ -214,10 +212,10 @@ async def test_a_read_waits_for_its_own_changes(writer: Writer, notebook: Notebo
     await writer.settled()
 
 
-async def test_a_read_waits_behind_what_was_withdrawn(
+async def test_read_waits_for_changes_before_a_withdrawn_one(
     writer: Writer, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In an outage, an urgent change that failed leaves those before it to be waited for."""
+    """In an outage, a failed urgent change does not hide earlier changes."""
     monkeypatch.setattr(module, "READ_PATIENCE", 0.02)
     notebook.fault = Unavailable("gone")
     writer.queue(say("1"), "a")
@@ -231,10 +229,8 @@ async def test_a_read_waits_behind_what_was_withdrawn(
     await writer.settled("a")
 
 
-async def test_a_read_does_not_wait_for_ever(
-    writer: Writer, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """When the store does not answer, a read of what waits there fails."""
+async def test_read_has_a_timeout(writer: Writer, notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the store does not answer, a read that waits for changes fails."""
     monkeypatch.setattr(module, "READ_PATIENCE", 0.02)
     notebook.is_open.clear()
     writer.queue(say("1"), "a")
@@ -242,8 +238,8 @@ async def test_a_read_does_not_wait_for_ever(
         await writer.settled("a")
 
 
-async def test_close_writes_what_waits(notebook: Notebook) -> None:
-    """Whatever was queued is carried out before the end, and nothing is taken afterwards."""
+async def test_close_writes_waiting_changes(notebook: Notebook) -> None:
+    """All queued changes are written, and later ones are refused."""
     writer = Writer(notebook)
     changes = [writer.queue(say(f"{n}")) for n in range(GROUP + 1)]
     await writer.close()
@@ -256,10 +252,10 @@ async def test_close_writes_what_waits(notebook: Notebook) -> None:
         await writer.carry_out(say("late"))
 
 
-async def test_close_tries_once_more_and_names_what_is_lost(
+async def test_close_retries_once_and_names_lost_responses(
     notebook: Notebook, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A database that is gone for good costs one last try; the log names each response that it misses."""
+    """If the database is gone, the log names each response that it misses."""
     monkeypatch.setattr(module, "PAUSES", (3600.0, 3600.0))
     writer = Writer(notebook)
     notebook.fault = Unavailable("gone")
@@ -273,8 +269,8 @@ async def test_close_tries_once_more_and_names_what_is_lost(
     assert "resp_1, resp_2" in caplog.text
 
 
-async def test_close_in_an_outage_that_ends_loses_nothing(notebook: Notebook) -> None:
-    """The last try succeeds where the database has come back."""
+async def test_close_after_an_outage_loses_nothing(notebook: Notebook) -> None:
+    """The last retry succeeds if the database is back."""
     writer = Writer(notebook)
     notebook.fault = Unavailable("gone")
     change = writer.queue(say("1"))

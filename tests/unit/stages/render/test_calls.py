@@ -74,8 +74,8 @@ def returned(name: str, said: str, channel: str = "analysis") -> str:
 FORGOTTEN = "The result of this call is no longer known."
 
 
-def test_a_call_of_an_mcp_server_is_read_with_its_output() -> None:
-    """One item is two messages: the call on commentary, by label and name, and what came of it."""
+def test_mcp_call_is_rendered_with_its_output() -> None:
+    """One item is two messages: the call on commentary, and its result."""
     assert read(mcp_call("read/all-of.it", '{"a": 1}', "Text.", label="my.wiki-2")) == (
         called("my.wiki-2.read/all-of.it", '{"a": 1}', "commentary", "json")
         + returned("my.wiki-2.read/all-of.it", "Text.", "commentary")
@@ -94,15 +94,15 @@ def test_a_call_of_an_mcp_server_is_read_with_its_output() -> None:
         ({"type": "http_error", "code": 502}, ""),
     ],
 )
-def test_of_a_call_that_failed_the_error_is_read(error: dict[str, Any], told: str) -> None:
-    """The model reads the words of an error, of whichever of the API's forms."""
+def test_error_of_a_failed_call_is_rendered(error: dict[str, Any], told: str) -> None:
+    """This holds for each of the API's error forms."""
     failed = mcp_call("read", output=None, status="failed", error=error)
     assert read(failed).endswith(returned("docs.read", told, "commentary"))
 
 
 @pytest.mark.parametrize("status", ["in_progress", "incomplete"])
-def test_a_call_of_the_server_that_never_ran_is_left_out(status: CallStatus) -> None:
-    """What was cut in its arguments was not called; with a result it was."""
+def test_interrupted_server_side_call_is_omitted(status: CallStatus) -> None:
+    """It is kept if it has a result."""
     cut: list[Item] = [
         mcp_call("read", '{"a', None, status=status),
         code_call("print(", status=status),
@@ -112,8 +112,8 @@ def test_a_call_of_the_server_that_never_ran_is_left_out(status: CallStatus) -> 
     assert read(*cut, _1="KeyboardInterrupt") == called("python", "print(") + returned("python", "KeyboardInterrupt")
 
 
-def test_code_is_called_as_it_was_taught() -> None:
-    """Python is sent plain code in the middle of a thought, and answers there."""
+def test_code_call_has_its_trained_form() -> None:
+    """It is plain code on the analysis channel, and so is its answer."""
     code = code_call("print(1)\n", "1\n", "2")
     assert read(code, _0="[1]") == called("python", "print(1)\n") + returned("python", "[1]")
     assert read(code, _0="") == called("python", "print(1)\n") + returned("python", "")
@@ -133,8 +133,8 @@ def test_code_is_called_as_it_was_taught() -> None:
         ({}, "search", '{"query": ""}'),
     ],
 )
-def test_what_the_browser_was_asked_is_rebuilt(action: dict[str, Any], recipient: str, arguments: str) -> None:
-    """An item tells an action: the model reads the call that it would have taken."""
+def test_browser_call_is_rebuilt_from_its_action(action: dict[str, Any], recipient: str, arguments: str) -> None:
+    """The model reads the call that leads to the action."""
     went = web_call(**action)
     assert read(went, _0="[0] A") == called(f"browser.{recipient}", arguments) + returned(
         f"browser.{recipient}", "[0] A"
@@ -142,15 +142,15 @@ def test_what_the_browser_was_asked_is_rebuilt(action: dict[str, Any], recipient
     assert read(went).endswith(returned(f"browser.{recipient}", FORGOTTEN))
 
 
-def test_of_a_search_the_sources_are_left() -> None:
-    """Where nobody knows any more what the browser showed, the pages are named that it found."""
+def test_search_without_a_result_lists_its_sources() -> None:
+    """If the shown page is lost, its links remain."""
     sources = [{"type": "url", "url": "https://a.example/"}, {"type": "url", "url": "https://b.example/"}]
     went = web_call(type="search", query="x", sources=sources)
     assert read(went).endswith(returned("browser.search", "https://a.example/\nhttps://b.example/"))
 
 
-def test_commands_for_the_sandbox_are_a_call_of_the_container() -> None:
-    """The item tells commands: the model reads them as a script, and what they wrote in the tool's message."""
+def test_shell_commands_are_a_container_call() -> None:
+    """The commands become a script, and their output the message of the tool."""
     ran = shell_output(
         {"stdout": "a\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},
         {"stdout": "b", "stderr": "no c", "outcome": {"type": "exit", "exit_code": 2}},
@@ -186,8 +186,8 @@ FORMS: dict[str, tuple[Item, Item, str, str]] = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_calls_that_the_client_runs_are_functions(name: str) -> None:
-    """The model knows these tools as functions, whatever items they are on the wire."""
+def test_client_side_calls_are_functions(name: str) -> None:
+    """The model knows these tools as functions."""
     made, answer, arguments, told = FORMS[name]
     recipient = f"functions.{name}"
     assert read(made, answer) == called(recipient, arguments, "commentary", "json") + returned(
@@ -197,8 +197,8 @@ def test_calls_that_the_client_runs_are_functions(name: str) -> None:
     assert arguments in read(replace(made, status="incomplete"), answer)
 
 
-def test_a_call_that_the_client_did_not_approve_of_is_answered_so() -> None:
-    """The model reads that it asked, that the user did not want it, and why."""
+def test_refused_call_is_answered_with_the_reason() -> None:
+    """The model reads its request, the refusal and the reason."""
     asked = approval("write", '{"a": 1}')
     ahead = called("docs.write", '{"a": 1}', "commentary", "json")
     for reason, told in ((None, "The user did not approve of this call."), ("Too late", "this call: Too late")):
@@ -207,16 +207,16 @@ def test_a_call_that_the_client_did_not_approve_of_is_answered_so() -> None:
         assert prompt.endswith(f"{told}<|end|>")
 
 
-def test_a_call_that_the_client_approved_of_is_read_once() -> None:
-    """The request says nothing then, nor while it is open: the call that follows it is an item of its own."""
+def test_approved_call_is_rendered_once() -> None:
+    """The approval request is omitted, as the call is a separate item."""
     asked = approval("write")
     made = replace(mcp_call("write"), approval_request_id=asked.id)
     assert read(asked, decision(asked, approve=True)) == read(asked) == ""
     assert read(asked, decision(asked, approve=True), made) == read(made)
 
 
-def test_what_a_server_offers_is_no_message() -> None:
-    """The head declares tools: their listing is for the client."""
+def test_tool_list_is_no_message() -> None:
+    """The system and developer messages declare the tools."""
     assert read(McpListTools("mcpl_1", "docs", (ListedTool("read", {}),)), message("user", "?")) == read(
         message("user", "?")
     )
@@ -230,8 +230,8 @@ MIDDLE: dict[str, tuple[Item, ...]] = {
 
 
 @pytest.mark.parametrize("middle", MIDDLE.values(), ids=MIDDLE)
-def test_calls_in_a_thought_are_forgotten_with_it(middle: tuple[Item, ...]) -> None:
-    """With the answer that they led to, the thinking goes, and all that was called and read in the middle of it."""
+def test_calls_within_reasoning_are_dropped_with_it(middle: tuple[Item, ...]) -> None:
+    """After an answer, its reasoning goes with the calls within it."""
     thought, answer = reasoning("Hm."), message("assistant", "So.", phase="final_answer")
     kept: list[Item] = [call("f", "{}"), output("1"), mcp_call("read")]
     asked, again = message("user", "?"), message("user", "!")
@@ -241,14 +241,14 @@ def test_calls_in_a_thought_are_forgotten_with_it(middle: tuple[Item, ...]) -> N
     assert len(read(again, thought, *middle)) > len(read(again, thought))
 
 
-def test_an_output_is_forgotten_with_its_call() -> None:
-    """Wherever the output of the shell stands, it is read beside its call or not at all."""
+def test_output_is_dropped_with_its_call() -> None:
+    """A shell's output is rendered beside its call or not at all."""
     answer = message("assistant", "So.", phase="final_answer")
     assert read(shell_call("ls"), answer, shell_output({"stdout": "a"})) == read(answer)
 
 
-def test_what_comes_ahead_of_a_call_of_the_server_is_no_answer() -> None:
-    """A message without a phase, right ahead of a call of any kind, is commentary."""
+def test_message_before_a_server_side_call_is_commentary() -> None:
+    """This holds for a message without a phase before any kind of call."""
     for then in (mcp_call("read"), code_call("x"), web_call(type="search", query="x"), shell_call("ls"), approval("w")):
         assert "<|channel|>commentary<|message|>I look." in read(message("assistant", "I look."), then)
 
@@ -300,7 +300,7 @@ ITEMS = st.lists(st.tuples(st.sampled_from(sorted(KINDS)), TEXTS).map(lambda dra
 @given(ITEMS, st.booleans(), st.integers(0, 2000))
 @settings(max_examples=200, deadline=None)
 def test_any_items_can_be_rendered(items: list[Item], cuts: bool, context: int) -> None:
-    """Whatever came in whatever order, it has a place in the prompt or none, and the package reads every message."""
+    """For any items in any order, openai_harmony can read every message of the prompt."""
     known = {item.id: "known" for item in items[::2]}
     asked = conversation(*items, tools=SERVER_TOOLS, truncation="auto" if cuts else "disabled")
     prompt = RenderHarmony(load_encoding(), context)._prompt(replace(asked, results=known, raw_messages=True))
@@ -327,8 +327,8 @@ OPENED: dict[str, ItemOpened] = {
 @pytest.mark.parametrize("kind", OPENED)
 @given(said=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 @settings(max_examples=25, deadline=None)
-def test_a_call_is_read_as_it_was_rendered(kind: str, said: str) -> None:
-    """What the model reads that it wrote would be, if it wrote it, the same call of the same tool."""
+def test_rendered_call_parses_to_the_same_call(kind: str, said: str) -> None:
+    """If the model wrote the rendered call, it would be the same call of the same tool."""
     layout = lay_out(conversation(KINDS[kind](said)))
     tokens: list[int] = []
     for segment in list(layout.messages[0].segments())[1:]:
@@ -341,8 +341,8 @@ def test_a_call_is_read_as_it_was_rendered(kind: str, said: str) -> None:
     assert told == "".join(layout.messages[0].texts)
 
 
-def test_an_undeclared_tool_is_read_as_it_was_addressed() -> None:
-    """A call that was made of words to nobody, and the error that answered it, have the name that the model used."""
+def test_undeclared_tool_keeps_its_name() -> None:
+    """The made-up call and its error have the recipient that the model used."""
     prompt = read(call("search", "{}", namespace="browser"), output("There is no such tool."))
     assert prompt == called("browser.search", "{}", "commentary", "json") + returned(
         "browser.search", "There is no such tool.", "commentary"

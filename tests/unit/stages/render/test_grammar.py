@@ -69,8 +69,8 @@ RIGHT = {
 
 
 @pytest.mark.parametrize(("rules", "turn"), RIGHT.values(), ids=RIGHT)
-def test_a_right_turn_comes_through_to_its_end(rules: str, turn: str) -> None:
-    """What the request allows, in every form that the model was taught, is accepted token by token."""
+def test_correct_turn_is_accepted(rules: str, turn: str) -> None:
+    """Every form that the model was taught is accepted token by token."""
     assert accepted(rules, turn) == turn
 
 
@@ -100,20 +100,20 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("rules", "turn", "right"), WRONG.values(), ids=WRONG)
-def test_a_wrong_turn_is_refused_where_it_goes_wrong(rules: str, turn: str, right: str) -> None:
-    """Everything up to the wrong token is accepted, and the turn may not end there."""
+def test_wrong_turn_is_refused_at_its_first_error(rules: str, turn: str, right: str) -> None:
+    """Tokens before the error are accepted, and the turn may not end there."""
     assert accepted(rules, turn) == f"{right}..."
 
 
 @pytest.mark.parametrize("name", ["other", "counts", "coun"])
-def test_only_tools_that_exist_can_be_called(name: str) -> None:
-    """A recipient is one of the tools, letter for letter."""
+def test_only_existing_tools_can_be_called(name: str) -> None:
+    """A recipient is exactly one of the tools."""
     assert not accepted(MUST_CALL, call(f"functions.{name}", "{}")).endswith("{}...")
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_tools_that_are_not_allowed_cannot_be_called(choice: Any) -> None:
-    """``allowed_tools`` is a hard limit, for functions that are not strict as well."""
+def test_disallowed_tools_cannot_be_called(choice: Any) -> None:
+    """``allowed_tools`` is a hard limit, even for functions that are not strict."""
     rules = rules_for(Toolset((LOOSE, NOTE, FAR), choice, allowed=((None, "look"),)))
     assert accepted(rules, call("functions.look", "{}") + "<|call|>").endswith("{}<|call|>")
     assert "note" not in accepted(rules, call("functions.note", "x", "code"))
@@ -147,8 +147,8 @@ CALLED_HERE = {
 
 @pytest.mark.parametrize("turn", CALLED_HERE.values(), ids=CALLED_HERE)
 @pytest.mark.parametrize("rules", [MUST_CALL_HERE, MAY_CALL_HERE_OR_JSON], ids=["required", "JSON"])
-def test_tools_that_the_server_runs_can_be_called(rules: str, turn: str) -> None:
-    """The built-in tools on the analysis channel, as they were taught, all others on commentary."""
+def test_server_side_tools_can_be_called(rules: str, turn: str) -> None:
+    """Built-in tools are called on the analysis channel, all others on commentary."""
     for before in ("", THOUGHT, turn + NEXT):
         assert accepted(rules, f"{before}{turn}<|call|>") == f"{before}{turn}<|call|>"
 
@@ -163,28 +163,28 @@ def test_tools_that_the_server_runs_can_be_called(rules: str, turn: str) -> None
         "<|channel|>analysis to=python json<|message|>",
     ],
 )
-def test_a_call_in_the_wrong_place_is_refused(turn: str) -> None:
-    """Where anything is promised of a turn, a tool is called on its own channel and in its own form."""
+def test_call_on_the_wrong_channel_is_refused(turn: str) -> None:
+    """With a grammar, a tool has one channel and one content type."""
     assert not accepted(MUST_CALL_HERE, turn).startswith(turn)
 
 
-def test_a_schema_of_a_server_is_no_reason_to_refuse() -> None:
-    """The client did not write the schemas of an MCP server's tools: any object will do."""
+def test_unenforceable_server_schema_is_ignored() -> None:
+    """The client did not write the schemas of an MCP server: any object is accepted."""
     odd = [McpTool("docs", f"t{at}", None, schema) for at, (schema, _) in enumerate(BAD_SCHEMAS.values())]
     for tools in (required(*odd), Toolset(tuple(odd), parallel=False)):
         rules = rules_for(tools)
         assert all(accepted(rules, call(f"docs.{tool.name}", "{}") + "<|call|>").endswith("{}<|call|>") for tool in odd)
 
 
-def test_a_thousand_tools_of_a_server_can_be_required() -> None:
-    """What a server offers may be much, and still be chosen from."""
+def test_thousand_server_tools_can_be_required() -> None:
+    """A server may offer very many."""
     many = [McpTool("docs", f"tool_with_a_name_of_some_length_{at}", None, {}) for at in range(1000)]
     turn = call(f"docs.{many[-1].name}", "{}") + "<|call|>"
     assert accepted(rules_for(required(*many)), turn) == turn
 
 
 def test_all_tools_of_a_namespace_may_be_allowed() -> None:
-    """A namespace among the allowed tools lets all of its tools be called."""
+    """An allowed namespace admits all of its tools."""
     rules = rules_for(Toolset(HERE, allowed=(("docs", ANY_NAME), ("python", ANY_NAME))))
     for kind in ("an mcp tool", "code"):
         assert accepted(rules, CALLED_HERE[kind] + "<|call|>").endswith("<|call|>")
@@ -193,16 +193,16 @@ def test_all_tools_of_a_namespace_may_be_allowed() -> None:
         assert CALLED_HERE[kind] not in accepted(rules, CALLED_HERE[kind])
 
 
-def test_tools_that_the_server_runs_are_free_alone() -> None:
-    """Without a promise there is no grammar; one call at a time is one."""
+def test_optional_server_side_tools_need_no_grammar() -> None:
+    """Forbidding parallel calls needs one."""
     assert grammar(Toolset(HERE), {}) is None
     rules = rules_for(Toolset(HERE, parallel=False))
     assert specials(rules, CALLED_HERE["code"]) == {CALL}
     assert accepted(rules, final("Hello.")) == final("Hello.")
 
 
-def test_calls_that_may_not_be_parallel_are_one() -> None:
-    """Without parallel calls the turn ends with the first."""
+def test_disabled_parallel_calls_allow_one() -> None:
+    """The turn ends after the first call."""
     rules = rules_for(required(STRICT, parallel=False))
     assert specials(rules, COUNTED) == {CALL}
     assert specials(MUST_CALL, COUNTED) == {CALL, END}
@@ -211,8 +211,8 @@ def test_calls_that_may_not_be_parallel_are_one() -> None:
     assert accepted(rules, final("Hello.")) == final("Hello.")
 
 
-def test_a_turn_is_bounded() -> None:
-    """A model that thinks, or calls, without end is brought to the point."""
+def test_turn_is_bounded() -> None:
+    """Reasoning and calls are limited in number."""
     assert specials(ONLY_JSON, "<|channel|>analysis<|message|>x") == {END}
     assert "analysis" in accepted(ONLY_JSON, THOUGHT * (MOST_BEFORE - 1) + "<|channel|>analysis")[-20:]
     assert accepted(ONLY_JSON, THOUGHT * MOST_BEFORE + "<|channel|>analysis").endswith("<|channel|>...")
@@ -243,14 +243,14 @@ BODIES = {
 
 
 @pytest.mark.parametrize(("rules", "turn", "allowed"), BODIES.values(), ids=BODIES)
-def test_no_text_matches_a_special_token(rules: str, turn: str, allowed: set[int]) -> None:
-    """Wherever text stands, only the special tokens that may end it can follow."""
+def test_text_matches_no_special_token(rules: str, turn: str, allowed: set[int]) -> None:
+    """After text, only the special tokens that may end it can follow."""
     assert specials(rules, turn) == allowed
 
 
 @pytest.mark.defect("22")
-def test_json_is_bound_after_thinking_and_without() -> None:
-    """The schema holds for the answer, with or without a thought ahead of it, whose braces are text."""
+def test_json_is_enforced_with_and_without_reasoning() -> None:
+    """The schema holds for the answer only; reasoning may have any braces."""
     for ahead in ("", THOUGHT, "<|channel|>analysis<|message|>{]<|end|><|start|>assistant"):
         assert accepted(ONLY_JSON, ahead + final('{"n":1}')).endswith("<|return|>")
         assert accepted(ONLY_JSON, ahead + final("Hello")).endswith("<|message|>...")
@@ -258,14 +258,14 @@ def test_json_is_bound_after_thinking_and_without() -> None:
 
 @pytest.mark.defect("23")
 def test_tools_stay_callable_beside_structured_output() -> None:
-    """One request has both: a call with its arguments, or an answer in its schema."""
+    """The output is a call with its arguments, or an answer in the schema."""
     assert specials(MAY_CALL_OR_JSON, COUNTED) == {CALL, END}
     assert accepted(MAY_CALL_OR_JSON, final('{"n":1}')).endswith("<|return|>")
 
 
 @pytest.mark.defect("25")
 def test_json_leaves_the_model_free_to_think() -> None:
-    """The first token of a turn may open a thought, also where the answer is JSON."""
+    """The first token of a turn may open reasoning."""
     for rules in (ONLY_JSON, MUST_CALL, WARM_UP):
         assert "Hm" in accepted(rules, THOUGHT)
 
@@ -284,17 +284,17 @@ def test_json_leaves_the_model_free_to_think() -> None:
         Toolset(ALL, "none", allowed=((None, "count"),)),
     ],
 )
-def test_nothing_to_enforce_is_no_grammar(tools: Toolset) -> None:
-    """A request that promises nothing is generated freely, at no cost."""
+def test_unrestricted_request_has_no_grammar(tools: Toolset) -> None:
+    """It is generated freely, at no cost."""
     assert grammar(tools, {"type": "text"}) is None
 
 
-def test_where_no_call_may_be_only_the_answer_is_left() -> None:
-    """With the choice ``none``, JSON is answered as if there were no tools."""
+def test_choice_none_leaves_only_the_answer() -> None:
+    """JSON is enforced as if there were no tools."""
     assert rules_for(Toolset(ALL, "none"), COUNT) == ONLY_JSON
 
 
-def test_any_json_object_is_an_answer() -> None:
+def test_json_object_is_any_object() -> None:
     """``json_object`` promises an object, whatever is in it."""
     rules = grammar(Toolset(), {"type": "json_object"})
     assert rules is not None
@@ -302,7 +302,7 @@ def test_any_json_object_is_an_answer() -> None:
     assert accepted(rules, final("[1]")) == "<|channel|>final<|message|>..."
 
 
-def test_the_engine_can_be_warmed_up() -> None:
+def test_warm_up_grammar_is_valid() -> None:
     """The grammar for the warm-up is a grammar."""
     assert not matcher(WARM_UP).is_error()
 
@@ -348,8 +348,8 @@ def schemas(draw: st.DrawFn, depth: int = 2) -> tuple[Any, Any]:
 
 @settings(max_examples=60, deadline=None)
 @given(schemas(), st.booleans(), st.booleans())
-def test_any_value_of_a_schema_can_be_written(drawn: tuple[Any, Any], compact: bool, ascii_only: bool) -> None:
-    """A right answer is accepted to its end, however compactly it is written."""
+def test_any_value_of_a_schema_is_accepted(drawn: tuple[Any, Any], compact: bool, ascii_only: bool) -> None:
+    """White space does not matter."""
     schema, value = drawn
     text = json.dumps(value, separators=(",", ":") if compact else None, ensure_ascii=ascii_only)
     turn = final(text.replace("<|", "<\\u007c"))
@@ -358,8 +358,8 @@ def test_any_value_of_a_schema_can_be_written(drawn: tuple[Any, Any], compact: b
 
 @settings(max_examples=40, deadline=None)
 @given(schemas(), st.sampled_from(['{"x": 1, ', "[[", " ", "nul", "'", "NaN"]))
-def test_what_is_no_value_of_a_schema_cannot_be_written(drawn: tuple[Any, Any], wrong: str) -> None:
-    """An answer that begins as no value can begin never comes to its end."""
+def test_other_values_are_refused(drawn: tuple[Any, Any], wrong: str) -> None:
+    """An answer with an impossible beginning never ends."""
     schema, value = drawn
     rules = rules_for(schema={"type": "object", "properties": {"a": schema}, "required": ["a"]})
     turn = final('{"a": ' + wrong + json.dumps(value) + "}")
@@ -386,8 +386,8 @@ ROOTS: dict[str, tuple[Any, Any, Any]] = {
 
 
 @pytest.mark.parametrize(("schema", "right", "wrong"), ROOTS.values(), ids=ROOTS)
-def test_a_schema_of_any_kind(schema: Any, right: Any, wrong: Any) -> None:
-    """The root of a schema need not be an object, and may refer to itself."""
+def test_schema_may_have_any_root(schema: Any, right: Any, wrong: Any) -> None:
+    """It need not be an object, and may refer to itself."""
     rules = rules_for(schema=schema)
     assert accepted(rules, final(json.dumps(right))).endswith("<|return|>")
     assert wrong is None or accepted(rules, final(json.dumps(wrong))).endswith("...")
@@ -419,8 +419,8 @@ BAD_SCHEMAS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("schema", "reason"), BAD_SCHEMAS.values(), ids=BAD_SCHEMAS)
-def test_a_schema_that_cannot_be_enforced_is_refused(schema: Any, reason: str) -> None:
-    """The message says in the schema's words what it is, and names the place in the request."""
+def test_unenforceable_schema_is_refused(schema: Any, reason: str) -> None:
+    """The message names the keyword, and ``param`` its place in the request."""
     with pytest.raises(InvalidRequest, match=re.escape(reason)) as refused:
         rules_for(schema=schema)
     assert refused.value.param == "text.format.schema"
@@ -432,8 +432,8 @@ def test_a_schema_that_cannot_be_enforced_is_refused(schema: Any, reason: str) -
 
 
 @pytest.mark.parametrize("kind", ["a keyword", "a format", "overlapping variants"])
-def test_a_schema_that_is_not_strict_is_enforced_as_far_as_it_can_be(kind: str) -> None:
-    """Without ``strict``, what cannot be enforced is left out."""
+def test_lenient_schema_is_enforced_where_possible(kind: str) -> None:
+    """Without ``strict``, unenforceable keywords are ignored."""
     schema = {"type": "object", "properties": {"a": BAD_SCHEMAS[kind][0]}, "required": ["a"]}
     rules = rules_for(schema=schema, strict=None)
     assert accepted(rules, final("[]")) == "<|channel|>final<|message|>..."
@@ -473,8 +473,8 @@ BAD_GRAMMARS: dict[str, tuple[Grammar, str]] = {
 
 
 @pytest.mark.parametrize(("rule", "reason"), BAD_GRAMMARS.values(), ids=BAD_GRAMMARS)
-def test_a_tool_whose_grammar_cannot_be_enforced_is_refused(rule: Grammar, reason: str) -> None:
-    """The message names the tool and says what its grammar does wrong, and where."""
+def test_unenforceable_tool_grammar_is_refused(rule: Grammar, reason: str) -> None:
+    """The message names the tool, the mistake and its place."""
     with pytest.raises(InvalidRequest, match=re.escape(reason)) as refused:
         grammar(Toolset((CustomTool("bad", None, rule),)), {})
     assert refused.value.param == "tools"
@@ -495,8 +495,8 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize(("definition", "text"), HARMLESS.values(), ids=HARMLESS)
-def test_what_only_looks_like_a_special_token_is_text(definition: str, text: str) -> None:
-    """Marks in quotes, patterns and comments are a client's own, as are all names."""
+def test_marks_in_a_client_grammar_are_text(definition: str, text: str) -> None:
+    """Quotes, patterns, comments and names may contain them."""
     rules = rules_for(required(CustomTool("t", None, Grammar("lark", definition))))
     started, encoding = matcher(rules), load_encoding()
     header = encoding.encode_markup(call("functions.t", "", "code"))
@@ -530,8 +530,8 @@ PATCHED = """*** Begin Patch
 """
 
 
-def test_a_grammar_of_patches_is_enforced() -> None:
-    """Code agents send such a grammar: whole patches come through, and half ones do not end."""
+def test_patch_grammar_is_enforced() -> None:
+    """Coding agents send it: whole patches are accepted, and partial ones do not end."""
     rules = rules_for(Toolset((CustomTool("apply_patch", "Edit files.", Grammar("lark", PATCHES)), LOOSE)))
     text = PATCHED.replace("<|call|>", "")
     assert accepted(rules, call("functions.apply_patch", text, "code") + "<|call|>").endswith("<|call|>")
@@ -542,7 +542,7 @@ def test_a_grammar_of_patches_is_enforced() -> None:
 @pytest.mark.parametrize(
     ("pattern", "text"), [("a/b", "a/b"), (r"a\/b", "a/b"), ("[/]+", "//"), ("a\nb", "a\nb"), ("^x$", "x"), ('"', '"')]
 )
-def test_any_regular_expression_is_written_right(pattern: str, text: str) -> None:
-    """Slashes and line breaks in a pattern are part of it."""
+def test_regular_expressions_are_escaped(pattern: str, text: str) -> None:
+    """Slashes and line breaks are part of a pattern."""
     turn = call("functions.t", text, "code") + "<|call|>"
     assert accepted(rules_for(required(CustomTool("t", None, Grammar("regex", pattern)))), turn) == turn

@@ -184,8 +184,8 @@ SAME: dict[str, tuple[Conversation, list[reference.Message]]] = {
 
 
 @pytest.mark.parametrize(("ours", "theirs"), SAME.values(), ids=SAME)
-def test_reads_as_the_package_lays_it_out(ours: Conversation, theirs: Sequence[reference.Message]) -> None:
-    """A conversation has the ids that openai_harmony gives it."""
+def test_prompt_equals_that_of_openai_harmony(ours: Conversation, theirs: Sequence[reference.Message]) -> None:
+    """A conversation has the token ids that openai_harmony gives it."""
     assert prompt_ids(ours) == package_ids(theirs)
 
 
@@ -197,20 +197,20 @@ def test_reads_as_the_package_lays_it_out(ours: Conversation, theirs: Sequence[r
     ],
 )
 def test_effort_is_one_of_three(effort: Effort | None, known: str) -> None:
-    """Every effort of the protocol is the nearest that gpt-oss knows."""
+    """Every effort of the API becomes the nearest that gpt-oss knows."""
     assert prompt_ids(conversation(effort=effort)) == package_ids([system(known)])
 
 
-def test_a_call_names_its_recipient_ahead_of_the_channel() -> None:
-    """Calls have the older header form, and their arguments stand as the model wrote them."""
+def test_call_names_its_recipient_before_the_channel() -> None:
+    """Calls have the older header form, and arguments are unchanged."""
     assert prompt_text(conversation(call("get_weather", '{"city": '))) == (
         '<|start|>assistant to=functions.get_weather<|channel|>commentary json<|message|>{"city": <|call|>'
         "<|start|>assistant"
     )
 
 
-def test_a_custom_call_is_code() -> None:
-    """A custom tool is called with the text as it is, and its output comes from it as a function's does."""
+def test_custom_call_is_code() -> None:
+    """The input is plain text, and the output is that of a function."""
     prompt = prompt_text(conversation(custom_call("patch", "*** Begin\n", "a"), custom_output("Done", "a")))
     assert prompt == (
         "<|start|>assistant to=functions.patch<|channel|>commentary code<|message|>*** Begin\n<|call|>"
@@ -218,8 +218,8 @@ def test_a_custom_call_is_code() -> None:
     )
 
 
-def test_tools_of_a_namespace_are_called_by_it() -> None:
-    """The recipient of a call, and the author of its output, begin with the namespace of the tool."""
+def test_namespace_is_part_of_the_recipient() -> None:
+    """It is also part of the author of the output."""
     prompt = prompt_text(conversation(call("wait", "{}", "a", namespace="agents"), output("1", "a")))
     assert prompt == (
         "<|start|>assistant to=agents.wait<|channel|>commentary json<|message|>{}<|call|>"
@@ -227,22 +227,22 @@ def test_tools_of_a_namespace_are_called_by_it() -> None:
     )
 
 
-def test_the_system_message_names_all_namespaces() -> None:
-    """Every namespace must be called on the commentary channel; that of plain functions is named first."""
+def test_system_message_names_all_namespaces() -> None:
+    """Each must be called on the commentary channel; that of plain functions comes first."""
     tools = [FunctionTool("wait", namespace="agents"), FunctionTool("look", namespace="web"), CLOCK]
     prompt = load_encoding().decode(prompt_ids(conversation(tools=tools)))
     assert "must go to the commentary channel: 'functions', 'agents', 'web'.<|end|>" in prompt
 
 
-def test_each_namespace_is_declared_apart() -> None:
-    """The tools section has a TypeScript namespace for each namespace, as openai_harmony lays several out."""
+def test_each_namespace_is_declared_separately() -> None:
+    """The tools section has a TypeScript namespace for each, in openai_harmony's layout."""
     tools = [FunctionTool("wait", namespace="team"), WEATHER, FunctionTool("kill", None, {}, namespace="team")]
     described = {"team": "Runs\nothers."}
     assert section(*tools, **described) == package_section([WEATHER, tools[0], tools[2]], **described)
 
 
-def test_a_custom_tool_takes_a_string() -> None:
-    """What TypeScript cannot say of a custom tool's input stands in a comment."""
+def test_custom_tool_takes_a_string() -> None:
+    """A comment describes the input format, which TypeScript cannot."""
     tools = [
         CustomTool("note", "Write\nit down."),
         CustomTool("patch", None, Grammar("lark", 'start: "a" /b/\n%import common.LF\n')),
@@ -275,8 +275,8 @@ type date = (_: string) => any;
     )
 
 
-def test_a_schema_of_the_answer_is_told() -> None:
-    """The developer message ends with the schema of the answer, as gpt-oss was taught to read it."""
+def test_answer_schema_is_in_the_developer_message() -> None:
+    """It comes last, in the form that gpt-oss was taught."""
     text_format = {"type": "json_schema", "name": "city", "schema": {"type": "object", "title": "Größe"}}
     said_last = "# Response Formats\n\n## city\n\n"
     asked = conversation(instructions="Be brief.", tools=[CLOCK], text_format=text_format)
@@ -285,14 +285,14 @@ def test_a_schema_of_the_answer_is_told() -> None:
     assert f'<|message|>{said_last}// A city.\n// One.\n{{"type":"object"' in prompt_text(described)
 
 
-def test_an_answer_in_any_json_is_not_told() -> None:
-    """For a JSON object without a schema the model reads nothing but what the client says."""
+def test_json_object_format_is_not_described() -> None:
+    """Without a schema the model reads only the client's text."""
     assert prompt_ids(conversation(text_format={"type": "json_object"})) == prompt_ids(conversation())
 
 
 @pytest.mark.parametrize("instructions", ["", "x", "x.", "x_", "x \n ", "x\n\n\n", "#", "世", "\t"])
-def test_the_developer_message_has_the_ids_of_its_whole_text(instructions: str) -> None:
-    """Its sections are encoded one by one, to the same ids as if they were not."""
+def test_developer_message_is_encoded_as_one_text(instructions: str) -> None:
+    """Its sections are encoded separately, with the same ids."""
     tools = [FunctionTool("f", namespace="n_"), CLOCK]
     asked = conversation(instructions=instructions, tools=tools, text_format={"type": "json_schema", "name": "n"})
     message = lay_out(asked).head[1]
@@ -300,8 +300,8 @@ def test_the_developer_message_has_the_ids_of_its_whole_text(instructions: str) 
     assert [token for part in message.texts for token in load_encoding().encode(part)] == whole
 
 
-def test_an_output_comes_from_the_function_that_was_called() -> None:
-    """Outputs find their function by the call's id, wherever the call is."""
+def test_output_has_the_function_of_its_call() -> None:
+    """It is found by the call's id, wherever the call is."""
     made = [call("first", "{}", "a"), call("second", "{}", "b")]
     answers = [output("2", "b"), output((InputText("1"), InputText("!")), "a")]
     prompt = prompt_text(conversation(*answers, history=made))
@@ -312,23 +312,23 @@ def test_an_output_comes_from_the_function_that_was_called() -> None:
     )
 
 
-def test_an_output_comes_from_the_latest_call_of_its_id() -> None:
-    """Where a client counts its calls anew in each turn, an output belongs to the call before it."""
+def test_output_belongs_to_the_latest_call_of_its_id() -> None:
+    """A client may number its calls anew in each turn."""
     turns: list[Item] = [call("first", "{}"), output("1"), call("second", "{}"), output("2")]
     prompt = prompt_text(conversation(*turns))
     assert "<|start|>functions.first to=assistant<|channel|>commentary<|message|>1<|end|>" in prompt
     assert "<|start|>functions.second to=assistant<|channel|>commentary<|message|>2<|end|>" in prompt
 
 
-def test_an_output_without_its_call_is_still_read() -> None:
-    """When the call is gone from the history, what it returned is not."""
+def test_output_without_its_call_is_rendered() -> None:
+    """Its function is unknown."""
     assert prompt_text(conversation(output("7"), call("late", "{}"))).startswith(
         "<|start|>functions.unknown to=assistant<|channel|>commentary<|message|>7<|end|>"
     )
 
 
-def test_a_call_that_was_cut_is_left_out() -> None:
-    """A call that ends inside its arguments was never made, unless somebody has answered it."""
+def test_truncated_call_is_omitted_unless_answered() -> None:
+    """A call that ends inside its arguments was never made."""
     cut = call("f", '{"city": "Ro', "a", status="incomplete")
     assert prompt_text(conversation(message("user", "?"), cut, call("f", "{}", "a"), output("1", "a"))) == (
         "<|start|>user<|message|>?<|end|>"
@@ -338,8 +338,8 @@ def test_a_call_that_was_cut_is_left_out() -> None:
     assert '{"city": "Ro<|call|>' in prompt_text(conversation(cut, output("1", "a")))
 
 
-def test_many_calls_that_were_cut_take_no_longer() -> None:
-    """Whether a call was answered is known in a time that does not depend on how many others were."""
+def test_truncated_calls_cost_no_more() -> None:
+    """Finding the answer to a call does not depend on the number of others."""
     seconds = []
     statuses: tuple[ItemStatus, ...] = ("completed", "incomplete")
     for status in statuses:
@@ -352,8 +352,8 @@ def test_many_calls_that_were_cut_take_no_longer() -> None:
     assert seconds[1] < 5 * seconds[0]
 
 
-def test_headers_of_calls_have_the_ids_of_their_markup(encoding: HarmonyEncoding) -> None:
-    """The markers of a call are special tokens, those in its arguments are not."""
+def test_call_headers_are_special_tokens(encoding: HarmonyEncoding) -> None:
+    """Markers in the arguments are not."""
     prompt = prompt_ids(conversation(call("f", "<|call|>")))
     header = encoding.encode_markup("<|start|>assistant to=functions.f<|channel|>commentary json<|message|>")
     start = prompt.index(CALL) - len(header) - len(encoding.encode("<|call|>"))
@@ -361,14 +361,14 @@ def test_headers_of_calls_have_the_ids_of_their_markup(encoding: HarmonyEncoding
     assert prompt.count(CALL) == 1
 
 
-def test_reasoning_that_led_to_a_call_stays() -> None:
-    """A call is no answer: the thinking before it is still there when its output arrives."""
+def test_reasoning_before_a_call_stays() -> None:
+    """It is still there when the output arrives, as a call is no answer."""
     prompt = prompt_text(conversation(message("user", "?"), reasoning("Hm."), call("f", "{}"), output("1")))
     assert "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant to=functions.f" in prompt
 
 
 @pytest.mark.defect("V11")
-def test_a_continuation_is_told_what_its_own_request_says() -> None:
+def test_continuation_has_its_own_parameters() -> None:
     """Instructions, tools and effort are those of this request, however long the history is."""
     turn = [message("user", "1"), message("assistant", "one")]
     asked = conversation(message("user", "2"), history=turn, instructions="New.", tools=[CLOCK], effort="high")
@@ -379,8 +379,8 @@ def test_a_continuation_is_told_what_its_own_request_says() -> None:
 
 
 @pytest.mark.defect("V13")
-def test_every_part_of_an_answer_is_read() -> None:
-    """Several parts, refusals and no part at all: the history keeps what was said."""
+def test_every_part_of_an_answer_is_rendered() -> None:
+    """This includes several parts, refusals, and no part at all."""
     parts = (OutputText("I "), Refusal("will not."), OutputText(""))
     history = [Message("msg_1", "completed", "assistant", parts), Message("msg_2", "completed", "assistant", ())]
     expected = [system(), said("assistant", "I will not.", "final"), said("assistant", "", "final")]
@@ -388,8 +388,8 @@ def test_every_part_of_an_answer_is_read() -> None:
 
 
 @pytest.mark.defect("V15")
-def test_an_output_of_several_parts_is_one_text() -> None:
-    """The parts of what a function or a custom tool returned are joined."""
+def test_output_parts_are_one_text() -> None:
+    """The parts of a function's or a custom tool's output are joined."""
     parts = (InputText("1"), InputText("2"))
     prompt = prompt_text(
         conversation(call("f", "{}"), output(parts), custom_call("g", "", "b"), custom_output(parts, "b"))
@@ -398,8 +398,8 @@ def test_an_output_of_several_parts_is_one_text() -> None:
 
 
 @pytest.mark.defect("19")
-def test_a_stored_turn_is_read_whole() -> None:
-    """Thinking, preambles, calls of both kinds and their outputs come back from the history in their order."""
+def test_stored_turn_is_rendered_whole() -> None:
+    """Reasoning, preambles, calls of both kinds and outputs keep their order."""
     history: list[Item] = [message("user", "?"), reasoning("Hm."), message("assistant", "Wait.", phase="commentary")]
     history += [call("f", "{}", "a"), custom_call("g", "x", "b"), output("1", "a"), custom_output("2", "b")]
     assert prompt_ids(conversation(history=history)) == prompt_ids(conversation(*history))
@@ -409,8 +409,8 @@ def test_a_stored_turn_is_read_whole() -> None:
     assert read == sorted(read)
 
 
-async def test_the_prompt_carries_the_request_on(encoding: HarmonyEncoding) -> None:
-    """What the stages behind need of the conversation travels in the prompt."""
+async def test_prompt_carries_the_request(encoding: HarmonyEncoding) -> None:
+    """It has the fields that later stages need."""
     asked = conversation(message("user", "Hello"))
     prompt = await rendered(encoding, asked)
     assert (prompt.response, prompt.input, prompt.sampling) == (asked.response, asked.input, asked.sampling)
@@ -418,8 +418,8 @@ async def test_the_prompt_carries_the_request_on(encoding: HarmonyEncoding) -> N
     assert set(prompt.stop_token_ids) == {RETURN, CALL}
 
 
-async def test_the_prompt_says_what_the_turn_must_match(encoding: HarmonyEncoding) -> None:
-    """A format brings a grammar, and one that cannot be enforced fails while there can still be a status."""
+async def test_prompt_has_the_grammar_of_its_turn(encoding: HarmonyEncoding) -> None:
+    """A format that cannot be enforced fails before the stream begins."""
     schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
     assert (await rendered(encoding, conversation(text_format=schema))).grammar
     assert (await rendered(encoding, conversation())).grammar is None
@@ -427,8 +427,8 @@ async def test_the_prompt_says_what_the_turn_must_match(encoding: HarmonyEncodin
         await rendered(encoding, conversation(text_format={**schema, "schema": {"uniqueItems": True}}))
 
 
-async def test_tools_that_change_are_declared_anew(encoding: HarmonyEncoding) -> None:
-    """What is kept from one prompt to the next is never that of other tools."""
+async def test_changed_tools_are_declared_anew(encoding: HarmonyEncoding) -> None:
+    """The cache of one prompt never serves other tools."""
     for text in ("one", "two", "one"):
         tools = [function("f", {"type": "object", "title": text}, f"Says {text}.")]
         prompt = encoding.decode((await rendered(encoding, conversation(tools=tools))).token_ids)
@@ -441,8 +441,8 @@ TEXTS = st.one_of(st.text(), st.text("ab \n<|>end'"), st.sampled_from([INJECTION
 
 @settings(max_examples=100, deadline=None)
 @given(TEXTS, st.lists(st.tuples(ROLES, TEXTS), max_size=5))
-def test_any_text_has_the_ids_of_the_package(instructions: str, turns: list[tuple[Role, str]]) -> None:
-    """Whatever is said, by whomever, in whatever order, the ids are those of openai_harmony."""
+def test_any_text_has_the_ids_of_openai_harmony(instructions: str, turns: list[tuple[Role, str]]) -> None:
+    """This holds for any texts, roles and orders."""
     ours = conversation(
         message("user", "?"), *(message(role, said) for role, said in turns), instructions=f"I{instructions}"
     )
@@ -454,8 +454,8 @@ def test_any_text_has_the_ids_of_the_package(instructions: str, turns: list[tupl
 
 
 @pytest.mark.parametrize("broken", ["\ud800", "a\udc00b", "\ude00\ud83d", "{\ud83d}"])
-async def test_half_a_character_is_replaced(encoding: HarmonyEncoding, broken: str) -> None:
-    """Lone surrogates, which JSON can spell and UTF-8 cannot, become replacement characters."""
+async def test_lone_surrogates_are_replaced(encoding: HarmonyEncoding, broken: str) -> None:
+    """JSON can spell them, and UTF-8 cannot."""
     replaced = broken.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     tools = [function("f", {"type": "object", "description": broken})]
     asked = conversation(message("user", broken), call("f", broken), instructions=broken, tools=tools)
@@ -465,7 +465,7 @@ async def test_half_a_character_is_replaced(encoding: HarmonyEncoding, broken: s
 
 
 async def test_long_texts_are_encoded_once(encoding: HarmonyEncoding, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next turn reads them again, and so does another conversation; broken characters do not get in the way."""
+    """Later turns and other conversations use the cache, which handles broken characters."""
     encoded: list[str] = []
     encode = HarmonyEncoding.encode
 
@@ -481,8 +481,8 @@ async def test_long_texts_are_encoded_once(encoding: HarmonyEncoding, monkeypatc
     assert again.token_ids[: len(first.token_ids) - 2] == first.token_ids[:-2]
 
 
-def test_what_is_kept_of_a_text_is_what_it_takes(encoding: HarmonyEncoding) -> None:
-    """So that long ones are as bounded as many."""
+def test_text_cache_is_bounded_by_size(encoding: HarmonyEncoding) -> None:
+    """A few long texts count as much as many short ones."""
     _texts.clear()
     for words in ("one " * 1_000, "two " * 1_000, "one " * 1_000):
         _kept(encoding, words)
@@ -490,7 +490,7 @@ def test_what_is_kept_of_a_text_is_what_it_takes(encoding: HarmonyEncoding) -> N
     assert _texts.maxsize == _KEPT_BYTES
 
 
-async def test_a_huge_text_does_not_stall_the_loop(encoding: HarmonyEncoding) -> None:
+async def test_huge_text_does_not_stall_the_loop(encoding: HarmonyEncoding) -> None:
     """Other responses go on while a megabyte of one character is encoded."""
     ticks = 0
 
@@ -508,13 +508,13 @@ async def test_a_huge_text_does_not_stall_the_loop(encoding: HarmonyEncoding) ->
     assert ticks > 20
 
 
-def test_a_million_spaces_can_be_encoded(encoding: HarmonyEncoding) -> None:
-    """A text that overflows the splitter's stack in one piece is encoded in several."""
+def test_million_spaces_can_be_encoded(encoding: HarmonyEncoding) -> None:
+    """A text that overflows the splitter's stack is encoded in pieces."""
     spaces = " " * 1_200_000
     assert encoding.decode(encoding.encode(spaces)) == spaces
 
 
-def test_messages_of_every_role_are_laid_out() -> None:
+def test_messages_of_every_role_are_rendered() -> None:
     """No role is without a place in the prompt."""
     roles: tuple[Role, ...] = ("user", "assistant", "system", "developer")
     said_by_all: list[Message] = [message("user", "?"), *(message(role, f"<{role}>") for role in roles)]

@@ -39,10 +39,10 @@ KINDS: list[tuple[HostedKind, ...]] = [("browser",), ("python",), ("browser", "p
 
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
 @pytest.mark.parametrize("functions", [[], [CLOCK]], ids=["alone", "with functions"])
-def test_built_in_tools_are_told_as_they_were_taught(
+def test_built_in_tools_have_their_trained_descriptions(
     kinds: tuple[HostedKind, ...], functions: list[FunctionTool]
 ) -> None:
-    """They stand in the system message, in the package's words and order, and only functions name their channel."""
+    """They are openai_harmony's, in the system message; only functions name their channel."""
     asked = conversation(message("user", "?"), tools=[*functions, *built_in(*kinds)])
     told = system("Medium", *(TAUGHT[kind] for kind in kinds))
     assert prompt_ids(asked) == package_ids(
@@ -50,8 +50,8 @@ def test_built_in_tools_are_told_as_they_were_taught(
     )
 
 
-def test_the_container_is_told_in_the_same_manner() -> None:
-    """Its section stands between the others, and reads like them."""
+def test_container_is_described_like_the_others() -> None:
+    """Its section has the same form."""
     sections = prompt(*built_in("python", "container", "browser"), CLOCK).split("\n## ")
     assert [section.partition("\n")[0] for section in sections[1:]] == ["browser", "container", "python", "functions"]
     assert (
@@ -76,24 +76,24 @@ timeout?: number,
     )
 
 
-def test_built_in_tools_that_may_not_be_called_are_not_told() -> None:
-    """With the choice ``none`` there is no word of them; one that is only not allowed stays, for the cache."""
+def test_hidden_built_in_tools_are_not_described() -> None:
+    """With the choice ``none`` they are left out; a disallowed one stays, for the cache."""
     tools = built_in("browser", "python", "container")
     assert prompt(*tools, choice="none") == prompt()
     some = Toolset(tuple(tools), allowed=(("python", ANY_NAME),))
     assert prompt_ids(conversation(tools=some)) == prompt_ids(conversation(tools=tools))
 
 
-def test_only_functions_that_are_there_are_told() -> None:
-    """A built-in tool of which only some functions are offered is told with these."""
+def test_only_offered_functions_are_described() -> None:
+    """A built-in tool may offer some of its functions."""
     section = hosted_section([HostedTool("browser", "open"), HostedTool("browser", "find")])
     assert "type open" in section
     assert "type find" in section
     assert "type search" not in section
 
 
-def test_tools_of_mcp_servers_are_namespaces() -> None:
-    """They stand in the developer message beside those of the client, and are called on the commentary channel."""
+def test_mcp_tools_are_namespaces() -> None:
+    """They stand in the developer message beside the client's, and are called on commentary."""
     page = {"type": "object", "properties": {"page": {"type": "string"}}, "required": ["page"]}
     tools = Toolset(
         (

@@ -28,8 +28,8 @@ ASKED = replace(
 )
 
 
-def test_raw_messages_are_those_of_the_package() -> None:
-    """The package reads every message back, and renders those without a recipient to the ids of the prompt."""
+def test_raw_messages_can_be_read_by_openai_harmony() -> None:
+    """It renders those without a recipient to the ids of the prompt."""
     prompt = RenderHarmony(load_encoding())._prompt(ASKED)
     assert prompt.raw_messages is not None
     messages = [reference.Message.from_dict(raw) for raw in prompt.raw_messages]
@@ -39,8 +39,8 @@ def test_raw_messages_are_those_of_the_package() -> None:
     assert all(load_encoding().decode(ids) in text for ids in again)
 
 
-def test_calls_and_outputs_say_from_whom_to_whom() -> None:
-    """A raw call has its recipient and content type, a raw output its author."""
+def test_calls_and_outputs_have_recipient_and_author() -> None:
+    """A raw call also has its content type."""
     raw = RenderHarmony(load_encoding())._prompt(ASKED).raw_messages or ()
     assert raw[4:6] == (
         {
@@ -61,6 +61,6 @@ def test_calls_and_outputs_say_from_whom_to_whom() -> None:
     )
 
 
-def test_nobody_asked() -> None:
-    """Without the request for them there are none."""
+def test_raw_messages_are_optional() -> None:
+    """They are absent by default."""
     assert RenderHarmony(load_encoding())._prompt(conversation(message("user", "?"))).raw_messages is None

@@ -17,8 +17,8 @@ from stages.render.repeats import shortest, shortest_of_lark
         *((")(", 1), ("{3}", 0), ("(((", 0)),
     ],
 )
-def test_the_shortest_text(pattern: str, length: int) -> None:
-    """Repetitions multiply what they repeat, groups within groups too, and of branches the longest counts."""
+def test_shortest_match_of_a_pattern(pattern: str, length: int) -> None:
+    """Repetitions multiply, nested ones too, and the longest branch counts."""
     assert shortest(pattern) == length
 
 
@@ -40,11 +40,11 @@ end: "x"{2,}
         *(('a: b b\nb: c c\nc: d d\nd: "xy"', 16), ('start: "a" "b"* "c"+', 2)),
     ],
 )
-def test_the_shortest_text_of_a_grammar(definition: str, length: int) -> None:
-    """Names stand for what they are defined as, and recursion for nothing more."""
+def test_shortest_match_of_a_grammar(definition: str, length: int) -> None:
+    """Names stand for their definitions, and recursion adds nothing."""
     assert shortest_of_lark(definition) == length
 
 
-def test_a_real_grammar_demands_little() -> None:
-    """Comments, aliases, priorities and imports do not count as text."""
+def test_real_grammar_has_a_short_match() -> None:
+    """Comments, aliases, priorities and imports do not count."""
     assert 9 < shortest_of_lark(CODE) < 40

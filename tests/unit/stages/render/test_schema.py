@@ -62,8 +62,8 @@ WORDS: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("schema", "expected"), WORDS.values(), ids=WORDS)
-def test_a_type_of_one_line(schema: Any, expected: str) -> None:
-    """What a schema says about a value stands in its type."""
+def test_simple_types_are_described(schema: Any, expected: str) -> None:
+    """The type has all that the schema says about a value."""
     assert typescript(read(schema, Inlining())) == expected
 
 
@@ -241,8 +241,8 @@ PROPERTIES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("properties", "expected"), PROPERTIES.values(), ids=PROPERTIES)
-def test_a_property(properties: dict[str, Any], expected: str) -> None:
-    """What a schema says about a property stands around its name."""
+def test_properties_are_described(properties: dict[str, Any], expected: str) -> None:
+    """Comments around its name have all that the schema says about a property."""
     assert typescript(read(record(properties), Inlining())) == "{" + dedent(expected) + "}"
 
 
@@ -286,20 +286,20 @@ DEFINITIONS = {
 
 
 @pytest.mark.parametrize(("schema", "expected"), REFERENCES.values(), ids=REFERENCES)
-def test_a_reference_reads_as_what_it_points_at(schema: Any, expected: str) -> None:
-    """References are followed, and end where they would go in circles."""
+def test_references_are_followed(schema: Any, expected: str) -> None:
+    """A circular reference ends."""
     whole = record({"a": schema}, **{"$defs": DEFINITIONS})
     assert typescript(read(whole, Inlining())) == "{" + dedent(expected) + "}"
 
 
-def test_a_comment_at_the_end_leaves_the_code_alone() -> None:
-    """Where a function's type ends in a comment, the rest of the declaration begins a new line."""
+def test_trailing_comment_does_not_swallow_code() -> None:
+    """The declaration continues on a new line."""
     declared = section(function("f", {"oneOf": [NUMBER, {**STRING, "description": "s"}]}))
     assert "type f = (_: \n | number\n | string // s\n) => any;\n" in declared
 
 
-def test_references_cannot_multiply_without_end() -> None:
-    """A small schema that doubles itself at every step comes out bounded."""
+def test_references_are_bounded() -> None:
+    """A small schema that doubles itself at every step gives a bounded text."""
     doubling = {
         f"d{n}": record({"a": {"$ref": f"#/$defs/d{n + 1}"}, "b": {"$ref": f"#/$defs/d{n + 1}"}}) for n in range(30)
     }
@@ -308,8 +308,8 @@ def test_references_cannot_multiply_without_end() -> None:
     assert len(text) < 10 * INLINE_LIMIT
 
 
-def test_all_schemas_of_a_prompt_share_what_references_may_bring() -> None:
-    """Many small schemas that double themselves come out bounded as well, and what came before them is whole."""
+def test_references_are_bounded_per_prompt() -> None:
+    """Many small schemas share one limit, and those before it are whole."""
     deep: dict[str, Any] = record({})
     for _ in range(12):
         deep = record(dict.fromkeys("ab", deep))
@@ -322,8 +322,8 @@ def test_all_schemas_of_a_prompt_share_what_references_may_bring() -> None:
     assert sum(map(len, texts)) < 10 * PROMPT_INLINE_LIMIT
 
 
-def test_a_schema_of_endless_depth_is_cut() -> None:
-    """Nesting that Python cannot follow ends in any, in schemas and in values."""
+def test_endless_depth_becomes_any() -> None:
+    """Nesting beyond Python's recursion limit ends in ``any``, in schemas and in values."""
     schema: Any = STRING
     value: Any = 1
     for _ in range(900):

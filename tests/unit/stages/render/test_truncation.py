@@ -51,8 +51,8 @@ def talk(*names: str) -> list[Item]:
     return [item for name in names for item in (message("user", name), message("assistant", f"{name}!"))]
 
 
-def test_the_oldest_go_first() -> None:
-    """Only as many items go as must."""
+def test_oldest_items_are_dropped_first() -> None:
+    """No more are dropped than needed."""
     items: list[Item] = [*talk("a", "b"), message("user", "c")]
     assert [dropped(items, excess) for excess in (-5, 0, 1, 10, 11, 999)] == [
         *([], [], [0], [0], [0, 1]),
@@ -60,14 +60,14 @@ def test_the_oldest_go_first() -> None:
     ]
 
 
-def test_the_last_thing_that_the_user_said_stays() -> None:
-    """So does everything behind it, of whatever size."""
+def test_last_user_message_stays() -> None:
+    """All items after it stay as well, whatever their size."""
     items: list[Item] = [*talk("a"), message("user", "b"), reasoning("x"), call("f", "{}"), output("1")]
     assert dropped(items, 999) == [0, 1]
 
 
 def test_instructions_stay() -> None:
-    """System and developer messages are never dropped, wherever they stand."""
+    """System and developer messages are never dropped."""
     items: list[Item] = [
         message("user", "a"),
         message("system", "b"),
@@ -78,22 +78,22 @@ def test_instructions_stay() -> None:
     assert dropped(items, 999) == [0, 3, 4]
 
 
-def test_a_call_goes_with_its_output() -> None:
-    """Calls and outputs are dropped together, even where other items stand between."""
+def test_call_is_dropped_with_its_output() -> None:
+    """This holds even if other items stand between."""
     items: list[Item] = [call("f", "{}", "a"), custom_call("g", "x", "b"), custom_output("2", "b"), output("1", "a")]
     asked = [*items, message("user", "?")]
     assert dropped(asked, 1) == [0, 3]
     assert dropped(asked, 21) == [0, 1, 2, 3]
 
 
-def test_a_call_that_is_answered_behind_the_last_message_stays() -> None:
-    """What the model must read of a call, it can only read beside the call."""
+def test_call_answered_after_the_last_message_stays() -> None:
+    """Its output stays, and needs its call."""
     items: list[Item] = [call("f", "{}"), message("user", "?"), output("1")]
     assert dropped(items, 999) == []
 
 
-def test_a_call_that_ran_here_is_one_item() -> None:
-    """Where the server made a call, it goes with all that was read of it, and with the thinking that led to it."""
+def test_server_side_call_is_dropped_whole() -> None:
+    """Its output and the reasoning before it go with it."""
     ran: list[Item] = [mcp_call("read"), reasoning("a"), code_call("1", "2"), reasoning("b"), web_call(type="search")]
     assert [dropped([*ran, message("user", "?")], excess) for excess in (1, 11, 31)] == [
         [0],
@@ -109,23 +109,23 @@ def test_a_call_that_ran_here_is_one_item() -> None:
     assert dropped([*shell, message("user", "?")], 1) == [0, 3]
 
 
-async def test_what_was_read_of_a_call_counts() -> None:
-    """An item is as long as all of its messages, and none of them is left alone."""
+async def test_output_of_a_call_counts() -> None:
+    """An item is as long as all of its messages, which are dropped together."""
     asked = conversation(code_call("print(1)", LONG), message("user", "?"), truncation="auto")
     prompt = await rendered(replace(asked, raw_messages=True), len((await rendered(asked, 4096)).token_ids) + 50)
     assert "python" not in load_encoding().decode(prompt.token_ids)
     assert [raw["role"] for raw in prompt.raw_messages or ()] == ["system", "user"]
 
 
-def test_reasoning_goes_with_what_it_led_to() -> None:
-    """Thinking goes with the answer or the call behind it, and no earlier."""
+def test_reasoning_is_dropped_with_the_next_item() -> None:
+    """It goes with the answer or the call after it, and no earlier."""
     items: list[Item] = [reasoning("a"), reasoning("b"), call("f", "{}"), output("1"), reasoning("c"), *talk("d")]
     assert dropped(items, 1) == [0, 1, 2, 3]
     assert dropped([*items, message("user", "?")], 41) == [0, 1, 2, 3, 4]
 
 
-def test_without_a_user_the_last_item_stays() -> None:
-    """A conversation that no user began keeps its end."""
+def test_last_item_stays_without_a_user_message() -> None:
+    """A conversation keeps its end."""
     assert dropped([message("assistant", "a"), message("assistant", "b")], 999) == [0]
     assert dropped([], 1) == []
 
@@ -147,8 +147,8 @@ KINDS: Any = {
 
 
 @given(st.lists(st.sampled_from(sorted(KINDS)), max_size=12), st.integers(-5, 130))
-def test_whole_things_go_and_no_more_than_must(kinds: list[str], excess: int) -> None:
-    """Instructions and the end stay, nothing is left half, and what goes is enough unless there is no more."""
+def test_dropped_items_are_whole_and_minimal(kinds: list[str], excess: int) -> None:
+    """Instructions and the end stay, calls stay complete, and just enough is dropped."""
     items: list[Item] = [KINDS[kind]() for kind in kinds]
     gone = dropped(items, excess)
     last = max((at for at, kind in enumerate(kinds) if kind == "user"), default=len(kinds) - 1)
@@ -157,14 +157,14 @@ def test_whole_things_go_and_no_more_than_must(kinds: list[str], excess: int) ->
     assert all((answer in gone) == (asked in gone) for answer, asked in callers_of(items).items())
 
 
-async def test_what_fits_is_left_alone() -> None:
-    """With truncation, a conversation that fits reads as without."""
+async def test_fitting_conversation_is_unchanged() -> None:
+    """Truncation has no effect on it."""
     asked = conversation(*talk("a", "b"), message("user", "c"))
     cut = await rendered(replace(asked, response=replace(asked.response, truncation="auto")), 4096)
     assert cut.token_ids == (await rendered(asked, 4096)).token_ids
 
 
-async def test_what_does_not_fit_is_dropped() -> None:
+async def test_long_conversation_is_truncated() -> None:
     """The prompt leaves room for the answer, and its last message is whole."""
     turns = talk(*(f"{number} {LONG}" for number in range(20)))
     asked = conversation(*turns, message("user", "Last."), instructions="Be brief.", truncation="auto")
@@ -179,13 +179,13 @@ async def test_what_does_not_fit_is_dropped() -> None:
 
 
 async def test_disabled_truncation_drops_nothing() -> None:
-    """A conversation that does not fit is left to fail where the request wants that."""
+    """A conversation that does not fit fails later."""
     asked = conversation(*talk(*([LONG] * 20)), message("user", "Last."))
     assert len((await rendered(asked, 2048)).token_ids) > 2048
 
 
-async def test_a_greedy_limit_leaves_half_the_context() -> None:
-    """A client that wants more than the context holds still has its conversation read."""
+async def test_large_token_limit_leaves_half_the_context() -> None:
+    """A limit over the context does not drop the whole conversation."""
     greedy = conversation(
         *talk("a", "b"), message("user", "c"), truncation="auto", sampling=replace(SAMPLING, max_tokens=10**6)
     )

@@ -81,15 +81,15 @@ SAME: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("schema", SAME.values(), ids=SAME)
-def test_a_schema_that_the_package_renders_right_reads_the_same(schema: Any) -> None:
-    """Where openai_harmony is right, its text is ours."""
+def test_schema_reads_as_in_openai_harmony(schema: Any) -> None:
+    """This holds for schemas that openai_harmony renders correctly."""
     tools = [function("f", schema, "Does it.")]
     assert section(*tools) == package_section(tools)
 
 
 @pytest.mark.parametrize("description", [None, "", "One line.", "Two\nlines.", "A\n\nblank.\n", "\n", "\r\na\r\n"])
-def test_a_function_is_described_as_the_package_does(description: str | None) -> None:
-    """Each line of a function's description is a comment of its own."""
+def test_function_is_described_as_in_openai_harmony(description: str | None) -> None:
+    """Each line of a description is a comment of its own."""
     tools = [function("get_it", None, description), function("other-name", record({}), description)]
     assert section(*tools) == package_section(tools)
 
@@ -139,8 +139,8 @@ RENDERED_RIGHT = annotated(records(st.recursive(annotated(LEAVES), bigger, max_l
 
 @settings(max_examples=100, deadline=None)
 @given(RENDERED_RIGHT)
-def test_any_schema_that_the_package_renders_right_reads_the_same(schema: Any) -> None:
-    """Descriptions, defaults, options and nesting: every combination is laid out as openai_harmony does."""
+def test_any_correct_schema_reads_as_in_openai_harmony(schema: Any) -> None:
+    """Descriptions, defaults, options and nesting are laid out the same."""
     tools = [function("f", schema)]
     assert section(*tools) == package_section(tools)
 
@@ -191,7 +191,7 @@ def unbalanced(text: str) -> str:
 @settings(max_examples=100, deadline=None)
 @given(keywords(ANYTHING) | ANYTHING)
 def test_no_schema_breaks_the_namespace(schema: Any) -> None:
-    """Whatever stands where a schema should be, the function after it is declared, on code that is balanced."""
+    """For any schema the next function is declared, and brackets are balanced."""
     declared = section(function("f", schema), function("g"))
     code = _NO_CODE.sub("", declared)
     assert declared.endswith("type g = () => any;\n\n} // namespace functions")
@@ -200,7 +200,7 @@ def test_no_schema_breaks_the_namespace(schema: Any) -> None:
     assert not {'"', "\\"} & set(code)
 
 
-def test_unbalanced_code_is_seen() -> None:
-    """The check of brackets looks at code, not at strings and comments."""
+def test_bracket_check_ignores_strings_and_comments() -> None:
+    """The check of these tests looks at code only."""
     assert unbalanced('{ "}": ([)]') == "{([)]"
     assert not unbalanced('{ "{": [any /* ( */] } // (')

@@ -102,8 +102,8 @@ FIRST = rendered(ASKED).token_ids
         "<|channel|>commentary to=functions.f<|message|><|call|>",
     ],
 )
-def test_a_call_is_continued_with_exactly_what_the_engine_saw(text: str, encoding: HarmonyEncoding) -> None:
-    """Behind a call, the next prompt is the last one, every token that was generated, and the outputs."""
+def test_prompt_after_a_call_has_the_engines_tokens(text: str, encoding: HarmonyEncoding) -> None:
+    """It is the previous prompt, every generated token, and the outputs."""
     for generated in (encoding.encode_markup(text), by_letters(text)):
         seen = (*FIRST, *generated)
         said = turn(generated)
@@ -112,8 +112,8 @@ def test_a_call_is_continued_with_exactly_what_the_engine_saw(text: str, encodin
         assert encoding.decode(following[len(seen) :]).count("<|message|>") == len(said.results)
 
 
-def test_an_answer_is_continued_as_it_was_spelled(encoding: HarmonyEncoding) -> None:
-    """Of an answer its own tokens are read, but for the one that ended the turn; the thinking is forgotten."""
+def test_continued_answer_keeps_its_tokens(encoding: HarmonyEncoding) -> None:
+    """All but the one that ended the turn are kept; the reasoning is dropped."""
     answer = tuple(by_letters(ANSWER))
     said = turn([*encoding.encode_markup(THOUGHT + NEXT), *answer])
     following = continued(said, message("user", "And?"))
@@ -133,10 +133,8 @@ def test_an_answer_is_continued_as_it_was_spelled(encoding: HarmonyEncoding) -> 
         (CALLED.replace("<|call|>", "<|return|>"), "<|call|>"),
     ],
 )
-def test_what_ended_the_turn_is_written_as_the_layout_has_it(
-    written: str, read: str, encoding: HarmonyEncoding
-) -> None:
-    """Only in the turn itself does a token say that it is over."""
+def test_end_of_turn_token_is_normalized(written: str, read: str, encoding: HarmonyEncoding) -> None:
+    """Only the turn itself has a token that ends the turn."""
     generated = tuple(by_letters(written))
     following = continued(turn(generated))
     assert following[len(FIRST) :] == (*generated[:-1], *encoding.encode_markup(read + NEXT))
@@ -156,15 +154,15 @@ def test_what_ended_the_turn_is_written_as_the_layout_has_it(
         f"assistant{ANSWER}",
     ],
 )
-def test_a_header_that_says_something_else_is_laid_out(text: str) -> None:
-    """The model does not read again what it should have written otherwise."""
+def test_wrong_header_is_written_anew(text: str) -> None:
+    """The model does not read its own mistakes again."""
     said = turn(by_letters(text))
     assert said.tokens
     assert continued(said, *said.results) == laid_out(said, *said.results)
 
 
-def test_a_text_that_was_changed_is_laid_out(encoding: HarmonyEncoding) -> None:
-    """What a stage behind the parser has taken out of a text does not come back by its tokens."""
+def test_changed_text_is_encoded_anew(encoding: HarmonyEncoding) -> None:
+    """Text that a plug-in stage removed does not come back through tokens."""
     said = turn(encoding.encode_markup(ANSWER))
     (answer,) = said.output
     assert isinstance(answer, Message)
@@ -172,8 +170,8 @@ def test_a_text_that_was_changed_is_laid_out(encoding: HarmonyEncoding) -> None:
     assert continued(changed) == laid_out(changed)
 
 
-def test_what_is_forgotten_stays_so(encoding: HarmonyEncoding) -> None:
-    """Reasoning that led to an answer is not read again, known tokens or not."""
+def test_dropped_reasoning_stays_dropped(encoding: HarmonyEncoding) -> None:
+    """Known tokens do not bring it back."""
     said = turn(encoding.encode_markup(f"{THOUGHT}{NEXT}{CALLED}"))
     answered = turn(encoding.encode_markup(f"{THOUGHT}{NEXT}{ANSWER}"))
     renamed = [replace(item, id=f"{item.id}b") for item in answered.output]
@@ -219,8 +217,8 @@ WRITTEN: dict[str, tuple[str, Item]] = {
 
 
 @pytest.mark.parametrize(("written", "item"), WRITTEN.values(), ids=WRITTEN)
-def test_calls_of_every_kind_are_read_as_they_were_written(written: str, item: Item, encoding: HarmonyEncoding) -> None:
-    """Whatever an item tells of a call, the model reads the very tokens that it wrote, and then the result."""
+def test_calls_of_every_kind_keep_their_tokens(written: str, item: Item, encoding: HarmonyEncoding) -> None:
+    """The model reads the tokens that it wrote, then the result."""
     generated = tuple(by_letters(f"{written}<|call|>"))
     refusal = [decision(APPROVAL, approve=False)]
     prompt = rendered(item, *refusal, tokens={item.id: generated})
@@ -233,8 +231,8 @@ def test_calls_of_every_kind_are_read_as_they_were_written(written: str, item: I
 
 
 @pytest.mark.parametrize("kind", ["an mcp call", "code", "a search", "a page", "a shell", "a shell of the client's"])
-def test_a_call_on_another_channel_is_laid_out(kind: str, encoding: HarmonyEncoding) -> None:
-    """The model does not learn from itself to call a tool elsewhere; its arguments are its own all the same."""
+def test_call_on_another_channel_is_written_anew(kind: str, encoding: HarmonyEncoding) -> None:
+    """The model does not learn from its mistake; its arguments are unchanged."""
     written, item = WRITTEN[kind]
     right, wrong = ("commentary", "analysis") if "commentary" in written else ("analysis", "commentary")
     prompt = rendered(item, tokens={item.id: tuple(by_letters(f"{written.replace(right, wrong)}<|call|>"))})
@@ -245,8 +243,8 @@ def test_a_call_on_another_channel_is_laid_out(kind: str, encoding: HarmonyEncod
     assert f"<|message|>{arguments}<|call|>" in text
 
 
-def test_a_turn_of_the_server_s_own_is_continued_with_exactly_what_the_engine_saw(encoding: HarmonyEncoding) -> None:
-    """Behind a call in the middle of a thought, the next prompt is the last one, all that was generated, the result."""
+def test_prompt_after_a_server_side_call_has_the_engines_tokens(encoding: HarmonyEncoding) -> None:
+    """It is the previous prompt, all generated tokens, and the result."""
     generated = tuple(by_letters(f"{THOUGHT}{NEXT}<|channel|>analysis to=python code<|message|>print( 1)<|call|>"))
     frames = run(encoding, [started(tools=EVERY_TOOL), TokenChunk(generated), GenerationFinished("stop", 0, 0.0)])
     closed = [frame.token_ids for frame in frames if isinstance(frame, ItemClosed)]
@@ -259,16 +257,16 @@ def test_a_turn_of_the_server_s_own_is_continued_with_exactly_what_the_engine_sa
     )
 
 
-def test_arguments_to_somebody_else_are_not_read_again(encoding: HarmonyEncoding) -> None:
-    """What the model wrote counts where the item is a call of that tool."""
+def test_tokens_for_another_tool_are_ignored(encoding: HarmonyEncoding) -> None:
+    """Tokens count only if the item is a call of that tool."""
     item = web_call(type="open_page", url="https://a.example/")
     tokens = tuple(encoding.encode_markup('<|channel|>analysis to=browser.search code<|message|>{"query":"x"}<|call|>'))
     for known in (tokens, tokens[:3], ()):
         assert rendered(item, tokens={item.id: known}).token_ids == rendered(item).token_ids
 
 
-def test_items_of_the_input_are_as_their_client_sent_them(encoding: HarmonyEncoding) -> None:
-    """Tokens belong to an item by its id; what has another one is laid out."""
+def test_input_items_are_encoded_anew(encoding: HarmonyEncoding) -> None:
+    """Tokens belong to an item by its id, and input items have other ids."""
     said = turn(by_letters(ANSWER))
     sent = [replace(item, id="msg_sent") for item in said.output]
     assert rendered(*sent, tokens=said.tokens).token_ids == rendered(*sent).token_ids
@@ -276,8 +274,8 @@ def test_items_of_the_input_are_as_their_client_sent_them(encoding: HarmonyEncod
 
 @given(completions())
 @settings(max_examples=100, deadline=None)
-def test_tokens_say_what_the_layout_says(completion: str) -> None:
-    """openai_harmony reads the same messages in a prompt of known tokens as in one that is laid out."""
+def test_known_tokens_have_the_same_messages(completion: str) -> None:
+    """openai_harmony reads the same messages in known and in new tokens."""
     said = turn(load_encoding().encode_markup(completion))
     known, unknown = (
         [
@@ -291,8 +289,8 @@ def test_tokens_say_what_the_layout_says(completion: str) -> None:
 
 @given(soup())
 @settings(max_examples=300, deadline=None)
-def test_any_tokens_say_what_the_layout_says(token_ids: list[int]) -> None:
-    """Whatever the engine wrote, a prompt of known tokens holds the same messages, in good order."""
+def test_any_known_tokens_have_the_same_messages(token_ids: list[int]) -> None:
+    """This holds for any output of the engine."""
     said = turn(token_ids)
     known, unknown = (
         [
@@ -305,8 +303,8 @@ def test_any_tokens_say_what_the_layout_says(token_ids: list[int]) -> None:
     assert not any(repairs for *_, repairs in known)
 
 
-def test_known_tokens_count_where_something_must_be_dropped() -> None:
-    """Truncation counts the tokens that are read, not those that an encoder would have given."""
+def test_truncation_counts_known_tokens() -> None:
+    """An encoder might have given fewer."""
     said = turn(by_letters(ANSWER.replace("it is", "it is " * 200)))
     asked = conversation(message("user", "?"), history=[ASKED, *said.output], tools=TOOLS, truncation="auto")
     room = len(RenderHarmony(load_encoding())._prompt(asked).token_ids) + 200
@@ -317,8 +315,8 @@ def test_known_tokens_count_where_something_must_be_dropped() -> None:
     assert len(prompt.token_ids) + 100 <= room
 
 
-def test_raw_messages_are_those_of_the_layout() -> None:
-    """The messages that a response may show are the same, however they are spelled."""
+def test_raw_messages_do_not_depend_on_known_tokens() -> None:
+    """They are the same for any tokens."""
     said = turn(by_letters(f"{THOUGHT}{NEXT}{CALLED}"))
     history = [ASKED, *said.output]
     prompts = [rendered(*said.results, history=history, tokens=tokens) for tokens in (said.tokens, {})]

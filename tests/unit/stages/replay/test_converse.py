@@ -19,8 +19,8 @@ GREETING = HARMONY / "greeting"
 
 
 @pytest.mark.parametrize("cut", [None, 100, -10])
-async def test_a_recording_that_was_lost_since_the_start_ends_its_answer(tmp_path: Path, cut: int | None) -> None:
-    """The client reads which one it is, and the log in which file and line."""
+async def test_lost_recording_fails_the_response(tmp_path: Path, cut: int | None) -> None:
+    """The client gets its name, and the log file and line."""
     tokens = shutil.copytree(GREETING, tmp_path / "greeting") / "tokens.jsonl"
     pipeline = answered_from(read_recordings(tmp_path), None, recorded_responses())
     if cut is None:

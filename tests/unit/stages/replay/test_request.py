@@ -43,8 +43,8 @@ names = st.text("abc", min_size=1, max_size=3)
 
 
 @given(st.lists(names, min_size=2, max_size=5, unique=True), st.data())
-def test_ids_do_not_count_but_what_they_name_does(ids: list[str], data: st.DataObject) -> None:
-    """Other names for the same calls are the same request; outputs of other calls are another one."""
+def test_ids_do_not_count_but_references_do(ids: list[str], data: st.DataObject) -> None:
+    """Other ids for the same calls give the same key; outputs of other calls do not."""
     others = data.draw(st.lists(names, min_size=len(ids), max_size=len(ids), unique=True))
     order = data.draw(st.permutations(range(len(ids))))
 
@@ -56,8 +56,8 @@ def test_ids_do_not_count_but_what_they_name_does(ids: list[str], data: st.DataO
     assert (talk(ids, order).key == talk(ids, straight).key) == (order == straight)
 
 
-def test_dates_and_thoughts_do_not_count() -> None:
-    """They are others at each run, or are not sent again."""
+def test_dates_and_reasoning_do_not_count() -> None:
+    """They differ between runs, or are not sent again."""
     thought = Reasoning("rs_1", content=(ReasoningText("Hm."),))
     first = asked(said("Today is 2026-11-22."), thought, said("So?"))
     second = asked(said("Today is 2027-01-01.", "msg_2"), said("So?", "msg_3"))
@@ -65,8 +65,8 @@ def test_dates_and_thoughts_do_not_count() -> None:
     assert first.key != asked(said("Today is not 2026-11-22."), said("So?")).key
 
 
-def test_tools_count_by_their_names() -> None:
-    """Their order and their descriptions do not, but tell which of two is closer."""
+def test_tools_count_by_name() -> None:
+    """Order and descriptions only decide between several matches."""
     one, two = tool("one"), tool("two")
     wanted = asked(said("Hi"), tools=(one, two))
     assert wanted.key == asked(said("Hi"), tools=(two, tool("one", "Another one."))).key
@@ -74,8 +74,8 @@ def test_tools_count_by_their_names() -> None:
     assert wanted.likeness(wanted) > wanted.likeness(asked(said("Hi"), tools=(two, one)))
 
 
-def test_history_may_come_with_the_request_or_from_the_store() -> None:
-    """To the model it is the same; where it was not recorded, it is not asked for."""
+def test_history_may_come_from_the_request_or_the_store() -> None:
+    """The keys are equal; a history that was not recorded is left out."""
     whole = asked(said("One."), said("Two."))
     continued = Asked(whole.response, (said("Two."),), (said("One."),))
     assert whole.key == continued.key
@@ -92,13 +92,13 @@ def test_history_may_come_with_the_request_or_from_the_store() -> None:
         (asked(said("Hi."), tools=(tool("f"),)), "its tools are f, and here they are none"),
     ],
 )
-def test_where_two_requests_part_is_said(recorded: Asked, told: str) -> None:
-    """In words that a client's developer can act upon."""
+def test_difference_of_two_requests_is_described(recorded: Asked, told: str) -> None:
+    """The developer of a client can act on the message."""
     assert told in asked(said("Hi.")).difference(recorded)
 
 
-def test_a_recording_is_found_with_or_without_its_conversation(tmp_path: Path) -> None:
-    """Where only tokens were recorded, what begins them says what was asked."""
+def test_recording_is_found_without_its_conversation(tmp_path: Path) -> None:
+    """If only tokens were recorded, their first frame has the request."""
     for name in ("function_call", "function_call_result", "greeting"):
         folder = tmp_path / name
         folder.mkdir()

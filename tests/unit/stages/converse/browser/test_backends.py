@@ -63,8 +63,8 @@ SEARXNG = {
 }
 
 
-async def test_searxng_is_asked_for_json() -> None:
-    """SearXNG gets words and a format; what is no page is left out of its results."""
+async def test_searxng_is_queried_for_json() -> None:
+    """The query has the words and the format; results without a page are left out."""
     asked = Asked(SEARXNG)
     async with serving(asked) as url:
         hits = await searched("searxng", url + "/")
@@ -75,14 +75,14 @@ async def test_searxng_is_asked_for_json() -> None:
     ]
 
 
-async def test_no_more_results_come_than_were_asked_for() -> None:
-    """SearXNG has no limit of its own, so ours holds."""
+async def test_number_of_results_is_limited() -> None:
+    """SearXNG has no limit of its own."""
     async with serving(Asked({"results": [{"url": f"https://e.com/{n}", "title": "t"} for n in range(50)]})) as url:
         assert len(await searched("searxng", url, topn=20)) == 20
 
 
-async def test_brave_is_asked_with_its_token() -> None:
-    """Brave gets its token in its own header and no more than it takes; its markup and entities are read."""
+async def test_brave_is_queried_with_its_token() -> None:
+    """The token is in Brave's header, the count within Brave's limit; markup and entities are decoded."""
     found = {
         "title": "A &lt;T&gt; <strong>b</strong>",
         "url": "https://e.com/",
@@ -98,13 +98,13 @@ async def test_brave_is_asked_with_its_token() -> None:
     assert hits == [Hit("A <T> b", "https://e.com/", "tail it's")]
 
 
-async def test_brave_may_find_nothing() -> None:
-    """Brave leaves out what it has no results for."""
+async def test_brave_answer_without_results_is_empty() -> None:
+    """Brave omits sections without results."""
     async with serving(Asked({"type": "search", "query": {"original": "x"}})) as url:
         assert await searched("brave", url) == []
 
 
-async def test_tavily_is_asked_with_a_bearer_key() -> None:
+async def test_tavily_is_queried_with_a_bearer_key() -> None:
     """Tavily gets JSON."""
     found = {"title": "T", "url": "https://e.com/", "content": "snippet", "score": 0.9, "raw_content": None}
     asked = Asked({"query": "tail latency", "answer": None, "images": [], "results": [found], "response_time": 1.1})
@@ -116,8 +116,8 @@ async def test_tavily_is_asked_with_a_bearer_key() -> None:
     assert hits == [Hit("T", "https://e.com/", "snippet")]
 
 
-async def test_exa_gives_the_text_of_pages() -> None:
-    """Exa is asked for text and a summary, and a result may lack either."""
+async def test_exa_returns_the_text_of_pages() -> None:
+    """Exa is queried for text and a summary; a result may lack either."""
     found = [
         {
             "id": "1",
@@ -152,10 +152,10 @@ async def test_exa_gives_the_text_of_pages() -> None:
         (500, "status 500"),
     ],
 )
-async def test_failures_are_told_without_the_key(
+async def test_failures_do_not_reveal_the_key(
     kind: str, status: int, words: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What goes wrong is told in words; the key is in none of them, though the engine's answer has it."""
+    """Messages and log leave it out, even if the engine's answer has it."""
     caplog.set_level(logging.DEBUG)
     async with serving(Asked({"detail": f"Invalid key {KEY}"}, status)) as url:
         with pytest.raises(Failure, match=words) as failure:
@@ -164,8 +164,8 @@ async def test_failures_are_told_without_the_key(
     assert KEY not in str(failure.value) + caplog.text + repr(failure.value)
 
 
-async def test_a_searxng_without_json_is_told_to_its_operator() -> None:
-    """JSON is off by default there, which only its operator can know."""
+async def test_searxng_without_json_names_its_setting() -> None:
+    """JSON is off by default there, and the operator must enable it."""
     async with serving(Asked("<html>", 403)) as url:
         with pytest.raises(Failure, match=r"search\.formats"):
             await searched("searxng", url)
@@ -173,14 +173,14 @@ async def test_a_searxng_without_json_is_told_to_its_operator() -> None:
 
 @pytest.mark.parametrize("answer", [{}, [], None, "text", {"results": None}, {"results": [1]}, {"web": 3}])
 @pytest.mark.parametrize("kind", ["searxng", "brave", "tavily", "exa"])
-async def test_any_answer_is_survived(kind: str, answer: Any) -> None:
-    """Whatever JSON an engine answers, there are results or a failure."""
+async def test_any_json_answer_gives_results_or_a_failure(kind: str, answer: Any) -> None:
+    """No answer of an engine raises anything else."""
     async with serving(Asked(answer)) as url:
         (outcome,) = await asyncio.gather(searched(kind, url), return_exceptions=True)
     assert outcome == [] or "not what it should be" in str(outcome)
 
 
-async def test_what_is_no_json_and_what_is_too_much_is_refused() -> None:
+async def test_answer_that_is_html_or_too_large_is_refused() -> None:
     """Neither a page of HTML nor an endless answer is read."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -198,8 +198,8 @@ async def test_what_is_no_json_and_what_is_too_much_is_refused() -> None:
             await searched("searxng", url, "endless")
 
 
-async def test_the_key_follows_no_redirect() -> None:
-    """A key is sent to the address that the operator gave, and nowhere else."""
+async def test_key_follows_no_redirect() -> None:
+    """The key goes only to the configured address."""
     other = Asked({"results": []})
     async with serving(other) as elsewhere:
 
@@ -212,16 +212,16 @@ async def test_the_key_follows_no_redirect() -> None:
     assert other.requests == []
 
 
-async def test_an_engine_that_is_down_is_a_failure() -> None:
-    """Nobody listens: that is a failure, not an exception of a library."""
+async def test_unreachable_engine_is_a_failure() -> None:
+    """It is not an exception of a library."""
     async with serving(Asked()) as url:
         pass
     with pytest.raises(Failure, match="no answer came"):
         await searched("searxng", url)
 
 
-async def test_cancelling_ends_the_request_at_once() -> None:
-    """The engine sees that nobody waits any more."""
+async def test_cancelling_ends_the_request() -> None:
+    """The engine sees the connection close."""
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -254,13 +254,13 @@ async def test_cancelling_ends_the_request_at_once() -> None:
         ("exa", "", "", "key"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(kind: str, url: str, key: str, words: str) -> None:
-    """What is missing is said when the server starts."""
+def test_unusable_settings_are_refused(kind: str, url: str, key: str, words: str) -> None:
+    """The error comes when the server starts."""
     with pytest.raises(ValueError, match=words):
         backend_of(kind, url, key)
 
 
-def test_a_backend_does_not_show_its_key() -> None:
+def test_backend_does_not_show_its_key() -> None:
     """Neither as text nor in a traceback's words."""
     assert KEY not in repr(backend_of("exa", "", KEY))
     assert KEY not in json.dumps({"backend": str(backend_of("exa", "", KEY))})

@@ -63,8 +63,8 @@ def cited(pieces: Iterable[str], *, complete: bool = True) -> tuple[str, list[di
     return text, [frame.annotation for frame in out if isinstance(frame, AnnotationAdded)]
 
 
-def test_a_mark_becomes_a_link_with_an_annotation() -> None:
-    """The mark is replaced by a link to the page, and the annotation says where the link is and what it names."""
+def test_mark_becomes_a_link_with_an_annotation() -> None:
+    """The annotation has the position of the link, and the page's title and address."""
     text, annotations = cited(["It fell 【3†L4-L6】."])
     assert text == "It fell ([example.com](https://example.com/a))."
     assert annotations == [
@@ -79,8 +79,8 @@ def test_a_mark_becomes_a_link_with_an_annotation() -> None:
     assert text[8:46] == "([example.com](https://example.com/a))"
 
 
-def test_no_address_breaks_out_of_its_link() -> None:
-    """Whoever names a page could else write links of his own into the answer."""
+def test_address_cannot_break_out_of_its_link() -> None:
+    """Otherwise a page could write links of its own into the answer."""
     url = "https://a.org/x)[here](javascript:y"
     machine = Citations({3: Source("Title", url)}.get)
     frames = [MessageOpened("final_answer"), ItemDelta("See 【3†L4】"), ItemClosed(complete=True)]
@@ -90,8 +90,8 @@ def test_no_address_breaks_out_of_its_link() -> None:
     assert [frame.annotation["url"] for frame in out if isinstance(frame, AnnotationAdded)] == [url]
 
 
-def test_a_link_stands_apart_from_a_word_before_it() -> None:
-    """There is one space ahead of a link, and none at the beginning of a text."""
+def test_link_is_separated_from_the_preceding_word() -> None:
+    """One space precedes a link, but none at the start of a text."""
     link = "([example.com](https://example.com/a))"
     assert cited(["fell【3†L4】"])[0] == f"fell {link}"
     assert cited(["fell\n【3†L4】"])[0] == f"fell\n{link}"
@@ -114,22 +114,22 @@ def test_a_link_stands_apart_from_a_word_before_it() -> None:
         "【3†L4",
     ],
 )
-def test_what_is_no_mark_of_a_known_page_stays(text: str) -> None:
-    """The model's text is its own: nothing of it is lost because it looks like a mark."""
+def test_unknown_mark_stays_as_text(text: str) -> None:
+    """Text that only looks like a mark is not lost."""
     for pieces in ([f"a{text}b"], ["a", *text, "b"], [text], [*text]):
         assert cited(pieces) == ("".join(pieces), [])
 
 
-def test_a_line_of_results_cites_the_result_that_is_there() -> None:
-    """A page of results has no address: its lines stand for the pages they are about."""
+def test_line_of_results_cites_its_result() -> None:
+    """A page of results has no address: each line stands for the page that it lists."""
     text, annotations = cited(["【0†L4-L5】 【0†L6】 【0†L7】 【0†L40】"])
     assert [annotation["title"] for annotation in annotations] == ["First", "First", "Second", "Second"]
     assert all(text[note["start_index"] : note["end_index"]].endswith(f"({note['url']}))") for note in annotations)
 
 
 @given(texts, st.data())
-def test_any_chunking_gives_the_same(text: str, data: st.DataObject) -> None:
-    """However a text comes in pieces, the text and the annotations are those of the text as one piece."""
+def test_chunks_do_not_change_the_result(text: str, data: st.DataObject) -> None:
+    """Text and annotations are the same for any chunks."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     complete = data.draw(st.booleans())
@@ -137,8 +137,8 @@ def test_any_chunking_gives_the_same(text: str, data: st.DataObject) -> None:
 
 
 @given(texts)
-def test_annotations_tell_where_the_links_are(text: str) -> None:
-    """Offsets are those of characters in the final text, and the links do not overlap."""
+def test_annotations_give_positions_of_links(text: str) -> None:
+    """Offsets count characters of the final text, and links do not overlap."""
     final, annotations = cited(text)
     end = 0
     for note in annotations:
@@ -149,8 +149,8 @@ def test_annotations_tell_where_the_links_are(text: str) -> None:
     assert final.count("](http") == len(annotations)
 
 
-def test_a_tail_is_held_no_longer_than_it_may_become_a_mark() -> None:
-    """What cannot become a mark any more goes out at once; what may is bounded."""
+def test_tail_is_held_only_while_it_may_become_a_mark() -> None:
+    """Any other text is sent at once, and the held text is bounded."""
     machine = Citations(PAGES.get)
     list(machine.feed(MessageOpened("final_answer")))
     assert machine.feed(ItemDelta("see 【3")) == (ItemDelta("see "),)
@@ -168,7 +168,7 @@ def _logprob(token: str) -> Logprob:
 
 @given(st.lists(st.sampled_from(ALPHABET), min_size=1, max_size=30))
 def test_logprobs_are_not_lost(tokens: list[str]) -> None:
-    """Every token's logprob comes once and in order, and those of tokens that are held come with them."""
+    """Every token's logprob comes once and in order, also those of held tokens."""
     machine = Citations(PAGES.get)
     frames = [ItemDelta(token, (_logprob(token),)) for token in tokens]
     given_frames: list[ParsedFrame] = [MessageOpened("commentary"), *frames, ItemClosed(complete=True)]
@@ -178,8 +178,8 @@ def test_logprobs_are_not_lost(tokens: list[str]) -> None:
 
 
 @pytest.mark.parametrize("before", [" fell", " fell\n"])
-def test_a_stream_with_citations_and_logprobs_keeps_the_rules(before: str) -> None:
-    """Whoever checks events against the tokens they come from finds nothing wrong with a text that was rewritten."""
+def test_rewritten_stream_keeps_the_rules(before: str) -> None:
+    """The invariants hold for a text with citations and logprobs."""
     machine = Citations(PAGES.get)
     tokens = ["It", before, "【", "3", "†", "L4", "】"]
     frames: list[ParsedFrame] = [
@@ -198,7 +198,7 @@ def test_a_stream_with_citations_and_logprobs_keeps_the_rules(before: str) -> No
 
 @pytest.mark.parametrize("opening", [ReasoningOpened(), FunctionCallOpened("f")])
 def test_only_messages_are_rewritten(opening: ParsedFrame) -> None:
-    """Thoughts and arguments pass as they are, also behind a message that was cut inside a mark."""
+    """Reasoning and arguments pass unchanged, even after a message that was cut inside a mark."""
     machine = Citations(PAGES.get)
     cut: list[ParsedFrame] = [MessageOpened("commentary"), ItemDelta("【3†"), ItemClosed(complete=False)]
     for frame in cut:

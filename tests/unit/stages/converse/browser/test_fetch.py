@@ -86,8 +86,8 @@ async def inside() -> AsyncIterator[str]:
         "[64:ff9b::7f00:1]",
     ],
 )
-async def test_no_form_of_a_private_address_is_reached(inside: str, host: str) -> None:
-    """A server on this machine is not reached, however its address is written, not even on a port of the web."""
+async def test_private_address_is_refused_in_any_notation(inside: str, host: str) -> None:
+    """A server on this machine is not reached, not even on a port of the web."""
     port = inside.rpartition(":")[2]
     for url in (f"http://{host}:{port}/", f"http://{host}/", f"https://{host}/"):
         with pytest.raises(Failure):
@@ -97,8 +97,8 @@ async def test_no_form_of_a_private_address_is_reached(inside: str, host: str) -
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "169.254.169.254", "[::1]", "10.0.0.1", "[fd00::1]", "[::ffff:10.0.0.1]"]
 )
-async def test_private_addresses_are_refused_before_anything_is_sent(host: str) -> None:
-    """The address is judged when the socket is made, so no connection is tried."""
+async def test_private_address_is_refused_before_connecting(host: str) -> None:
+    """The check comes before the connection, so nothing is sent."""
     with pytest.raises(Failure, match="not one that may be opened"):
         await fetched(f"http://{host}/latest/meta-data/")
 
@@ -125,8 +125,8 @@ async def test_other_urls_are_refused(url: str, words: str) -> None:
         await fetched(url, LOCAL)
 
 
-async def test_what_the_operator_allows_is_reached(inside: str) -> None:
-    """Networks of the allow-list are open on every port, and hosts of it whatever their addresses."""
+async def test_allowed_networks_and_hosts_are_reached(inside: str) -> None:
+    """Allowed networks are open on every port, and allowed hosts at any address."""
     port = inside.rpartition(":")[2]
     assert (await fetched(inside, LOCAL)).body == b"secret"
     names = Names(tools=["127.0.0.1"])
@@ -136,16 +136,16 @@ async def test_what_the_operator_allows_is_reached(inside: str) -> None:
         await fetched(f"http://127.0.0.1:{port}/", allowed, names)
 
 
-async def test_a_name_is_no_way_around_the_guard(inside: str) -> None:
-    """A public name with a private address is refused, also when it had a public one a moment before."""
+async def test_public_name_of_a_private_address_is_refused(inside: str) -> None:
+    """This holds even if the name had a public address a moment before."""
     port = inside.rpartition(":")[2]
     for addresses in (["127.0.0.1"], ["::1"], ["169.254.169.254"]):
         with pytest.raises(Failure, match="not one that may be opened"):
             await fetched(f"http://rebound.example:{port}/", resolver=Names(rebound=addresses))
 
 
-async def test_a_host_that_rebinds_is_judged_every_time() -> None:
-    """The address that is connected is the one that is judged: what a name was before does not count."""
+async def test_rebinding_host_is_checked_every_time() -> None:
+    """The checked address is the one that is connected to."""
     connector = guarded_connector(LOCAL, Names(rebound=["127.0.0.1", "10.0.0.1"]))
     async with serving(secret) as url, aiohttp.ClientSession(connector=connector) as session:
         port = url.rpartition(":")[2]
@@ -156,8 +156,8 @@ async def test_a_host_that_rebinds_is_judged_every_time() -> None:
         assert isinstance(refused.value.os_error, Blocked)
 
 
-async def test_public_addresses_are_only_reached_on_the_ports_of_the_web() -> None:
-    """An odd port of a public host is refused at the socket."""
+async def test_public_addresses_are_open_on_web_ports_only() -> None:
+    """Another port is refused at the socket."""
     with pytest.raises(Failure, match="not one that may be opened"):
         await fetched("http://mail.example:25/", resolver=Names(mail=["93.184.216.34"]))
 
@@ -172,8 +172,8 @@ async def test_public_addresses_are_only_reached_on_the_ports_of_the_web() -> No
         "file:///etc/passwd",
     ],
 )
-async def test_every_redirect_is_judged(target: str) -> None:
-    """Nothing is reached through a redirect that would not be reached by itself."""
+async def test_every_redirect_is_checked(target: str) -> None:
+    """A redirect reaches only what a URL may reach."""
     allowed = AllowedNetworks.parse(["127.0.0.1"])
     async with serving(secret) as url:
         where = target.format(port=url.rpartition(":")[2])
@@ -182,7 +182,7 @@ async def test_every_redirect_is_judged(target: str) -> None:
 
 
 async def test_redirects_are_followed_up_to_a_limit() -> None:
-    """The page is the one at their end; a circle ends."""
+    """The page is the last one; a circle is a failure."""
     async with serving(secret) as url:
         page = await fetched(f"{url}/to?url=/there", LOCAL)
         assert (page.url, page.body) == (f"{url}/there", b"secret")
@@ -195,8 +195,8 @@ async def test_redirects_are_followed_up_to_a_limit() -> None:
                 await fetched(round_and_round, LOCAL)
 
 
-async def test_a_gzip_bomb_and_an_endless_body_are_cut() -> None:
-    """What a page takes is bounded, after decompression."""
+async def test_gzip_bomb_and_endless_body_are_cut() -> None:
+    """The limit holds for the decompressed body."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         if request.path == "/bomb":
@@ -213,8 +213,8 @@ async def test_a_gzip_bomb_and_an_endless_body_are_cut() -> None:
             assert len((await fetched(url + path, LOCAL)).body) == LARGEST_PAGE
 
 
-async def test_a_slow_body_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time is that of all there is to fetch, not of each piece."""
+async def test_slow_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit holds for the whole fetch, not for each piece."""
     monkeypatch.setattr(fetching, "_SECONDS", 0.2)
 
     async def drip(request: web.Request) -> web.StreamResponse:
@@ -242,7 +242,7 @@ async def test_a_slow_body_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 async def test_only_text_is_read(headers: dict[str, str], body: bytes, kind: Any) -> None:
-    """HTML, text and JSON are; anything else is named to the model."""
+    """HTML, text and JSON are read; the error names any other type."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(body=body, headers=headers)
@@ -257,8 +257,8 @@ async def test_only_text_is_read(headers: dict[str, str], body: bytes, kind: Any
 
 
 @pytest.mark.parametrize(("body", "is_html"), [(b" <p>x", True), (b"plain", False), (b"\x00\x01", None)])
-async def test_a_page_without_a_type_is_looked_at(body: bytes, is_html: bool | None) -> None:
-    """Servers that say nothing are believed their text."""
+async def test_type_of_an_untyped_page_is_detected(body: bytes, is_html: bool | None) -> None:
+    """A page without a content type is read if it is text."""
 
     async def raw(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -278,7 +278,7 @@ async def test_a_page_without_a_type_is_looked_at(body: bytes, is_html: bool | N
 
 
 @pytest.mark.parametrize("status", [404, 403, 500, 304])
-async def test_an_error_of_the_server_is_told(status: int) -> None:
+async def test_error_status_is_reported(status: int) -> None:
     """An error page is no page."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
@@ -289,8 +289,8 @@ async def test_an_error_of_the_server_is_told(status: int) -> None:
             await fetched(url, LOCAL)
 
 
-async def test_what_is_no_http_is_a_failure() -> None:
-    """Garbage, a refused connection and a name that does not exist are told in words."""
+async def test_broken_connections_are_failures() -> None:
+    """Garbage, a refused connection and an unknown name have messages of their own."""
 
     async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"\x00garbage\r\n\r\n")
@@ -308,8 +308,8 @@ async def test_what_is_no_http_is_a_failure() -> None:
         await fetched("http://nowhere.invalid/", LOCAL)
 
 
-async def test_no_cookies_are_kept() -> None:
-    """One response's pages leave nothing behind for another's."""
+async def test_cookies_are_not_kept() -> None:
+    """Pages of one response leave nothing for another."""
     seen: list[str | None] = []
 
     async def answer(request: web.Request) -> web.StreamResponse:

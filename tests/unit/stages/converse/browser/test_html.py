@@ -42,8 +42,8 @@ f()</code></pre>
 <footer>© nobody</footer></body></html>"""
 
 
-def test_an_article_is_read_as_its_reader_sees_it() -> None:
-    """Headings, links, lists, tables and code keep their form; what stands beside the article is left out."""
+def test_article_keeps_its_form() -> None:
+    """Headings, links, lists, tables and code keep their form; menus around the article are left out."""
     title, text, links = converted(ARTICLE, URL)
     assert title == "Latency study"
     assert links == ["https://example.org/d", "https://example.com/dir/other#part"]
@@ -74,15 +74,15 @@ def test_an_article_is_read_as_its_reader_sees_it() -> None:
     ]
 
 
-def test_what_stands_beside_is_shown_where_there_is_little_else() -> None:
-    """A page that is nothing but menus or one form is not empty."""
+def test_menus_are_shown_if_there_is_little_else() -> None:
+    """A page that consists of menus or a form is not empty."""
     items = "".join(f'<li><a href="/{number}">Chapter {number}</a></li>' for number in range(20))
     assert "【19†Chapter 19】" in text_of(f"<nav><ul>{items}</ul></nav>")
     assert text_of(f"<form><p>{'All of it. ' * 20}</p></form>").startswith("All of it.")
 
 
-def test_a_cell_that_is_long_is_a_text_of_its_own() -> None:
-    """Tables that only lay a page out do not glue its paragraphs together."""
+def test_long_cell_is_a_separate_text() -> None:
+    """Layout tables do not join paragraphs."""
     cell = f"<p>{'word ' * 30}</p><p>{'more ' * 30}</p>"
     lines = text_of(f"<table><tr><td>menu</td><td>{cell}</td></tr></table>").split("\n")
     assert [line.split(" ")[0] for line in lines] == ["menu", "word", "", "more"]
@@ -107,13 +107,13 @@ def test_a_cell_that_is_long_is_a_text_of_its_own() -> None:
         ("<p>", ""),
     ],
 )
-def test_corners_of_html(markup: str, text: str) -> None:
+def test_markup_has_its_text(markup: str, text: str) -> None:
     """Each piece of markup has one sensible text."""
     assert text_of(markup) == text
 
 
 def test_relative_links_follow_the_base_of_the_page() -> None:
-    """A page may say what its links are relative to."""
+    """A page may define the base of its links."""
     assert converted('<base href="https://cdn.org/x/"><a href="y">y</a>', URL)[2] == ["https://cdn.org/x/y"]
     assert converted('<base href="http://[bad"><a href="y">y</a>', URL)[2] == ["https://example.com/dir/y"]
 
@@ -150,8 +150,8 @@ FORGED = st.lists(
 
 
 @given(FORGED)
-def test_no_page_forges_a_mark(markup: str) -> None:
-    """Every mark in the text is one of a link that the page has, whatever the page says."""
+def test_page_cannot_forge_a_mark(markup: str) -> None:
+    """Every mark in the text belongs to a link of the page."""
     title, text, links = converted(f"<title>{markup}</title>{markup}", URL)
     assert not set(title) & {"【", "】"}
     marks = re.findall(r"【(\d+)†([^【】†]+)(?:†[^【】†]+)?】", text)
@@ -160,28 +160,28 @@ def test_no_page_forges_a_mark(markup: str) -> None:
 
 
 @given(st.text(alphabet="<>/abpre ulitd\"'=&;!-\n", max_size=200))
-def test_any_soup_is_read(markup: str) -> None:
-    """No markup is an exception."""
+def test_any_markup_is_read(markup: str) -> None:
+    """No markup raises."""
     title, text, _ = converted(markup, URL)
     assert "\n\n\n" not in text or "<pre" in markup
     assert isinstance(title, str)
 
 
-def test_deep_nesting_is_no_recursion() -> None:
+def test_deep_nesting_does_not_recurse() -> None:
     """Five thousand nested elements are read like any others."""
     assert text_of("<div>" * 5_000 + "deep" + "</div>" * 5_000) == "deep"
     assert text_of("<ul><li>" * 1_000 + "deep").endswith("* deep")
 
 
-def test_a_text_is_bounded() -> None:
-    """A page that has more text than anybody reads ends early, in good order."""
+def test_text_is_bounded() -> None:
+    """A very long page ends early, with complete marks."""
     text = text_of("<p><a href='/x'>" + "some words </a><p><a href='/x'>" * 100_000)
     assert LONGEST_TEXT <= len(text) < LONGEST_TEXT + 1_000
     assert text.count("【") == text.count("】")
 
 
-async def test_a_page_that_cannot_be_parsed_ends() -> None:
-    """What would take all memory or time is ended by its limits, outside of this process."""
+async def test_page_that_exhausts_limits_is_a_failure() -> None:
+    """Memory and time are limited in another process."""
     bold = "".join(f"<b id={number}>" for number in range(6_000))
     bomb = f"<p>{bold}</p>{'<p>x</p>' * 6_000}".encode()
     async with asyncio.timeout(120):
@@ -200,7 +200,7 @@ def _converters() -> list[int]:
     return found
 
 
-async def test_nobody_reads_on_for_a_call_that_was_cancelled() -> None:
+async def test_cancelled_call_ends_its_converter() -> None:
     """The process ends with the call."""
     reading = asyncio.create_task(_read_html(Fetched(URL, is_html=True, charset="", body=b"<div>" * 60_000)))
     async with asyncio.timeout(120):
@@ -228,7 +228,7 @@ async def test_nobody_reads_on_for_a_call_that_was_cancelled() -> None:
         (b"x", "utf-8\0", None),
     ],
 )
-def test_encodings_are_those_of_pages(body: bytes, charset: str, text: str | None) -> None:
+def test_encodings_are_text_encodings(body: bytes, charset: str, text: str | None) -> None:
     """A server may name an encoding of text, and no other codec."""
     assert decoded(body, charset) == text
 
@@ -243,7 +243,7 @@ def test_encodings_are_those_of_pages(body: bytes, charset: str, text: str | Non
         ("<p>Привет".encode("utf-16"), ""),
     ],
 )
-async def test_a_page_tells_its_encoding(body: bytes, charset: str) -> None:
-    """By its server, by itself, or not at all: then it is UTF-8."""
+async def test_encoding_is_found(body: bytes, charset: str) -> None:
+    """The server or the page names it; otherwise it is UTF-8."""
     page = await _read_html(Fetched(URL, is_html=True, charset=charset, body=body))
     assert page.lines[2] == "Привет"

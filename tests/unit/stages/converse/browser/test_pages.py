@@ -16,8 +16,8 @@ URL = "https://example.com/a"
 texts = st.text(alphabet="ab 【】†日\n\t-.", max_size=2_000)
 
 
-def test_a_page_is_shown_as_the_model_was_trained_to_read_it() -> None:
-    """Cursor, title and URL, what is in view, and numbered lines under the URL."""
+def test_page_has_the_trained_format() -> None:
+    """It has cursor, title, URL, the range in view, and numbered lines."""
     text = "# Latency study\n\nThe median fell by 12 %, and 【0†the data set†example.org】 is public."
     assert view(opened(URL, "Latency study", text, ["https://example.org/d"]), 3) == (
         "[3] Latency study (https://example.com/a)\n"
@@ -32,7 +32,7 @@ def test_a_page_is_shown_as_the_model_was_trained_to_read_it() -> None:
 
 
 def test_results_are_shown_as_links() -> None:
-    """The query is the title, and each result a link with its domain and what it is about."""
+    """The query is the title, and each result is a link with its domain and summary."""
     hits = [
         Hit("First [1]", "https://a.org/1", "About\nit"),
         Hit("", "https://b.org/2"),
@@ -55,7 +55,7 @@ def test_results_are_shown_as_links() -> None:
     assert page.links == ("https://a.org/1", "https://b.org/2", "https://c.org/3")
 
 
-def test_a_line_of_results_is_about_one_of_them() -> None:
+def test_line_of_results_belongs_to_one_result() -> None:
     """Wrapped lines belong to the result that they continue."""
     page = results("q", [Hit("First", "https://a.org/1", "word " * 40), Hit("Second", "https://b.org/2")])
     source = page.source()
@@ -67,7 +67,7 @@ def test_a_line_of_results_is_about_one_of_them() -> None:
 
 
 def test_matches_are_shown_with_their_lines() -> None:
-    """Each match has a mark, the line it is at and what follows; case and links do not matter."""
+    """Each match has a mark, its line and the lines after it; case and links are ignored."""
     text = "\n".join(["alpha", "beta", "gamma", "The 【0†Data set†example.org】 again", "x", "y", "z", "data"])
     page = matches(opened(URL, "Study", text, []), "DATA")
     assert view(page, 5) == (
@@ -88,29 +88,29 @@ def test_matches_are_shown_with_their_lines() -> None:
     assert page.source() == Source("Study", URL)
 
 
-def test_matches_do_not_overlap_and_are_bounded() -> None:
-    """No more than fifty, each at least four lines behind the one before."""
+def test_matches_are_bounded_and_do_not_overlap() -> None:
+    """There are at most fifty, each at least four lines after the previous one."""
     page = matches(opened(URL, "t", "a\n" * 1_000, []), "a")
     assert len(page.places) == 50
     assert all(later - earlier == 4 for earlier, later in zip(page.places, page.places[1:], strict=False))
 
 
-def test_no_match_is_an_answer_too() -> None:
-    """What is not there is told on a page, which forges nothing."""
+def test_missing_match_is_an_answer() -> None:
+    """A page says so, and cannot forge marks."""
     page = matches(opened(URL, "t", "text", []), "【0†x】")
     assert page.lines == ("No `find` results for pattern: `〖0†x〗`",)
 
 
 @pytest.mark.parametrize("page", [results("q", []), matches(opened(URL, "t", "x", []), "x")])
-def test_only_pages_of_the_web_are_searched(page: Page) -> None:
-    """Results and matches are no place to find text in."""
+def test_only_web_pages_are_searched(page: Page) -> None:
+    """Results and matches are refused."""
     with pytest.raises(Failure, match="Cannot run `find`"):
         matches(page, "x")
 
 
 @given(texts)
-def test_lines_are_no_wider_than_the_view(text: str) -> None:
-    """Wrapping loses nothing but the space at which a line is broken."""
+def test_lines_fit_the_view(text: str) -> None:
+    """Wrapping loses nothing but the space at which a line breaks."""
     lines = wrapped(text)
     assert all(len(line) <= 80 and "\n" not in line for line in lines)
     assert "".join(lines).replace(" ", "") == text.replace("\n", "").replace(" ", "")
@@ -119,8 +119,8 @@ def test_lines_are_no_wider_than_the_view(text: str) -> None:
     ]
 
 
-def test_a_word_that_is_wider_is_cut() -> None:
-    """Lines break at spaces, and only elsewhere where there is none."""
+def test_long_word_is_cut() -> None:
+    """Lines break at spaces if there are any."""
     assert wrapped("a" * 170) == ("a" * 80, "a" * 80, "a" * 10)
     assert wrapped("b" * 80 + " c") == ("b" * 80, "c")
     assert wrapped("b" * 79 + " cc") == ("b" * 79, "cc")
@@ -128,8 +128,8 @@ def test_a_word_that_is_wider_is_cut() -> None:
 
 
 @given(texts, st.integers(1, 300), st.integers(-1, 200))
-def test_views_cover_a_page_one_after_the_other(text: str, step: int, num_lines: int) -> None:
-    """Whoever scrolls by what is in view sees each line once, in order, and in views of bounded size."""
+def test_views_cover_a_page_without_overlap(text: str, step: int, num_lines: int) -> None:
+    """Scrolling by the lines in view shows each line once, in order, in views of bounded size."""
     page = opened(URL, "t", text * step, [])
     seen: list[str] = []
     while len(seen) < len(page.lines):
@@ -143,14 +143,14 @@ def test_views_cover_a_page_one_after_the_other(text: str, step: int, num_lines:
     assert tuple(seen) == page.lines
 
 
-def test_a_view_is_bounded_whatever_is_asked_for() -> None:
-    """All of a large page at once is more than a model can read."""
+def test_view_is_bounded() -> None:
+    """A large page is never shown whole."""
     page = opened(URL, "t", "word " * 100_000, [])
     assert len(view(page, 0, num_lines=100_000)) < 40_000
     assert len(view(page, 0)) < 6_000
 
 
-def test_a_line_beyond_the_page_is_told() -> None:
+def test_line_beyond_the_page_is_reported() -> None:
     """The message is the one that the model knows."""
     with pytest.raises(Failure) as failure:
         view(opened(URL, "t", "x", []), 0, 3)

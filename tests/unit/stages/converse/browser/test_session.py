@@ -99,8 +99,8 @@ async def call(session: Session, name: str, seconds: float = 20, **arguments: An
     return await session.run(name, json.dumps(arguments), seconds)
 
 
-async def test_search_open_and_find(site: Web, browse: Opening) -> None:
-    """The model searches, opens a result, follows a link and finds text: each gets the next cursor."""
+async def test_search_open_and_find_get_successive_cursors(site: Web, browse: Opening) -> None:
+    """The model searches, opens a result, follows a link and finds text."""
     session = browse()
     found = await call(session, "search", query="tail latency")
     assert found.error is None
@@ -123,8 +123,8 @@ async def test_search_open_and_find(site: Web, browse: Opening) -> None:
     assert site.asked == ["/search?q=tail+latency&format=json", "/a", "/data"]
 
 
-async def test_scrolling_pushes_a_page(browse: Opening, site: Web) -> None:
-    """Another place of a page is another cursor, and nothing is fetched for it."""
+async def test_scrolling_gets_a_new_cursor(browse: Opening, site: Web) -> None:
+    """Another place of a page needs no fetch."""
     session = browse()
     await call(session, "open", id=f"{site.url}/a")
     shown = (await call(session, "open", loc=10, num_lines=2)).result
@@ -134,16 +134,16 @@ async def test_scrolling_pushes_a_page(browse: Opening, site: Web) -> None:
     assert site.asked == ["/a"]
 
 
-async def test_a_page_opened_by_its_url_is_fetched_again(browse: Opening, site: Web) -> None:
-    """Whoever names a URL wants it as it is now."""
+async def test_page_opened_by_url_is_fetched_again(browse: Opening, site: Web) -> None:
+    """A URL stands for the current page."""
     session = browse()
     for _ in range(2):
         await call(session, "open", id=f" {site.url}/a ")
     assert site.asked == ["/a", "/a"]
 
 
-async def test_the_source_of_a_page_may_be_viewed(browse: Opening, site: Web) -> None:
-    """Its text is shown as it came, with no marks in it that are not ours."""
+async def test_page_source_can_be_viewed(browse: Opening, site: Web) -> None:
+    """The source is shown unchanged, except for marks."""
     session = browse()
     await call(session, "open", id=f"{site.url}/a")
     outcome = await call(session, "open", view_source=True)
@@ -155,7 +155,7 @@ async def test_the_source_of_a_page_may_be_viewed(browse: Opening, site: Web) ->
 
 @pytest.mark.defect("V10")
 async def test_actions_have_real_urls(browse: Opening, site: Web) -> None:
-    """What an action tells is a URL of the web or nothing: never a cursor."""
+    """An action has a URL of the web or none, never a cursor."""
     session = browse()
 
     def action(name: str, **arguments: Any) -> dict[str, Any]:
@@ -177,8 +177,8 @@ async def test_actions_have_real_urls(browse: Opening, site: Web) -> None:
     assert action("open", id=0) == {"type": "open_page", "url": f"{site.url}/a"}
 
 
-async def test_sources_are_those_that_were_found(browse: Opening, site: Web) -> None:
-    """A search tells its sources with its action, found or not."""
+async def test_search_action_has_its_sources(browse: Opening, site: Web) -> None:
+    """A failed search has an action as well."""
     session = browse()
     found = await call(session, "search", query="q")
     assert found.data == (
@@ -215,10 +215,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.defect("B12")
 @pytest.mark.parametrize(("name", "arguments", "why"), WRONG)
-async def test_what_is_wrong_is_told_to_the_model(
+async def test_wrong_call_is_explained_to_the_model(
     name: str, arguments: dict[str, Any], why: str, browse: Opening
 ) -> None:
-    """A call that cannot be made has an action and an error in words, and pushes nothing."""
+    """It has an action and an error message, and gets no cursor."""
     session = browse()
     await call(session, "search", query="q")
     outcome = await call(session, name, **arguments)
@@ -234,7 +234,7 @@ async def test_what_is_wrong_is_told_to_the_model(
     st.text(max_size=30) | st.from_regex(r'\{"(id|cursor|query)": .{0,20}\}'),
 )
 def test_any_arguments_have_an_action(name: str, text: str) -> None:
-    """No text of the model's raises, neither on an empty stack nor elsewhere."""
+    """No arguments raise, with or without open pages."""
     session = BrowserHost(backend_of("searxng", "http://127.0.0.1:1"), NOTHING_ALLOWED).session(conversation())
     action = session.action(name, text)
     assert action["type"] in ("search", "open_page", "find_in_page")
@@ -243,8 +243,8 @@ def test_any_arguments_have_an_action(name: str, text: str) -> None:
 
 @pytest.mark.defect("B12")
 @pytest.mark.parametrize("name", ["search", "open", "find"])
-async def test_halves_of_characters_go_no_further(name: str, browse: Opening, site: Web) -> None:
-    """JSON can write what no text has: it is replaced before it is sent, shown or kept."""
+async def test_lone_surrogates_are_replaced(name: str, browse: Opening, site: Web) -> None:
+    """They are replaced before a text is sent, shown or stored."""
     session = browse()
     await call(session, "open", id=f"{site.url}/data")
     half = '"a\\ud83d"'
@@ -255,23 +255,23 @@ async def test_halves_of_characters_go_no_further(name: str, browse: Opening, si
 
 @pytest.mark.defect("B12")
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"id": 1e999}', "[" * 100_000, '{"cursor": [0]}'])
-async def test_text_that_is_no_json_is_told(text: str, browse: Opening) -> None:
-    """The same holds for running it."""
+async def test_arguments_that_are_no_json_are_an_error(text: str, browse: Opening) -> None:
+    """The error comes when the call runs."""
     for name in ("search", "open", "find"):
         outcome = await browse().run(name, text, 5)
         assert outcome.error
 
 
-async def test_numbers_are_read_generously(browse: Opening, site: Web) -> None:
-    """A whole number is one in any of its forms."""
+async def test_numbers_are_read_in_any_form(browse: Opening, site: Web) -> None:
+    """A whole number may be a string or a float."""
     session = browse()
     await call(session, "search", query="q")
     assert (await call(session, "open", id="0", cursor=0.0, loc=None)).result.startswith("[1] Latency")
     assert (await call(session, "open", id=-1, cursor="1", loc="2", num_lines=1.0)).result.count("\n") == 3
 
 
-async def test_nothing_private_is_opened(site: Web) -> None:
-    """Without an allow-list no page on this machine is opened; the operator's search engine is asked all the same."""
+async def test_private_pages_are_not_opened(site: Web) -> None:
+    """Without an allow-list, no page on this machine is opened; the operator's search engine is still used."""
     host = BrowserHost(backend_of("searxng", site.url))
     session = host.session(conversation())
     await call(session, "search", query="q")
@@ -282,8 +282,8 @@ async def test_nothing_private_is_opened(site: Web) -> None:
     await host.close()
 
 
-async def test_the_text_of_a_result_stands_in_for_a_page_that_is_not_given() -> None:
-    """Where a site refuses us, what the engine knows of the page is shown."""
+async def test_search_text_replaces_a_page_that_cannot_be_fetched() -> None:
+    """The engine's text of the page is shown."""
 
     class Knowing:
         async def search(self, query: str, topn: int) -> list[Hit]:
@@ -305,8 +305,8 @@ async def test_the_text_of_a_result_stands_in_for_a_page_that_is_not_given() -> 
     await host.close()
 
 
-async def test_calls_may_run_at_the_same_time(browse: Opening, site: Web) -> None:
-    """Each result names its own cursor."""
+async def test_parallel_calls_have_their_own_cursors(browse: Opening, site: Web) -> None:
+    """Each result names its cursor."""
     session = browse()
     outcomes = await asyncio.gather(
         *(call(session, "open", id=f"{site.url}/{name}") for name in ("a", "data", "moved", "nowhere"))
@@ -316,8 +316,8 @@ async def test_calls_may_run_at_the_same_time(browse: Opening, site: Web) -> Non
     assert outcomes[3].error == f"Error fetching URL `{site.url}/nowhere`: Its server answered with status 404."
 
 
-async def test_a_call_has_so_many_seconds(browse: Opening, site: Web) -> None:
-    """A site that does not answer in time is a failed call, and the request ends."""
+async def test_slow_call_times_out(browse: Opening, site: Web) -> None:
+    """A slow site is a failed call, and the request ends."""
     outcome = await call(browse(), "open", 0.1, id=f"{site.url}/slow")
     assert outcome.error == "It took longer than 0.1 seconds."
     await asyncio.wait_for(site.ended.wait(), 120)
@@ -334,7 +334,7 @@ async def test_cancelling_a_call_ends_its_request(browse: Opening, site: Web) ->
 
 
 async def test_closing_a_session_ends_its_calls(browse: Opening, site: Web) -> None:
-    """From any task, more than once, and for calls that come later as well; what was seen may still be cited."""
+    """It may be closed from any task and more than once; later calls fail, and seen pages can still be cited."""
     session = browse()
     await call(session, "open", id=f"{site.url}/data")
     running = asyncio.create_task(call(session, "open", id=f"{site.url}/slow"))
@@ -347,7 +347,7 @@ async def test_closing_a_session_ends_its_calls(browse: Opening, site: Web) -> N
 
 
 async def test_closing_the_host_ends_requests(site: Web) -> None:
-    """The server may end in the middle of a call."""
+    """The server may stop in the middle of a call."""
     host = BrowserHost(backend_of("searxng", site.url), LOCAL)
     running = asyncio.create_task(call(host.session(conversation()), "open", id=f"{site.url}/slow"))
     await asyncio.wait_for(site.began.wait(), 120)
@@ -355,8 +355,8 @@ async def test_closing_the_host_ends_requests(site: Web) -> None:
     assert (await running).error
 
 
-async def test_what_was_seen_may_be_cited(browse: Opening, site: Web) -> None:
-    """A cursor stands for its page; one of results for the result at a line."""
+async def test_seen_pages_can_be_cited(browse: Opening, site: Web) -> None:
+    """A cursor stands for its page; a cursor of results for the result at a line."""
     session = browse()
     assert isinstance(session, Citable)
     assert session.source(0) is None
@@ -383,8 +383,8 @@ async def _said(session: BrowserSession, *calls: tuple[str, dict[str, Any]]) -> 
     return items, results
 
 
-async def test_a_continued_response_goes_on_with_its_cursors(browse: Opening, site: Web) -> None:
-    """The stack is what the model has read; pages are fetched when they are needed, and only then."""
+async def test_continued_response_keeps_its_cursors(browse: Opening, site: Web) -> None:
+    """Pages of the history are fetched only when they are used."""
     calls: list[tuple[str, dict[str, Any]]] = [
         ("search", {"query": "tail (https://x.org)"}),
         ("open", {"id": 0}),
@@ -407,8 +407,8 @@ async def test_a_continued_response_goes_on_with_its_cursors(browse: Opening, si
         assert site.asked == ["/a", "/data", "/search?q=tail+(https://x.org)&format=json", "/b"]
 
 
-async def test_an_answer_begins_a_new_stack(browse: Opening, site: Web) -> None:
-    """What the model does not see any more has no cursor, as it counts from nought again."""
+async def test_cursors_restart_after_an_answer(browse: Opening, site: Web) -> None:
+    """The model no longer sees earlier pages, so it counts from zero again."""
     items, results = await _said(browse(), ("search", {"query": "q"}), ("open", {"id": 0}))
     answer = Message("msg_1", "completed", "assistant", (OutputText("Done."),), "final_answer")
     session = browse((*items, answer), results=results)
@@ -419,16 +419,16 @@ async def test_an_answer_begins_a_new_stack(browse: Opening, site: Web) -> None:
 
 
 @pytest.mark.parametrize("result", ["", "Error", "[x] y (http://e.com)", "[9999999] t\n", "[1]"])
-async def test_results_that_tell_no_cursor_are_left_alone(result: str, browse: Opening) -> None:
-    """Whatever a client sends as history, the browser starts."""
+async def test_malformed_history_results_are_ignored(result: str, browse: Opening) -> None:
+    """The browser starts with any history."""
     call_before = WebSearchCall("ws_1", {"type": "open_page", "url": "u"}, "completed")
     session = browse((call_before,), results={"ws_1": result})
     assert session.source(1) is None
     assert (await call(session, "search", query="q")).result.startswith("[0] q")
 
 
-async def test_many_pages_are_not_all_kept(browse: Opening, site: Web) -> None:
-    """A page that was let go of is fetched again when its cursor is used."""
+async def test_evicted_page_is_fetched_again(browse: Opening, site: Web) -> None:
+    """Only some pages are kept; a cursor of another one fetches it again."""
     session = browse()
     for number in range(30):
         await call(session, "open", id=f"{site.url}/data?{number}")

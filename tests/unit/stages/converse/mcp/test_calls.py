@@ -38,13 +38,10 @@ async def until(session: Session, name: str, more_than: int) -> None:
 
 @pytest.mark.defect("B25")
 @pytest.mark.parametrize("over", WAYS)
-async def test_every_way_to_a_server_lists_and_calls(
+async def test_every_transport_lists_and_calls(
     over: str, make: Make, http: HttpServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server is listed with its schemas and hints, and its results become text for the model.
-
-    A program gets the variables that its settings name, and none of this server's secrets.
-    """
+    """Tools have schemas and hints, results become text, and a program gets only the variables of its settings."""
     servers = make({"good": reached(over, http)})
     monkeypatch.setenv("PENSTOCK_API_KEYS", "sk-ours")
     tools = {tool.name: tool for tool in await servers.tools(McpServer("good"), PATIENT)}
@@ -77,8 +74,8 @@ async def test_every_way_to_a_server_lists_and_calls(
 
 @pytest.mark.defect("V23", "30")
 @pytest.mark.parametrize("over", WAYS)
-async def test_a_call_ends_in_its_time_and_when_it_is_left(over: str, make: Make, http: HttpServers) -> None:
-    """A tool that hangs is given up when the time is up, or nobody waits any longer, here and on its server."""
+async def test_call_ends_at_its_timeout_and_when_it_is_cancelled(over: str, make: Make, http: HttpServers) -> None:
+    """A hanging call ends on both sides."""
     servers = make({"good": reached(over, http)})
     session = servers.session(McpServer("good"))
     before = (await state(session)).get("hang cancelled", 0)
@@ -97,8 +94,8 @@ async def test_a_call_ends_in_its_time_and_when_it_is_left(over: str, make: Make
 
 @pytest.mark.defect("30")
 @pytest.mark.parametrize("over", ["mcp", "sse"])
-async def test_a_response_that_is_left_closes_its_connection(over: str, make: Make, http: HttpServers) -> None:
-    """Its call is cancelled on the server, and its session may be closed by another task than opened it."""
+async def test_abandoned_response_closes_its_connection(over: str, make: Make, http: HttpServers) -> None:
+    """Its call is cancelled on the server, and another task may close the session."""
     servers = make({"good": reached("mcp", http)})
     watcher = servers.session(McpServer("good"))
     before = await state(watcher)
@@ -112,8 +109,8 @@ async def test_a_response_that_is_left_closes_its_connection(over: str, make: Ma
     await until(watcher, "hang cancelled", before.get("hang cancelled", 0))
 
 
-async def test_calls_of_one_session_run_at_the_same_time(make: Make, http: HttpServers) -> None:
-    """However many they are, none waits for another's end."""
+async def test_calls_of_one_session_run_concurrently(make: Make, http: HttpServers) -> None:
+    """None waits for the end of another."""
     servers = make()
     session = servers.session(McpServer("x", http.url()))
     before = (await state(session)).get("hang", 0)
@@ -126,8 +123,8 @@ async def test_calls_of_one_session_run_at_the_same_time(make: Make, http: HttpS
 
 
 @pytest.mark.defect("B24")
-async def test_a_session_outlives_the_task_that_opened_it(make: Make, http: HttpServers) -> None:
-    """Sessions open at the first call, and serve calls of other tasks after that one has ended."""
+async def test_session_outlives_the_task_that_opened_it(make: Make, http: HttpServers) -> None:
+    """It opens at the first call, and serves calls of other tasks after that task has ended."""
     servers = make()
     before = http.state()["requests"]
     session = servers.session(McpServer("x", http.url()))
@@ -138,20 +135,20 @@ async def test_a_session_outlives_the_task_that_opened_it(make: Make, http: Http
     assert (await called(session, "echo", text="three")).error == "The response has ended."
 
 
-async def test_a_thousand_tools_are_listed_by_their_pages(make: Make, http: HttpServers) -> None:
-    """All pages of a listing are read, in the server's order."""
+async def test_all_pages_of_a_listing_are_read(make: Make, http: HttpServers) -> None:
+    """A thousand tools keep the server's order."""
     tools = await make().tools(McpServer("x", http.url("many")), PATIENT)
     assert [tool.name for tool in tools] == [f"tool_{n}" for n in range(MANY)]
 
 
-async def test_a_listing_has_an_end(make: Make, http: HttpServers) -> None:
-    """A server that offers tools without end offers none."""
+async def test_endless_listing_is_refused(make: Make, http: HttpServers) -> None:
+    """A server that lists tools without end offers none."""
     with pytest.raises(ServerUnavailable, match="more tools than can be held"):
         await make().tools(McpServer("x", http.url("endless")), PATIENT)
 
 
-async def test_a_listing_is_asked_for_once(make: Make, http: HttpServers) -> None:
-    """Requests that name the same server with the same headers share its listing, those with others do not."""
+async def test_listing_is_fetched_once(make: Make, http: HttpServers) -> None:
+    """Requests with the same server and headers share a listing, others do not."""
     servers = make()
 
     async def listed(**headers: str) -> tuple[ListedTool, ...]:
@@ -169,8 +166,8 @@ async def test_a_listing_is_asked_for_once(make: Make, http: HttpServers) -> Non
     assert posts() > asked
 
 
-async def test_a_change_of_tools_is_heard(make: Make, http: HttpServers) -> None:
-    """A server of the operator's that says its tools changed is asked again."""
+async def test_changed_tools_are_listed_again(make: Make, http: HttpServers) -> None:
+    """The notice of a configured server that its tools changed is heeded."""
     servers = make({"good": HttpServer(http.url("legacy"))})
     before = await servers.tools(McpServer("good"), PATIENT)
     session = servers.session(McpServer("good"))
@@ -182,7 +179,7 @@ async def test_a_change_of_tools_is_heard(make: Make, http: HttpServers) -> None
 
 
 async def test_headers_are_sent_and_never_mixed(make: Make, http: HttpServers) -> None:
-    """Every call of a session has its request's headers, whoever else calls the same server."""
+    """Every call has the headers of its own request."""
     servers = make({"ours": HttpServer(http.url(), {"X-Ours": "operators-own"})})
 
     def named(value: str, *, of_operator: bool = False) -> Session:
@@ -200,8 +197,8 @@ async def test_headers_are_sent_and_never_mixed(make: Make, http: HttpServers) -
     await asyncio.gather(*(session.close() for session in sessions))
 
 
-async def test_a_server_that_only_knows_sse_is_found_out(make: Make, http: HttpServers) -> None:
-    """A URL where streamable HTTP is refused is tried with SSE."""
+async def test_sse_only_server_is_detected(make: Make, http: HttpServers) -> None:
+    """A URL that refuses streamable HTTP is tried with SSE."""
     servers = make()
     server = McpServer("x", http.url("events"))
     assert await servers.tools(server, PATIENT)
@@ -215,15 +212,15 @@ async def test_a_server_that_only_knows_sse_is_found_out(make: Make, http: HttpS
     [("{", "no valid JSON"), ("[1]", "no JSON object"), ("text", "no valid JSON"), ("[" * 100_000, "no valid JSON")],
     ids=["open", "list", "text", "deep"],
 )
-async def test_arguments_that_are_no_json_are_told_to_the_model(text: str, says: str, make: Make) -> None:
-    """What the model wrote wrong does not reach the server, and it reads why."""
+async def test_arguments_that_are_no_json_are_explained_to_the_model(text: str, says: str, make: Make) -> None:
+    """They do not reach the server."""
     outcome = await make({"good": child()}).session(McpServer("good")).run("echo", text, PATIENT)
     assert says in str(outcome.error)
     assert outcome.data == ({"type": "mcp_protocol_error", "code": -32602, "message": outcome.error},)
 
 
-async def test_servers_that_cannot_be_asked(make: Make, http: HttpServers) -> None:
-    """Every way in which a server does not answer is told in its own words."""
+async def test_unreachable_servers_have_their_own_messages(make: Make, http: HttpServers) -> None:
+    """Each way to fail has one."""
     servers = make({"lost": StdioServer("false"), "gone": StdioServer("/no/such/program")})
 
     async def why(server: McpServer, seconds: float = PATIENT) -> str:
@@ -262,14 +259,12 @@ async def test_servers_that_cannot_be_asked(make: Make, http: HttpServers) -> No
         ("http://127.0.0.1:1/mcp", {"no name": "value"}),
     ],
 )
-async def test_what_cannot_be_sent_is_a_server_that_cannot_be_asked(
-    url: str, headers: dict[str, str], make: Make
-) -> None:
-    """URLs and headers that make no request are an error of this server of tools, and no bug of this server."""
+async def test_unsendable_request_is_an_unavailable_server(url: str, headers: dict[str, str], make: Make) -> None:
+    """Malformed URLs and headers are the server's fault, not a bug here."""
     with pytest.raises(ServerUnavailable, match=r"^(The server|No connection)"):
         await make().tools(McpServer("x", url, Secret(headers)), PATIENT)
 
 
-def test_labels(make: Make) -> None:
+def test_labels_are_known_before_connecting(make: Make) -> None:
     """The operator's labels are known before anything is connected."""
     assert McpServers({"a": child(), "b": child()}).labels == {"a", "b"}

@@ -17,8 +17,8 @@ def written(folder: Path, servers: Any) -> Path:
     return path
 
 
-def test_both_forms_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs and URLs are read, with what they take from the environment."""
+def test_programs_and_urls_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both may take values from the environment."""
     monkeypatch.setenv("FILES_TOKEN", "f1")
     monkeypatch.setenv("WIKI", "w2")
     path = written(
@@ -61,14 +61,14 @@ def test_both_forms_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ([], "Expected `object`, got `array`"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, servers: Any, says: str) -> None:
+def test_error_names_label_and_key(tmp_path: Path, servers: Any, says: str) -> None:
     """An error names the label and the key."""
     with pytest.raises(WrongServers, match=says):
         read_servers(written(tmp_path, servers))
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """A file that is not there, or no JSON, is an error of the same kind."""
+def test_unreadable_file_is_named(tmp_path: Path) -> None:
+    """A missing file and invalid JSON are errors of the same kind."""
     with pytest.raises(WrongServers, match=r"none\.json cannot be read: No such file"):
         read_servers(tmp_path / "none.json")
     (tmp_path / "bad.json").write_text("{")

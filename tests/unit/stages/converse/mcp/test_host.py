@@ -22,7 +22,7 @@ def conversation(response_id: str) -> Conversation:
 
 @pytest.mark.parametrize("over", ["stdio", "mcp"])
 async def test_python_keeps_its_state_within_a_response(over: str, make: Make, http: HttpServers) -> None:
-    """Variables stay from call to call, and are nobody else's; what is shown are the logs."""
+    """Variables stay between calls and are not shared; the item shows the logs."""
     config = child("python") if over == "stdio" else HttpServer(http.url("python"))
     host = McpHost(make({"python": config}), "python")
     mine, other = host.session(conversation("resp_mine")), host.session(conversation("resp_other"))
@@ -39,8 +39,8 @@ async def test_python_keeps_its_state_within_a_response(over: str, make: Make, h
     await host.close()
 
 
-async def test_what_an_item_shows_is_bounded(make: Make) -> None:
-    """Of a long output it has both ends, like the model."""
+async def test_shown_output_is_bounded(make: Make) -> None:
+    """Item and model get both ends of a long output."""
     session = McpHost(make({"python": child("python")}), "python").session(conversation("resp_1"))
     outcome = await session.run("python", "print('a' + 'x' * 99_998)", PATIENT)
     (shown,) = outcome.data
@@ -52,7 +52,7 @@ async def test_what_an_item_shows_is_bounded(make: Make) -> None:
 
 
 async def test_browser_and_container_take_json(make: Make, http: HttpServers) -> None:
-    """Their functions are called by name, and their items show what they show for the built-in tools."""
+    """Their functions are called by name, and their items are those of the built-in tools."""
     kinds: tuple[HostedKind, ...] = ("browser", "container")
     servers = make({kind: HttpServer(http.url(kind)) for kind in kinds})
     browser, container = (McpHost(servers, kind).session(conversation("resp_1")) for kind in kinds)
@@ -70,8 +70,8 @@ async def test_browser_and_container_take_json(make: Make, http: HttpServers) ->
     await container.close()
 
 
-def test_actions_of_the_browser(make: Make) -> None:
-    """What is about to happen is told as far as the arguments say it, also where they are wrong."""
+def test_browser_actions_are_read_from_arguments(make: Make) -> None:
+    """Fields that are missing or wrong are left out."""
     session = McpHost(make({"browser": child("browser")}), "browser").session(conversation("resp_1"))
     assert session.action("search", '{"query": "fjords"}') == {"type": "search", "query": "fjords"}
     assert session.action("search", "{") == {"type": "search", "query": ""}

@@ -139,10 +139,10 @@ def _posts_to_a_namesake(url: str) -> Handle:
     ],
 )
 @pytest.mark.parametrize("over", ["mcp", "sse"])
-async def test_no_server_leads_elsewhere(
+async def test_server_cannot_redirect_elsewhere(
     make: Make, elsewhere: tuple[Elsewhere, str], over: str, leads: Callable[[str], Handle]
 ) -> None:
-    """Who else is reachable hears nothing, least of all the secrets that were meant for one server."""
+    """Another server gets no request, and no secrets of this one."""
     other, url = elsewhere
     async with answering(leads(url)) as hostile:
         server = McpServer("x", f"{hostile}/{over}", Secret({"Authorization": f"Bearer {SECRET}"}))
@@ -153,8 +153,8 @@ async def test_no_server_leads_elsewhere(
     assert "password" not in str(raised.value)
 
 
-async def test_a_call_that_is_told_of_for_ever_ends_in_time(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """Progress is no result, and what a server says by the way is not written down."""
+async def test_endless_progress_does_not_delay_the_timeout(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """Progress is no result, and the messages of a server are not logged."""
     caplog.set_level(logging.DEBUG)
 
     async def call(request: web.Request, message: Json) -> web.StreamResponse:
@@ -186,15 +186,15 @@ async def test_a_call_that_is_told_of_for_ever_ends_in_time(make: Make, caplog: 
     ],
     ids=["long", "many"],
 )
-async def test_a_listing_is_bounded(make: Make, tools: list[Json]) -> None:
-    """What no model could read is not kept either."""
+async def test_listing_is_bounded(make: Make, tools: list[Json]) -> None:
+    """A listing that no model could read is refused."""
     async with answering(speaking(tools)) as hostile:
         with pytest.raises(ServerUnavailable, match="more tools than can be held"):
             await make().tools(McpServer("x", f"{hostile}/mcp"), PATIENT)
 
 
-async def test_a_schema_that_is_nested_without_end_is_no_answer(make: Make) -> None:
-    """It is refused where it is read, before anybody walks it."""
+async def test_deeply_nested_schema_is_refused(make: Make) -> None:
+    """It is refused when it is decoded."""
     deep: Json = {}
     for _ in range(300):
         deep = {"properties": {"a": deep}}

@@ -45,8 +45,8 @@ def asked() -> Asked:
     return asked
 
 
-async def test_a_listing_is_remembered_as_long_as_it_is_fresh(asked: Asked) -> None:
-    """Within its time a listing is not asked for again; afterwards it is."""
+async def test_fresh_listing_is_reused(asked: Asked) -> None:
+    """A listing is fetched again when its time is over."""
     clock = Clock()
     listings = Listings(60.0, clock=clock)
     first = await listings.get(KEY, asked)
@@ -58,8 +58,8 @@ async def test_a_listing_is_remembered_as_long_as_it_is_fresh(asked: Asked) -> N
     assert asked.times == 2
 
 
-async def test_those_who_ask_at_once_ask_together() -> None:
-    """One question serves all who wait, also when the first of them leaves."""
+async def test_concurrent_requests_share_one_fetch() -> None:
+    """The fetch goes on if the first request leaves."""
     asked = Asked()
     listings = Listings(60.0)
     waiting = [asyncio.create_task(listings.get(KEY, asked)) for _ in range(3)]
@@ -72,8 +72,8 @@ async def test_those_who_ask_at_once_ask_together() -> None:
     assert waiting[0].cancelled()
 
 
-async def test_errors_are_told_to_all_who_wait_and_not_remembered(asked: Asked) -> None:
-    """A server that failed is asked again."""
+async def test_errors_reach_all_waiters_and_are_not_cached(asked: Asked) -> None:
+    """A server that failed is tried again."""
     listings = Listings(60.0)
     asked.error = LookupError("down")
     told = await asyncio.gather(*(listings.get(KEY, asked) for _ in range(2)), return_exceptions=True)
@@ -83,8 +83,8 @@ async def test_errors_are_told_to_all_who_wait_and_not_remembered(asked: Asked) 
     assert asked.times == 2
 
 
-async def test_what_was_asked_before_a_change_is_not_remembered() -> None:
-    """A server that says its tools changed is asked again, also where an answer was on its way."""
+async def test_listing_from_before_a_change_is_not_cached() -> None:
+    """This holds even if the answer is on its way."""
     asked = Asked()
     listings = Listings(60.0)
     waiting = asyncio.create_task(listings.get(KEY, asked))
@@ -97,15 +97,15 @@ async def test_what_was_asked_before_a_change_is_not_remembered() -> None:
     assert listings.known(KEY) is None
 
 
-async def test_only_the_latest_are_remembered(asked: Asked) -> None:
-    """However many servers requests name, so many listings are held."""
+async def test_only_the_latest_listings_are_kept(asked: Asked) -> None:
+    """Their number is bounded."""
     listings = Listings(60.0, most=3)
     for n in range(5):
         await listings.get((f"server {n}", b""), asked)
     assert [n for n in range(5) if listings.known((f"server {n}", b""))] == [2, 3, 4]
 
 
-async def test_closing_ends_the_questions() -> None:
+async def test_closing_ends_pending_fetches() -> None:
     """Nobody waits for a server any longer when this one ends."""
     listings = Listings(60.0)
     waiting = asyncio.create_task(listings.get(KEY, Asked()))

@@ -20,8 +20,8 @@ from tests.support.mcp_servers import HttpServers, http_servers
 CLOSED = {"type": "mcp_protocol_error", "code": -32000}
 
 
-async def test_a_child_that_dies_in_a_call_is_started_again(make: Make, tmp_path: Path) -> None:
-    """All calls under way fail at once; only one that changes nothing is made again by itself."""
+async def test_dead_child_is_restarted(make: Make, tmp_path: Path) -> None:
+    """All running calls fail at once; only a call without side effects is repeated."""
     servers = make({"good": child()})
     await servers.tools(McpServer("good"), PATIENT)
     session = servers.session(McpServer("good"))
@@ -36,8 +36,8 @@ async def test_a_child_that_dies_in_a_call_is_started_again(make: Make, tmp_path
     assert await session.run("fragile_read", marker, PATIENT) == Outcome("alive")
 
 
-async def test_an_http_server_that_dies_and_comes_back(make: Make) -> None:
-    """The death of a server costs the calls that met it, and is over when it is up again, whatever it forgot."""
+async def test_restarted_http_server_works_again(make: Make) -> None:
+    """Only the running calls fail, and the server may have lost its sessions."""
     with http_servers() as http:
         servers = make({over: HttpServer(http.url(kind, over)) for kind, over in (("good", "mcp"), ("good", "sse"))})
         servers_by_handshake = make({"legacy": HttpServer(http.url("legacy"))})
@@ -113,8 +113,8 @@ def _answer(said: dict[str, Any], result: dict[str, Any], headers: dict[str, str
     return web.json_response({"jsonrpc": "2.0", "id": said["id"], "result": result}, headers=headers)
 
 
-async def test_a_lost_session_is_begun_anew_once_for_all_calls(make: Make) -> None:
-    """Two calls that learn of it at once both go on in the new one, which neither of them ends."""
+async def test_lost_session_is_reopened_once(make: Make) -> None:
+    """Two calls that find it lost both continue in one new session."""
     forgetful = Forgetful()
     async with TestServer(forgetful.app(), host="127.0.0.1") as server:
         servers = make({"forgetful": HttpServer(str(server.make_url("/mcp")))})
@@ -125,8 +125,8 @@ async def test_a_lost_session_is_begun_anew_once_for_all_calls(make: Make) -> No
         await servers.close()
 
 
-async def test_a_server_that_is_down_is_not_stormed(make: Make) -> None:
-    """Whoever asks while an attempt has just failed is told so without another one."""
+async def test_dead_server_is_not_flooded(make: Make) -> None:
+    """Requests directly after a failed attempt fail without another one."""
     attempts = 0
 
     async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -145,8 +145,8 @@ async def test_a_server_that_is_down_is_not_stormed(make: Make) -> None:
 
 @pytest.mark.defect("30")
 @pytest.mark.parametrize("over", ["mcp", "sse"])
-async def test_closing_in_mid_call_leaves_nothing(over: str, make: Make, http: HttpServers) -> None:
-    """All is let go of when this server ends, also while calls run; they fail."""
+async def test_closing_during_a_call_leaves_nothing_open(over: str, make: Make, http: HttpServers) -> None:
+    """Running calls fail."""
     servers = make({"ours": HttpServer(http.url("good", over))})
     sessions = [servers.session(McpServer("ours")), servers.session(McpServer("x", http.url("good", over)))]
     before = http.state().get("hang", 0)
@@ -158,8 +158,8 @@ async def test_closing_in_mid_call_leaves_nothing(over: str, make: Make, http: H
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_closing_does_not_wait_for_a_server_that_is_mute(make: Make, http: HttpServers) -> None:
-    """A connection that is still being opened is given up at once."""
+async def test_closing_does_not_wait_for_a_mute_server(make: Make, http: HttpServers) -> None:
+    """A connection that is being opened is abandoned at once."""
     servers = make()
     session = servers.session(McpServer("x", http.url("mute")))
     before = http.state()["requests"].get("POST /mute/mcp", 0)

@@ -42,8 +42,8 @@ async def ignored(_: httpx2.Response) -> None:
     """Nobody looks."""
 
 
-async def test_a_server_inside_is_not_reached_by_a_request(make: Make, http: HttpServers) -> None:
-    """Whatever way its address is written, a server that the operator does not allow is not connected to."""
+async def test_private_server_of_a_request_is_not_reached(make: Make, http: HttpServers) -> None:
+    """This holds for any notation of its address."""
     servers = make(allowed=NOTHING_ALLOWED)
     before = http.state()["requests"]
     for host in ("127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433", "127.1", "0x7f.1"):
@@ -56,8 +56,8 @@ async def test_a_server_inside_is_not_reached_by_a_request(make: Make, http: Htt
     assert http.state()["requests"] == before
 
 
-async def test_the_operator_reaches_and_allows_what_he_likes(make: Make, http: HttpServers) -> None:
-    """A server that the operator configured may be anywhere, and one of a request where he allows it, also by name."""
+async def test_configured_and_allowed_servers_are_reached(make: Make, http: HttpServers) -> None:
+    """A configured server may be anywhere, one of a request at allowed addresses and names."""
     assert await make({"ours": HttpServer(http.url())}, NOTHING_ALLOWED).tools(McpServer("ours"), PATIENT)
     named = http.url().replace("127.0.0.1", "localhost")
     assert await make(allowed=AllowedNetworks.parse(["localhost"])).tools(McpServer("x", named), PATIENT)
@@ -66,7 +66,7 @@ async def test_the_operator_reaches_and_allows_what_he_likes(make: Make, http: H
 
 
 async def test_redirects_are_guarded(make: Make, http: HttpServers) -> None:
-    """A server that may be reached leads nowhere that may not."""
+    """A reachable server leads nowhere that is not reachable itself."""
     inside = http.url().replace("127.0.0.1", "127.0.0.2")
     servers = make()
     with pytest.raises(ServerUnavailable, match="not followed"):
@@ -102,8 +102,8 @@ def in_loop(loop: Rebinding, work: Callable[[], Coroutine[Any, Any, None]]) -> N
         runner.run(work())
 
 
-def test_a_name_is_resolved_once_and_its_address_connected_to() -> None:
-    """Between the check of an address and its connection there is no second look at the name."""
+def test_name_is_resolved_once() -> None:
+    """The checked address is the one that is connected to."""
     loop = Rebinding()
 
     async def connect() -> None:
@@ -121,7 +121,7 @@ def test_a_name_is_resolved_once_and_its_address_connected_to() -> None:
 
 
 async def test_answers_are_bounded() -> None:
-    """An endless answer ends where it can no longer be held, and compressed ones are not taken."""
+    """An endless answer is cut, and compressed ones are refused."""
     endless = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n\r\n"
     too_much = (endless, *[b" " * 2**20] * (LARGEST // 2**20 + 1))
     async with answering(*too_much) as port, http_client({}, ignored, LOCAL) as client:

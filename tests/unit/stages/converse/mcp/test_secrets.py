@@ -28,7 +28,7 @@ def secret_url(http: HttpServers, kind: str, over: str) -> str:
 async def test_secrets_are_in_no_result_message_or_log(
     over: str, make: Make, http: HttpServers, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither a tool that gives them away nor a server that fails brings them out, at any level of the log."""
+    """A tool that reveals them and a server that fails do not bring them out at any log level."""
     caplog.set_level(logging.DEBUG)
     servers = make()
     told = []
@@ -47,8 +47,8 @@ async def test_secrets_are_in_no_result_message_or_log(
         assert not [secret for secret in SECRETS if secret in text]
 
 
-async def test_secrets_of_the_operator_are_for_his_programs_only(make: Make) -> None:
-    """A variable that is secret by its name is not heard from a tool; another may be what tools are about."""
+async def test_operator_secrets_are_hidden_in_results(make: Make) -> None:
+    """Only variables that are named like secrets are hidden."""
     servers = make({"ours": child(FILES_TOKEN=KEY, FOLDER="/srv/documents")})
     session = servers.session(McpServer("ours"))
     for name, told in (("FILES_TOKEN", "[hidden]"), ("FOLDER", "/srv/documents")):
@@ -56,8 +56,8 @@ async def test_secrets_of_the_operator_are_for_his_programs_only(make: Make) -> 
     await session.close()
 
 
-def test_what_is_hidden() -> None:
-    """Hidden are passwords, queries and headers, also in parts; not what says nothing, nor what is too short for it."""
+def test_passwords_queries_and_headers_are_hidden() -> None:
+    """Parts of them are hidden too, but neither trivial nor very short values."""
     config = HttpServer(
         "https://me:p%40ssword-1@x.example/mcp?a=long-enough%21&b=2",
         {"Authorization": "Bearer abcdefghij", "Accept": "application/json", "X-Short": "yes"},

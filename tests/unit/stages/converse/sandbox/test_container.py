@@ -34,8 +34,8 @@ async def code(container: ContainerSession, script: str) -> int:
     return int(ended["exit_code"])
 
 
-async def test_a_command_tells_its_output_and_how_it_ended(container: ContainerSession) -> None:
-    """The item has each by itself, the model reads all of it."""
+async def test_command_returns_output_and_exit_code(container: ContainerSession) -> None:
+    """The item has each separately, the model reads them together."""
     outcome = await shell(container, "echo out; echo err >&2; exit 3")
     assert outcome == Outcome(
         result="out\nerr\n(exit code 3)",
@@ -44,28 +44,28 @@ async def test_a_command_tells_its_output_and_how_it_ended(container: ContainerS
     assert (await shell(container, "true")).result == "(The command wrote nothing.)"
 
 
-async def test_files_stay_from_call_to_call(container: ContainerSession) -> None:
+async def test_files_stay_between_calls(container: ContainerSession) -> None:
     """A response has one working folder."""
     await shell(container, "mkdir -p a && echo kept > a/b && chmod 700 a")
     assert (await shell(container, "cat b", workdir="a")).result == "kept"
 
 
-async def test_commands_run_one_after_another(container: ContainerSession) -> None:
-    """Each has an output of its own, whatever became of the one before."""
+async def test_commands_run_in_sequence(container: ContainerSession) -> None:
+    """Each has its own output, whatever happened to the previous one."""
     outcome = await container.run(EXEC, json.dumps({"commands": ["exit 1", "seq 3 | wc -l", "echo $HOME | wc -c"]}), 20)
     assert [output["outcome"]["exit_code"] for output in outcome.data] == [1, 0, 0]
     assert outcome.data[1]["stdout"] == "3\n"
 
 
-async def test_variables_and_programs_are_those_that_were_asked_for(container: ContainerSession) -> None:
-    """Words are not read by a shell."""
+async def test_variables_and_words_are_passed_unchanged(container: ContainerSession) -> None:
+    """No shell interprets them."""
     outcome = await container.run(EXEC, json.dumps({"cmd": ["printenv", "A"], "env": {"A": "$B *"}}), 20)
     assert outcome.result == "$B *"
     assert "No such file" in (await container.run(EXEC, '{"cmd": ["nowhere"]}', 20)).result
     assert "No such file" in (await shell(container, "true", workdir="/nowhere")).result
 
 
-async def test_arguments_that_are_wrong_are_told_the_model(container: ContainerSession) -> None:
+async def test_wrong_arguments_are_explained_to_the_model(container: ContainerSession) -> None:
     """Nothing runs."""
     outcome = await container.run(EXEC, '{"cmd": 1}', 20)
     assert outcome.error is not None
@@ -74,8 +74,8 @@ async def test_arguments_that_are_wrong_are_told_the_model(container: ContainerS
 
 
 @pytest.mark.parametrize("more", [{}, {"timeout": 1000}])
-async def test_a_command_that_takes_too_long_is_ended(container: ContainerSession, more: dict[str, int]) -> None:
-    """By the server's time or the model's; files are kept, later commands do not run."""
+async def test_slow_command_is_killed(container: ContainerSession, more: dict[str, int]) -> None:
+    """The timeout is the server's or the model's; files are kept, later commands do not run."""
     await shell(container, "true")
     arguments = {"commands": ["echo a > f; sleep 60", "echo b"], **more}
     outcome = await container.run(EXEC, json.dumps(arguments), 20 if more else 1)
@@ -85,8 +85,8 @@ async def test_a_command_that_takes_too_long_is_ended(container: ContainerSessio
     assert (await shell(container, "cat f")).result == "a"
 
 
-async def test_what_a_command_started_ends_with_it(container: ContainerSession) -> None:
-    """Other sessions, other groups and orphans too."""
+async def test_processes_of_a_command_end_with_it(container: ContainerSession) -> None:
+    """This includes other sessions, other groups and orphans."""
     nap = f"sleep {SLEEP}"
     hide = f"setsid {nap} & (setsid bash -c '{nap} & disown' &) ; nohup {nap} >/dev/null 2>&1 & sleep 0.1; echo x"
     before = sleepers()
@@ -95,23 +95,23 @@ async def test_what_a_command_started_ends_with_it(container: ContainerSession) 
     assert sleepers() == before
 
 
-async def test_a_fork_bomb_is_stopped_and_cleared_away(container: ContainerSession) -> None:
-    """The number of processes has a limit, the time ends it, and the sandbox goes on."""
+async def test_fork_bomb_is_stopped(container: ContainerSession) -> None:
+    """The number of processes is limited, the timeout ends it, and the sandbox goes on."""
     await shell(container, "true")
     outcome = await shell(container, "f() { f | f & f; }; f", 0.5)
     assert outcome.error is None, outcome
     assert (await shell(container, "echo well")).result == "well"
 
 
-async def test_the_first_process_cannot_be_ended_from_inside(container: ContainerSession) -> None:
-    """It is the one that ends the others."""
+async def test_first_process_cannot_be_killed_from_inside(container: ContainerSession) -> None:
+    """It is the one that kills the others."""
     await shell(container, "echo a > f")
     await shell(container, "kill -9 -1; kill -9 $PPID; kill -9 1; kill -STOP $PPID")
     assert (await shell(container, "cat f")).result == "a"
 
 
-async def test_there_is_no_network_and_no_host(container: ContainerSession) -> None:
-    """The same walls as around Python."""
+async def test_network_and_host_are_unreachable(container: ContainerSession) -> None:
+    """The walls are those around Python."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert await code(container, f"echo x > /dev/tcp/127.0.0.1/{port}") != 0
@@ -132,8 +132,8 @@ async def test_there_is_no_network_and_no_host(container: ContainerSession) -> N
         assert await code(container, script) != 0, script
 
 
-async def test_the_server_s_variables_are_not_inherited(container: ContainerSession) -> None:
-    """A handful of its own is all."""
+async def test_server_variables_are_not_inherited(container: ContainerSession) -> None:
+    """The environment has a few variables of its own."""
     names = {line.partition("=")[0] for line in (await shell(container, "env")).result.splitlines()}
     assert names <= {
         "PATH",
@@ -149,8 +149,8 @@ async def test_the_server_s_variables_are_not_inherited(container: ContainerSess
     }
 
 
-async def test_output_without_end_ends_the_command(container_sandbox: Sandbox) -> None:
-    """The ends of it are kept, and the files."""
+async def test_endless_output_ends_the_command(container_sandbox: Sandbox) -> None:
+    """Both ends of it are kept, and the files."""
     limits = replace(container_sandbox.plan.limits, flood=2 << 20)
     session = ContainerHost(Sandbox(replace(container_sandbox.plan, limits=limits))).session(NO_CONVERSATION)
     try:
@@ -164,14 +164,14 @@ async def test_output_without_end_ends_the_command(container_sandbox: Sandbox) -
         await session.close()
 
 
-async def test_the_model_can_ask_for_less_output(container: ContainerSession) -> None:
-    """Its own limit holds where it is the lower one."""
+async def test_model_can_lower_the_output_limit(container: ContainerSession) -> None:
+    """The lower limit holds."""
     outcome = await shell(container, "seq 1000", max_output_length=20)
     assert outcome.data[0]["stdout"].startswith("1\n2\n3\n4\n5\n\n[... 3873 bytes are left out here ...]\n")
 
 
-async def test_cancelling_and_closing_end_everything(container: ContainerSession) -> None:
-    """At once, and wherever it hid."""
+async def test_cancelling_and_closing_end_all_processes(container: ContainerSession) -> None:
+    """They end at once, even in sessions of their own."""
     await shell(container, "true")
     before = sleepers()
     running = asyncio.create_task(shell(container, f"setsid sleep {SLEEP} & sleep {SLEEP}", 600))

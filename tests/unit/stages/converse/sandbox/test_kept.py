@@ -1,7 +1,7 @@
 from stages.converse.sandbox.kept import Kept
 
 
-def test_a_short_output_is_kept_whole() -> None:
+def test_short_output_is_kept_whole() -> None:
     """Nothing is left out up to the limit."""
     kept = Kept(10)
     for piece in (b"01234", b"56789"):
@@ -9,8 +9,8 @@ def test_a_short_output_is_kept_whole() -> None:
     assert kept.text() == "0123456789"
 
 
-def test_of_a_long_output_the_ends_are_kept() -> None:
-    """The reader learns how much is left out, and where."""
+def test_long_output_keeps_its_ends() -> None:
+    """The gap says how much is left out."""
     kept = Kept(10)
     for number in range(1000):
         kept.add(b"%03d" % number)
@@ -18,15 +18,15 @@ def test_of_a_long_output_the_ends_are_kept() -> None:
     assert kept.total == 3000
 
 
-def test_a_character_that_is_cut_is_left_out() -> None:
-    """The gap does not show halves of characters."""
+def test_cut_character_is_left_out() -> None:
+    """The gap shows no partial characters."""
     kept = Kept(6)
     kept.add("ééééé".encode())
     assert kept.text() == "é\n[... 4 bytes are left out here ...]\né"
 
 
-def test_bytes_that_are_no_text_are_shown_as_such() -> None:
-    """Any output can be read."""
+def test_bytes_that_are_no_text_are_replaced() -> None:
+    """Any output can be shown."""
     kept = Kept(10)
     kept.add(b"a\xff")
     assert kept.text() == "a�"

@@ -80,19 +80,19 @@ def probed(kind: Kind, refused: str) -> str:
 
 @pytest.mark.parametrize("kind", ["python", "container"])
 @pytest.mark.parametrize("refused", [without_landlock, without_filters])
-def test_without_landlock_or_filters_there_is_no_sandbox(kind: Kind, refused: Callable[[], str]) -> None:
-    """A weaker one is none, also inside bubblewrap."""
+def test_no_sandbox_without_landlock_or_filters(kind: Kind, refused: Callable[[], str]) -> None:
+    """There is no weaker sandbox, not even inside bubblewrap."""
     assert probed(kind, refused()).startswith("none: ")
 
 
-def test_where_namespaces_are_refused_the_other_mode_is_taken() -> None:
-    """As in containers with their usual profile."""
+def test_refused_namespaces_select_the_other_mode() -> None:
+    """Containers with their usual profile refuse them."""
     assert probed("python", without_namespaces()) == "landlock"
     assert probed("container", without_namespaces()).startswith("landlock" if os.geteuid() == 0 else "none: ")
 
 
-async def test_without_a_python_there_is_no_sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason tells what was tried, and nothing is left of it."""
+async def test_no_sandbox_without_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason lists the attempts, and no files are left."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = await probe("python", interpreter="/nowhere/bin/python3")
     assert isinstance(found, Unavailable)
@@ -101,7 +101,7 @@ async def test_without_a_python_there_is_no_sandbox(tmp_path: Path, monkeypatch:
 
 
 async def test_packages_can_be_given(mode: Mode, tmp_path: Path) -> None:
-    """Beside the standard library, and readable only."""
+    """They are read-only, beside the standard library."""
     for folder in (tmp_path, *tmp_path.parents[:2]):
         folder.chmod(0o755)
     (tmp_path / "given.py").write_text("value = 42")
@@ -117,7 +117,7 @@ async def test_packages_can_be_given(mode: Mode, tmp_path: Path) -> None:
         await session.close()
 
 
-def test_the_log_tells_which_protections_are_on() -> None:
+def test_log_lists_active_protections() -> None:
     """An operator reads what he has."""
     strong = Sandbox(Plan("python", "bubblewrap", "/usr/bin/python3", drops_user=True))
     assert PythonHost(strong).describe() == (
@@ -130,8 +130,8 @@ def test_the_log_tells_which_protections_are_on() -> None:
     )
 
 
-def test_it_works_on_the_server_s_event_loop(mode: Mode) -> None:
-    """It is another one than that of these tests."""
+def test_sandboxes_work_on_the_servers_event_loop(mode: Mode) -> None:
+    """The server uses another event loop than these tests."""
 
     async def main() -> None:
         python, container = await probe("python", modes=(mode,)), await probe("container", modes=(mode,))
@@ -152,8 +152,8 @@ def test_it_works_on_the_server_s_event_loop(mode: Mode) -> None:
     ("kind", "text"),
     [("python", "import time\ntime.sleep(53)"), ("container", '{"cmd": "setsid sleep 53 & sleep 53"}')],
 )
-def test_a_server_that_is_killed_leaves_nothing_running(mode: Mode, kind: Kind, text: str) -> None:
-    """The kernel, or the closed channel, ends what it had started."""
+def test_killed_server_leaves_no_process(mode: Mode, kind: Kind, text: str) -> None:
+    """The kernel or the closed channel ends its sandboxes."""
     if isinstance(asyncio.run(probe(kind, modes=(mode,))), Unavailable):
         pytest.skip("this mode does not work here")
     others, command = descendants(1), [sys.executable, "-c", SERVE, kind, mode, text]

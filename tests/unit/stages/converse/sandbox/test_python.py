@@ -8,8 +8,8 @@ from stages.converse.sandbox.python import PythonHost, PythonSession
 from tests.support.scripted_tools import NO_CONVERSATION, RunCell
 
 
-async def test_the_value_of_the_last_expression_is_shown(run: RunCell) -> None:
-    """As in a notebook; None is nothing to show."""
+async def test_value_of_the_last_expression_is_shown(run: RunCell) -> None:
+    """As in a notebook, None is not shown."""
     assert await run("x = 20\nprint('a')\nx * 2 + 2") == "a\n42\n"
     assert await run("None") == "(The code wrote nothing.)"
     assert await run("") == "(The code wrote nothing.)"
@@ -21,8 +21,8 @@ async def test_variables_modules_and_files_stay(run: RunCell) -> None:
     assert await run("print(f()); open('a.txt').read()") == "3.141592653589793\n'kept'\n"
 
 
-async def test_an_exception_is_output_without_our_frames(run: RunCell) -> None:
-    """The model reads its own lines, and the variables stay."""
+async def test_traceback_has_no_frames_of_the_server(run: RunCell) -> None:
+    """The model sees its own lines, and variables stay."""
     assert await run("x = 1\ndef f():\n    return 1 / 0\nf()") == (
         "Traceback (most recent call last):\n"
         '  File "<cell 2>", line 4, in <module>\n    f()\n'
@@ -37,17 +37,17 @@ async def test_an_exception_is_output_without_our_frames(run: RunCell) -> None:
 
 
 async def test_code_may_await(run: RunCell) -> None:
-    """An event loop works, though there is no network."""
+    """An event loop works without a network."""
     assert await run("import asyncio\nawait asyncio.sleep(0, 'slept')") == "'slept'\n"
 
 
-async def test_input_finds_nothing_to_read(run: RunCell) -> None:
+async def test_input_is_empty(run: RunCell) -> None:
     """The standard input is not the control channel."""
     assert (await run("input()")).endswith("EOFError: EOF when reading a line\n")
 
 
-async def test_outcome_carries_the_logs(python: PythonSession) -> None:
-    """The item shows what the model reads."""
+async def test_outcome_has_the_logs(python: PythonSession) -> None:
+    """The item shows the output that the model reads."""
     outcome = await python.run("python", "print('é')", 20)
     assert outcome.data == ({"type": "logs", "logs": "é\n"},)
     assert outcome.result == "é\n"
@@ -55,7 +55,7 @@ async def test_outcome_carries_the_logs(python: PythonSession) -> None:
     assert (await python.run("python", "x = 1", 20)).data == ()
 
 
-async def test_standard_output_can_be_closed_once(run: RunCell) -> None:
+async def test_closed_standard_output_is_reopened(run: RunCell) -> None:
     """The next cell has one again."""
     await run("import sys; sys.stdout.close()")
     assert await run("1") == "1\n"
@@ -70,8 +70,8 @@ async def test_long_output_is_cut_in_the_middle(run: RunCell) -> None:
     assert told.endswith("a end\n")
 
 
-async def test_output_without_end_ends_the_sandbox(small: PythonSession) -> None:
-    """What floods is killed, and the model told so."""
+async def test_endless_output_ends_the_sandbox(small: PythonSession) -> None:
+    """The process is killed, and the model is informed."""
     outcome = await small.run("python", "x = 1\nwhile True: print('a' * 100_000)", 20)
     assert outcome.error == (
         "The sandbox has ended (it wrote more than 4 MB of output). All variables and files are lost."
@@ -80,8 +80,8 @@ async def test_output_without_end_ends_the_sandbox(small: PythonSession) -> None
     assert "NameError" in (await small.run("python", "x", 20)).result
 
 
-async def test_an_endless_loop_is_interrupted_and_variables_stay(python: PythonSession) -> None:
-    """The first word is a soft one."""
+async def test_endless_loop_is_interrupted_and_variables_stay(python: PythonSession) -> None:
+    """The first signal is an interrupt."""
     outcome = await python.run("python", "x = 5\nwhile True: x += 0", 1)
     assert outcome.error == "The code ran longer than 1 seconds and was interrupted. Variables and files are kept."
     assert outcome.result.endswith("KeyboardInterrupt\n")
@@ -94,8 +94,8 @@ async def test_an_endless_loop_is_interrupted_and_variables_stay(python: PythonS
     ["sum(range(10**12))", "import time\nwhile True:\n    try: time.sleep(9)\n    except BaseException: pass"],
     ids=["in C", "catches all"],
 )
-async def test_what_does_not_listen_is_killed(python: PythonSession, code: str) -> None:
-    """A second later force is used, and the model told what is lost."""
+async def test_code_that_ignores_the_interrupt_is_killed(python: PythonSession, code: str) -> None:
+    """It is killed a second later, and the model learns that its state is lost."""
     async with asyncio.timeout(120):
         outcome = await python.run("python", f"y = 1\n{code}", 0.2)
     assert outcome.error == "The code ran longer than 0.2 seconds and was killed. All variables and files are lost."
@@ -103,7 +103,7 @@ async def test_what_does_not_listen_is_killed(python: PythonSession, code: str) 
 
 
 async def test_processor_time_is_limited(python_sandbox: Sandbox) -> None:
-    """That of all calls together, whatever time each of them has."""
+    """The limit holds for all calls together."""
     limits = replace(python_sandbox.plan.limits, processor_seconds=1)
     session = PythonHost(Sandbox(replace(python_sandbox.plan, limits=limits))).session(NO_CONVERSATION)
     try:
@@ -115,7 +115,7 @@ async def test_processor_time_is_limited(python_sandbox: Sandbox) -> None:
 
 
 async def test_sandboxes_share_nothing(python_sandbox: Sandbox) -> None:
-    """Two responses of one server do not see each other's variables or files."""
+    """Two responses do not see each other's variables or files."""
     host = PythonHost(python_sandbox)
     one, other = host.session(NO_CONVERSATION), host.session(NO_CONVERSATION)
     try:
@@ -130,14 +130,14 @@ async def test_sandboxes_share_nothing(python_sandbox: Sandbox) -> None:
         await other.close()
 
 
-async def test_calls_of_one_response_run_one_after_another(python: PythonSession) -> None:
-    """Each has the time it was given, and its own output."""
+async def test_calls_of_one_response_run_in_sequence(python: PythonSession) -> None:
+    """Each has its own time and output."""
     codes = [f"import time; time.sleep(0.05); print({number})" for number in range(4)]
     outcomes = await asyncio.gather(*(python.run("python", code, 20) for code in codes))
     assert [outcome.result for outcome in outcomes] == ["0\n", "1\n", "2\n", "3\n"]
 
 
-async def test_more_sandboxes_than_there_are_places_wait(python_sandbox: Sandbox) -> None:
+async def test_sandboxes_beyond_the_limit_wait(python_sandbox: Sandbox) -> None:
     """A place is free again when a response ends."""
     host = PythonHost(python_sandbox, most=1)
     one, other = host.session(NO_CONVERSATION), host.session(NO_CONVERSATION)
@@ -153,8 +153,8 @@ async def test_more_sandboxes_than_there_are_places_wait(python_sandbox: Sandbox
     await other.close()
 
 
-async def test_a_session_that_was_closed_starts_nothing(python: PythonSession) -> None:
-    """The response has ended."""
+async def test_closed_session_starts_nothing(python: PythonSession) -> None:
+    """The error says that the response has ended."""
     await python.close()
     outcome = await python.run("python", "1", 20)
     assert outcome.error is not None

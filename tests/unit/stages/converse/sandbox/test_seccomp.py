@@ -62,24 +62,22 @@ def asked(machine: Machine, allowance: Allowance, call: Call, *arguments: int) -
 
 
 @pytest.mark.parametrize("allowance", [PYTHON, SHELL])
-def test_ordinary_calls_are_allowed_and_the_kernel_s_machinery_is_refused(
-    machine: Machine, allowance: Allowance
-) -> None:
-    """Files and time are for all, other processes, mounts and networks for none."""
+def test_file_calls_are_allowed_and_kernel_calls_refused(machine: Machine, allowance: Allowance) -> None:
+    """Other processes, mounts and networks are out of reach."""
     assert {asked(machine, allowance, call) for call in (READ, OPENAT, GETPID)} == {ALLOWED}
     refused = (SOCKET, CONNECT, PTRACE, MOUNT, UNSHARE, BPF, IO_URING)
     assert {asked(machine, allowance, call, 1, 1) for call in refused} == {REFUSED}
 
 
 def test_only_a_shell_starts_programs_and_changes_modes(machine: Machine) -> None:
-    """Python is one process, and leaves owners and modes of files alone."""
+    """Python is one process, and cannot change owners and modes of files."""
     calls = (EXECVE, KILL, FCHMOD, UTIMENSAT)
     assert {asked(machine, PYTHON, call) for call in calls} == {REFUSED}
     assert {asked(machine, SHELL, call) for call in calls} == {ALLOWED}
 
 
-def test_python_has_threads_and_a_shell_processes_but_no_namespaces(machine: Machine) -> None:
-    """Each bit that makes a namespace is refused by itself and with others."""
+def test_python_has_threads_and_a_shell_has_processes(machine: Machine) -> None:
+    """Each bit that makes a namespace is refused, alone and with others."""
     thread, process = 0x003D0F00, 0x01200011
     assert asked(machine, PYTHON, CLONE, thread) == ALLOWED
     assert asked(machine, PYTHON, CLONE, process) == REFUSED
@@ -89,22 +87,22 @@ def test_python_has_threads_and_a_shell_processes_but_no_namespaces(machine: Mac
     assert asked(machine, SHELL, CLONE3) == asked(machine, PYTHON, CLONE3) == ABSENT
 
 
-def test_only_pairs_of_connected_sockets_are_made(machine: Machine) -> None:
-    """Event loops need a pair; a datagram socket of a pair could be connected to another."""
+def test_only_connected_socket_pairs_are_allowed(machine: Machine) -> None:
+    """Event loops need one; a datagram socket of a pair could be connected elsewhere."""
     flags = 0o2004000
     assert asked(machine, PYTHON, SOCKETPAIR, 1, 1 | flags) == ALLOWED
     assert asked(machine, PYTHON, SOCKETPAIR, 1, 2 | flags) == REFUSED
     assert asked(machine, PYTHON, SOCKETPAIR, 2, 1) == REFUSED
 
 
-def test_limits_of_other_processes_are_left_alone(machine: Machine) -> None:
-    """Whoever has the same user could otherwise end them so."""
+def test_limits_of_other_processes_are_refused(machine: Machine) -> None:
+    """A process of the same user could be killed by them."""
     assert asked(machine, PYTHON, PRLIMIT, 0) == ALLOWED
     assert asked(machine, PYTHON, PRLIMIT, 1) == REFUSED
 
 
-def test_python_signals_nobody_by_way_of_a_descriptor_and_dies_with_the_server(machine: Machine) -> None:
-    """Whoever is made the owner of a descriptor is sent a signal of one's choice, kill included."""
+def test_python_cannot_signal_through_descriptors(machine: Machine) -> None:
+    """The owner of a descriptor is sent a signal of one's choice; the parent death signal stays, too."""
     for command in (8, 15):
         assert asked(machine, PYTHON, FCNTL, 3, command) == REFUSED
     for request in (0x8901, 0x8902):
@@ -116,7 +114,7 @@ def test_python_signals_nobody_by_way_of_a_descriptor_and_dies_with_the_server(m
 
 
 def test_foreign_calls_kill_and_later_ones_do_not_exist(machine: Machine) -> None:
-    """A call that is not known here cannot be judged."""
+    """A call with an unknown number cannot be judged."""
     code = program(machine, PYTHON)
     other: Machine = "aarch64" if machine == "x86_64" else "x86_64"
     assert verdict(code, 0, ARCHITECTURE[other]) == KILLED

@@ -40,14 +40,14 @@ CALLS = {
 
 
 @pytest.mark.defect("B4", "B5")
-def test_a_thought_and_a_message_are_two_items() -> None:
-    """Each has its own text, and the markup between them is in neither."""
+def test_reasoning_and_message_are_two_items() -> None:
+    """Each has its own text, without the markup between them."""
     assert told(parse("qwen3", THOUGHT + "Hello there!")) == [LET_ME_SEE, ("Message", "", "Hello there!")]
 
 
 @pytest.mark.defect("B35")
 def test_markup_never_reaches_the_text() -> None:
-    """A call behind a message is an item of its own, as is what is said behind it."""
+    """A call after a message is a separate item, and so is text after the call."""
     assert told(parse("qwen3", f"{THOUGHT}Sure.\n\n{PARIS}\n{PARIS}\nDone.")) == [
         LET_ME_SEE,
         ("Message", "", "Sure."),
@@ -58,38 +58,38 @@ def test_markup_never_reaches_the_text() -> None:
 
 
 @pytest.mark.defect("32")
-def test_calls_arrive_as_they_are_written() -> None:
-    """Their arguments stream, token by token."""
+def test_call_arguments_stream() -> None:
+    """They come token by token."""
     parsed = frames("qwen3", ended("qwen3", PARIS))
     assert len([frame for frame in parsed if isinstance(frame, ItemDelta)]) > 2
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_call_is_that_of_its_tool(name: str) -> None:
-    """However the tool is called, and whoever runs it; one that nobody declared is the client's to deal with."""
+def test_call_opens_the_item_of_its_tool(name: str) -> None:
+    """This holds for each kind of tool; an undeclared function is a call for the client."""
     assert told(parse("qwen3", call(name, '{"a": 1}'))) == [(*CALLS[name], '{"a": 1}')]
 
 
 @pytest.mark.parametrize(
     ("name", "argument", "kind"), [("note", "input", "CustomToolCall"), ("python", "code", "CodeCall")]
 )
-def test_tools_that_take_a_text_get_it(name: str, argument: str, kind: str) -> None:
-    """The JSON around it is the markup's."""
+def test_tools_with_text_input_get_the_text(name: str, argument: str, kind: str) -> None:
+    """The JSON around it is markup."""
     ((found, _, text),) = told(parse("qwen3", call(name, f'{{"{argument}": "a\\n\\ud83e\\uddd1"}}')))
     assert (found, text) == (kind, "a\n🧑")
 
 
 @pytest.mark.parametrize("tools", [Toolset(TOOLS.tools, "none"), Toolset(TOOLS.tools, allowed=((None, "note"),))])
 @pytest.mark.parametrize("name", ["get_weather", "made_up"])
-def test_a_forbidden_call_is_a_thought(tools: Toolset, name: str) -> None:
-    """The client gets no call that it ruled out."""
+def test_forbidden_call_is_reasoning(tools: Toolset, name: str) -> None:
+    """The client gets no call that it excluded."""
     (item,) = parse("qwen3", call(name, '{"city": "Paris"}'), tools=tools)
     assert (item.kind, item.repairs, item.token_ids) == ("Reasoning", ("undeclared tool",), ())
 
 
 @pytest.mark.parametrize("family", ["qwen3", "deepseek_v31", "step3"])
-def test_a_call_without_arguments_has_an_empty_object(family: str) -> None:
-    """Clients read JSON."""
+def test_call_without_arguments_has_an_empty_object(family: str) -> None:
+    """Clients expect JSON."""
     markup = {
         "qwen3": f"<think>\n\n</think>\n\n{call('get_time', '{}')}",
         "deepseek_v31": "</think><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_time<｜tool▁sep｜>{}"
@@ -101,7 +101,7 @@ def test_a_call_without_arguments_has_an_empty_object(family: str) -> None:
 
 
 def test_white_space_of_markup_is_no_text() -> None:
-    """Blank text opens no item; where no markup stands ahead of it, it is the model's own."""
+    """Blank text opens no item; without preceding markup it belongs to the text."""
     assert told(parse("qwen3", f"<think>\n\n</think>\n\n{PARIS}\n\n{PARIS}\n")) == [IN_PARIS, IN_PARIS]
     assert told(parse("qwen3", "\n\n  Hello\n")) == [("Reasoning", "", "  Hello")]
     off = ChatTurn({"enable_thinking": False})
@@ -111,16 +111,16 @@ def test_white_space_of_markup_is_no_text() -> None:
     assert parse("qwen3", "\n", turn=off) == []
 
 
-def test_all_that_was_generated_belongs_to_an_item() -> None:
-    """Markup, white space and the end of the turn included."""
+def test_every_token_belongs_to_an_item() -> None:
+    """This includes markup, white space and the end of the turn."""
     written = f"{THOUGHT}Sure.\n\n{PARIS}\n{PARIS}"
     parsed = parse("qwen3", written)
     assert [*chain.from_iterable(item.token_ids for item in parsed)] == ended("qwen3", written)
     assert tokens("qwen3", THOUGHT.rstrip()) == list(parsed[0].token_ids)
 
 
-def test_what_was_cut_is_incomplete() -> None:
-    """The item that the limit fell into, whatever it is."""
+def test_truncated_item_is_incomplete() -> None:
+    """It is the item at the token limit, of any kind."""
     for written in ("<think>\nLet me", THOUGHT + "Hel", f"{THOUGHT}{PARIS[:50]}"):
         *whole, last = cut("qwen3", written)
         assert (last.complete, last.token_ids) == (False, ())
@@ -128,30 +128,30 @@ def test_what_was_cut_is_incomplete() -> None:
 
 
 @pytest.mark.parametrize("reason", ["length", "stop"])
-def test_the_beginning_of_a_character_is_no_text(reason: FinishReason) -> None:
-    """In a call's arguments it would break them, and markup that is unfinished has no text to add it to."""
+def test_partial_character_is_no_text(reason: FinishReason) -> None:
+    """It would break the arguments of a call, and unfinished markup has no text for it."""
     half = tokens("qwen3", "🧑")[:-1]
     for written in (THOUGHT + "Hello", THOUGHT + PARIS, f"{THOUGHT}{PARIS[:50]}"):
         whole = items(frames("qwen3", tokens("qwen3", written), reason))
         assert told(items(frames("qwen3", [*tokens("qwen3", written), *half], reason))) == told(whole)
 
 
-def test_a_thought_that_never_ends_is_all_there_is() -> None:
-    """No message is made up behind it."""
+def test_unfinished_reasoning_has_no_message() -> None:
+    """No message is made up after it."""
     assert told(parse("qwen3", "<think>\nHm.")) == [("Reasoning", "", "Hm.")]
 
 
 @pytest.mark.defect("B26")
 @pytest.mark.parametrize("size", [1, 3, 100])
-def test_tokens_of_thoughts_are_counted(size: int) -> None:
-    """What stands between the marks counts, and the marks do not."""
+def test_reasoning_tokens_are_counted(size: int) -> None:
+    """Tokens between the marks count, the marks do not."""
     inside = len(tokens("qwen3", "\nLet me see.\n"))
     assert finished(frames("qwen3", ended("qwen3", THOUGHT + "Hello"), size=size)).reasoning_tokens == inside
 
 
 @pytest.mark.defect("24")
-def test_thoughts_that_the_prompt_began_are_thoughts() -> None:
-    """A parser whose mark stood in the prompt is told so, and its tokens are counted."""
+def test_reasoning_opened_by_the_prompt_is_reasoning() -> None:
+    """The parser knows that the mark was in the prompt, and its tokens count."""
     parsed = frames("deepseek_r1", ended("deepseek_r1", "Hm.</think>Hello"))
     assert told(items(parsed)) == [("Reasoning", "", "Hm."), ("Message", "", "Hello")]
     assert finished(parsed).reasoning_tokens == len(tokens("deepseek_r1", "Hm."))
@@ -159,8 +159,8 @@ def test_thoughts_that_the_prompt_began_are_thoughts() -> None:
 
 @pytest.mark.defect("B27")
 @pytest.mark.parametrize("size", [1, 4, 100])
-def test_only_text_of_messages_has_logprobs(size: int) -> None:
-    """They spell it, and are those of the tokens that did."""
+def test_only_message_text_has_logprobs(size: int) -> None:
+    """They spell it, and belong to its tokens."""
     written = ended("qwen3", f"{THOUGHT}Hello, wörld 🧑!\n\n{PARIS}")
     thought, message, called = items(frames("qwen3", written, size=size, likely=True))
     assert not thought.logprobs
@@ -170,13 +170,13 @@ def test_only_text_of_messages_has_logprobs(size: int) -> None:
     assert message.logprobs[0].logprob == -first / 8
 
 
-def test_stop_texts_end_items() -> None:
-    """What comes behind one was not asked for, and the tokens are not those of the text any more."""
+def test_stop_text_ends_the_item() -> None:
+    """Text after it is left out, and the item has no tokens."""
     (_, message) = parse("qwen3", THOUGHT + "one two three", stop=("two",))
     assert (message.text, message.token_ids) == ("one ", ())
 
 
-def test_raw_messages_are_all_that_was_generated() -> None:
+def test_raw_messages_have_all_text_and_tokens() -> None:
     """In text and in tokens."""
     written = ended("qwen3", THOUGHT + "Hello")
     told = finished(frames("qwen3", written, raw_messages=())).raw_messages
@@ -186,8 +186,8 @@ def test_raw_messages_are_all_that_was_generated() -> None:
     assert raw["message"] == chat_model("qwen3").vocabulary.decode(written)
 
 
-def test_a_turn_that_had_to_call_and_did_not_was_broken_off() -> None:
-    """The engine could not hold the model to its grammar: there is no answer to pass on."""
+def test_turn_without_its_required_call_has_failed() -> None:
+    """The engine did not enforce the grammar, so the answer is not passed on."""
     tools = Toolset(TOOLS.tools, "required")
     with pytest.raises(EngineFailed):
         parse("qwen3", THOUGHT + "No.", tools=tools, held_to_grammar=True)

@@ -107,8 +107,8 @@ def test_any_tokens_become_items(family: str, data: st.DataObject) -> None:
 
 @given(noise(), st.sampled_from(REASONS))
 @settings(deadline=None)
-def test_logprobs_spell_what_nobody_reads(token_ids: list[int], reason: FinishReason) -> None:
-    """Marks are text where no parser knows them, and have logprobs as all text has."""
+def test_logprobs_spell_unparsed_marks(token_ids: list[int], reason: FinishReason) -> None:
+    """Marks without a parser are text, and have logprobs like any text."""
     found = TokenLogprob(-1.0)
     chunks = [TokenChunk((token,), (found,)) for token in token_ids]
     for item in items(run(unread(), [started(), *chunks, GenerationFinished(reason, 0, 0.0)])):

@@ -32,8 +32,8 @@ def spelled(draw: st.DrawFn, text: str) -> str:
 
 
 @given(st.data())
-def test_every_spelling_in_any_pieces_is_the_same_text(data: st.DataObject) -> None:
-    """Escapes, surrogate pairs and white space, cut anywhere, leave the text that the object holds."""
+def test_every_spelling_in_any_pieces_gives_the_same_text(data: st.DataObject) -> None:
+    """Escapes, surrogate pairs and white space may be cut anywhere."""
     text = data.draw(st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=20))
     gap = st.sampled_from(["", " ", "\n  "])
     spelling = data.draw(spelled(text))
@@ -45,21 +45,21 @@ def test_every_spelling_in_any_pieces_is_the_same_text(data: st.DataObject) -> N
 
 
 @given(st.text(alphabet=' \n{}[]":,\\uinputd83e0ax\U0001f9d1', max_size=30), st.data())
-def test_any_text_in_any_pieces_is_the_same_text(document: str, data: st.DataObject) -> None:
-    """What is no such object is cut anywhere, too, without making a difference."""
+def test_any_input_in_any_pieces_gives_the_same_text(document: str, data: st.DataObject) -> None:
+    """Input that is no such object may be cut anywhere as well."""
     assert unwrapped(document, data.draw(st.sets(st.integers(0, len(document))))) == unwrapped(document)
 
 
 @pytest.mark.parametrize(
     "raw", ["ls -l", '{"code": "x"}', '["input"]', '"input"', "{input: 1}", '{"input": 3}', "{}", '{"input"', " "]
 )
-def test_what_is_no_such_object_stays(raw: str) -> None:
-    """The model may have written the text as it is, or arguments of its own."""
+def test_other_input_is_kept_unchanged(raw: str) -> None:
+    """The model may write the plain text, or other arguments."""
     assert unwrapped(raw) == raw
 
 
-def test_text_arrives_as_it_is_written() -> None:
-    """Nothing but an unfinished escape is held back."""
+def test_text_streams() -> None:
+    """Only an unfinished escape is held back."""
     machine = Unwrapped("input")
     assert [machine.feed(piece) for piece in ('{"in', 'put": "a', "b\\", "nc\\ud83e", "\\uddd1", '"}')] == [
         *("", "a", "b", "\nc", "🧑", "")
@@ -69,21 +69,21 @@ def test_text_arrives_as_it_is_written() -> None:
 @pytest.mark.parametrize(
     ("cut", "text"), [('{"input": "a', "a"), ('{"input": "a\\', "a�"), ('{"input": "\\ud83e', "�")]
 )
-def test_a_cut_object_leaves_what_came(cut: str, text: str) -> None:
-    """An unfinished escape stands for a character that nobody knows."""
+def test_truncated_object_keeps_its_text(cut: str, text: str) -> None:
+    """An unfinished escape becomes a replacement character."""
     assert unwrapped(cut) == text
 
 
-def test_a_name_without_end_is_passed_on() -> None:
-    """It is not read again with each of its pieces for ever."""
+def test_endless_key_is_passed_on() -> None:
+    """It is not scanned again with each of its pieces."""
     machine = Unwrapped("input")
     pieces = [machine.feed(text) for text in ['{"', *["x" * 100] * 100]]
     assert pieces[-1] == "x" * 100
     assert "".join(pieces) + machine.flush() == '{"' + "x" * 10_000
 
 
-def test_what_was_cut_ends_where_it_is_known() -> None:
-    """The beginning of the object is no text of the model's, nor is half an escape."""
+def test_truncated_markup_is_dropped() -> None:
+    """Neither the beginning of the object nor half an escape is text."""
     for beginning in ('{"', '{"input": ', '{"input": "\\', '{"input": "\\ud83e'):
         machine = Unwrapped("input")
         assert machine.feed(beginning) + machine.flush(cut=True) == ""

@@ -22,8 +22,8 @@ def with_template(asked: Conversation, source: str | None = None, **variables: A
     return msgspec.structs.replace(asked, template=TemplateOptions(source, variables))
 
 
-async def test_a_prompt_is_what_the_template_makes_of_the_messages() -> None:
-    """Instructions, the user, and the place where the model begins; stops and tools are told as they are."""
+async def test_prompt_is_the_rendered_template() -> None:
+    """It has instructions and messages, and ends at the start of the model's turn; tools are kept."""
     asked = conversation(HELLO, instructions="Be nice.", tools=TOOLS)
     rendered = await prompt(conversation(HELLO, instructions="Be nice."))
     assert vocabulary().decode(rendered.token_ids) == (
@@ -35,8 +35,8 @@ async def test_a_prompt_is_what_the_template_makes_of_the_messages() -> None:
 
 
 @pytest.mark.defect("V11")
-async def test_a_continuation_is_told_what_its_own_request_says() -> None:
-    """Its instructions, tools and effort stand ahead of what was said before, as in a first turn."""
+async def test_continuation_has_its_own_parameters() -> None:
+    """Its instructions, tools and effort stand before the history, as in a first turn."""
     said = (HELLO, message("assistant", "Hello!"), message("user", "And in Paris?"))
     asked = conversation(*said, instructions="Be brief.", tools=TOOLS, effort="none")
     rendered = await text(asked)
@@ -47,8 +47,8 @@ async def test_a_continuation_is_told_what_its_own_request_says() -> None:
     assert chat.variables["reasoning_effort"] == "none"
 
 
-async def test_no_tools_are_shown_where_none_may_be_called() -> None:
-    """All others are, callable or not: the prompt stays the same for the cache."""
+async def test_tools_are_hidden_if_none_may_be_called() -> None:
+    """Otherwise all are shown, allowed or not: the prompt stays the same for the cache."""
     two = (function("one"), function("two"))
     hidden = await text(conversation(HELLO, tools=Toolset(two, choice="none")))
     assert hidden == await text(conversation(HELLO))
@@ -56,8 +56,8 @@ async def test_no_tools_are_shown_where_none_may_be_called() -> None:
     assert allowed == await text(conversation(HELLO, tools=two))
 
 
-async def test_variables_come_from_the_operator_the_effort_and_the_request() -> None:
-    """The later one has the last word; where no effort is named, nothing is said of it."""
+async def test_later_variables_override_earlier_ones() -> None:
+    """The order is operator, effort, request; without an effort there is no variable for it."""
     template = "{{ [reasoning_effort, enable_thinking, thinking, own] | tojson }}"
     nothing: dict[str, Any] = {"reasoning_effort": 0, "enable_thinking": 0, "thinking": 0, "own": 0}
     asked = conversation(HELLO)
@@ -73,15 +73,15 @@ async def test_variables_come_from_the_operator_the_effort_and_the_request() -> 
 
 
 @pytest.mark.parametrize("name", ["tools", "tokenize", "messages", "chat_template", "continue_final_message"])
-async def test_what_is_the_servers_to_say_cannot_be_a_variable(name: str) -> None:
-    """It would change more than the template."""
+async def test_reserved_variables_are_refused(name: str) -> None:
+    """They would change more than the template."""
     with pytest.raises(InvalidRequest) as refused:
         await prompt(msgspec.structs.replace(conversation(HELLO), template=TemplateOptions(None, {name: []})))
     assert refused.value.param == "chat_template_kwargs"
     assert name in refused.value.message
 
 
-async def test_a_template_of_the_request_is_taken_where_the_operator_trusts_it() -> None:
+async def test_template_of_the_request_needs_the_operators_trust() -> None:
     """Templates are programs."""
     asked = with_template(conversation(HELLO), "{{ messages[0].content }}")
     assert await text(asked, trusts_templates=True) == "Hello."
@@ -90,8 +90,8 @@ async def test_a_template_of_the_request_is_taken_where_the_operator_trusts_it()
     assert refused.value.param == "chat_template"
 
 
-async def test_an_answer_that_was_cut_is_gone_on_with() -> None:
-    """The prompt ends with it, and says so."""
+async def test_truncated_answer_is_continued() -> None:
+    """The prompt ends with it."""
     begun = msgspec.structs.replace(message("assistant", "Hel"), status="incomplete")
     rendered = await prompt(conversation(HELLO, begun))
     assert vocabulary().decode(rendered.token_ids).endswith("Hel")
@@ -99,8 +99,8 @@ async def test_an_answer_that_was_cut_is_gone_on_with() -> None:
     assert rendered.chat.continues
 
 
-async def test_raw_messages_are_the_prompt_as_it_is() -> None:
-    """In vLLM's form for these models."""
+async def test_raw_messages_are_the_prompt() -> None:
+    """They have vLLM's form for chat models."""
     rendered = await prompt(msgspec.structs.replace(conversation(HELLO), raw_messages=True))
     said = vocabulary().decode(rendered.token_ids)
     raw = {"type": "raw_message_tokens", "message": said, "tokens": list(rendered.token_ids)}
@@ -120,16 +120,16 @@ async def test_images_go_with_the_prompt() -> None:
 # Templates that know less
 
 
-async def test_a_template_without_tools_cannot_be_made_to_call_them() -> None:
-    """What must be called cannot be, so that is an error; what may be called is not."""
+async def test_template_without_tools_cannot_require_them() -> None:
+    """A required call is an error, an optional one is not."""
     assert await text(conversation(HELLO, tools=TOOLS), TOOLLESS) == await text(conversation(HELLO), TOOLLESS)
     with pytest.raises(InvalidRequest) as refused:
         await prompt(conversation(HELLO, tools=Toolset(TOOLS, choice="required")), TOOLLESS)
     assert refused.value.param == "tools"
 
 
-async def test_a_strict_template_is_tried_with_a_plainer_form() -> None:
-    """Later instructions join the first, and what the user says in a row is one message."""
+async def test_strict_template_gets_simpler_messages() -> None:
+    """Later instructions join the first, and consecutive user messages are merged."""
     items = (HELLO, message("developer", "Be brief."), message("user", "Why?"))
     assert await text(conversation(*items, instructions="Be nice."), STRICT) == (
         "<|im_start|>system\nBe nice.\n\nBe brief.<|im_end|>\n"
@@ -137,14 +137,14 @@ async def test_a_strict_template_is_tried_with_a_plainer_form() -> None:
     )
 
 
-async def test_what_a_template_refuses_is_told_in_its_words() -> None:
-    """A result of a tool is of neither side."""
+async def test_refusal_of_a_template_is_passed_on() -> None:
+    """Its message is the error."""
     with pytest.raises(InvalidRequest, match="Roles must alternate"):
         await prompt(conversation(HELLO, call("get_weather", "{}"), output("18")), STRICT.replace(" + ", " ~ "))
 
 
-async def test_no_instructions_are_lost_in_silence() -> None:
-    """Where a template only tells the last ones, all are told at once."""
+async def test_instructions_are_never_lost() -> None:
+    """If a template shows only the last instructions, all are joined."""
     items = (HELLO, message("system", "Be brief."))
     rendered = await text(conversation(*items, instructions="Be nice."), LATEST_INSTRUCTIONS)
     assert rendered.startswith("Be nice.\n\nBe brief.<|im_start|>user")
@@ -160,8 +160,8 @@ def long(*, truncation: Any) -> Conversation:
     return conversation(HELLO, history=history, instructions="Be nice.", truncation=truncation)
 
 
-async def test_the_oldest_items_go_until_the_rest_fits() -> None:
-    """The prompt leaves room for the answer; the instructions and the latest message stay."""
+async def test_oldest_items_are_dropped_until_the_prompt_fits() -> None:
+    """The prompt leaves room for the answer; instructions and the last message stay."""
     whole = await prompt(long(truncation="auto"))
     limit = len(whole.token_ids) // 2
     cut = await prompt(long(truncation="auto"), context_length=limit)
@@ -173,12 +173,12 @@ async def test_the_oldest_items_go_until_the_rest_fits() -> None:
     assert "assistant 19 " in said
 
 
-async def test_nothing_goes_where_the_request_does_not_ask_for_it() -> None:
-    """Then the engine says that it is too long."""
+async def test_nothing_is_dropped_without_truncation() -> None:
+    """The engine then refuses the prompt as too long."""
     assert len((await prompt(long(truncation="disabled"), context_length=100)).token_ids) > 100
 
 
-async def test_what_may_not_go_stays() -> None:
-    """A message that is too long by itself is still all there."""
+async def test_required_items_are_never_dropped() -> None:
+    """A message that is too long by itself is kept whole."""
     asked = conversation(message("user", "word " * 500), truncation="auto")
     assert len((await prompt(asked, context_length=100)).token_ids) > 400

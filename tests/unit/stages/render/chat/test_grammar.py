@@ -57,8 +57,8 @@ FORMATS: dict[str, Any] = {"free": None, "schema": FORMAT, "object": {"type": "j
 
 @pytest.mark.defect("22", "23", "25")
 @pytest.mark.parametrize(("prompt", "chosen", "form"), list(product(PROMPTS, CHOICES, FORMATS)))
-def test_every_combination_keeps_its_promises(prompt: str, chosen: str, form: str) -> None:
-    """Thoughts come first where the model thinks; then an answer in the format or calls, as far as either may be."""
+def test_every_combination_is_enforced(prompt: str, chosen: str, form: str) -> None:
+    """Reasoning comes first if the model thinks; then an answer in the format, or calls, as allowed."""
     model = held(CHOICES[chosen], FORMATS[form], prompt=PROMPTS[prompt])
     may_call, must_call = chosen not in {"no tools", "none"}, chosen.startswith(("required", "named"))
     if model.rules is None:
@@ -86,8 +86,8 @@ def test_every_combination_keeps_its_promises(prompt: str, chosen: str, form: st
 
 @pytest.mark.defect("35")
 @pytest.mark.parametrize("structured", [{"choice": ["yes"]}, {"structural_tag": {"format": CONST}}], ids=str)
-def test_white_space_stands_behind_a_thought_alone(structured: dict[str, Any]) -> None:
-    """There it belongs to neither; where there is no thought it would be of the answer."""
+def test_white_space_is_allowed_after_reasoning_only(structured: dict[str, Any]) -> None:
+    """It belongs to neither; without reasoning it would be part of the answer."""
     for prompt, begin in ((ASK, THOUGHT), (THOUGHT_OPEN, REST)):
         assert held(structured=structured, prompt=prompt).accepted(f"{begin}yes{END}") == f"{begin}yes{END}"
     for prompt in (ASK, THINKING_OFF):
@@ -96,20 +96,20 @@ def test_white_space_stands_behind_a_thought_alone(structured: dict[str, Any]) -
         assert model.accepted(f"\n\nyes{END}") == "..."
 
 
-def test_where_the_model_may_think_it_need_not() -> None:
-    """It is asked for an answer, not for thoughts."""
+def test_reasoning_is_optional() -> None:
+    """A model that may think need not."""
     assert held(text_format=FORMAT).accepted(JSON + END) == JSON + END
 
 
-def test_nothing_to_enforce_is_no_grammar() -> None:
-    """A free model runs at full speed, and writes its markup as it was taught."""
+def test_unrestricted_request_has_no_grammar() -> None:
+    """The model runs at full speed, with the markup that it was taught."""
     assert held().rules is None
     assert held(choice("auto", (LOOSE, NOTE, FAR))).rules is None
     assert held(choice("none"), {"type": "text"}).rules is None
 
 
-def test_what_goes_on_does_not_think() -> None:
-    """A prompt whose last message is open continues with the answer."""
+def test_continued_message_has_no_reasoning() -> None:
+    """A prompt with an open message continues with the answer."""
     model = held(text_format=FORMAT, continues=True)
     assert model.accepted(JSON + END) == JSON + END
     assert model.accepted(THOUGHT + JSON) == "..."
@@ -117,8 +117,8 @@ def test_what_goes_on_does_not_think() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.text(max_size=40), st.integers(), st.sampled_from([THINKING_OFF, THOUGHT_OPEN, ""]))
-def test_whatever_the_model_thinks_the_answer_is_in_the_format(thought: str, n: int, prompt: str) -> None:
-    """No thought spoils it, and none is spoiled."""
+def test_any_reasoning_precedes_the_format(thought: str, n: int, prompt: str) -> None:
+    """No reasoning text affects the answer."""
     begin = f"<think>{thought}</think>\n\n"
     ahead = {"": begin, THOUGHT_OPEN: begin.removeprefix("<think>"), THINKING_OFF: ""}[prompt]
     text = f'{ahead}{{"n": {n}}}{END}'
@@ -146,14 +146,14 @@ def test_whatever_the_model_thinks_the_answer_is_in_the_format(thought: str, n: 
         ("python", "{}", False),
     ],
 )
-def test_arguments_are_as_was_promised(name: str, arguments: str, right: bool) -> None:
-    """Strict functions get what their schema says, texts are in their argument, the rest is any object."""
+def test_arguments_match_their_schema(name: str, arguments: str, right: bool) -> None:
+    """Strict functions have their schema, text inputs their argument, others any object."""
     text = call(name, arguments) + END
     assert (held(choice("required")).accepted(text) == text) is right
 
 
-def test_calls_come_to_an_end() -> None:
-    """A model that never wants to stop would call for ever."""
+def test_number_of_calls_is_bounded() -> None:
+    """Otherwise a model could call without end."""
     model = held(choice("required", (STRICT,)))
     many = "\n".join([call()] * MOST_CALLS)
     assert model.accepted(many + END) == many + END
@@ -162,7 +162,7 @@ def test_calls_come_to_an_end() -> None:
 
 @pytest.mark.defect("23")
 def test_tools_stay_callable_beside_a_format() -> None:
-    """An answer in the format, or a call of a tool that nobody promised anything of."""
+    """The output is an answer in the format, or a call of a tool without a schema."""
     model = held(Toolset((LOOSE,)), FORMAT)
     for text in (JSON, THOUGHT + JSON, call("look", '{"a": 1}'), THOUGHT + call("look", "{}")):
         assert model.accepted(text + END) == text + END
@@ -171,7 +171,7 @@ def test_tools_stay_callable_beside_a_format() -> None:
 
 @pytest.mark.defect("B35")
 def test_text_cannot_spell_a_mark() -> None:
-    """What looks like a call is one, also where it is spelled letter by letter."""
+    """Text that looks like a call is one, even if it is spelled letter by letter."""
     model = held(choice("auto", (STRICT,), allowed=((None, "count"),)))
     assert model.accepted(f"I use <tool_call> {{}}{END}").endswith("...")
     assert model.accepted(f"a < b{END}") == f"a < b{END}"
@@ -184,8 +184,8 @@ def listed(*calls: tuple[str, str]) -> str:
     return "[" + ", ".join(f'{{"name": "{name}", "parameters": {arguments}}}' for name, arguments in calls) + "]"
 
 
-def test_calls_are_a_list_where_markup_is_not_described() -> None:
-    """One of several tools, one call or more."""
+def test_calls_of_unknown_markup_are_a_list() -> None:
+    """It has one call or more, of any of the tools."""
     model = held(choice("required"), chat=undescribed())
     assert model.calls == "list"
     one, two = listed(("count", JSON)), listed(("count", JSON), ("note", '{"input": "x"}'))
@@ -198,8 +198,8 @@ def test_calls_are_a_list_where_markup_is_not_described() -> None:
     assert single.accepted(two + END).endswith("...")
 
 
-def test_arguments_stand_alone_where_markup_is_not_described() -> None:
-    """Of a tool that must be called nothing else need be told."""
+def test_arguments_alone_call_a_single_required_tool() -> None:
+    """If there is no known markup, a single tool needs no name."""
     model = held(choice("required", allowed=((None, "count"),)), chat=undescribed())
     assert model.calls == "arguments"
     assert model.accepted(THOUGHT + JSON + END) == THOUGHT + JSON + END
@@ -207,8 +207,8 @@ def test_arguments_stand_alone_where_markup_is_not_described() -> None:
 
 
 @pytest.mark.defect("23")
-def test_an_answer_or_a_list_where_markup_is_not_described() -> None:
-    """The format is kept, and tools stay callable."""
+def test_answer_or_list_of_calls_without_known_markup() -> None:
+    """The format is enforced, and tools stay callable."""
     model = held(Toolset((STRICT,)), FORMAT, chat=undescribed())
     assert model.calls == "list"
     for text in (JSON, listed(("count", JSON))):
@@ -216,23 +216,23 @@ def test_an_answer_or_a_list_where_markup_is_not_described() -> None:
     assert model.accepted(f"Hello.{END}") == "..."
 
 
-def test_free_calls_stay_as_the_model_was_taught() -> None:
-    """Where nobody knows how they are written, ``strict`` under ``auto`` is no promise; but no other tool is called."""
+def test_optional_calls_of_unknown_markup_are_free() -> None:
+    """``strict`` is not enforced under ``auto``; allowed tools still are."""
     assert held(Toolset((STRICT,)), chat=undescribed()).rules is None
     allowed = held(choice("auto", allowed=((None, "count"),)), chat=undescribed())
     assert allowed.calls == "list"
     assert allowed.accepted(f"Hello.{END}") == f"Hello.{END}"
 
 
-def test_a_model_that_does_not_think_begins_at_once() -> None:
-    """There are no marks to think between."""
+def test_model_without_reasoning_answers_at_once() -> None:
+    """It has no marks for reasoning."""
     model = held(text_format=FORMAT, chat=undescribed(None))
     assert model.accepted(JSON + END) == JSON + END
     assert model.accepted(THOUGHT) == "..."
 
 
-def test_marks_of_thoughts_may_be_plain_text() -> None:
-    """Not every vocabulary has tokens for them."""
+def test_reasoning_marks_may_be_plain_text() -> None:
+    """Some vocabularies have no tokens for them."""
     chat = undescribed(("Thoughts:", "Answer:"))
     for prompt, begin in (("", "Thoughts: a\nAnswer: "), ("Thoughts:\n", "b\nAnswer:\n"), ("", "")):
         text = f"{begin.rstrip(' ')}{JSON}{END}"
@@ -257,8 +257,8 @@ def test_marks_of_thoughts_may_be_plain_text() -> None:
     ],
 )
 @pytest.mark.parametrize("prompt", [THINKING_OFF, THOUGHT_OPEN])
-def test_answers_by_regex_choice_and_grammar(structured: Any, right: str, wrong: str, prompt: str) -> None:
-    """VLLM's ways to say what the answer must look like, thinking or not."""
+def test_regex_choice_and_grammar_are_enforced(structured: Any, right: str, wrong: str, prompt: str) -> None:
+    """These are vLLM's options, with reasoning or without."""
     model, begin = held(structured=structured, prompt=prompt), "" if prompt == THINKING_OFF else REST
     assert model.accepted(begin + right + END) == begin + right + END
     assert model.accepted(begin + wrong + END) != begin + wrong + END
@@ -266,8 +266,8 @@ def test_answers_by_regex_choice_and_grammar(structured: Any, right: str, wrong:
 
 @pytest.mark.defect("35")
 @pytest.mark.parametrize("as_text", [False, True])
-def test_a_structural_tag_is_about_the_whole_turn(as_text: bool) -> None:
-    """Old style and new; free text is free but for triggers."""
+def test_structural_tag_covers_the_whole_turn(as_text: bool) -> None:
+    """Both of its forms work; free text is free except for triggers."""
     tag = {"begin": "<n>", "content": {"type": "json_schema", "json_schema": COUNT}, "end": "</n>"}
     new = {"type": "triggered_tags", "triggers": ["<n>"], "tags": [{**tag, "type": "tag"}]}
     old = {"structures": [{"begin": "<n>", "schema": COUNT, "end": "</n>"}], "triggers": ["<n>"]}
@@ -307,8 +307,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_enforced_is_refused(name: str) -> None:
-    """The error says where, and why."""
+def test_unenforceable_constraint_is_refused(name: str) -> None:
+    """The error names parameter and reason."""
     said, param = WRONG[name]
     with pytest.raises(InvalidRequest) as caught:
         held(**said)  # type: ignore[arg-type]

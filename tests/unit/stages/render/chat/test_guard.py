@@ -51,8 +51,8 @@ def only_text(token_ids: list[int]) -> bool:
 
 
 @given(said)
-def test_no_text_becomes_a_mark(text: str) -> None:
-    """A guarded text says the same in tokens that are no marks."""
+def test_text_never_becomes_a_mark(text: str) -> None:
+    """A guarded text decodes to itself, in tokens that are no marks."""
     guard = Guard(vocabulary(), text)
     (guarded,) = guard.guarded()
     token_ids = [*spelled(guarded, (), guard.cut, vocabulary())]
@@ -61,8 +61,8 @@ def test_no_text_becomes_a_mark(text: str) -> None:
 
 
 @given(said)
-def test_no_text_becomes_a_mark_in_json(text: str) -> None:
-    """Nor does it where a template writes it as JSON, in any of the ways to do so."""
+def test_text_in_json_never_becomes_a_mark(text: str) -> None:
+    """This holds for each way in which a template may write JSON."""
     for ascii_only in (True, False):
         guard = Guard(vocabulary(), {"key": text})
         (guarded,) = guard.guarded()
@@ -72,8 +72,8 @@ def test_no_text_becomes_a_mark_in_json(text: str) -> None:
 
 
 @given(st.sampled_from(MARKS), st.data())
-def test_no_parts_make_a_mark(mark: str, data: st.DataObject) -> None:
-    """Whether two texts stand in a row, or a template writes the rest of a mark around one."""
+def test_parts_never_join_to_a_mark(mark: str, data: st.DataObject) -> None:
+    """Neither two adjacent texts nor a text within a template's brackets do."""
     start = data.draw(st.integers(1, len(mark) - 1))
     for parts in ((mark[:start], mark[start:]), ("so " + mark[:start], mark[start:] + " on")):
         guard = Guard(vocabulary(), parts)
@@ -83,8 +83,8 @@ def test_no_parts_make_a_mark(mark: str, data: st.DataObject) -> None:
         assert vocabulary().decode(token_ids) == "".join(parts)
 
 
-def test_a_name_in_brackets_is_no_mark() -> None:
-    """As templates write the keys of schemas."""
+def test_name_in_brackets_is_no_mark() -> None:
+    """Templates write the keys of schemas like this."""
     for name in ("|im_end|", "/tool_call", "x<|im_end|", "|im_end|>x"):
         guard = Guard(vocabulary(), {name: 1})
         (guarded,) = guard.guarded()
@@ -94,15 +94,15 @@ def test_a_name_in_brackets_is_no_mark() -> None:
     assert not Guard(vocabulary(), {"think": "user", "role": "a < b"}).is_needed
 
 
-async def test_a_conversation_of_all_private_characters_is_refused() -> None:
-    """Nothing is left to guard it with; without a mark it needs no guard."""
+async def test_text_of_all_private_characters_is_refused() -> None:
+    """No character is left to guard it with; without a mark it needs no guard."""
     private = "".join(map(chr, range(0xE000, 0xF900)))
     with pytest.raises(InvalidRequest, match="private use"):
         await prompt(conversation(message("user", private + "<|im_end|>")))
     assert private in vocabulary().decode((await prompt(conversation(message("user", private)))).token_ids)
 
 
-async def test_half_a_character_of_a_call_is_text() -> None:
+async def test_lone_surrogate_in_a_call_is_replaced() -> None:
     """JSON can spell one, and no tokenizer can encode it."""
     made = call("get_weather", '{"city": "\\ud800"}'), output("warm")
     template = (
@@ -111,8 +111,8 @@ async def test_half_a_character_of_a_call_is_text() -> None:
     assert vocabulary().decode((await prompt(conversation(*made), template)).token_ids) == "?"
 
 
-def test_marks_that_overlap_are_all_broken() -> None:
-    """What breaks one of them leaves none behind."""
+def test_overlapping_marks_are_all_broken() -> None:
+    """Breaking one leaves no other."""
     words = Vocabulary(Made("<aba>", "ba><a", "<aba><a"))
     guard = Guard(words, "<aba><aba>")
     (guarded,) = guard.guarded()
@@ -122,12 +122,12 @@ def test_marks_that_overlap_are_all_broken() -> None:
 
 
 def test_blanks_and_words_are_no_marks() -> None:
-    """Some vocabularies have them as tokens of their own: nobody takes them for a part of the template."""
+    """Some vocabularies have them as added tokens, which are not part of the template."""
     assert not Guard(Vocabulary(Made("    ", "\n\n", "hello", "x")), "hello    x\n\n").is_needed
 
 
-def test_arguments_keep_their_words_and_their_names() -> None:
-    """Both are guarded, and a template may take either."""
+def test_arguments_are_guarded_as_text_and_as_object() -> None:
+    """A template may use either form."""
     (guarded,) = Guard(vocabulary(), Arguments('{"a": "\\u003cthink>", "<think>": 1}')).guarded()
     assert isinstance(guarded, Arguments)
     assert "<think>" not in guarded.text
@@ -147,7 +147,7 @@ def everywhere(mark: str) -> Any:
 
 
 async def test_only_the_template_writes_marks() -> None:
-    """A client's marks, wherever they stand, change neither how many there are in a prompt nor which."""
+    """A client's marks change neither their number in a prompt nor which they are."""
     marks = set(vocabulary().marks.values())
     harmless = await prompt(everywhere("harmless"))
     for mark in MARKS:
@@ -160,16 +160,16 @@ async def test_only_the_template_writes_marks() -> None:
         )
 
 
-async def test_variables_are_clients_too() -> None:
-    """What a request says in variables of the template is text as well."""
+async def test_template_variables_are_guarded() -> None:
+    """Those of a request are text as well."""
     asked = message("user", "Hi")
     rendered = await prompt(conversation(asked), "{{ greeting }}", variables={"greeting": "<think>"})
     assert only_text([*rendered.token_ids])
     assert vocabulary().decode(rendered.token_ids) == "<think>"
 
 
-async def test_the_models_own_words_are_text_too() -> None:
-    """A mark that it wrote letter by letter is none when it reads it again."""
+async def test_model_output_is_guarded() -> None:
+    """A mark that the model wrote letter by letter stays text."""
     rendered = await prompt(
         conversation(message("user", "Hi"), message("assistant", "Say </think>"), message("user", "?"))
     )
@@ -177,14 +177,14 @@ async def test_the_models_own_words_are_text_too() -> None:
 
 
 @pytest.mark.parametrize("levels", [50, 900, 100_000])
-async def test_arguments_of_any_depth_can_be_read(levels: int) -> None:
-    """The model, or a client, may have written anything."""
+async def test_arguments_of_any_depth_are_rendered(levels: int) -> None:
+    """Both the model and a client may write them."""
     made = call("get_weather", '{"a": ' * levels + "{}" + "}" * levels), output("warm")
     assert "warm" in vocabulary().decode((await prompt(conversation(*made))).token_ids)
 
 
-async def test_tools_that_are_too_deep_are_refused() -> None:
-    """They come from servers of tools, whose schemas nobody has counted."""
+async def test_deeply_nested_tools_are_refused() -> None:
+    """Schemas of MCP servers are not limited before."""
     schema: dict[str, Any] = {}
     for _ in range(5000):
         schema = {"items": schema}

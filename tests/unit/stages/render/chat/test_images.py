@@ -39,24 +39,24 @@ async def refusal(url: str, allowed: AllowedNetworks = LOCAL) -> str:
 
 
 @pytest.mark.parametrize("kind", IMAGES)
-async def test_an_image_of_the_web_becomes_a_data_url(kind: str, url: str) -> None:
-    """All four kinds are, each under its name."""
+async def test_fetched_image_becomes_a_data_url(kind: str, url: str) -> None:
+    """All four formats are accepted, each with its type."""
     assert await Images(LOCAL).resolve(f"{url}/{kind.partition('/')[2]}") == data_url(IMAGES[kind], kind)
 
 
-async def test_a_data_url_stays_as_it_is() -> None:
-    """Nothing is asked of the web."""
+async def test_data_url_is_kept() -> None:
+    """Nothing is fetched."""
     assert await Images(NOTHING_ALLOWED).resolve(PICTURE) == PICTURE
 
 
-async def test_what_an_image_is_called_does_not_count(url: str) -> None:
-    """What it is counts: stores of files call all a stream of bytes, and a page may call itself an image."""
+async def test_bytes_decide_the_image_type(url: str) -> None:
+    """The content type of a file server may be generic or wrong."""
     assert await Images(LOCAL).resolve(f"{url}/blue") == data_url(png(BLUE))
     assert "no PNG" in await refusal(f"{url}/page")
 
 
-async def test_an_image_is_fetched_once_for_many_turns(url: str, gallery: Gallery) -> None:
-    """The turns of a response follow each other soon; a day later the image may be another one."""
+async def test_image_is_fetched_once_for_many_turns(url: str, gallery: Gallery) -> None:
+    """The turns of a response follow soon; a day later it is fetched again."""
     now = 0.0
     images = Images(LOCAL, clock=lambda: now)
     for _ in range(3):
@@ -67,8 +67,8 @@ async def test_an_image_is_fetched_once_for_many_turns(url: str, gallery: Galler
     assert sorted(gallery.seen) == ["/a", "/a", "/b"]
 
 
-async def test_what_is_kept_is_bounded(url: str, gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The image that nobody has asked for the longest goes first."""
+async def test_image_cache_is_bounded(url: str, gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least recently used image goes first."""
     monkeypatch.setattr(fetching, "_KEPT_CHARACTERS", 2 * len(PICTURE))
     images = Images(LOCAL)
     for path in ("a", "b", "a", "c", "a", "b"):
@@ -80,31 +80,31 @@ async def test_what_is_kept_is_bounded(url: str, gallery: Gallery, monkeypatch: 
     "target",
     ["http://127.0.0.1:{port}/a", "http://localhost:{port}/a", "http://[::ffff:127.0.0.1]:{port}/a", "http://0x7f.1/a"],
 )
-async def test_an_address_inside_is_not_reached(target: str, url: str, gallery: Gallery) -> None:
-    """However it is written, nothing is sent there unless the operator allows it."""
+async def test_private_address_is_not_reached(target: str, url: str, gallery: Gallery) -> None:
+    """In any notation, nothing is sent there unless the operator allows it."""
     said = await refusal(target.format(port=url.rpartition(":")[2]), NOTHING_ALLOWED)
     assert "could not be fetched" in said
     assert gallery.seen == []
 
 
 @pytest.mark.parametrize("target", ["http://169.254.169.254/latest/meta-data/", "http://10.0.0.1/", "http://[::1]/"])
-async def test_a_redirect_is_no_way_in(target: str, url: str) -> None:
-    """Each step is judged, also behind a host that may be reached."""
+async def test_redirect_to_a_private_address_is_refused(target: str, url: str) -> None:
+    """Each step is checked, even after an allowed host."""
     assert "not one that may be opened" in await refusal(target)
     assert "not one that may be opened" in await refusal(f"{url}/to?url={target}", AllowedNetworks.parse(["127.0.0.1"]))
     assert "Only http" in await refusal(f"{url}/to?url=file:///etc/passwd")
 
 
-async def test_a_failure_tells_the_url_and_the_reason_alone(url: str) -> None:
-    """Of a long URL its start; of the network nothing."""
+async def test_failure_shows_url_and_reason_only(url: str) -> None:
+    """A long URL is shortened, and no network details are shown."""
     said = await refusal(f"{url}/gone?{'x' * 500}")
     assert said.startswith(f"The image at {url}/gone?xxx")
     assert said.endswith("... could not be fetched. Its server answered with status 404.")
     assert "10.0.0.1" not in (await refusal("http://inside.invalid/"))
 
 
-async def test_an_image_of_the_web_has_a_size_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One byte more than may be is too large."""
+async def test_fetched_image_size_is_limited(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One byte over the limit is too large."""
     for module in (fetch, limits):
         monkeypatch.setattr(module, "LARGEST_IMAGE", len(png()))
     assert await Images(LOCAL).resolve(f"{url}/a") == PICTURE
@@ -112,24 +112,22 @@ async def test_an_image_of_the_web_has_a_size_limit(url: str, monkeypatch: pytes
     assert "larger" in await refusal(f"{url}/a")
 
 
-async def test_all_images_of_a_prompt_have_a_size_limit(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each alone may be small enough."""
+async def test_total_image_size_is_limited(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each image may be small enough by itself."""
     monkeypatch.setattr(fetching, "LARGEST_SUM", 3 * len(PICTURE))
     await Images(LOCAL).resolve_all([f"{url}/a", PICTURE, f"{url}/b"])
     with pytest.raises(InvalidRequest, match="too large together"):
         await Images(LOCAL).resolve_all([f"{url}/a", PICTURE, f"{url}/b", PICTURE])
 
 
-async def test_one_image_that_fails_ends_the_others(url: str) -> None:
-    """The first failure is told, and nothing goes on behind it."""
+async def test_failing_image_cancels_the_others(url: str) -> None:
+    """The first failure is reported."""
     with pytest.raises(InvalidRequest, match="status 404"):
         await Images(LOCAL).resolve_all([f"{url}/a", f"{url}/gone", f"{url}/b"])
 
 
-async def test_no_more_images_are_fetched_than_there_may_be(
-    url: str, gallery: Gallery, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is too large together is told before all of it is held."""
+async def test_fetching_stops_at_the_total_limit(url: str, gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later images are not fetched."""
     monkeypatch.setattr(fetching, "LARGEST_SUM", 3 * len(PICTURE))
     monkeypatch.setattr(fetching, "_AT_ONCE", 1)
     with pytest.raises(InvalidRequest, match="too large together"):
@@ -137,8 +135,8 @@ async def test_no_more_images_are_fetched_than_there_may_be(
     assert len(gallery.seen) < 10
 
 
-async def test_one_conversation_does_not_wait_for_the_images_of_another(url: str, gallery: Gallery) -> None:
-    """Its servers may take their time."""
+async def test_conversations_do_not_wait_for_each_others_images(url: str, gallery: Gallery) -> None:
+    """The servers of one may be slow."""
     images = Images(LOCAL)
     slow = asyncio.create_task(images.resolve_all([f"{url}/slow?{number}" for number in range(20)]))
     await gallery.waiting.wait()

@@ -61,8 +61,8 @@ def tool(text: str, name: str = "get_weather", call_id: str = "call_1") -> dict[
 
 
 @pytest.mark.defect("V12")
-def test_history_with_calls_and_reasoning_is_not_lost() -> None:
-    """What came before is all there: thoughts, calls, results, texts."""
+def test_calls_and_reasoning_of_the_history_are_kept() -> None:
+    """Reasoning, calls, results and texts are all there."""
     history: list[Item] = [
         ASKED,
         reasoning("I look it up."),
@@ -88,35 +88,35 @@ def test_history_with_calls_and_reasoning_is_not_lost() -> None:
     ]
 
 
-def test_reasoning_stands_under_both_names() -> None:
+def test_reasoning_has_both_names() -> None:
     """Templates read one or the other."""
     said = laid_out(conversation(ASKED, reasoning("Hm."), message("assistant", "Yes."))).messages[1]
     assert said["reasoning"] == said["reasoning_content"] == "Hm."
 
 
 @pytest.mark.defect("V13")
-def test_all_parts_are_read_and_refusals_as_well() -> None:
-    """Several parts are one text, whatever they are."""
+def test_all_parts_of_a_message_are_read() -> None:
+    """Several parts are one text, refusals included."""
     answer = Message("msg", "completed", "assistant", (OutputText("I "), OutputText("will not: "), Refusal("No.")))
     assert turns(answer) == [{"role": "assistant", "content": "I will not: No."}]
 
 
 @pytest.mark.defect("V13")
-def test_a_message_without_parts_is_an_empty_one() -> None:
-    """The turn was taken all the same: roles go on taking turns."""
+def test_message_without_parts_is_empty() -> None:
+    """It keeps the alternation of roles."""
     assert turns(Message("msg", "completed", "assistant", ())) == [{"role": "assistant", "content": ""}]
 
 
 @pytest.mark.defect("V15")
-def test_outputs_in_parts_are_one_text() -> None:
+def test_output_parts_are_one_text() -> None:
     """A list of texts reads like the text."""
     items = (call("get_weather", "{}"), output((InputText("18 "), InputText("°C"))))
     assert turns(*items)[1] == tool("18 °C")
 
 
 @pytest.mark.defect("B28")
-def test_parts_of_one_answer_are_one_message_and_its_turn_is_whole() -> None:
-    """An answer in two parts, behind a thought, is one message with both."""
+def test_parts_of_an_answer_are_one_message() -> None:
+    """Reasoning and an answer of two parts become one message."""
     assert turns(reasoning("Hm."), message("assistant", "One. ", "Two.")) == [
         {"role": "assistant", "reasoning": "Hm.", "content": "One. Two."}
     ]
@@ -124,7 +124,7 @@ def test_parts_of_one_answer_are_one_message_and_its_turn_is_whole() -> None:
 
 @pytest.mark.defect("21")
 def test_text_and_calls_of_one_turn_are_one_message() -> None:
-    """A thought, a text and two calls were written in one go; the results follow, in the order of the calls."""
+    """The results follow in the order of the calls."""
     items = (
         reasoning("Both."),
         message("assistant", "I look."),
@@ -146,16 +146,16 @@ def test_text_and_calls_of_one_turn_are_one_message() -> None:
 
 
 @pytest.mark.defect("21")
-def test_a_call_behind_an_output_is_of_another_turn() -> None:
-    """It could not have been written before the output was read."""
+def test_call_after_an_output_is_of_another_turn() -> None:
+    """It was written after the output was read."""
     items = (call("get_weather", "{}", "a"), output("1", "a"), call("get_weather", "{}", "b"), output("2", "b"))
     roles = [said["role"] for said in turns(*items)]
     assert roles == ["assistant", "tool", "assistant", "tool"]
 
 
 @pytest.mark.defect("21")
-def test_tokens_tell_where_a_turn_ended() -> None:
-    """Two calls of this server are one turn or two: the order of the items does not say which, the tokens do."""
+def test_tokens_separate_turns() -> None:
+    """Two server-side calls may be one turn or two: the tokens show which."""
     first, second = mcp_call("ask"), mcp_call("ask")
     one_turn = dict([written(first, "a"), written(second, "b<|im_end|>")])
     two_turns = dict([written(first, "a<|im_end|>"), written(second, "b<|im_end|>")])
@@ -168,8 +168,8 @@ def test_tokens_tell_where_a_turn_ended() -> None:
     ]
 
 
-def test_a_shell_of_this_server_does_not_part_what_was_written_at_once() -> None:
-    """Its output is an item of its own, between calls of one turn."""
+def test_shell_output_does_not_split_a_turn() -> None:
+    """It is an item between two calls of one turn."""
     first, second = shell_call("ls", call_id="a"), call("get_weather", "{}", "b")
     asked = conversation(
         ASKED, first, shell_output({"stdout": "x", "stderr": ""}, call_id="a"), second, output("1", "b"), tools=TOOLS
@@ -199,8 +199,8 @@ def test_a_shell_of_this_server_does_not_part_what_was_written_at_once() -> None
         ),
     ],
 )
-def test_calls_of_this_server_hold_their_own_results(item: Any, name: str, arguments: Any, result: str) -> None:
-    """The model reads them as calls with results, and then what it said."""
+def test_server_side_call_has_its_result(item: Any, name: str, arguments: Any, result: str) -> None:
+    """It becomes a call and a result, before the text that follows."""
     assert turns(item, message("assistant", "So.")) == [
         {"role": "assistant", "tool_calls": [(name, arguments)]},
         tool(result, name, item.id),
@@ -208,8 +208,8 @@ def test_calls_of_this_server_hold_their_own_results(item: Any, name: str, argum
     ]
 
 
-def test_what_a_call_gave_the_model_to_read_comes_first() -> None:
-    """It is told word for word where that is known."""
+def test_stored_result_takes_precedence() -> None:
+    """If the result is known word for word, it is used."""
     item = web_call(type="search", query="x")
     asked = msgspec.structs.replace(conversation(ASKED, item), results={item.id: "a page"})
     assert told(asked)[-1] == tool("a page", "browser__search", item.id)
@@ -241,15 +241,13 @@ CLIENT_CALLS: list[tuple[Item, Item, str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("item", "answer", "name", "arguments", "result"), CLIENT_CALLS)
-def test_calls_with_items_of_their_own_are_functions(
-    item: Item, answer: Item, name: str, arguments: Any, result: str
-) -> None:
-    """The model knows the API's own tools as functions."""
+def test_client_side_calls_are_functions(item: Item, answer: Item, name: str, arguments: Any, result: str) -> None:
+    """The API's own tools are functions to the model."""
     assert turns(item, answer) == [{"role": "assistant", "tool_calls": [(name, arguments)]}, tool(result, name, "c")]
 
 
-def test_a_call_that_was_refused_is_told_with_the_reason() -> None:
-    """What was approved of becomes a call of its own, what was not is told as it stands."""
+def test_refused_call_is_shown_with_the_reason() -> None:
+    """An approved request becomes a call, a refused one an answered call."""
     asked, granted = approval("delete"), approval("read")
     assert turns(
         asked, decision(asked, approve=False, reason="too risky"), granted, decision(granted, approve=True)
@@ -259,8 +257,8 @@ def test_a_call_that_was_refused_is_told_with_the_reason() -> None:
     ]
 
 
-def test_cut_calls_are_left_out_unless_they_were_answered() -> None:
-    """Half a call is not to be repeated."""
+def test_truncated_calls_are_omitted_unless_answered() -> None:
+    """The model must not repeat half a call."""
     assert turns(message("assistant", "I"), call("get_weather", '{"ci', status="incomplete")) == [
         {"role": "assistant", "content": "I"}
     ]
@@ -268,16 +266,16 @@ def test_cut_calls_are_left_out_unless_they_were_answered() -> None:
     assert len(turns(call("get_weather", "{}", status="incomplete"), output("1"))) == 2
 
 
-def test_broken_arguments_keep_the_words_of_the_model() -> None:
-    """A template that wants names gets them as one; one that wants text gets them as they are."""
+def test_broken_arguments_are_kept_as_text() -> None:
+    """As an object they are one field, as text they are unchanged."""
     said = laid_out(conversation(ASKED, call("get_weather", '{"city": "Os'), output("no"))).messages[1]
     arguments = said["tool_calls"][0]["function"]["arguments"]
     assert dict(arguments) == {"arguments": '{"city": "Os'}
     assert "<" + arguments + ">" == '<{"city": "Os>'
 
 
-def test_an_output_whose_call_is_gone_has_one_made_for_it() -> None:
-    """Templates want a result to have a call."""
+def test_output_without_its_call_gets_one() -> None:
+    """Templates need a call for each result."""
     assert turns(output("18", "gone")) == [
         {"role": "assistant", "tool_calls": [("unknown", {})]},
         tool("18", "unknown", "gone"),
@@ -285,7 +283,7 @@ def test_an_output_whose_call_is_gone_has_one_made_for_it() -> None:
 
 
 def test_leading_instructions_are_one_system_message() -> None:
-    """Those of the request, then those ahead of all else; later ones stand where they came."""
+    """The request's come first, then leading messages; later ones keep their places."""
     tools = AdditionalTools("at", "developer", ())
     items = (message("developer", "Two."), tools, message("system", "Three."), ASKED, message("developer", "Four."))
     assert told(conversation(*items, instructions="One.")) == [
@@ -295,8 +293,8 @@ def test_leading_instructions_are_one_system_message() -> None:
     ]
 
 
-def test_images_stand_between_texts_in_their_order() -> None:
-    """A message with an image has parts; the images are listed as their places come, those of outputs too."""
+def test_images_keep_their_places() -> None:
+    """A message with images has parts; images are listed in order, those of outputs included."""
     shown = Message("m", "completed", "user", (InputText("a"), InputImage("u1"), InputText("b"), InputText("c")))
     returned = output((InputText("d"), InputImage("u2")))
     asked = conversation(shown, call("get_weather", "{}"), returned)
@@ -322,8 +320,8 @@ made = st.one_of(
 
 
 @given(st.lists(made, max_size=12))
-def test_every_call_has_its_result_right_behind_its_turn(items: list[Item]) -> None:
-    """For any history: results follow the message of their calls, in order, and no text is lost."""
+def test_results_follow_the_message_of_their_calls(items: list[Item]) -> None:
+    """For any history they come in order, and no text is lost."""
     messages = laid_out(conversation(*items)).messages
     awaited: list[str] = []
     for said in messages:
@@ -336,8 +334,8 @@ def test_every_call_has_its_result_right_behind_its_turn(items: list[Item]) -> N
     assert all(item.text in whole for item in items if isinstance(item, Message | Reasoning))
 
 
-def test_an_answer_that_was_cut_is_left_open() -> None:
-    """Only where it comes last, and only the assistant's."""
+def test_truncated_answer_is_left_open() -> None:
+    """This holds only for the assistant's last message."""
     begun = msgspec.structs.replace(message("assistant", "It is"), status="incomplete")
     assert laid_out(conversation(ASKED, begun)).continues
     assert not laid_out(conversation(ASKED, begun, ASKED)).continues

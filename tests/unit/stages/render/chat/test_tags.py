@@ -143,8 +143,8 @@ def lets_through(form: Format, text: str, marks: str = "none") -> bool:
 
 @pytest.mark.parametrize("marks", MARKS)
 @pytest.mark.parametrize("family", CALLS)
-def test_calls_of_every_family(family: str, marks: str) -> None:
-    """A right call passes, whatever the vocabulary has tokens for; one of an unknown tool does not."""
+def test_calls_of_every_family_are_enforced(family: str, marks: str) -> None:
+    """A correct call passes for any vocabulary; one of an unknown tool does not."""
     if family == "kimi_k3" and marks != "kimi":
         return  # its text ends at marks
     form, text = described(family), CALLS[family]
@@ -153,14 +153,14 @@ def test_calls_of_every_family(family: str, marks: str) -> None:
     assert not lets_through(form, "Hello.", marks)
 
 
-def test_every_family_that_vllm_describes_is_here() -> None:
-    """But for gpt-oss, which has no chat template."""
+def test_every_described_family_is_tested() -> None:
+    """The list leaves out gpt-oss, as it has no chat template."""
     assert CALLS.keys() >= registry().SUPPORTED_STRUCTURAL_TAG_MODELS
 
 
 @pytest.mark.parametrize("family", ["qwen_3_coder", "minimax", "deepseek_v3_2", "hermes"])
-def test_arguments_are_those_of_the_schema(family: str) -> None:
-    """Also where they are not written as JSON."""
+def test_arguments_match_their_schema(family: str) -> None:
+    """This holds for markup other than JSON as well."""
     form, text = described(family), CALLS[family]
     assert not lets_through(form, text.replace("city", "place"))
     value = {"qwen_3_coder": "\n2\n", "hermes": ": 2"}.get(family, ">2<")
@@ -185,8 +185,8 @@ def test_arguments_are_those_of_the_schema(family: str) -> None:
     ],
     ids=str,
 )
-def test_values_stand_as_they_are(prop: Any, right: str, wrong: str) -> None:
-    """Texts plainly, with what their schema says of them, and everything else as JSON."""
+def test_values_are_plain_text_or_json(prop: Any, right: str, wrong: str) -> None:
+    """Strings are plain and match their schema, all other values are JSON."""
     point = {
         "type": "object",
         "properties": {"x": {"type": "integer"}},
@@ -226,16 +226,16 @@ FORMATS: list[tuple[dict[str, Any], list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("form", "right", "wrong"), FORMATS, ids=[form["type"] for form, *_ in FORMATS])
-def test_what_formats_mean(form: dict[str, Any], right: list[str], wrong: list[str]) -> None:
-    """Each format, and what it does not allow."""
+def test_formats_are_enforced(form: dict[str, Any], right: list[str], wrong: list[str]) -> None:
+    """Each format has texts that it accepts and texts that it refuses."""
     for text in right:
         assert lets_through(form, text), text
     for text in wrong:
         assert not lets_through(form, text), text
 
 
-def test_what_is_not_known_is_told() -> None:
-    """The caller decides what to do about it."""
+def test_unknown_format_is_unenforceable() -> None:
+    """The caller decides about the error."""
     tags = Tags(Rules(model("none").vocabulary))
     form: dict[str, Any]
     for form in ({"type": "dispatch"}, {}, {"type": "json_schema", "style": "cohere_xml", "json_schema": {}}):
@@ -247,8 +247,8 @@ def test_what_is_not_known_is_told() -> None:
 
 
 @pytest.mark.parametrize("family", sorted(CALLS.keys() - {"kimi_k3"}))
-def test_calls_begin_with_their_lead(family: str) -> None:
-    """What is left of the format is the rest of the call."""
+def test_format_is_split_after_its_lead(family: str) -> None:
+    """The rest of the format matches the rest of the call."""
     form, text = described(family), CALLS[family]
     begin = lead(form)
     assert begin
@@ -256,8 +256,8 @@ def test_calls_begin_with_their_lead(family: str) -> None:
     assert lets_through(without(form, begin), text.removeprefix(begin))
 
 
-def test_alternatives_of_alternatives_are_counted() -> None:
-    """A few hundred references that lead to one another would be millions of rules."""
+def test_nested_alternatives_are_limited() -> None:
+    """A few hundred references to each other would be millions of rules."""
     schema = {
         "type": "object",
         "properties": {"a": {"$ref": "#/$defs/a"}},
@@ -269,8 +269,8 @@ def test_alternatives_of_alternatives_are_counted() -> None:
 
 
 @pytest.mark.parametrize("length", ["long", float("inf"), [3]])
-def test_lengths_that_are_none_are_told(length: Any) -> None:
-    """Nobody has looked at the schema of a client's function before."""
+def test_malformed_lengths_are_unenforceable(length: Any) -> None:
+    """The schema of a client's function was not checked before."""
     schema = {"type": "object", "properties": {"a": {"type": "string", "minLength": length}}}
     form = {"type": "json_schema", "style": "qwen_xml", "json_schema": schema}
     with pytest.raises(Unenforceable, match="holds what it should not"):

@@ -53,8 +53,8 @@ def within(token_ids: TokenIds, start: str) -> TokenIds:
     return token_ids[at : token_ids.index(vocabulary().marks["<|im_end|>"], at) + 1]
 
 
-async def test_a_prompt_begins_with_the_one_before_and_what_came_of_it() -> None:
-    """Through a loop of calls nothing is spelled anew, though the engine spelled in its own way."""
+async def test_prompt_begins_with_the_previous_prompt_and_output() -> None:
+    """In a loop of calls no text is encoded anew, though the engine used other tokens."""
     asked: list[Item] = [message("user", "How warm is it in Oslo?")]
     thought, called = reasoning("I look."), call("get_weather", '{"city": "Oslo"}')
     first = "<think>\nI look.\n</think>\n\n"
@@ -76,8 +76,8 @@ async def test_a_prompt_begins_with_the_one_before_and_what_came_of_it() -> None
     assert after.token_ids[: len(generated)] == generated
 
 
-async def test_a_call_that_was_approved_of_is_in_the_words_of_its_request() -> None:
-    """The model wrote the request; the call that was made of it is no other."""
+async def test_approved_call_has_the_tokens_of_its_request() -> None:
+    """The model wrote the request, and the call is the same."""
     asked = approval("read", '{"id": 1}')
     made = msgspec.structs.replace(mcp_call("read", '{"id": 1}', "Text."), approval_request_id=asked.id)
     written = '<tool_call>\n{"name": "docs__read", "arguments": {"id": 1}}\n</tool_call><|im_end|>'
@@ -86,8 +86,8 @@ async def test_a_call_that_was_approved_of_is_in_the_words_of_its_request() -> N
     assert within(rendered.token_ids, "<tool_call>") == letters(written)
 
 
-async def test_what_the_template_leaves_out_stays_out() -> None:
-    """Thoughts of an earlier request are not read again, whatever is known of their tokens."""
+async def test_omitted_reasoning_stays_omitted() -> None:
+    """Known tokens do not bring back the reasoning of an earlier request."""
     thought, answer = reasoning("Hm."), message("assistant", "Yes.")
     items = (message("user", "So?"), thought, answer, message("user", "And?"))
     plain = await prompt(conversation(*items))
@@ -96,8 +96,8 @@ async def test_what_the_template_leaves_out_stays_out() -> None:
 
 
 @pytest.mark.parametrize("written", ['{"city":"Oslo"}', '{ "city" : "Oslo" }'])
-async def test_white_space_that_a_template_has_its_own_way_with_is_the_models(written: str) -> None:
-    """Arguments are spaced as the model spaced them."""
+async def test_white_space_in_arguments_is_the_models(written: str) -> None:
+    """The template does not respace them."""
     called = call("get_weather", written)
     items = (message("user", "So?"), called, output("18"))
     text = f'<tool_call>\n{{"name": "get_weather", "arguments": {written}}}\n</tool_call><|im_end|>'
@@ -105,8 +105,8 @@ async def test_white_space_that_a_template_has_its_own_way_with_is_the_models(wr
     assert text in vocabulary().decode(rendered.token_ids)
 
 
-async def test_a_turn_that_ended_in_another_mark_has_the_templates() -> None:
-    """A stop that the template does not know is not read again; all before it is."""
+async def test_foreign_end_of_turn_is_replaced() -> None:
+    """The template's own mark replaces it; all tokens before it are kept."""
     answer = message("assistant", "Yes.")
     items = (message("user", "So?"), answer, message("user", "And?"))
     rendered = await prompt(known(conversation(*items), (answer, "Yes.<|endoftext|>")))
@@ -115,8 +115,8 @@ async def test_a_turn_that_ended_in_another_mark_has_the_templates() -> None:
 
 
 @given(st.lists(st.tuples(st.text("ab <\n", max_size=6), st.text("ab <\n", min_size=1, max_size=6)), max_size=4))
-def test_the_text_stays_what_was_rendered(pieces: list[tuple[str, str]]) -> None:
-    """What is found to the letter changes the tokens of a text, never the text; what is not changes nothing."""
+def test_known_tokens_never_change_the_text(pieces: list[tuple[str, str]]) -> None:
+    """Exact matches change the tokens of a text, others change nothing."""
     text = "".join(f"{between}<think>{turn}<|im_end|>" for between, turn in pieces)
     turns = [letters(f"<think>{turn}<|im_end|>") for _, turn in pieces]
     token_ids = [*spelled(text, turns, UNCUT, vocabulary())]
