@@ -163,22 +163,22 @@ async def outcome(**body: Json) -> Outcome:
     return Outcome(events[-1].response, deeds)
 
 
-def test_the_table_has_every_parameter_once() -> None:
-    """The table lists what openai-python sends and what is read here, all of it, once, and nothing else."""
+def test_table_has_every_parameter_once() -> None:
+    """It has all parameters of openai-python and of this server, and no others."""
     sdk = get_type_hints(ResponseCreateParamsStreaming) | get_type_hints(ResponseCreateParamsNonStreaming)
     names = [name for name, _ in table()]
     assert sorted(names) == sorted(sdk.keys() | CreateResponse.model_fields.keys())
 
 
 def test_every_parameter_is_probed() -> None:
-    """No promise of the table stays untested."""
+    """No row of the table is untested."""
     assert PROBES.keys() | ELSEWHERE == TABLE.keys()
     assert set(TABLE.values()) == {"implemented", "echoed", "accepted", "refused"}
 
 
 @pytest.mark.parametrize(("name", "value"), CASES, ids=str)
-async def test_the_table_is_true(name: str, value: Json) -> None:
-    """Whatever a row promises happens to a request that says it."""
+async def test_table_is_true(name: str, value: Json) -> None:
+    """Each parameter does what its row says."""
     beside = BESIDE.get(name, {})
     if TABLE[name] == "refused":
         with pytest.raises(UnsupportedParameter) as caught:
@@ -194,8 +194,8 @@ async def test_the_table_is_true(name: str, value: Json) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("chat_template", "{{ 1 }}"), ("chat_template_kwargs", {"x": 1})])
-async def test_harmony_has_no_template(name: str, value: Json) -> None:
-    """What would mean nothing is refused."""
+async def test_harmony_refuses_chat_templates(name: str, value: Json) -> None:
+    """They would have no effect."""
     with pytest.raises(UnsupportedParameter) as caught:
         await outcome(**{name: value})
     assert (caught.value.status, caught.value.param) == (400, name)
@@ -216,15 +216,15 @@ STRUCTURED: dict[str, list[Json]] = {
 
 
 @pytest.mark.parametrize(("param", "value"), [(param, value) for param in STRUCTURED for value in STRUCTURED[param]])
-async def test_what_cannot_be_enforced_is_refused(param: str, value: Json) -> None:
-    """The error says where."""
+async def test_unenforceable_structured_output_is_refused(param: str, value: Json) -> None:
+    """The error names the parameter."""
     with pytest.raises(InvalidRequest) as caught:
         await outcome(structured_outputs=value)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
-async def test_an_answer_has_one_format() -> None:
-    """Neither of two wins silently; a format of plain text is none."""
+async def test_answer_has_one_format() -> None:
+    """Two formats are an error; plain text is no format."""
     said: Json = {"regex": "a+"}
     with pytest.raises(InvalidRequest) as caught:
         await outcome(structured_outputs=said, text={"format": {"type": "json_object"}})
@@ -233,22 +233,22 @@ async def test_an_answer_has_one_format() -> None:
 
 
 @pytest.mark.parametrize(("name", "part"), IDLE_PARTS, ids=str)
-async def test_idle_parts_do_nothing(name: str, part: Json) -> None:
-    """What a row takes back from its promise does not happen."""
+async def test_idle_parts_have_no_effect(name: str, part: Json) -> None:
+    """Values that a row excludes do nothing."""
     assert (await outcome(**{name: part})).deeds == (await outcome()).deeds
 
 
 @pytest.mark.parametrize("name", [name for name, promise in TABLE.items() if promise == "refused"])
-async def test_what_is_refused_may_be_null(name: str) -> None:
-    """Clients write null for what they do not ask for; an empty list asks for nothing either."""
+async def test_refused_parameter_may_be_null(name: str) -> None:
+    """Clients write null for what they do not use; an empty list is the same."""
     nothings: dict[str, list[Json]] = {"context_management": [None, []]}
     for nothing in nothings.get(name, [None]):
         assert await outcome(**{name: nothing}) == await outcome()
 
 
 @pytest.mark.parametrize("name", PROBES)
-async def test_what_has_no_meaning_is_refused(name: str) -> None:
-    """A value of a wrong type is a 400 that names the parameter, or a place in it."""
+async def test_wrong_type_is_refused(name: str) -> None:
+    """The 400 names the parameter, or a place in it."""
     with pytest.raises(InvalidRequest) as caught:
         await outcome(**{name: [[5]] if name != "context_management" else 5})
     assert (caught.value.param or "").startswith(name)

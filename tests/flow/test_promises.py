@@ -64,8 +64,8 @@ BROKEN: dict[str, tuple[Json, str]] = {
 @pytest.mark.defect("22")
 @pytest.mark.parametrize("size", [1, 1000])
 @pytest.mark.parametrize(("body", "said"), BROKEN.values(), ids=BROKEN)
-async def test_what_was_promised_is_never_silently_half(body: Json, said: str, size: int) -> None:
-    """The response has failed, and the item that broke off in the middle is incomplete."""
+async def test_broken_promise_fails_the_response(body: Json, said: str, size: int) -> None:
+    """The response has failed, and its last item is incomplete."""
     response = await ended(f"{said}<|return|>", body, size)
     assert response.status == "failed"
     assert response.error is not None
@@ -75,22 +75,22 @@ async def test_what_was_promised_is_never_silently_half(body: Json, said: str, s
 
 @pytest.mark.defect("25")
 @pytest.mark.parametrize("said", ["", f"{THOUGHT}<|channel|>", THOUGHT.partition("<|end|>")[0]])
-async def test_a_promised_call_that_never_came_is_a_failure(said: str) -> None:
-    """Thoughts alone are not what was asked for."""
+async def test_missing_required_call_fails_the_response(said: str) -> None:
+    """Reasoning alone does not suffice."""
     response = await ended(f"{said}<|return|>", {"tools": [LOOSE], "tool_choice": "required"})
     assert response.status == "failed"
 
 
 @pytest.mark.parametrize(("body", "said"), BROKEN.values(), ids=BROKEN)
-async def test_half_of_it_at_the_token_limit_is_incomplete(body: Json, said: str) -> None:
-    """What the client's own limit cuts off is no failure."""
+async def test_promise_cut_by_the_token_limit_is_incomplete(body: Json, said: str) -> None:
+    """The client's own limit is no failure."""
     limit = len(load_encoding().encode_markup(f"{said}{MORE}"))
     response = await ended(f"{said}{MORE} ten", {**body, "max_output_tokens": max(16, limit)})
     assert response.status == "incomplete"
 
 
-async def test_whole_turns_complete() -> None:
-    """What comes to its end as promised is completed, call after call."""
+async def test_complete_turns_complete() -> None:
+    """A turn that ends as promised completes, call after call."""
     body = {"tools": [STRICT, PATCH], **IN_JSON}
     response = await ended(f'{THOUGHT}<|channel|>final<|message|>{{"n":1}}<|return|>', body)
     assert response.status == "completed"

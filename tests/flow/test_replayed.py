@@ -108,15 +108,15 @@ def response_in(event: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_a_recording_is_told_by_its_name(server: Asked, name: str) -> None:
-    """Whoever asks for a recording gets what was recorded, ids and times aside."""
+async def test_recording_is_requested_by_its_name(server: Asked, name: str) -> None:
+    """The response is the recorded one, except for ids and times."""
     status, response = await server.post(request_of(name) | {"model": name})
     assert status == 200, response
     assert said(response) == said(response_of(name))
 
 
-async def test_a_request_gets_what_it_got(server: Asked) -> None:
-    """A request finds its recording by what it asks; those that were recorded often get all answers in turn."""
+async def test_request_gets_its_recorded_answer(server: Asked) -> None:
+    """It is found by its content; several recordings of a request answer in turn."""
     asked = defaultdict(list)
     for name in CASES:
         asked[json.dumps(request_of(name), sort_keys=True)].append(name)
@@ -126,8 +126,8 @@ async def test_a_request_gets_what_it_got(server: Asked) -> None:
         assert sorted(json.dumps(said(response), sort_keys=True) for response in told) == recorded
 
 
-async def test_a_client_of_openais_streams_recordings(server: Asked) -> None:
-    """Events come as they were recorded, with ids of their own."""
+async def test_openai_python_streams_recordings(server: Asked) -> None:
+    """Events are the recorded ones, with ids of their own."""
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         stream = await client.responses.create(model="tiny-gpt-oss", input="Say hello.", stream=True)
         events = [event async for event in stream]
@@ -136,14 +136,14 @@ async def test_a_client_of_openais_streams_recordings(server: Asked) -> None:
     assert again.output_text == response_in(events[-1]).output_text
 
 
-async def test_many_ask_at_once(server: Asked) -> None:
-    """Responses that are told at the same time do not mix."""
+async def test_concurrent_requests_do_not_mix(server: Asked) -> None:
+    """Each gets the recording that it names."""
     answers = await asyncio.gather(*(server.post(request_of(name) | {"model": name}) for name in CASES))
     assert [said(answer) for _, answer in answers] == [said(response_of(name)) for name in CASES]
 
 
-async def test_models_are_those_of_the_recordings_and_their_names(server: Asked) -> None:
-    """The list of models begins with that which was recorded."""
+async def test_models_are_recorded_models_and_names(server: Asked) -> None:
+    """The recorded model comes first."""
     _, models = await server.get("/v1/models")
     assert [model["id"] for model in models["data"]] == ["tiny-gpt-oss", *CASES]
 
@@ -151,24 +151,24 @@ async def test_models_are_those_of_the_recordings_and_their_names(server: Asked)
 # What does not
 
 
-async def test_what_was_not_recorded_is_refused(server: Asked) -> None:
-    """The client reads which recordings are close, and what differs."""
+async def test_unrecorded_request_is_refused(server: Asked) -> None:
+    """The error names similar recordings, and the difference."""
     status, answer = await server.post({"model": "tiny-gpt-oss", "input": "Say hello!!"})
     assert (status, answer["error"]["code"]) == (400, "not_recorded")
     assert "None of 143 recordings answers this request." in answer["error"]["message"]
     assert "Say hello." in answer["error"]["message"]
 
 
-async def test_other_tools_are_another_request(server: Asked) -> None:
-    """Tools are held against each other by their names."""
+async def test_other_tools_make_another_request(server: Asked) -> None:
+    """Tools are compared by name."""
     tool = {"type": "function", "name": "unheard_of", "parameters": {"type": "object", "properties": {}}}
     status, answer = await server.post({"model": "tiny-gpt-oss", "input": "Say hello.", "tools": [tool]})
     assert status == 400
     assert "its tools are none, and here they are unheard_of" in answer["error"]["message"]
 
 
-async def test_in_the_background_too(server: Asked) -> None:
-    """Nothing waits in a queue only to fail; what was recorded is made there."""
+async def test_background_responses_are_replayed(server: Asked) -> None:
+    """An unrecorded one is refused at once."""
     status, _ = await server.post({"model": "tiny-gpt-oss", "input": "Unheard of.", "background": True})
     assert status == 400
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
@@ -195,8 +195,8 @@ def recorded(folder: Path, chunks: int, name: str = "tiny-gpt-oss", at: str | No
     (folder / "tokens.jsonl").write_bytes(b"".join((line(header), *lines, end)))
 
 
-async def test_at_its_own_speed_it_can_be_cancelled(tmp_path: Path) -> None:
-    """With ``--replay-speed 1x`` tokens come when they came; whoever cancels meanwhile keeps what there is."""
+async def test_replay_at_recorded_speed_can_be_cancelled(tmp_path: Path) -> None:
+    """With ``--replay-speed 1x`` tokens have their recorded times, and a cancel keeps those so far."""
     recorded(tmp_path / "recordings" / "slow", chunks=600)
     async with replayed(tmp_path / "recordings", tmp_path, "--replay-speed", "1x") as server:
         async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
@@ -212,8 +212,8 @@ async def test_at_its_own_speed_it_can_be_cancelled(tmp_path: Path) -> None:
         assert 0 < len(response_in(rest[-1]).output_text) < 600
 
 
-async def test_several_answers_come_in_the_order_of_their_recording(tmp_path: Path) -> None:
-    """The oldest comes first, and comes again behind the last."""
+async def test_answers_come_in_the_order_of_recording(tmp_path: Path) -> None:
+    """The oldest comes first, and again after the last."""
     for name, day, chunks in (("a", 3, 1), ("b", 1, 2), ("c", 2, 3)):
         recorded(tmp_path / "recordings" / name, chunks, at=f"2026-01-0{day}T00:00:00Z")
     async with replayed(tmp_path / "recordings", tmp_path) as server:
@@ -221,8 +221,8 @@ async def test_several_answers_come_in_the_order_of_their_recording(tmp_path: Pa
         assert [len(answer["output"][0]["content"][0]["text"]) for _, answer in answers] == [2, 3, 1, 2]
 
 
-async def test_failures_are_told_again(tmp_path: Path) -> None:
-    """What an engine refused is refused, and what broke off breaks off."""
+async def test_failures_are_replayed(tmp_path: Path) -> None:
+    """A recorded refusal is a refusal, and a recorded failure a failure."""
     refused, broken = tmp_path / "recordings" / "refused", tmp_path / "recordings" / "broken"
     for folder, frames, error in ((refused, 0, "EngineOverloaded"), (broken, 3, "EngineFailed")):
         recorded(folder, 5)
@@ -237,8 +237,8 @@ async def test_failures_are_told_again(tmp_path: Path) -> None:
         assert (answer["status"], answer["error"]["message"]) == ("failed", "It was too much.")
 
 
-async def test_recordings_of_chat_models_need_no_vllm(tmp_path: Path) -> None:
-    """What was parsed of them is told; no template is laid out."""
+async def test_chat_recordings_need_no_vllm(tmp_path: Path) -> None:
+    """Their parsed frames are replayed, without a template."""
     async with replayed(FIXTURES / "chat", tmp_path) as server:
         for name in ("tiny_qwen_thinking_off", "qwen3_two_calls", "kimi_k2_cut_in_thought"):
             request = json.loads((FIXTURES / "chat" / name / "request.json").read_text())
@@ -262,8 +262,8 @@ def install(pipeline):
 """
 
 
-async def test_stages_of_ones_own_see_what_was_recorded(tmp_path: Path) -> None:
-    """Those behind ``generate`` see its tokens."""
+async def test_plugin_stages_see_recorded_frames(tmp_path: Path) -> None:
+    """Stages after ``generate`` see its tokens."""
     stage = tmp_path / "counting.py"
     stage.write_text(COUNTING)
     async with replayed(HARMONY / "greeting", tmp_path, "--with", f"{stage}:install") as server:
@@ -273,8 +273,8 @@ async def test_stages_of_ones_own_see_what_was_recorded(tmp_path: Path) -> None:
     assert counted == [f"counted {type(frame).__name__}" for frame in frames]
 
 
-async def test_what_was_recorded_of_recordings_answers_again(tmp_path: Path) -> None:
-    """A server records itself, tools and failures included, and its recordings are as good as the first ones."""
+async def test_recordings_of_replays_can_be_replayed(tmp_path: Path) -> None:
+    """They are as good as the first ones, tools and failures included."""
     names = ("greeting", "function_call_result", "logprobs", "served_python", "served_mcp", "cut_in_final")
     async with replayed(HARMONY, tmp_path, "--record", str(tmp_path / "recorded")) as server:
         for name in names:
@@ -288,8 +288,8 @@ async def test_what_was_recorded_of_recordings_answers_again(tmp_path: Path) -> 
 # The start
 
 
-async def test_what_was_cut_is_left_out(tmp_path: Path) -> None:
-    """What a killed server left is named in the log, file and line, and all else answers."""
+async def test_truncated_recordings_are_skipped(tmp_path: Path) -> None:
+    """The log names file and line, and all others answer."""
     folder = tmp_path / "recordings"
     for name, cut in (("no_end", -1), ("whole", None), ("half_a_line", -2)):
         recorded(folder / name, 1)
@@ -318,8 +318,8 @@ async def test_what_was_cut_is_left_out(tmp_path: Path) -> None:
         ({"tokens.jsonl": line(Header(FORMAT)) + line(End(0))}, "nobody can know what was asked"),
     ],
 )
-async def test_what_is_no_recording_ends_the_start(tmp_path: Path, files: dict[str, bytes], told: str) -> None:
-    """A file and what is wrong with it are named, and the exit code is 2."""
+async def test_folder_without_recordings_ends_the_start(tmp_path: Path, files: dict[str, bytes], told: str) -> None:
+    """The error names a file and the reason, and the exit code is 2."""
     folder = tmp_path / "recordings"
     (folder / "one").mkdir(parents=True)
     for name, data in files.items():

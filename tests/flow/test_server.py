@@ -54,22 +54,22 @@ def stages(**settings: Any) -> dict[str, Any]:
     }
 
 
-def test_outputs_are_logged_only_when_asked() -> None:
-    """What the model says stays out of the log unless the operator wants it there."""
+def test_outputs_are_logged_only_if_enabled() -> None:
+    """By default the log has no text of the model."""
     assert "log" not in stages()
     assert [*stages(log_outputs=True)][-3:] == ["emit", "log", "persist"]
 
 
-def test_caches_are_salted_only_when_asked() -> None:
-    """Requests share the prefix cache unless the operator parts them by their key."""
+def test_caches_are_salted_only_if_enabled() -> None:
+    """By default requests share the prefix cache."""
     for salted in (False, True):
         normalize = stages(salt_caches=salted)["normalize"]
         assert isinstance(normalize, Normalize)
         assert normalize.salt_caches is salted
 
 
-def test_the_readme_names_every_option() -> None:
-    """The table of options is that of the command."""
+def test_readme_names_every_option() -> None:
+    """The table has the command's options."""
     options = {f"--{(field.alias or name).replace('_', '-')}" for name, field in Settings.model_fields.items()} - {
         "--model",
         "--engine-arguments",
@@ -96,8 +96,8 @@ async def at_hand(settings: Settings) -> AsyncGenerator[Toolbox, None]:
         await tools.close()
 
 
-async def test_only_what_is_set_up_can_be_run() -> None:
-    """Without a search engine there is no browser, and without the sandbox neither Python nor a shell."""
+async def test_only_configured_tools_are_available() -> None:
+    """A browser needs a search engine, and Python and a shell need the sandbox."""
     bare = await toolbox(chosen(sandbox=False))
     assert not bare.kinds | bare.mcp.labels
     searching = chosen(sandbox=False, web_search="brave", web_search_key=SecretStr("k" * 20))
@@ -105,14 +105,14 @@ async def test_only_what_is_set_up_can_be_run() -> None:
         assert tools.kinds == {"browser"}
 
 
-async def test_the_sandbox_works_here() -> None:
-    """Linux, as CI has it, runs code and commands."""
+async def test_sandbox_works_here() -> None:
+    """Linux, as in CI, runs code and commands."""
     async with at_hand(chosen()) as tools:
         assert tools.kinds == {"python", "container"}
 
 
-async def test_the_operators_server_goes_ahead_of_what_is_built_in(tmp_path: Path) -> None:
-    """One with the label of a built-in tool is asked in its place."""
+async def test_configured_server_replaces_a_built_in_tool(tmp_path: Path) -> None:
+    """An MCP server with the label of a built-in tool is used instead."""
     config = tmp_path / "mcp.json"
     config.write_text('{"mcpServers": {"python": {"url": "http://127.0.0.1:9/mcp"}, "docs": {"command": "docs"}}}')
     async with at_hand(chosen(mcp_config=config)) as tools:
@@ -129,21 +129,21 @@ async def test_the_operators_server_goes_ahead_of_what_is_built_in(tmp_path: Pat
         ("allow_address", ["10.0.0.0/33"], "10.0.0.0/33"),
     ],
 )
-def test_tools_that_cannot_be_set_up_so_are_refused(option: str, value: object, told: str) -> None:
-    """The command says what is wrong before it loads a model."""
+def test_unusable_tool_settings_are_refused(option: str, value: object, told: str) -> None:
+    """The error comes before a model is loaded."""
     with pytest.raises(ValidationError, match=told):
         Settings.model_validate({"engine_arguments": [], option: value})
 
 
-def test_switches_stand_alone() -> None:
-    """A switch on the command line needs no value, and what penstock does not know goes to vLLM."""
+def test_switches_need_no_value() -> None:
+    """Unknown options go to vLLM."""
     chosen = CliApp.run(Settings, cli_args=["tiny", "--log-outputs", "--max-model-len", "8192", "--salt-caches"])
     assert (chosen.model, chosen.log_outputs, chosen.salt_caches) == ("tiny", True, True)
     assert chosen.engine_arguments == ["--max-model-len", "8192"]
 
 
-def test_every_handler_of_the_log_names_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command's log is set up so that each line has the id of its response."""
+def test_every_log_handler_names_the_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each line of the command's log has the id of its response."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", logging.WARNING)
@@ -155,8 +155,8 @@ def test_every_handler_of_the_log_names_the_response(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     "option", [{"keep_alive": 0}, {"max_body_bytes": 0}, {"port": 99_999}, {"drain_timeout": -1}, {"max_background": 0}]
 )
-def test_numbers_that_make_no_sense_are_refused(option: dict[str, int]) -> None:
-    """A bad setting ends the start with a message, and is never taken for something else."""
+def test_senseless_numbers_are_refused(option: dict[str, int]) -> None:
+    """A bad setting ends the start with a message."""
     with pytest.raises(ValidationError):
         Settings.model_validate({"engine_arguments": []} | option)
 
@@ -164,21 +164,21 @@ def test_numbers_that_make_no_sense_are_refused(option: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("said", "seconds"), [("30d", 2_592_000), ("12h", 43_200), ("5m", 300), ("90s", 90), ("90", 90), ("1.5h", 5_400)]
 )
-def test_durations_are_said_in_any_unit(said: str, seconds: float) -> None:
-    """What is a time on the command line is a number of seconds, or a number with the letter of its unit."""
+def test_durations_may_have_units(said: str, seconds: float) -> None:
+    """A time is a number of seconds, or a number with a letter."""
     chosen = CliApp.run(Settings, cli_args=["tiny", "--store-ttl", said, "--drain-timeout", said])
     assert (chosen.store_ttl, chosen.drain_timeout) == (seconds, seconds)
 
 
 @pytest.mark.parametrize("said", ["soon", "-1", "1y", "nan", "inf", ""])
-def test_what_is_no_duration_is_refused(said: str) -> None:
-    """A time that nobody can count ends the start."""
+def test_malformed_duration_is_refused(said: str) -> None:
+    """It ends the start."""
     with pytest.raises(ValidationError):
         Settings.model_validate({"engine_arguments": [], "stream_ttl": said})
 
 
-def test_the_store_is_a_file_or_a_database() -> None:
-    """``--store`` takes the path of a file, and the URL of a PostgreSQL database in both of its spellings."""
+def test_store_is_a_file_or_a_database() -> None:
+    """``--store`` takes a path, or the URL of a PostgreSQL database in both spellings."""
     assert isinstance(database("responses.sqlite3"), SqliteDatabase)
     for scheme in ("postgresql", "postgres"):
         assert isinstance(database(f"{scheme}://me@localhost/penstock"), PostgresDatabase)
@@ -191,8 +191,8 @@ def servers(path: Path) -> list[str]:
     return []
 
 
-async def test_a_server_that_finds_its_port_taken_harms_nobody(tmp_path: Path) -> None:
-    """Of two that were started at once on one port, the later one ends, and the other is not taken for dead."""
+async def test_server_with_a_taken_port_harms_no_other(tmp_path: Path) -> None:
+    """Of two servers on one port the later one ends, and the other is not taken for dead."""
     path, loaded = tmp_path / "store.sqlite3", asyncio.Event()
     settings = CliApp.run(Settings, cli_args=["tiny", "--store", str(path), "--port", str(free_port())])
 
@@ -220,8 +220,8 @@ async def test_a_server_that_finds_its_port_taken_harms_nobody(tmp_path: Path) -
 # Models and engines
 
 
-def test_a_chat_model_gets_stages_of_its_own() -> None:
-    """Two stages differ, and images are fetched under the rule of the settings."""
+def test_chat_model_has_its_own_stages() -> None:
+    """Two stages differ, and images are fetched by the rules of the settings."""
     live = LiveResponses(Store(Nowhere()))
     settings, running = chosen(allow_address=["10.0.0.0/8"]), Started(ScriptedEngine(), chat_model())
     turn = {step.name: step.stage for step in assembled(settings, running, live, Toolbox()).inner("converse").steps}
@@ -230,8 +230,8 @@ def test_a_chat_model_gets_stages_of_its_own() -> None:
     assert render.images._allowed == AllowedNetworks.parse(["10.0.0.0/8"])
 
 
-def test_options_of_chat_models_are_spelled_as_vllm_spells_them() -> None:
-    """They are penstock's, and do not go on to the engine."""
+def test_chat_options_have_vllms_names() -> None:
+    """They are not passed to the engine."""
     arguments = ["tiny", "--reasoning-parser", "qwen3", "--tool-call-parser=none", "--chat-template", "a.jinja"]
     arguments += ["--chat-template-content-format", "string", "--trust-request-chat-template"]
     arguments += ["--default-chat-template-kwargs", '{"enable_thinking": false}']
@@ -240,8 +240,8 @@ def test_options_of_chat_models_are_spelled_as_vllm_spells_them() -> None:
     assert settings.engine_arguments == []
 
 
-def test_engines_elsewhere_are_named_by_their_urls() -> None:
-    """As often as there are replicas; the model is then what they serve."""
+def test_engine_urls_select_http_engines() -> None:
+    """There may be several replicas; the model is the one they serve."""
     settings = CliApp.run(Settings, cli_args=["--engine", "http://a:8001", "--engine", "https://b/vllm"])
     assert (settings.engine, settings.model) == (["http://a:8001", "https://b/vllm"], None)
 
@@ -254,8 +254,8 @@ def test_engines_elsewhere_are_named_by_their_urls() -> None:
         (["--engine", "http://key@a:8001"], "begin with http:// or https://, or names no host"),
     ],
 )
-def test_engines_that_make_no_sense_are_refused(arguments: list[str], told: str) -> None:
-    """The command says what is wrong before it asks anybody."""
+def test_senseless_engine_options_are_refused(arguments: list[str], told: str) -> None:
+    """The error comes before any request."""
     with pytest.raises(ValidationError, match=re.escape(told)):
         CliApp.run(Settings, cli_args=arguments)
 
@@ -269,28 +269,28 @@ def test_engines_that_make_no_sense_are_refused(arguments: list[str], told: str)
         (["--engine", "http://a", "--max-model-len", "5"], "--max-model-len is for an engine in this process"),
     ],
 )
-def test_wrong_settings_are_told_by_their_options(arguments: list[str], told: str) -> None:
-    """A line for each: what is behind it is why."""
+def test_wrong_settings_are_named_by_their_options(arguments: list[str], told: str) -> None:
+    """There is a line for each, with the reason."""
     with pytest.raises(CannotRun, match=re.escape(told)):
         main(arguments)
 
 
 @pytest.mark.parametrize("option", ["--engine-key", "--engine-key=secret"])
-def test_a_key_of_an_engine_in_the_command_line_is_refused(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_key_on_the_command_line_is_refused(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every process of the machine could read it."""
     with pytest.raises(SystemExit, match="PENSTOCK_ENGINE_KEY"):
         main([option])
 
 
-def test_a_machine_without_vllm_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine is missing: the start ends with a message."""
+def test_missing_vllm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says how to go on."""
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(SystemExit, match="install vllm, or name an engine elsewhere with --engine"):
         main(["tiny"])
 
 
-async def test_an_engine_elsewhere_says_what_its_model_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is Harmony, no vLLM is needed here."""
+async def test_http_engine_with_harmony_needs_no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's server shows that its model speaks Harmony."""
     monkeypatch.setitem(sys.modules, "vllm", None)
     engine = FakeVllm()
     async with fakes(engine):
@@ -300,8 +300,8 @@ async def test_an_engine_elsewhere_says_what_its_model_speaks(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("model", [str(TINY_QWEN), None])
-async def test_a_chat_model_elsewhere_is_read_here(model: str | None) -> None:
-    """Its template and parsers come from the folder or the id that MODEL names, or that the engine has."""
+async def test_http_engine_with_a_chat_model_is_read_here(model: str | None) -> None:
+    """Template and parsers come from the folder or id of MODEL, or of the engine."""
     chat_model()  # vLLM's imports warn
     engine = FakeVllm(markers=[1, 2, 3], root="/nowhere" if model else str(TINY_QWEN))
     async with fakes(engine):
@@ -312,8 +312,8 @@ async def test_a_chat_model_elsewhere_is_read_here(model: str | None) -> None:
         assert "has a chat template, is read by the parsers qwen3 and hermes, and runs on" in await drawn(settings)
 
 
-async def test_a_gpt_oss_elsewhere_without_a_tokenizer_speaks_harmony(tmp_path: Path) -> None:
-    """An engine that cannot be asked for its markers says by its model's config what it is."""
+async def test_gpt_oss_without_a_tokenizer_speaks_harmony(tmp_path: Path) -> None:
+    """The config of the model shows it."""
     chat_model()  # vLLM's imports warn
     config = {"architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}}
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "gpt_oss"}))

@@ -69,10 +69,10 @@ def said(fields: Json) -> Json:
 
 @pytest.mark.defect("6")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-async def test_a_shell_or_patch_is_an_item_of_its_own(
+async def test_shell_or_patch_call_has_its_own_item(
     served: Served[ScriptedEngine], encoding: HarmonyEncoding, case: Case
 ) -> None:
-    """The model's call arrives as the API's item; its output reads the same, replayed or by previous_response_id."""
+    """Its output is rendered the same, replayed or by ``previous_response_id``."""
     name, arguments, fields, output, told = case
     served.engine.script = written(name, arguments, encoding)
     events = await stream_events(served, BODY)
@@ -92,10 +92,10 @@ async def test_a_shell_or_patch_is_an_item_of_its_own(
 
 
 @pytest.mark.defect("40")
-async def test_a_local_shell_may_be_answered_as_a_function(
+async def test_local_shell_may_be_answered_as_a_function(
     served: Served[ScriptedEngine], encoding: HarmonyEncoding
 ) -> None:
-    """Some agents answer every call alike: the output is that of the shell all the same."""
+    """Some agents answer every call with a function's output."""
     served.engine.script = written("local_shell", {"command": ["ls"]}, encoding)
     (call,) = done_items(await stream_events(served, BODY))
     answer = {"type": "function_call_output", "call_id": call["call_id"], "output": "README.md"}

@@ -58,13 +58,10 @@ def files(folder: Path) -> bytes:
 
 @pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
-async def test_a_response_never_has_a_secret_of_its_tools(
+async def test_responses_never_have_tool_secrets(
     served: Served[ScriptedEngine], tmp_path: Path, caplog: pytest.LogCaptureFixture, background: bool, streams: bool
 ) -> None:
-    """Neither the response, its events nor the log has them, but that there is a tool.
-
-    What waits in the store to be run has the whole URL, so that any server can run it, and never a header.
-    """
+    """Responses, events and log lack them; a queued response has the whole URL in the store, but no header."""
     body = {"input": "Hi", "tools": [TOOL], "tool_choice": "none", "background": background}
     with caplog.at_level(logging.DEBUG):
         if streams:
@@ -84,10 +81,10 @@ async def test_a_response_never_has_a_secret_of_its_tools(
 
 
 @pytest.mark.parametrize("fields", REFUSED, ids=str)
-async def test_an_error_never_has_a_secret_of_a_tool(
+async def test_errors_never_have_tool_secrets(
     served: Served[ScriptedEngine], caplog: pytest.LogCaptureFixture, fields: Json
 ) -> None:
-    """A refusal names the place, and quotes nothing of what stands there."""
+    """A refusal names the place without quoting it."""
     with caplog.at_level(logging.DEBUG):
         status, answer = await served.post({"input": "Hi", "tools": [TOOL | fields]})
     assert (status, answer["error"]["param"].startswith("tools[0].")) == (400, True)

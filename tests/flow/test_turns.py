@@ -58,11 +58,8 @@ async def heard(text: str, body: Json = BODY, **script: Any) -> list[ResponseEve
     "tool",
     ["browser.search", "browser.open", "browser.find", "browser.run", "python", "container.exec", "repo_browser"],
 )
-async def test_a_tool_that_nobody_declared_is_no_call(tool: str, arguments: str, size: int) -> None:
-    """What a model writes to a tool of its training is one item, kept as thinking to the letter, and ends nothing.
-
-    No call is made up that nobody runs, whatever its arguments are: the stream says the same as the final output.
-    """
+async def test_undeclared_tool_call_is_reasoning(tool: str, arguments: str, size: int) -> None:
+    """A call of an unavailable built-in tool is one reasoning item with the same text, in stream and output."""
     text = f"<|channel|>analysis to={tool} code<|message|>{arguments}<|call|><|start|>assistant"
     events = await heard(f"{text}<|channel|>final<|message|>Hello!<|return|>", chunk_size=size)
     added = [(event.output_index, type(event.item)) for event in events if isinstance(event, OutputItemAdded)]
@@ -91,7 +88,7 @@ def text_of(item: Any) -> str:
 @pytest.mark.parametrize("said", ["{}", ""])
 @pytest.mark.parametrize("end", ["<|call|>", "<|end|>", "<|return|>", "<|start|>assistant", ""])
 async def test_any_call_is_done(recipient: str, kind: str, text: str, said: str, end: str) -> None:
-    """A call has its done events whichever way it names its tool, whatever ends it, and where it says nothing."""
+    """A call has its done events for any recipient and end, with or without arguments."""
     events = await heard(f"{THOUGHT}<|channel|>commentary to={recipient}<|message|>{said}{end}")
     bodies = [json.loads(to_sse(event).partition(b"data: ")[2]) for event in events]
     ladder = [body for body in bodies if body.get("output_index") == 1]
@@ -117,10 +114,8 @@ async def test_any_call_is_done(recipient: str, kind: str, text: str, said: str,
         ("", "<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|return|>"),
     ],
 )
-async def test_usage_is_what_was_read_and_written(
-    thought: str, rest: str, size: int, encoding: HarmonyEncoding
-) -> None:
-    """Every token of the prompt and of the answer counts, and those of the thinking once more by themselves."""
+async def test_usage_counts_prompt_and_answer(thought: str, rest: str, size: int, encoding: HarmonyEncoding) -> None:
+    """Every token counts, and those of reasoning once more separately."""
     tokens = encoding.encode_markup(f"<|channel|>analysis<|message|>{thought}{rest}")
     engine = ScriptedEngine(Script(tokens, chunk_size=size))
     usage = final(await run(responses(engine), BODY)).usage
@@ -136,8 +131,8 @@ async def test_usage_is_what_was_read_and_written(
 
 @pytest.mark.defect("B23")
 @pytest.mark.parametrize("number", [0, 1, 2, 5, 9, 12])
-async def test_cancellation_goes_through(number: int, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """A run whose reader is cancelled at any event neither answers nor fails: it is stored as cancelled."""
+async def test_cancellation_propagates(number: int, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """A run whose reader is cancelled at any event is stored as cancelled."""
     engine = ScriptedEngine(Script(encoding.encode_markup(f"{THOUGHT}<|channel|>final<|message|>Hi"), latency=0.001))
     request = await read_request(json.dumps(BODY).encode())
     seen: list[ResponseEvent] = []
@@ -168,10 +163,8 @@ async def test_cancellation_goes_through(number: int, encoding: HarmonyEncoding,
 
 
 @pytest.mark.parametrize("size", [1, 1000])
-async def test_a_call_is_gone_on_from_with_exactly_what_the_engine_saw(
-    size: int, encoding: HarmonyEncoding, tmp_path: Path
-) -> None:
-    """By way of the store, the next prompt begins with the last one and every token behind it, however spelled."""
+async def test_prompt_after_a_call_has_the_engines_tokens(size: int, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Through the store, the next prompt begins with the last one and every token after it."""
     tokens = by_letters(
         f'{THOUGHT}<|channel|>commentary to=functions.get_weather json<|message|>{{"a": "Paris"}}<|call|>'
     )
@@ -204,8 +197,8 @@ _words = st.sampled_from(
 @pytest.mark.defect("26", "20", "B28")
 @given(st.lists(_words, max_size=40).map("".join), st.sampled_from([None, "auto"]), st.sampled_from([4, 1000]))
 @settings(max_examples=60, deadline=None)
-def test_whatever_was_said_can_be_sent_back(text: str, summary: str | None, limit: int) -> None:
-    """The output of any turn, however odd, is an input that the next request may hold, with its calls answered."""
+def test_output_of_any_turn_can_be_sent_back(text: str, summary: str | None, limit: int) -> None:
+    """The output of any turn is a valid input, with its calls answered."""
 
     async def talk() -> None:
         encoding = load_encoding()

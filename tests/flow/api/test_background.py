@@ -25,8 +25,8 @@ def where(store_at: str) -> str:
 
 
 @pytest.mark.defect("B21")
-async def test_a_background_response_waits_runs_and_ends(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """It is queued when it is asked for, in progress when the engine has it, and whole at its end, usage included."""
+async def test_background_response_waits_runs_and_ends(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """It is queued at first, in progress in the engine, and complete at its end, with usage."""
     served.engine.script = script(encoding, latency=0.05)
     response_id = await begun(served)
     while (status := (await found(served, response_id))["status"]) == "queued":
@@ -38,8 +38,8 @@ async def test_a_background_response_waits_runs_and_ends(served: Scripted, encod
 
 
 @pytest.mark.defect("B21")
-async def test_the_store_knows_how_far_it_is(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Whoever reads the store alone, as another server does, finds the response queued, then in progress."""
+async def test_store_has_the_status_of_a_background_response(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Another server, which reads only the store, sees it queued, then in progress."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.01)
     served.runs.background.limit = 1
     running, waiting = await begun(served), await begun(served)
@@ -51,8 +51,8 @@ async def test_the_store_knows_how_far_it_is(served: Scripted, encoding: Harmony
 
 
 @pytest.mark.defect("B21")
-async def test_all_of_it_is_told_as_events(served: Scripted) -> None:
-    """The stream of a background response tells that it is queued, then in progress, then the rest."""
+async def test_stream_of_a_background_response_begins_queued(served: Scripted) -> None:
+    """It is queued, then in progress, then as any other."""
     events = read_sse(await served.stream({"input": "Hi", "background": True}))
     assert [type(event) for event in events[:3]] == [ResponseCreated, ResponseQueued, ResponseInProgress]
     assert final(events).status == "completed"
@@ -72,10 +72,10 @@ async def test_all_of_it_is_told_as_events(served: Scripted) -> None:
     ids=str,
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_failure_is_an_end(
+async def test_failure_ends_a_background_response(
     served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any], stream: bool
 ) -> None:
-    """Whatever goes wrong, before the response began or behind that, it ends as failed, and so does its stream."""
+    """A failure at any point, before or after the start, ends the response and its stream as failed."""
     served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), **fault)
     if stream:
         response = final(read_sse(await served.stream({"input": "Hi", "background": True})))
@@ -89,8 +89,8 @@ async def test_a_failure_is_an_end(
 
 @pytest.mark.defect("V1")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_nothing_is_queued_for_a_dead_engine(served: Scripted, stream: bool) -> None:
-    """What would wait only to fail is turned away, and what it was to go on from is free for others."""
+async def test_dead_engine_refuses_background_responses(served: Scripted, stream: bool) -> None:
+    """A response that could only fail is refused, and its conversation is free."""
     served.engine.is_alive = False
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "background": True, "stream": stream, "conversation": conversation["id"]}
@@ -105,10 +105,7 @@ def fault_code(fault: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("limit", [1, 3])
 async def test_background_responses_run_in_order(encoding: HarmonyEncoding, where: str, limit: int) -> None:
-    """No more run at once than are allowed to; the others wait, and begin in the order in which they came.
-
-    Those that begin at the same moment may overtake one another on their way to the engine.
-    """
+    """Their number is limited, and the others wait in order; those that start together may overtake each other."""
     engine = ScriptedEngine(script(encoding, latency=0.01))
     async with serving(engine, encoding, where, limit=limit) as served:
         ids = [await begun(served) for _ in range(7)]
@@ -121,8 +118,8 @@ async def test_background_responses_run_in_order(encoding: HarmonyEncoding, wher
         assert [(await ended(served, each))["status"] for each in ids] == ["completed"] * 7
 
 
-async def test_a_queue_has_an_end(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """What would wait behind too many others is a 503 that says when to try again, and is not kept."""
+async def test_background_queue_is_bounded(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """A response too many is a 503 with a time to retry, and is not stored."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.01)
     served.runs.background.limit, served.runs.background.longest = 1, 2
     for _ in range(3):
@@ -135,8 +132,8 @@ async def test_a_queue_has_an_end(served: Scripted, encoding: HarmonyEncoding) -
 
 
 @pytest.mark.defect("31")
-async def test_a_background_response_needs_no_client(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """A client that leaves in the middle takes nothing with it: the response comes to its end."""
+async def test_background_response_needs_no_client(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """It completes after its client has left."""
     served.engine.script = script(encoding, latency=0.01)
     async with reading(served, {"background": True}) as stream:
         response_id = await stream.response_id()
@@ -145,8 +142,8 @@ async def test_a_background_response_needs_no_client(served: Scripted, encoding:
     assert served.engine.aborted == 0
 
 
-async def test_a_busy_engine_is_waited_for(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """What the engine has no room for now is tried again, and still queued until then."""
+async def test_busy_engine_is_retried(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """The response stays queued until the engine has room."""
     served.engine.script = Script(refusal=EngineOverloaded("Full."))
     response_id = await begun(served)
     await asyncio.sleep(0.05)
@@ -155,8 +152,8 @@ async def test_a_busy_engine_is_waited_for(served: Scripted, encoding: HarmonyEn
     assert (await ended(served, response_id))["status"] == "completed"
 
 
-async def test_what_can_never_begin_is_refused_at_once(served: Scripted) -> None:
-    """A grammar that cannot be, or too long an input, is a 400 to the request itself, and nothing is stored."""
+async def test_impossible_background_request_is_refused(served: Scripted) -> None:
+    """A wrong grammar or too long an input is a 400, and nothing is stored."""
     served.engine.context_length = 8192
     grammar = {"type": "custom", "name": "g", "format": {"type": "grammar", "syntax": "lark", "definition": "start: ("}}
     for body, param in (({"input": "long " * 9_000}, "input"), ({"input": "Hi", "tools": [grammar]}, "tools")):
@@ -169,8 +166,8 @@ async def test_what_can_never_begin_is_refused_at_once(served: Scripted) -> None
 @pytest.mark.parametrize(
     "fault", [{}, {"error": EngineFailed("It failed.")}, {"refusal": InvalidPrompt("Too odd.")}], ids=str
 )
-async def test_nothing_of_a_run_stays(served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any]) -> None:
-    """Once a response is over and stored, this process holds nothing of it, however it ended."""
+async def test_finished_run_is_released(served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any]) -> None:
+    """After a response is stored, the process holds nothing of it, whatever its end was."""
     served.engine.script = script(encoding, HELLO, **fault)
     for body in ({"background": True}, {"stream": True}, {}, {"store": False}):
         await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body})
@@ -180,8 +177,8 @@ async def test_nothing_of_a_run_stays(served: Scripted, encoding: HarmonyEncodin
     assert (background._waiting, background._tasks, served.runs._interrupts) == ({}, {}, {})
 
 
-async def test_a_conversation_waits_with_its_response(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """As long as a background response is not over nothing else is added to its conversation; then all of it is."""
+async def test_background_response_locks_its_conversation(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Nothing else is added until it has ended; then all of it is."""
     served.engine.script = script(encoding, latency=0.01)
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "conversation": conversation["id"]}
@@ -194,8 +191,8 @@ async def test_a_conversation_waits_with_its_response(served: Scripted, encoding
     assert (await served.post(body))[0] == 200
 
 
-async def test_openai_python_polls_and_follows(sdk: openai.AsyncOpenAI) -> None:
-    """The SDK's own way: create, poll until it is over; or stream, break off, and go on behind the last event."""
+async def test_openai_python_polls_and_resumes(sdk: openai.AsyncOpenAI) -> None:
+    """The client creates and polls a response, or resumes its stream after the last event."""
     response = await sdk.responses.create(model="tiny", input="Hi", background=True)
     while response.status in ("queued", "in_progress"):
         response = await sdk.responses.retrieve(response.id)
@@ -213,8 +210,8 @@ async def test_openai_python_polls_and_follows(sdk: openai.AsyncOpenAI) -> None:
 
 
 @pytest.mark.defect("43")
-async def test_a_detached_response_survives_its_client(encoding: HarmonyEncoding, where: str) -> None:
-    """With ``--detach`` a stored response comes to its end whether its client stays or not."""
+async def test_detached_response_survives_its_client(encoding: HarmonyEncoding, where: str) -> None:
+    """With ``--detach`` a stored response completes without its client."""
     engine = ScriptedEngine(script(encoding, latency=0.01))
     async with serving(engine, encoding, where, detaches=True) as served:
         async with reading(served) as stream:
@@ -226,8 +223,8 @@ async def test_a_detached_response_survives_its_client(encoding: HarmonyEncoding
 
 
 @pytest.mark.defect("43")
-async def test_what_is_not_stored_goes_with_its_client(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Nobody could ask for the rest of a response that is not stored: it is aborted, ``--detach`` or not."""
+async def test_unstored_response_ends_with_its_client(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """It could not be fetched later, so it is aborted, with ``--detach`` or without."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
     async with serving(engine, encoding, tmp_path, detaches=True) as served:
         async with reading(served, {"store": False}) as stream:
@@ -236,8 +233,8 @@ async def test_what_is_not_stored_goes_with_its_client(encoding: HarmonyEncoding
         assert engine.aborted == 1
 
 
-async def test_a_detached_response_is_refused_by_a_status(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """What keeps a detached response from beginning is an HTTP status, as for any other."""
+async def test_detached_response_may_be_refused_by_a_status(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """An error before its start is an HTTP status, as for any other."""
     engine = ScriptedEngine(Script(refusal=InvalidPrompt("Too odd.")))
     async with serving(engine, encoding, tmp_path, detaches=True) as served:
         for stream in (False, True):

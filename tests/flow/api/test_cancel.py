@@ -47,7 +47,7 @@ FIELDS = ("status", "error", "incomplete_details", "completed_at")
 
 
 @pytest.mark.defect("13")
-async def test_nobody_cancels_what_is_not_there(served: Scripted) -> None:
+async def test_cancel_of_an_unknown_response_is_not_found(served: Scripted) -> None:
     """An unknown id is a 404."""
     status, error = await cancelled(served, "resp_0")
     assert (status, error["error"]["code"]) == (404, "response_not_found")
@@ -55,10 +55,10 @@ async def test_nobody_cancels_what_is_not_there(served: Scripted) -> None:
 
 @pytest.mark.defect("13")
 @pytest.mark.parametrize("fault", ENDINGS, ids=["completed", "failed"])
-async def test_what_ended_in_the_background_stays_as_it_is(
+async def test_finished_background_response_cannot_be_cancelled(
     served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any]
 ) -> None:
-    """To cancel a background response that has ended changes nothing, and the answer is the response."""
+    """The answer is the unchanged response."""
     served.engine.script = script(encoding, **fault)
     answer = await ended(served, await begun(served))
     for _ in range(2):
@@ -68,10 +68,10 @@ async def test_what_ended_in_the_background_stays_as_it_is(
 
 @pytest.mark.defect("13")
 @pytest.mark.parametrize("fault", ENDINGS, ids=["completed", "failed"])
-async def test_what_ended_before_its_client_is_past_cancelling(
+async def test_finished_foreground_response_is_not_cancellable(
     served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any]
 ) -> None:
-    """To cancel a response that ended, and was not in the background, is a 400 that says why."""
+    """The cancel is a 400 with the reason."""
     served.engine.script = script(encoding, **fault)
     _, answer = await served.post({"input": "Hi"})
     status, error = await cancelled(served, answer["id"])
@@ -80,8 +80,8 @@ async def test_what_ended_before_its_client_is_past_cancelling(
 
 
 @pytest.mark.defect("13")
-async def test_what_waits_never_runs(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """A queued response that is cancelled never comes to the engine; its stream says that it waited, and its end."""
+async def test_cancelled_queued_response_never_runs(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """It never reaches the engine, and its stream has the queued event and an end."""
     endless(served, encoding)
     served.runs.background.limit = 1
     running, waiting = await begun(served), await begun(served)
@@ -102,10 +102,10 @@ async def test_what_waits_never_runs(served: Scripted, encoding: HarmonyEncoding
 
 
 @pytest.mark.defect("V17", "B22")
-async def test_what_runs_in_the_background_keeps_what_it_has(
+async def test_cancelled_background_response_keeps_its_output(
     served: Scripted, encoding: HarmonyEncoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The response is cancelled, never completed: with its output so far, its usage, and an end for its reader."""
+    """It is cancelled with its output and usage so far, and its reader gets an end."""
     monkeypatch.setattr(runs, "CANCEL_WAIT", 3600)
     endless(served, encoding)
     async with reading(served, {"background": True}) as stream:
@@ -127,7 +127,7 @@ async def test_what_runs_in_the_background_keeps_what_it_has(
 @pytest.mark.defect("42")
 @pytest.mark.parametrize("store", [True, False])
 async def test_any_stream_can_be_cancelled(served: Scripted, encoding: HarmonyEncoding, store: bool) -> None:
-    """A response in front of its client is cancelled by its id, stored or not; its stream ends in good order."""
+    """A foreground response is cancelled by its id, stored or not, and its stream has a terminal event."""
     endless(served, encoding)
     async with reading(served, {"store": store}) as stream:
         response_id = await stream.response_id()
@@ -145,8 +145,8 @@ async def test_any_stream_can_be_cancelled(served: Scripted, encoding: HarmonyEn
 
 
 @pytest.mark.defect("42")
-async def test_what_is_not_streamed_can_be_cancelled(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Whoever waits for the whole response gets it, cancelled."""
+async def test_unstreamed_response_can_be_cancelled(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """The waiting client gets the cancelled response."""
     endless(served, encoding)
     asked = asyncio.create_task(served.post({"input": "Hi"}))
     await until(lambda: len(served.runs.live.running) == 1)
@@ -157,8 +157,8 @@ async def test_what_is_not_streamed_can_be_cancelled(served: Scripted, encoding:
 
 
 @pytest.mark.defect("B22")
-async def test_several_cancels_agree(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """All who cancel a response at once are told the same."""
+async def test_concurrent_cancels_agree(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """All of them get the same answer."""
     endless(served, encoding)
     response_id = await begun(served)
     await until(lambda: served.engine.running == 1)
@@ -170,10 +170,8 @@ async def test_several_cancels_agree(served: Scripted, encoding: HarmonyEncoding
 
 @pytest.mark.defect("B22")
 @pytest.mark.parametrize("background", [False, True])
-async def test_whatever_ends_a_response_first_counts(
-    served: Scripted, encoding: HarmonyEncoding, background: bool
-) -> None:
-    """A response that completes just when it is cancelled has one end, and everybody is told that one."""
+async def test_first_end_of_a_response_counts(served: Scripted, encoding: HarmonyEncoding, background: bool) -> None:
+    """A response that completes while it is cancelled has one end, which everybody gets."""
     served.engine.script = script(encoding, latency=0.001)
     for pause in range(12):
         async with reading(served, {"background": background}) as stream:
@@ -213,10 +211,8 @@ async def breaks_when_cancelled(source: AsyncIterator[TokenFrame]) -> AsyncGener
 @pytest.mark.defect("B22")
 @pytest.mark.parametrize("stage", [never_ends, breaks_when_cancelled])
 @pytest.mark.parametrize("background", [False, True])
-async def test_a_stage_that_hangs_is_called_off(
-    encoding: HarmonyEncoding, where: str, stage: Any, background: bool
-) -> None:
-    """A response ends within moments even where a stage hears nothing of it, or breaks when it is called off."""
+async def test_hanging_stage_is_cancelled(encoding: HarmonyEncoding, where: str, stage: Any, background: bool) -> None:
+    """The response ends even if a stage ignores the cancel or raises."""
 
     def hanging(whole: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         return whole.after("generate", "hanging", stage)
@@ -243,8 +239,8 @@ async def loud(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame
 
 
 @pytest.mark.defect("42")
-async def test_a_client_that_does_not_read_gets_an_end(encoding: HarmonyEncoding, where: str) -> None:
-    """A response whose client lets the stream pile up is cancelled all the same; once it reads, it reads the end."""
+async def test_client_that_does_not_read_gets_an_end(encoding: HarmonyEncoding, where: str) -> None:
+    """The response is cancelled while its stream is blocked, and the client can read its end later."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.001))
     async with serving(engine, encoding, where, edit=lambda whole: whole.after("parse", "loud", loud)) as served:
         async with reading(served) as stream:
@@ -262,8 +258,8 @@ async def test_a_client_that_does_not_read_gets_an_end(encoding: HarmonyEncoding
 
 
 @pytest.mark.defect("13")
-async def test_a_cancel_that_was_answered_lasts(encoding: HarmonyEncoding, where: str) -> None:
-    """The answer comes once the end is stored: no server that comes after a crash makes the response all the same."""
+async def test_answered_cancel_is_durable(encoding: HarmonyEncoding, where: str) -> None:
+    """The answer comes after the end is stored, so no other server runs the response after a crash."""
     kept = Faulty(database(where))
     async with serving(ScriptedEngine(script(encoding)), encoding, kept, limit=0) as served:
         response_id = await begun(served)
@@ -281,8 +277,8 @@ async def test_a_cancel_that_was_answered_lasts(encoding: HarmonyEncoding, where
 
 
 @pytest.mark.defect("13")
-async def test_what_has_moved_on_is_not_called_cancelled(served: Scripted) -> None:
-    """A cancel that meets a response on its way to another server says that it has to be asked again."""
+async def test_cancel_of_a_moved_response_is_retried(served: Scripted) -> None:
+    """A cancel that meets a response on its way to another server is told to retry."""
     served.runs.background.limit = 0
     response_id = await begun(served)
     run = served.runs.live.get(response_id, "")
@@ -295,8 +291,8 @@ async def test_what_has_moved_on_is_not_called_cancelled(served: Scripted) -> No
 # What goes with it
 
 
-async def test_a_response_that_is_deleted_runs_no_further(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Deleting a response that runs cancels it first: the engine is free, its reader gets an end, and it is gone."""
+async def test_deleting_a_running_response_cancels_it(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """The engine is free, the reader gets an end, and the response is gone."""
     endless(served, encoding)
     async with reading(served, {"background": True}) as stream:
         response_id = await stream.response_id()
@@ -308,10 +304,10 @@ async def test_a_response_that_is_deleted_runs_no_further(served: Scripted, enco
 
 
 @pytest.mark.parametrize("limit", [0, 1])
-async def test_a_cancelled_response_lets_go_of_its_conversation(
+async def test_cancelled_response_unlocks_its_conversation(
     served: Scripted, encoding: HarmonyEncoding, limit: int
 ) -> None:
-    """Cancelled while it waits or runs, a response adds nothing to its conversation, which is free for the next."""
+    """Queued or running, it adds nothing to its conversation, which is free again."""
     endless(served, encoding)
     served.runs.background.limit = limit
     _, conversation = await served.post({}, "/v1/conversations")
@@ -338,8 +334,8 @@ class Interrupted(Faulty):
         return rows
 
 
-async def test_what_ends_meanwhile_does_not_change_what_it_was_given(encoding: HarmonyEncoding, where: str) -> None:
-    """The input of a response that ends while it is listed has nothing of the output."""
+async def test_input_items_stay_the_same_when_a_response_ends(encoding: HarmonyEncoding, where: str) -> None:
+    """The input of a response that ends while it is listed has none of its output."""
     kept = Interrupted(database(where))
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.005))
     async with serving(engine, encoding, kept) as served, reading(served) as stream:
@@ -352,8 +348,8 @@ async def test_what_ends_meanwhile_does_not_change_what_it_was_given(encoding: H
         assert again == listed
 
 
-async def test_a_cancelled_response_is_not_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """What was cancelled has no end to go on from: a 400 that says so."""
+async def test_cancelled_response_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """The continuation is a 400 with the reason."""
     endless(served, encoding)
     response_id = await begun(served)
     await cancelled(served, response_id)

@@ -39,22 +39,22 @@ def looks() -> Iterator[list[int]]:
     gc.unfreeze()
 
 
-def test_a_large_request_stops_nobody_for_all_that_lives(looks: list[int]) -> None:
-    """A hundred thousand values are made without one look at everything."""
+def test_large_request_causes_no_full_collection(looks: list[int]) -> None:
+    """A hundred thousand values are made without one."""
     kept = [[number] for number in range(100_000)]
     assert looks
     assert ALL not in looks
     assert len(kept) == 100_000
 
 
-def test_what_only_the_collector_can_free_is_freed(looks: list[int]) -> None:
-    """Garbage does not wait for a look at everything."""
+def test_cyclic_garbage_is_freed(looks: list[int]) -> None:
+    """It does not wait for a full collection."""
     knots = [weakref.ref(Knot()) for _ in range(100_000)]
     left = sum(knot() is not None for knot in knots)
     assert ALL not in looks
     assert left < 30_000
 
 
-def test_what_a_server_starts_with_is_left_alone(looks: list[int]) -> None:
-    """No look takes longer because of it."""
+def test_startup_objects_are_frozen(looks: list[int]) -> None:
+    """No collection scans them."""
     assert gc.get_freeze_count() > 10_000

@@ -24,10 +24,10 @@ def name_of(frame: bytes) -> str:
 
 @pytest.mark.defect("V16", "B19")
 @pytest.mark.parametrize("way", [{}, {"stream": True}, {"background": True}], ids=str)
-async def test_what_still_runs_cannot_be_continued(
+async def test_running_response_cannot_be_continued(
     served: Scripted, encoding: HarmonyEncoding, way: dict[str, Any]
 ) -> None:
-    """Nobody reads half of a response: until it has ended a 400 says so, and then all of it is there."""
+    """A continuation is a 400 until the response has ended; then all of it is there."""
     served.engine.script = script(encoding, latency=0.02)
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer:
         first = await answer.content.readuntil(b"\n\n")
@@ -45,8 +45,8 @@ async def test_what_still_runs_cannot_be_continued(
 
 
 @pytest.mark.defect("V16")
-async def test_what_waits_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """What runs in the background can be continued once it has ended, and no sooner."""
+async def test_queued_response_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """A background response can be continued only after its end."""
     served.engine.script = script(encoding, latency=0.02)
     _, queued = await served.post({"input": "Hi", "background": True})
     following = {"input": "Go on", "previous_response_id": queued["id"]}
@@ -57,8 +57,8 @@ async def test_what_waits_cannot_be_continued(served: Scripted, encoding: Harmon
 
 
 @pytest.mark.defect("V16")
-async def test_what_was_left_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """A response whose client left was cancelled: it is kept, and goes no further."""
+async def test_abandoned_response_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Its client left, so it is stored as cancelled."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer:
         left = name_of(await answer.content.readuntil(b"\n\n"))
@@ -70,8 +70,8 @@ async def test_what_was_left_cannot_be_continued(served: Scripted, encoding: Har
 
 
 @pytest.mark.defect("V16")
-async def test_what_failed_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Half of an answer is no ground to go on from, where its client did not want it to be half."""
+async def test_failed_response_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Its output is partial without the client's wish."""
     served.engine.script = script(encoding, ENDLESS, error=EngineFailed("It failed."))
     _, failed = await served.post({"input": "Hi"})
     assert failed["status"] == "failed"
@@ -79,8 +79,8 @@ async def test_what_failed_cannot_be_continued(served: Scripted, encoding: Harmo
     assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
 
 
-async def test_what_came_to_its_limit_can_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """A response that its client cut short is gone on with from where it is."""
+async def test_truncated_response_can_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """A response at its token limit is continued from its partial output."""
     served.engine.script = script(encoding, ENDLESS)
     _, cut = await served.post({"input": "Hi", "max_output_tokens": 16})
     assert cut["status"] == "incomplete"
@@ -89,8 +89,8 @@ async def test_what_came_to_its_limit_can_be_continued(served: Scripted, encodin
 
 
 @pytest.mark.defect("V11", "B20")
-async def test_a_continuation_is_told_what_its_own_request_says(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Instructions, tools and effort of the new request are in the prompt, and those of the old one are not."""
+async def test_continuation_has_its_own_parameters(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """The prompt has instructions, tools and effort of the new request only."""
     before = {"instructions": "Rhyme.", "tools": [{**WEATHER, "name": "old"}], "reasoning": {"effort": "high"}}
     after = {"instructions": "Sing.", "tools": [{**WEATHER, "name": "new"}], "reasoning": {"effort": "low"}}
     _, first = await served.post({"input": "one", **before})
@@ -106,8 +106,8 @@ async def test_a_continuation_is_told_what_its_own_request_says(served: Scripted
 
 
 @pytest.mark.defect("V12", "19", "B28")
-async def test_a_loop_of_tools_is_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Thoughts, calls and what they returned are read by the next turn, where only their last id was sent."""
+async def test_tool_loop_is_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Reasoning, calls and results are in the next prompt, though the request has only an id."""
     custom = {"type": "custom", "name": "say"}
     asked = {"tools": [WEATHER, custom]}
     served.engine.script = script(encoding, CALL)
@@ -127,7 +127,7 @@ async def test_a_loop_of_tools_is_continued(served: Scripted, encoding: HarmonyE
 
 @pytest.mark.defect("B18", "46")
 async def test_branches_are_isolated(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """One response continued many times at once: no branch sees another, and nobody changes what they share."""
+    """Of many concurrent continuations of one response, none sees another, and their parent is unchanged."""
     _, root = await served.post({"input": "root"})
     seen = [await served.get(f"/v1/responses/{root['id']}{end}") for end in ("", "/input_items")]
     branches = [{"input": f"branch {name}", "previous_response_id": root["id"]} for name in "abcd"]
@@ -140,8 +140,8 @@ async def test_branches_are_isolated(served: Scripted, encoding: HarmonyEncoding
     assert [await served.get(f"/v1/responses/{root['id']}{end}") for end in ("", "/input_items")] == seen
 
 
-async def test_a_chain_goes_on_without_what_was_deleted(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """A deleted response, and what came before it, is missing from what continued it, which goes on all the same."""
+async def test_chain_continues_without_deleted_responses(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """A deleted response and its ancestors are missing from its continuations, which still work."""
     chain = list[str]()
     for said in ("one", "two", "three"):
         _, response = await served.post({"input": said, "previous_response_id": chain[-1] if chain else None})
@@ -153,8 +153,8 @@ async def test_a_chain_goes_on_without_what_was_deleted(served: Scripted, encodi
 
 
 @pytest.mark.defect("28", "B30")
-async def test_an_id_is_never_the_clients(served: Scripted) -> None:
-    """Whatever ids a request brings, its response has one of the server's own: none takes another's place."""
+async def test_client_cannot_choose_an_id(served: Scripted) -> None:
+    """A response always has an id of the server, so none can replace another."""
     _, first = await served.post({"input": "one"})
     own: dict[str, Any] = {"request_id": first["id"], "id": first["id"], "response_id": first["id"]}
     headers = {"X-Request-Id": first["id"]}

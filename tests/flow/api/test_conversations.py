@@ -28,8 +28,8 @@ def where(store_at: str) -> str:
 
 
 @pytest.mark.defect("33")
-async def test_openai_python_keeps_a_conversation(sdk: openai.AsyncOpenAI) -> None:
-    """A conversation is begun, found, marked anew and forgotten, with the words of the SDK."""
+async def test_openai_python_manages_conversations(sdk: openai.AsyncOpenAI) -> None:
+    """The client creates, retrieves, updates and deletes one."""
     conversation = await sdk.conversations.create(metadata={"topic": "rain"})
     assert re.fullmatch("conv_[0-9a-f]{32}", conversation.id)
     assert await sdk.conversations.retrieve(conversation.id) == conversation
@@ -47,8 +47,8 @@ async def test_openai_python_keeps_a_conversation(sdk: openai.AsyncOpenAI) -> No
 
 
 @pytest.mark.defect("33")
-async def test_openai_python_keeps_items(sdk: openai.AsyncOpenAI) -> None:
-    """Items are listed, added, found and deleted one by one, with the words of the SDK."""
+async def test_openai_python_manages_items(sdk: openai.AsyncOpenAI) -> None:
+    """The client lists, adds, retrieves and deletes them."""
     first: Any = ITEMS[:3]
     conversation = await sdk.conversations.create(items=first)
     more: Any = ITEMS[3:]
@@ -69,8 +69,8 @@ async def test_openai_python_keeps_items(sdk: openai.AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize("base", ["/v1", "/openresponses/v1"])
-async def test_what_is_answered_is_as_the_sdk_has_it(served: Scripted, base: str) -> None:
-    """Every object has the fields that the SDK's types have, and no others that they do not know."""
+async def test_answers_match_the_sdk_types(served: Scripted, base: str) -> None:
+    """Every object has exactly the fields of the SDK's type."""
     _, conversation = await served.post({"items": ITEMS, "metadata": {"a": "b"}}, f"{base}/conversations")
     assert Conversation.model_validate(conversation, strict=True).to_dict() == conversation
     path = f"{base}/conversations/{conversation['id']}"
@@ -87,8 +87,8 @@ async def test_what_is_answered_is_as_the_sdk_has_it(served: Scripted, base: str
 
 
 @pytest.mark.defect("V14")
-async def test_a_conversation_keeps_images_but_not_for_a_model_that_reads_text(served: Scripted) -> None:
-    """They are listed as they came; a model that cannot see them refuses the conversation and drops nothing of it."""
+async def test_text_model_refuses_a_conversation_with_images(served: Scripted) -> None:
+    """The images are listed unchanged, and none is dropped."""
     image = {"type": "input_image", "image_url": data_url(png()), "detail": "high"}
     call = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": [image | {"detail": "auto"}]}
@@ -105,7 +105,7 @@ async def test_a_conversation_keeps_images_but_not_for_a_model_that_reads_text(s
 
 
 async def test_items_get_ids_of_the_server(served: Scripted) -> None:
-    """An item without an id, or with one that the conversation has, gets one; clients' own ids are kept otherwise."""
+    """An item without an id, or with one that is taken, gets one; other ids of clients are kept."""
     path = await created(served, HI, {**HI, "id": "mine"}, {**HI, "id": "mine"})
     _, page = await served.post({"items": [HI, {**HI, "id": "mine"}]}, f"{path}/items")
     ids = [item["id"] for item in await items_of(served, path)]
@@ -117,7 +117,7 @@ async def test_items_get_ids_of_the_server(served: Scripted) -> None:
 
 @pytest.mark.parametrize("item_id", ["a/b", "ü 🐍", "...", "%2F", "?#", "x" * 200])
 async def test_items_are_found_by_any_id(sdk: openai.AsyncOpenAI, item_id: str) -> None:
-    """Clients make up ids as they like."""
+    """Clients may choose any ids."""
     item: Any = {**HI, "id": item_id, "type": "message"}
     conversation = await sdk.conversations.create(items=[item])
     assert (await sdk.conversations.items.retrieve(item_id, conversation_id=conversation.id)).id == item_id
@@ -126,7 +126,7 @@ async def test_items_are_found_by_any_id(sdk: openai.AsyncOpenAI, item_id: str) 
 
 
 async def test_items_are_added_by_reference(served: Scripted) -> None:
-    """Any stored item can be added by its id; one that the conversation has already is not added again."""
+    """Any stored item can be added by its id; one that is there already is not added again."""
     _, response = await served.post({"input": "Hi"})
     thought, answer = response["output"]
     path = await created(served, {"type": "item_reference", "id": answer["id"]})
@@ -135,8 +135,8 @@ async def test_items_are_added_by_reference(served: Scripted) -> None:
     assert await items_of(served, path) == [answer, thought]
 
 
-async def test_metadata_can_be_taken_away(served: Scripted) -> None:
-    """What a conversation is marked with is replaced as a whole; null leaves nothing."""
+async def test_metadata_can_be_removed(served: Scripted) -> None:
+    """It is replaced as a whole, and null removes it."""
     _, conversation = await served.post({"metadata": {"a": "b", "c": "d"}}, CONVERSATIONS)
     path = f"{CONVERSATIONS}/{conversation['id']}"
     for said, left in (({"e": "f"}, {"e": "f"}), (None, {})):
@@ -144,8 +144,8 @@ async def test_metadata_can_be_taken_away(served: Scripted) -> None:
         assert await served.get(path) == (200, conversation | {"metadata": left})
 
 
-async def test_items_come_in_pages(served: Scripted) -> None:
-    """Twenty items make a page where nothing is said, newest first; ``after`` leads to the next one."""
+async def test_items_are_paginated(served: Scripted) -> None:
+    """By default a page has twenty items, newest first; ``after`` leads to the next one."""
     path = await created(served, *[HI] * 20)
     assert (await served.post({"items": [HI] * 5}, f"{path}/items"))[0] == 200
     listed = [item["id"] for item in await items_of(served, path)]
@@ -191,23 +191,23 @@ async def test_items_come_in_pages(served: Scripted) -> None:
         ("GET", "/items/msg_mine?include=x", None, "include"),
     ],
 )
-async def test_what_makes_no_sense_is_refused(served: Scripted, method: str, end: str, body: Any, param: str) -> None:
-    """A bad value is a 400 that names it, and changes nothing."""
+async def test_bad_value_is_refused(served: Scripted, method: str, end: str, body: Any, param: str) -> None:
+    """The 400 names it, and nothing is changed."""
     path = await created(served, *ITEMS)
     status, error = await served.ask(method, path + end, body)
     assert (status, error["error"]["param"]) == (400, param)
     assert len(await items_of(served, path)) == len(ITEMS)
 
 
-async def test_a_conversation_that_makes_no_sense_is_not_begun(served: Scripted) -> None:
-    """The items of a new conversation are held to the same rules."""
+async def test_new_conversation_has_the_same_checks(served: Scripted) -> None:
+    """The items of a new conversation are checked like added ones."""
     for items, param in (([{"id": "msg_nowhere"}], "items[0].id"), ([HI, ITEMS[4]], "items[1].call_id")):
         status, error = await served.post({"items": items}, CONVERSATIONS)
         assert (status, error["error"]["param"]) == (400, param)
 
 
-async def test_an_item_that_is_not_there_is_not_found(served: Scripted) -> None:
-    """An item belongs to its conversation: no other one finds it."""
+async def test_missing_item_is_not_found(served: Scripted) -> None:
+    """An item is found in its own conversation only."""
     other = await created(served, {**HI, "id": "msg_1"})
     path = await created(served, HI)
     for method in ("GET", "DELETE"):
@@ -242,8 +242,10 @@ async def shared(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Sc
         ("POST", "/v1/responses", {"input": "Hi", "conversation": "{}"}),
     ],
 )
-async def test_what_is_anothers_is_not_there(shared: Scripted, method: str, path: str, body: Json | None) -> None:
-    """Whatever Bob does with Alice's conversation, he is told what he is told of one that does not exist."""
+async def test_other_owners_conversation_does_not_exist(
+    shared: Scripted, method: str, path: str, body: Json | None
+) -> None:
+    """Bob gets the same answers for Alice's conversation as for one that does not exist."""
 
     async def ask(key: str, name: str) -> tuple[int, Any]:
         said = body and {field: name if value == "{}" else value for field, value in body.items()}

@@ -29,7 +29,7 @@ def where(store_at: str) -> str:
 
 @pytest.mark.defect("33")
 async def test_responses_are_added_one_after_another(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Asked for as one object, as a stream or in the background: each response reads those before it, and is added."""
+    """Unstreamed, streamed or in the background, each response reads the earlier ones, and is added."""
     path = await created(served, {"role": "developer", "content": "Be kind."})
     conversation = {"conversation": name_of(path)}
     _, first = await served.post({"input": "one", **conversation})
@@ -47,8 +47,8 @@ async def test_responses_are_added_one_after_another(served: Scripted, encoding:
     assert prompt.index("Be kind.") < prompt.index("one") < prompt.index("two") < prompt.index("three")
 
 
-async def test_input_items_have_the_conversation(served: Scripted) -> None:
-    """What a response was given to read is its conversation as it was then, and its own input."""
+async def test_input_items_include_the_conversation(served: Scripted) -> None:
+    """The input of a response is its conversation at that time, and its own input."""
     path = await created(served, *ITEMS)
     asked = {"input": "Hi", "conversation": name_of(path)}
     responses = [(await served.post(asked))[1] for _ in range(2)]
@@ -59,8 +59,8 @@ async def test_input_items_have_the_conversation(served: Scripted) -> None:
         assert page["data"] == listed[:length]
 
 
-async def test_a_prompt_with_a_conversation_is_counted(served: Scripted) -> None:
-    """Counting reads the conversation, and neither locks it nor adds to it."""
+async def test_counting_tokens_reads_the_conversation(served: Scripted) -> None:
+    """It neither locks the conversation nor adds to it."""
     path = await created(served, *ITEMS)
     asked = {"input": "Hi", "conversation": name_of(path)}
     _, counted = await served.post(asked, "/v1/responses/input_tokens")
@@ -68,8 +68,8 @@ async def test_a_prompt_with_a_conversation_is_counted(served: Scripted) -> None
     assert counted["input_tokens"] == response["usage"]["input_tokens"]
 
 
-async def test_openai_python_goes_on_with_a_conversation(sdk: openai.AsyncOpenAI) -> None:
-    """The SDK names it by its id or by the object."""
+async def test_openai_python_continues_a_conversation(sdk: openai.AsyncOpenAI) -> None:
+    """The client names it by its id or by an object."""
     conversation = await sdk.conversations.create()
     names: tuple[Any, ...] = (conversation.id, {"id": conversation.id})
     for name in names:
@@ -81,7 +81,7 @@ async def test_openai_python_goes_on_with_a_conversation(sdk: openai.AsyncOpenAI
 
 @pytest.mark.defect("V12", "19")
 async def test_calls_and_outputs_go_through_a_conversation(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """A tool's call is kept in the conversation, where the next request's output finds it."""
+    """A tool call is kept there, and the next request's output finds it."""
     path = await created(served)
     served.engine.script = script(encoding, CALL)
     asked = {"conversation": name_of(path), "tools": [WEATHER]}
@@ -103,10 +103,10 @@ async def test_calls_and_outputs_go_through_a_conversation(served: Scripted, enc
         ({"error": EngineFailed("It failed.")}, None, "failed", 0),
     ],
 )
-async def test_what_failed_is_not_added(
+async def test_failed_response_is_not_added(
     served: Scripted, encoding: HarmonyEncoding, background: bool, outcome: tuple[Json, int | None, str, int]
 ) -> None:
-    """Input and output are added together or not at all: behind a failure the next finds what the last one found."""
+    """Input and output are added together or not at all."""
     options, limit, status, added = outcome
     path = await created(served)
     served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), **options)
@@ -118,8 +118,8 @@ async def test_what_failed_is_not_added(
     assert (await served.post({"input": "Hi", "conversation": name_of(path)}))[0] == 200
 
 
-async def test_what_was_cancelled_is_not_added(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Whoever calls a response off leaves its conversation as it was, and free."""
+async def test_cancelled_response_is_not_added(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Its conversation is unchanged and free."""
     path = await created(served)
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
     asked = {"input": "Hi", "conversation": name_of(path)}
@@ -131,7 +131,7 @@ async def test_what_was_cancelled_is_not_added(served: Scripted, encoding: Harmo
     assert (await served.post(asked))[0] == 200
 
 
-async def test_what_was_left_is_not_added(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_abandoned_response_is_not_added(served: Scripted, encoding: HarmonyEncoding) -> None:
     """A client that leaves its stream frees the conversation."""
     path = await created(served)
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
@@ -146,8 +146,8 @@ async def test_what_was_left_is_not_added(served: Scripted, encoding: HarmonyEnc
     assert len(await items_of(served, path)) == 3
 
 
-async def test_what_is_not_stored_is_added_all_the_same(served: Scripted) -> None:
-    """``store: false`` keeps no response; its conversation goes on with what was said."""
+async def test_unstored_response_is_added(served: Scripted) -> None:
+    """With ``store: false`` the response is not stored, but its conversation has its items."""
     path = await created(served)
     _, response = await served.post({"input": "Hi", "conversation": name_of(path), "store": False})
     assert (await served.get(f"/v1/responses/{response['id']}"))[0] == 404
@@ -155,10 +155,10 @@ async def test_what_is_not_stored_is_added_all_the_same(served: Scripted) -> Non
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_two_responses_at_once_are_one_too_many(
+async def test_second_concurrent_response_is_refused(
     served: Scripted, encoding: HarmonyEncoding, background: bool
 ) -> None:
-    """While a response is made nobody else adds to its conversation: a 409 says to try again, and then it works."""
+    """While a response runs, others in its conversation get a 409 and can retry later."""
     path = await created(served, {**HI, "id": "msg_1"})
     asked = {"input": "Hi", "conversation": name_of(path)}
     served.engine.script = script(encoding, latency=0.05)
@@ -182,8 +182,8 @@ async def test_two_responses_at_once_are_one_too_many(
     assert len(await items_of(served, path)) == 7
 
 
-async def test_openai_python_tries_again_by_itself(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """The SDK takes the 409 for what it is: both responses are added, one after the other."""
+async def test_openai_python_retries_after_a_conflict(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """The client retries the 409: both responses are added, one after the other."""
     path = await created(served)
     served.engine.script = script(encoding, latency=0.01)
     async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=9) as client:
@@ -192,8 +192,8 @@ async def test_openai_python_tries_again_by_itself(served: Scripted, encoding: H
     assert len(await items_of(served, path)) == 6
 
 
-async def test_a_conversation_may_go_while_a_response_runs(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Deleting it forgets its items and nothing else: its responses stay, and what runs ends in good order."""
+async def test_conversation_may_be_deleted_during_a_response(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Its items are deleted, its responses stay, and the running one completes."""
     path = await created(served)
     asked = {"input": "Hi", "conversation": name_of(path)}
     _, first = await served.post(asked)
@@ -208,8 +208,8 @@ async def test_a_conversation_may_go_while_a_response_runs(served: Scripted, enc
     assert (status, error["error"]["code"], error["error"]["param"]) == (404, "conversation_not_found", "conversation")
 
 
-async def test_a_call_may_be_deleted_before_its_output(served: Scripted) -> None:
-    """Whatever is taken out of a conversation, what is left can be gone on with."""
+async def test_call_may_be_deleted_before_its_output(served: Scripted) -> None:
+    """After any deletion the rest of a conversation can be continued."""
     path = await created(served, *ITEMS)
     calls = [item["id"] for item in await items_of(served, path) if item["type"].endswith("_call")]
     for call in calls:
@@ -232,8 +232,8 @@ class Stalled(SqliteDatabase):
 
 
 @pytest.mark.parametrize("way", [{}, {"stream": True}, {"background": True}], ids=str)
-async def test_who_leaves_early_leaves_no_lock(encoding: HarmonyEncoding, tmp_path: Path, way: Json) -> None:
-    """Whoever gives up while the store stalls has locked nothing: the conversation is free once it flows."""
+async def test_cancelled_request_leaves_no_lock(encoding: HarmonyEncoding, tmp_path: Path, way: Json) -> None:
+    """If a client leaves while the store stalls, the conversation is free afterwards."""
     database = Stalled(tmp_path / "store.sqlite3")
     async with serving(ScriptedEngine(script(encoding)), encoding, database) as served:
         path = await created(served)

@@ -103,10 +103,10 @@ async def behind(served: Scripted) -> str:
 @pytest.mark.parametrize("ask", [streamed, in_one, behind])
 @pytest.mark.parametrize("fault", [*FAULTS, *ENDS])
 @pytest.mark.parametrize("place", PLACES)
-async def test_a_broken_stage_ends_its_response_and_nothing_else(
+async def test_broken_stage_ends_only_its_response(
     place: str, fault: str, ask: Any, encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One error, or one terminal event; the log names who raised, or the rule that is broken; the engine is idle."""
+    """There is one error or one terminal event; the log names the stage or the rule; the engine is idle."""
     async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=breaking(place, fault)) as served:
         async with asyncio.timeout(PATIENCE):
             outcome = await ask(served)
@@ -171,10 +171,10 @@ async def give_up(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFr
         ("parse", give_up, "failed in crooked: It gave up."),
     ],
 )
-async def test_the_log_has_the_rule_that_is_broken(
+async def test_broken_rule_is_logged(
     place: str, stage: Any, told: str, encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the words of the checker; the client gets one end, and nothing of what is inside."""
+    """The log has the checker's message; the client gets one end without internal details."""
 
     def edit(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
         return pipeline.after(place, "crooked", stage)

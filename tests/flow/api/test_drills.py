@@ -54,8 +54,10 @@ async def streamed(served: Scripted) -> Response:
 @pytest.mark.parametrize(
     ("error", "step"), [(EngineFailed("It failed."), 1), (EngineDead("It died."), 3), (ValueError("a bug"), 3)], ids=str
 )
-async def test_a_fault_at_any_token(served: Scripted, encoding: HarmonyEncoding, error: Exception, step: int) -> None:
-    """Wherever the engine fails, the stream ends in one response.failed, and what was open in it is incomplete."""
+async def test_engine_fault_at_any_token_fails_the_response(
+    served: Scripted, encoding: HarmonyEncoding, error: Exception, step: int
+) -> None:
+    """The stream ends in one ``response.failed``, and the open item is incomplete."""
     tokens = encoding.encode_markup(TALK)
     async with drill(served):
         for count in range(0, len(tokens), step):
@@ -68,8 +70,8 @@ async def test_a_fault_at_any_token(served: Scripted, encoding: HarmonyEncoding,
 
 
 @pytest.mark.defect("12")
-async def test_a_death_turns_later_requests_away(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """An engine that dies in mid-stream fails that stream, and later requests are a 503 until another one is up."""
+async def test_dead_engine_refuses_later_requests(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """It fails its streams, and later requests are a 503 until another engine is up."""
     async with drill(served):
         served.engine.script = script(
             encoding, HELLO.removesuffix("<|return|>"), error=EngineDead("It died."), dies=True
@@ -80,8 +82,10 @@ async def test_a_death_turns_later_requests_away(served: Scripted, encoding: Har
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_stop_turns_away_what_is_on_its_way(encoding: HarmonyEncoding, tmp_path: Path, stream: bool) -> None:
-    """A request that was let in, and comes to the engine when that has been stopped, is a 503 and never runs."""
+async def test_stopped_engine_refuses_admitted_requests(
+    encoding: HarmonyEncoding, tmp_path: Path, stream: bool
+) -> None:
+    """A request that was admitted before the stop is a 503, and never runs."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True))
 
     async def stop(source: AsyncIterator[Prompt]) -> AsyncGenerator[Prompt, None]:
@@ -100,8 +104,10 @@ JUNK = [[START], [START, START], [CHANNEL], [MESSAGE], [END, END], [200_010], [2
 
 
 @pytest.mark.parametrize("shift", [0, 4])
-async def test_malformed_tokens_at_any_place(served: Scripted, encoding: HarmonyEncoding, shift: int) -> None:
-    """Whatever markup the model makes of it, every rule of the wire holds and the stream ends by itself."""
+async def test_malformed_tokens_at_any_place_keep_the_rules(
+    served: Scripted, encoding: HarmonyEncoding, shift: int
+) -> None:
+    """For any markup all rules hold, and the stream has a terminal event."""
     tokens = encoding.encode_markup(TALK)
     async with drill(served):
         for count in range(len(tokens)):
@@ -112,10 +118,10 @@ async def test_malformed_tokens_at_any_place(served: Scripted, encoding: Harmony
 
 @pytest.mark.defect("38")
 @pytest.mark.parametrize("ending", ["", "<|end|>", "<|start|>", "<|start|>assistant<|channel|>"])
-async def test_a_stream_that_ends_in_reasoning_has_an_end(
+async def test_stream_that_ends_in_reasoning_has_an_end(
     served: Scripted, encoding: HarmonyEncoding, ending: str
 ) -> None:
-    """A model that stops while it thinks gets its terminal event like any other."""
+    """A model that stops within reasoning gets a terminal event like any other."""
     served.engine.script = script(encoding, "<|channel|>analysis<|message|>Hm" + ending)
     response = await streamed(served)
     assert response.status == "completed"
@@ -123,8 +129,8 @@ async def test_a_stream_that_ends_in_reasoning_has_an_end(
 
 
 @pytest.mark.defect("31")
-async def test_a_client_that_leaves_at_any_event(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """After whichever event a client leaves, the engine stops."""
+async def test_client_may_leave_after_any_event(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """The engine stops."""
     patient = script(encoding, TALK, latency=0.002)
     async with drill(served):
         served.engine.script = patient
@@ -150,8 +156,8 @@ async def connected(served: Scripted, body: dict[str, Any]) -> socket.socket:
     return connection
 
 
-async def test_a_slow_reader_gets_it_all(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """A reader that dawdles holds up nobody else, and gets the whole stream."""
+async def test_slow_reader_gets_everything(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """It delays nobody else, and gets the whole stream."""
     loop = asyncio.get_running_loop()
     async with drill(served):
         served.engine.script = script(encoding, ENDLESS, endless=True, chunk_size=20)
@@ -167,8 +173,8 @@ async def test_a_slow_reader_gets_it_all(served: Scripted, encoding: HarmonyEnco
     assert (response.status, response.usage and response.usage.output_tokens) == ("incomplete", 8_000)
 
 
-async def test_a_reader_that_stops_does_not_let_the_engine_run_on(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Where nobody reads, nothing is generated without end; when the reader leaves, the engine's request goes too."""
+async def test_blocked_reader_stops_the_engine(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Without a reader, generation is bounded; when the reader leaves, the request is aborted."""
     async with drill(served):
         served.engine.script = script(encoding, ENDLESS, endless=True, chunk_size=20)
         connection = await connected(served, BODY)
@@ -196,8 +202,8 @@ def cancelled_at(number: int) -> Any:
 
 
 @pytest.mark.parametrize("number", range(0, 24, 3))
-async def test_a_cancelled_task_closes_its_connection(encoding: HarmonyEncoding, tmp_path: Path, number: int) -> None:
-    """A handler that is cancelled ends at once: its connection is closed, and no end is made up for its stream."""
+async def test_cancelled_task_closes_its_connection(encoding: HarmonyEncoding, tmp_path: Path, number: int) -> None:
+    """A cancelled handler ends at once, and its stream gets no made-up end."""
     engine = ScriptedEngine(script(encoding, TALK))
     async with serving(engine, encoding, tmp_path, edit=cancelled_at(number)) as served:
         with pytest.raises(aiohttp.ClientError):

@@ -22,10 +22,10 @@ from tests.support.server import serving
 
 @pytest.mark.defect("V6")
 @pytest.mark.parametrize("error", [EngineDead("The engine has died."), EngineFailed("It failed."), ValueError("a bug")])
-async def test_a_fault_in_mid_stream_is_one_failed_event(
+async def test_fault_in_mid_stream_is_one_failed_event(
     error: Exception, served: Scripted, encoding: HarmonyEncoding
 ) -> None:
-    """A fault after the headers ends in exactly one response.failed, which is stored."""
+    """A fault after the headers ends in exactly one ``response.failed``, which is stored."""
     served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), error=error, dies=False)
     response = final(read_sse(await served.stream({"input": "Hi"})))
     assert response.status == "failed"
@@ -35,8 +35,8 @@ async def test_a_fault_in_mid_stream_is_one_failed_event(
     assert (await served.get(f"/v1/responses/{response.id}"))[1]["status"] == "failed"
 
 
-async def test_health_tells_that_the_engine_died(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Health is 200 while the engine lives, and 503 from its death on; later requests are 503 too."""
+async def test_health_reports_a_dead_engine(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Health is 200 while the engine lives and 503 afterwards; later requests are 503 too."""
     assert await served.get("/health") == (200, {"status": "ok"})
     served.engine.script = script(encoding, error=EngineDead("The engine has died."), dies=True)
     assert final(read_sse(await served.stream({"input": "Hi"}))).status == "failed"
@@ -44,8 +44,8 @@ async def test_health_tells_that_the_engine_died(served: Scripted, encoding: Har
     assert (await served.post({"input": "Hi"}))[0] == 503
 
 
-async def test_without_stream_a_fault_is_a_failed_response(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """A response that fails after it began is answered as a response with status failed."""
+async def test_unstreamed_fault_is_a_failed_response(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """A response that fails after its start is answered with status failed."""
     served.engine.script = script(encoding, error=EngineFailed("It failed."))
     status, answer = await served.post({"input": "Hi"})
     assert (status, answer["status"], answer["error"]["message"]) == (200, "failed", "It failed.")
@@ -58,8 +58,8 @@ async def break_at_text(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[
         yield event
 
 
-async def test_a_stage_behind_emit_that_breaks_ends_the_stream(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Even where emit can no longer help, the stream has one terminal event and [DONE]."""
+async def test_broken_stage_after_emit_ends_the_stream(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The stream still has one terminal event and ``[DONE]``."""
 
     def broken(pipeline: Pipeline[Any, ResponseEvent]) -> Pipeline[Any, ResponseEvent]:
         return pipeline.then("broken", break_at_text)
@@ -76,8 +76,8 @@ async def test_a_stage_behind_emit_that_breaks_ends_the_stream(encoding: Harmony
 
 
 @pytest.mark.defect("31")
-async def test_a_client_that_leaves_aborts_the_engine(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Closing the connection ends the generation within moments; what there was is kept, as a cancelled response."""
+async def test_leaving_client_aborts_the_engine(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """The generation ends, and the output so far is stored as a cancelled response."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
     async with reading(served) as stream:
         response_id = await stream.response_id()
@@ -92,8 +92,8 @@ async def test_a_client_that_leaves_aborts_the_engine(served: Scripted, encoding
     assert final(read_sse(again)).status == "cancelled"
 
 
-async def test_a_client_that_leaves_before_the_first_event(served: Scripted) -> None:
-    """The same before any header, and without streaming."""
+async def test_client_that_leaves_before_the_first_event_aborts(served: Scripted) -> None:
+    """This holds before any header, and without streaming."""
     served.engine.script = Script(token_ids=[5], endless=True, latency=0.01)
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(served.post({"input": "Hi"}), 0.3)
@@ -101,8 +101,8 @@ async def test_a_client_that_leaves_before_the_first_event(served: Scripted) -> 
     assert served.engine.aborted == 1
 
 
-async def test_silence_is_broken_by_comments(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """A stream that says nothing for a while sends comments between whole events."""
+async def test_silence_is_filled_with_comments(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """A silent stream sends comments between whole events."""
     slow = ScriptedEngine(script(encoding, latency=0.3, chunk_size=8))
     async with serving(slow, encoding, tmp_path, keep_alive=0.05) as served:
         body = await served.stream({"input": "Hi"})
@@ -113,8 +113,8 @@ async def test_silence_is_broken_by_comments(encoding: HarmonyEncoding, tmp_path
 # Stopping
 
 
-async def test_stopping_ends_every_stream_in_good_order(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """What runs when the server stops ends as failed, stored and told; what comes then is turned away."""
+async def test_stopping_ends_every_stream(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Running responses end as failed, sent and stored; new requests are refused."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
     reading = asyncio.create_task(served.stream({"input": "Hi"}))
     while not served.engine.running:

@@ -38,8 +38,8 @@ def key_file(tmp_path: Path) -> Path:
 
 @pytest.mark.defect("V21")
 @pytest.mark.parametrize("authorization", STRANGERS)
-async def test_without_a_key_there_is_no_way_in(locked: Scripted, authorization: str) -> None:
-    """Whatever is not the whole of a key is a 401 with OpenAI's error body, on every path, there or not."""
+async def test_missing_or_wrong_key_is_unauthorized(locked: Scripted, authorization: str) -> None:
+    """Anything but a whole key is a 401 with OpenAI's error body, on every path, existing or not."""
     headers = {"Authorization": authorization} if authorization else {}
     closed = {route.resource.canonical for route in locked.api.app(1).router.routes() if route.resource}
     for path in closed - {"/health", "/openapi.json"} | {"/", "/v1/nothing"}:
@@ -49,14 +49,14 @@ async def test_without_a_key_there_is_no_way_in(locked: Scripted, authorization:
             assert (error["code"], error["type"], error["param"]) == ("invalid_api_key", "invalid_request_error", None)
 
 
-async def test_who_watches_the_server_needs_no_key(locked: Scripted) -> None:
-    """Whether the server lives, and what its routes are, is no secret."""
+async def test_health_and_description_need_no_key(locked: Scripted) -> None:
+    """Neither is secret."""
     assert (await locked.get("/health"))[0] == (await locked.get("/openapi.json"))[0] == 200
 
 
 @pytest.mark.parametrize("key", [ALICE, BOB])
-async def test_every_key_opens(locked: Scripted, key: str) -> None:
-    """Any of several keys does, as openai-python sends it; a wrong one is that client's `AuthenticationError`."""
+async def test_every_configured_key_is_accepted(locked: Scripted, key: str) -> None:
+    """The client sends one of several keys; a wrong one is its ``AuthenticationError``."""
     async with openai.AsyncOpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0) as client:
         response = await client.responses.create(input="Hi")
         assert (await client.responses.retrieve(response.id)).output_text == "Hello!"
@@ -64,8 +64,8 @@ async def test_every_key_opens(locked: Scripted, key: str) -> None:
             await client.with_options(api_key="sk-somebody-else").models.list()
 
 
-def test_an_owner_is_the_digest_of_a_key() -> None:
-    """The same key has the same owner on every server of a store; the scheme's case does not matter."""
+def test_owner_is_the_digest_of_a_key() -> None:
+    """A key has the same owner on every server of a store; the scheme's case does not matter."""
     for keys in (Keys([ALICE]), Keys([BOB, ALICE, BOB])):
         assert keys.owner(f"bearer  {ALICE} ") == sha256(ALICE.encode()).hexdigest()
     assert Keys().owner("") == Keys().owner(f"Bearer {ALICE}") == ""
@@ -73,8 +73,8 @@ def test_an_owner_is_the_digest_of_a_key() -> None:
         Keys([ALICE]).owner("")
 
 
-async def test_no_key_is_ever_logged(locked: Scripted, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither a key that fits nor one that does not is in the log, at any level, or in the server's objects."""
+async def test_keys_are_never_logged(locked: Scripted, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither valid nor wrong keys are in the log at any level, or in the server's objects."""
     with caplog.at_level(logging.DEBUG):
         for key in (ALICE, "sk-somebody-else"):
             async with locked.client.get(f"{locked.url}/v1/models", headers={"Authorization": f"Bearer {key}"}):
@@ -84,8 +84,8 @@ async def test_no_key_is_ever_logged(locked: Scripted, caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("text", [f"{ALICE}\n{BOB}\n", f"\ufeff# ours\r\n\r\n {ALICE} # Alice\r\n\t{BOB}\t#\r\n#{BOB}"])
-def test_a_file_has_one_key_in_a_line(key_file: Path, text: str) -> None:
-    """Comments, empty lines and what editors leave around a key are no part of it."""
+def test_key_file_has_one_key_per_line(key_file: Path, text: str) -> None:
+    """Comments, empty lines and white space around keys are ignored."""
     key_file.write_text(text)
     keys = load_keys(key_file, None)
     assert keys.owner(f"Bearer {ALICE}") != keys.owner(f"Bearer {BOB}")
@@ -95,15 +95,15 @@ def test_a_file_has_one_key_in_a_line(key_file: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("given", [f"{ALICE},{BOB}", f" {ALICE}\n{BOB},, ", (ALICE, BOB)])
-def test_the_environment_has_several_keys(given: str | tuple[str, ...]) -> None:
-    """Keys of the environment have commas or white space between them; those of penstock.toml are a list."""
+def test_environment_may_have_several_keys(given: str | tuple[str, ...]) -> None:
+    """They are separated by commas or white space; those of penstock.toml are a list."""
     keys = load_keys(None, given)
     assert keys.owner(f"Bearer {ALICE}") != keys.owner(f"Bearer {BOB}")
 
 
 @pytest.mark.parametrize("lines", [[], ["short"], [ALICE, "with a blank in it"], [ALICE, "sk-\xe4-0123456789"]])
-def test_keys_that_protect_nothing_are_refused(key_file: Path, lines: list[str]) -> None:
-    """No key where there should be one, a short one and one that no client could send: one line, which shows none."""
+def test_unusable_keys_are_refused(key_file: Path, lines: list[str]) -> None:
+    """No keys, short keys and unsendable keys are a one-line error that shows none."""
     key_file.write_text("\n".join(["# no key", *lines]))
     for source in ((None, tuple(lines)), (key_file, None), (key_file, ALICE)):
         with pytest.raises(UnusableKeys, match=r"api_keys: |/keys: ") as refused:
@@ -112,14 +112,14 @@ def test_keys_that_protect_nothing_are_refused(key_file: Path, lines: list[str])
 
 
 @pytest.mark.parametrize("given", ["", " ,\n", f"{ALICE},short"])
-def test_an_environment_without_a_key_opens_nothing(given: str) -> None:
-    """A variable that is set to nothing, where somebody's secret went missing, does not mean a server without keys."""
+def test_empty_environment_variable_is_refused(given: str) -> None:
+    """If a secret is missing, the server must not run without keys."""
     with pytest.raises(UnusableKeys):
         load_keys(None, given)
 
 
-def test_a_key_file_that_cannot_be_read_is_refused(key_file: Path) -> None:
-    """A missing file is no reason to let everybody in, and bytes that are no text no reason for a traceback."""
+def test_unreadable_key_file_is_refused(key_file: Path) -> None:
+    """A missing file never means a server without keys, and bytes that are no text are no traceback."""
     with pytest.raises(FileNotFoundError):
         load_keys(key_file, None)
     key_file.write_bytes(b"\xff" * 20)
@@ -127,8 +127,8 @@ def test_a_key_file_that_cannot_be_read_is_refused(key_file: Path) -> None:
         load_keys(key_file, None)
 
 
-def test_settings_find_keys_where_nobody_else_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment and penstock.toml may hold keys, and what is printed of the settings does not show them."""
+def test_settings_find_keys_and_do_not_show_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment and penstock.toml may hold keys, and printed settings hide them."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "penstock.toml").write_text(f'api_keys = ["{ALICE}"]')
     assert Settings.model_validate({"engine_arguments": []}).api_keys == (ALICE,)
@@ -139,8 +139,8 @@ def test_settings_find_keys_where_nobody_else_looks(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("keys", [None, ALICE])
-def test_what_to_try_first_names_no_key(keys: str | None) -> None:
-    """The command that a server with keys begins with has a place for one, and does not tell any."""
+def test_printed_example_shows_no_key(keys: str | None) -> None:
+    """The first command that the server prints has a placeholder instead."""
     told = greeting(Settings.model_validate({"engine_arguments": [], "api_keys": keys}), "tiny")
     assert ("Authorization: Bearer $API_KEY" in told) is (keys is not None)
     assert ALICE not in told
@@ -154,7 +154,7 @@ def test_what_to_try_first_names_no_key(keys: str | None) -> None:
         (["--web-search-key", ALICE], "PENSTOCK_WEB_SEARCH_KEY"),
     ],
 )
-def test_a_key_on_the_command_line_is_refused(option: list[str], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every process of the machine could read it there."""
+def test_key_on_the_command_line_is_refused(option: list[str], place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every process of the machine could read it."""
     with pytest.raises(SystemExit, match=place):
         main(["tiny", *option])

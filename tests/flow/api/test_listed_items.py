@@ -37,15 +37,15 @@ async def pages(served: Scripted, path: str, limit: int) -> list[dict[str, Any]]
 
 @pytest.mark.parametrize("limit", [1, 7, 100])
 async def test_items_of_every_type_are_listed(served: Scripted, limit: int) -> None:
-    """The items of a conversation, and the input of a response, come back whole, whatever the pages."""
+    """Items of a conversation and inputs of a response come back whole, for any page size."""
     await served.store.conversations.create(conversation(), "", ITEMS)
     await keep(served.store, stored("resp_1", *ITEMS))
     for path in ("/v1/conversations/conv_1/items", "/v1/responses/resp_1/input_items"):
         assert await pages(served, path, limit) == [listed(item) for item in WIRE]
 
 
-async def test_each_item_is_looked_up_and_deleted_by_its_id(served: Scripted) -> None:
-    """Every type has an id of its own, and goes by it."""
+async def test_items_of_every_type_are_found_and_deleted(served: Scripted) -> None:
+    """Each has an id of its own."""
     await served.store.conversations.create(conversation(), "", ITEMS)
     for item in WIRE:
         path = f"/v1/conversations/conv_1/items/{item['id']}"

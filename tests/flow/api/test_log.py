@@ -33,8 +33,8 @@ def lines(log: pytest.LogCaptureFixture, logger: str) -> list[tuple[str, str]]:
     return [(getattr(each, "response", ""), each.getMessage()) for each in log.records if each.name == logger]
 
 
-async def test_a_request_leaves_one_line(served: Scripted, log: pytest.LogCaptureFixture) -> None:
-    """The line tells how a request was answered, what became of the response, its tokens and seconds, and its id."""
+async def test_request_is_logged_in_one_line(served: Scripted, log: pytest.LogCaptureFixture) -> None:
+    """The line has status, end of the response, tokens, seconds and id."""
     _, answer = await served.post({"input": "A secret"})
     await served.stream({"input": "A secret", "previous_response_id": answer["id"]})
     (first, one), (second, two) = lines(log, "api.log")
@@ -48,10 +48,8 @@ async def test_a_request_leaves_one_line(served: Scripted, log: pytest.LogCaptur
     assert "greeting" not in log.text
 
 
-async def test_requests_of_one_connection_keep_their_names_apart(
-    served: Scripted, log: pytest.LogCaptureFixture
-) -> None:
-    """A request without a response does not inherit the id of the one before it on the same connection."""
+async def test_requests_of_one_connection_have_their_own_ids(served: Scripted, log: pytest.LogCaptureFixture) -> None:
+    """A request without a response does not inherit the id of the previous one."""
     _, answer = await served.post({"input": "Hi"})
     await served.get("/v1/models")
     await served.get(f"/v1/responses/{answer['id']}")
@@ -60,10 +58,10 @@ async def test_requests_of_one_connection_keep_their_names_apart(
     assert lines(log, "api.log")[-1][1].startswith("GET /v1/responses/resp_0%0Aforged: 404 in ")
 
 
-async def test_a_client_that_leaves_is_told_of(
+async def test_abandoned_request_is_logged(
     served: Scripted, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture
 ) -> None:
-    """A request that its client gave up has its line too."""
+    """It has its line too."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
     answer = await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True})
     await answer.content.readline()
@@ -74,8 +72,8 @@ async def test_a_client_that_leaves_is_told_of(
     assert lines(log, "api.log")[0][1].startswith("POST /v1/responses: broken off in ")
 
 
-async def test_a_background_response_leaves_two_lines(served: Scripted, log: pytest.LogCaptureFixture) -> None:
-    """The request tells that it is queued; when it is over, a line of its own tells how it ended, under the same id."""
+async def test_background_response_is_logged_in_two_lines(served: Scripted, log: pytest.LogCaptureFixture) -> None:
+    """The request's line says queued; at its end another one with the same id has the status."""
     response_id = await begun(served)
     await ended(served, response_id)
     await until(lambda: lines(log, "api.background"))
@@ -88,10 +86,10 @@ async def test_a_background_response_leaves_two_lines(served: Scripted, log: pyt
 
 @pytest.mark.defect("B22")
 @pytest.mark.parametrize("background", [False, True])
-async def test_to_cancel_is_no_error(
+async def test_cancel_logs_no_warning(
     served: Scripted, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture, background: bool
 ) -> None:
-    """A response that is cancelled, where it waits or runs, leaves nothing in the log that would alarm anybody."""
+    """A cancelled response, queued or running, logs nothing above the level info."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
     served.runs.background.limit = 1
     async with reading(served, {"background": background}) as stream:
@@ -104,27 +102,27 @@ async def test_to_cancel_is_no_error(
     assert [each.getMessage() for each in log.records if each.levelno > logging.INFO] == []
 
 
-async def test_what_is_read_again_is_told_once(served: Scripted, log: pytest.LogCaptureFixture) -> None:
-    """Only the request that made a response tells its tokens, so that the lines add up."""
+async def test_tokens_are_logged_once(served: Scripted, log: pytest.LogCaptureFixture) -> None:
+    """Only the request that made a response has them, so sums over lines are right."""
     response_id = (await served.post({"input": "Hi"}))[1]["id"]
     await served.again(f"/v1/responses/{response_id}?stream=true")
     assert [" tokens in, " in line for _, line in lines(log, "api.log")] == [True, False]
 
 
-async def test_a_failure_names_its_response(
+async def test_failure_is_logged_with_its_response(
     served: Scripted, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever a stage logs while it works on a response has the response's id, and the end of the line says failed."""
+    """Every line of a stage about a response has its id, and the request's line says failed."""
     served.engine.script = script(encoding, error=EngineFailed("It failed."))
     _, answer = await served.post({"input": "Hi"})
     assert {said for said, _ in lines(log, "stages.emit.emit")} == {answer["id"]}
     assert ": 200, failed in " in lines(log, "api.log")[0][1]
 
 
-async def test_outputs_are_logged_under_their_response(
+async def test_outputs_are_logged_with_their_response(
     encoding: HarmonyEncoding, tmp_path_factory: pytest.TempPathFactory, log: pytest.LogCaptureFixture
 ) -> None:
-    """With the log stage in the pipeline, each item is logged with the id of its response, one behind the other."""
+    """With the log stage, each item is logged with the id of its response."""
     folder = tmp_path_factory.mktemp("store")
     logged = lambda pipeline: pipeline.after("emit", "log", log_outputs)  # noqa: E731
     async with serving(ScriptedEngine(script(encoding, latency=0.001)), encoding, folder, edit=logged) as served:

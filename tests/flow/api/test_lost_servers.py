@@ -98,8 +98,8 @@ async def cutting(size: int) -> AsyncGenerator[Way, None]:
 
 
 @pytest.mark.defect("39")
-async def test_what_breaks_between_servers_goes_on(encoding: HarmonyEncoding, store_at: str) -> None:
-    """However often the connection breaks, and wherever, the reader misses nothing and gets nothing twice."""
+async def test_broken_connection_between_servers_is_resumed(encoding: HarmonyEncoding, store_at: str) -> None:
+    """For any breaks the reader misses nothing and gets nothing twice."""
     async with (
         cutting(12_000) as way,
         serving(counting(encoding, 0.006), encoding, store_at, url=way.url) as one,
@@ -114,8 +114,8 @@ async def test_what_breaks_between_servers_goes_on(encoding: HarmonyEncoding, st
 
 
 @pytest.mark.defect("B15")
-async def test_who_cannot_be_reached_keeps_no_reader_waiting(encoding: HarmonyEncoding, store_at: str) -> None:
-    """A server that lives where nobody finds it: its streams end when they end there, and a cancel is a 503."""
+async def test_unreachable_server_blocks_no_reader(encoding: HarmonyEncoding, store_at: str) -> None:
+    """Its streams end when they end there, and a cancel is a 503."""
     async with (
         serving(counting(encoding, 0.003), encoding, store_at, url=NOWHERE) as one,
         serving(quick(encoding), encoding, store_at, peers=Peers(patience=0.1)) as other,
@@ -129,8 +129,8 @@ async def test_who_cannot_be_reached_keeps_no_reader_waiting(encoding: HarmonyEn
 
 
 @pytest.mark.defect("B15")
-async def test_who_says_nothing_keeps_no_reader_waiting(encoding: HarmonyEncoding, store_at: str) -> None:
-    """A server that takes connections and never answers is lost after a while of silence."""
+async def test_mute_server_blocks_no_reader(encoding: HarmonyEncoding, store_at: str) -> None:
+    """A server that accepts connections and never answers is lost after a while."""
 
     async def say_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         held.append(writer)
@@ -151,7 +151,7 @@ async def test_who_says_nothing_keeps_no_reader_waiting(encoding: HarmonyEncodin
 
 
 @pytest.mark.defect("V21")
-async def test_a_key_goes_along(encoding: HarmonyEncoding, store_at: str) -> None:
+async def test_key_is_passed_to_the_other_server(encoding: HarmonyEncoding, store_at: str) -> None:
     """Through another server a response is its owner's too, and nobody else's."""
     keys = Keys(["sk-alice-0123456789", "sk-bob-0123456789ab"])
     alice, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-alice-0123456789", "sk-bob-0123456789ab"))
@@ -172,8 +172,8 @@ async def test_a_key_goes_along(encoding: HarmonyEncoding, store_at: str) -> Non
             assert (await answer.json())["status"] == "cancelled"
 
 
-async def test_a_silent_server_loses_what_it_made(encoding: HarmonyEncoding, store_at: str) -> None:
-    """What others have settled stays as it is, whatever the server that was taken for dead still writes."""
+async def test_silent_server_cannot_overwrite_settled_responses(encoding: HarmonyEncoding, store_at: str) -> None:
+    """A server that was taken for dead changes nothing that others have settled."""
     async with (
         serving(counting(encoding, 0.004), encoding, store_at, heartbeat=NEVER) as one,
         serving(quick(encoding), encoding, store_at, heartbeat=0.1, stale=0.5) as other,
@@ -189,8 +189,8 @@ async def test_a_silent_server_loses_what_it_made(encoding: HarmonyEncoding, sto
             assert await served.again(stream_of(response_id)) == stream
 
 
-async def test_a_server_that_was_silent_lets_go(encoding: HarmonyEncoding, store_at: str) -> None:
-    """When it comes back it makes nothing that others have settled or taken over; its readers ask again, and learn."""
+async def test_server_that_was_silent_releases_its_responses(encoding: HarmonyEncoding, store_at: str) -> None:
+    """It no longer runs what others have settled or taken, and its readers reconnect."""
     async with (
         serving(endless(encoding), encoding, store_at, limit=1, heartbeat=1.0, stale=0.5) as one,
         serving(quick(encoding), encoding, store_at, heartbeat=0.1, stale=0.5) as other,
@@ -205,8 +205,8 @@ async def test_a_server_that_was_silent_lets_go(encoding: HarmonyEncoding, store
         assert (await ended(other, waiting))["output"][-1]["content"][0]["text"] == "Hello!"
 
 
-async def test_an_outage_of_the_store_kills_nobody(encoding: HarmonyEncoding, store_at: str) -> None:
-    """When no server could beat, the first that can again waits for the others before it takes them for dead."""
+async def test_store_outage_settles_no_server(encoding: HarmonyEncoding, store_at: str) -> None:
+    """After an outage the first server waits for the others before it takes them for dead."""
     near, far = (Faulty(database(store_at)) for _ in range(2))
     async with (
         serving(endless(encoding), encoding, far, heartbeat=0.1, stale=1.0) as one,
@@ -223,8 +223,8 @@ async def test_an_outage_of_the_store_kills_nobody(encoding: HarmonyEncoding, st
         assert (await found(other, response_id))["status"] == "in_progress"
 
 
-async def test_a_clock_that_jumps_kills_nobody(encoding: HarmonyEncoding, store_at: str) -> None:
-    """When all servers look dead at once, as on a machine that slept, the first that beats waits for the others."""
+async def test_clock_jump_settles_no_server(encoding: HarmonyEncoding, store_at: str) -> None:
+    """If all servers look dead at once, as after a suspend, the first that beats waits for the others."""
     async with (
         serving(endless(encoding), encoding, store_at, heartbeat=0.4, stale=2.0) as one,
         serving(quick(encoding), encoding, store_at, heartbeat=0.05, stale=2.0) as other,

@@ -18,7 +18,7 @@ def models() -> tuple[str, ...]:
 
 
 async def test_every_name_is_a_model(served: Scripted) -> None:
-    """Clients find the names to ask for, adapters included, and each of them by itself."""
+    """The list has all names, adapters included, and each of them by itself."""
     status, models = await served.get("/v1/models")
     assert (status, models["object"]) == (200, "list")
     assert tuple(model["id"] for model in models["data"]) == NAMES
@@ -28,7 +28,7 @@ async def test_every_name_is_a_model(served: Scripted) -> None:
         assert (await served.post({"input": "Hi", "model": model["id"]}))[1]["model"] == model["id"]
 
 
-async def test_an_unknown_model_is_not_found(served: Scripted) -> None:
+async def test_unknown_model_is_not_found(served: Scripted) -> None:
     """A name that nobody serves is a 404."""
     status, error = await served.get("/v1/models/gpt-9")
     assert (status, error["error"]["param"], error["error"]["code"]) == (404, "model", "model_not_found")
@@ -42,8 +42,8 @@ BODIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("body", BODIES)
-async def test_tokens_are_counted_as_they_are_used(served: Scripted, body: dict[str, Any]) -> None:
-    """The count is what the same request has as its usage, and asks the engine for nothing."""
+async def test_counted_tokens_equal_usage(served: Scripted, body: dict[str, Any]) -> None:
+    """The count is the usage of the same request, and the engine is not used."""
     status, counted = await served.post(body, "/v1/responses/input_tokens")
     assert served.engine.prompts == []
     _, answer = await served.post(body)
@@ -51,7 +51,7 @@ async def test_tokens_are_counted_as_they_are_used(served: Scripted, body: dict[
     assert (status, counted) == (200, {"object": "response.input_tokens", "input_tokens": expected})
 
 
-async def test_the_count_follows_what_a_request_continues(served: Scripted) -> None:
+async def test_count_includes_the_history(served: Scripted) -> None:
     """History counts too."""
     _, first = await served.post({"input": "Hi"})
     body = {"input": "And?", "previous_response_id": first["id"]}
@@ -60,13 +60,13 @@ async def test_the_count_follows_what_a_request_continues(served: Scripted) -> N
     assert counted["input_tokens"] == second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
 
 
-async def test_what_cannot_be_asked_cannot_be_counted(served: Scripted) -> None:
-    """A body is refused as it would be where a response is made of it."""
+async def test_uncountable_request_is_refused(served: Scripted) -> None:
+    """A body is refused as for a response."""
     for body in ({"input": 7}, {}, {"input": "Hi", "model": "gpt-9"}, b"{"):
         assert await served.post(body, "/v1/responses/input_tokens") == await served.post(body)
 
 
-async def test_openai_python_counts(sdk: openai.AsyncOpenAI) -> None:
-    """The SDK reads the count."""
+async def test_openai_python_counts_tokens(sdk: openai.AsyncOpenAI) -> None:
+    """The client reads the count."""
     counted = await sdk.responses.input_tokens.count(model="tiny", input="Hi")
     assert (counted.object, counted.input_tokens > 10) == ("response.input_tokens", True)

@@ -25,8 +25,8 @@ def data(frame: bytes) -> dict[str, Any]:
 
 @settings(max_examples=50, deadline=None)
 @given(st.text(min_size=1, max_size=40))
-def test_the_size_of_a_delta_is_hidden(text: str) -> None:
-    """Frames grow in steps of a block, whatever stands in the delta; nothing else in them changes."""
+def test_size_of_a_delta_is_hidden(text: str) -> None:
+    """The size of frames grows in blocks, for any delta; nothing else changes."""
     event = OutputTextDelta(7, "msg_1", 0, 0, text)
     frame, plain = obfuscated(event), to_sse(event)
     body = data(frame)
@@ -36,7 +36,7 @@ def test_the_size_of_a_delta_is_hidden(text: str) -> None:
     assert (len(frame) - len(shortest)) % BLOCK == 0
 
 
-def test_other_events_stay_as_they_are() -> None:
+def test_other_events_are_unchanged() -> None:
     """Only deltas are obfuscated, of every kind."""
     done = OutputTextDone(7, "msg_1", 0, 0, "text")
     assert obfuscated(done) == to_sse(done)
@@ -44,13 +44,13 @@ def test_other_events_stay_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_obfuscation": False}])
-async def test_it_is_off_unless_asked_for(served: Scripted, options: Any) -> None:
+async def test_obfuscation_is_off_by_default(served: Scripted, options: Any) -> None:
     """A stream has no obfuscation by itself."""
     assert b"obfuscation" not in await served.stream({"input": "Hi", "tools": [WEATHER], "stream_options": options})
 
 
-async def test_it_is_on_where_asked_for(served: Scripted) -> None:
-    """Each delta of the stream has random characters beside it, and so has the stream that is told again."""
+async def test_obfuscation_is_on_if_requested(served: Scripted) -> None:
+    """Each delta of the stream has random characters, and so has the replayed stream."""
     body = await served.stream({"input": "Hi", "stream_options": {"include_obfuscation": True}})
     response = final(read_sse(body))
     path = f"/v1/responses/{response.id}?stream=true"

@@ -18,15 +18,15 @@ BARE = {"type": "function", "name": "get_weather"}
 SPELLED_OUT = BARE | {"description": None, "parameters": None, "strict": None}
 
 
-async def test_raw_reasoning_has_its_other_name(served: Scripted) -> None:
-    """The stream keeps every rule of the wire; only the events of raw reasoning are called otherwise."""
+async def test_raw_reasoning_events_are_renamed(served: Scripted) -> None:
+    """The stream keeps every rule; only the events of raw reasoning have other names."""
     body = await served.stream({"input": "Hi"}, f"{BASE}/responses")
     assert body.count(b"event: response.reasoning.delta\n") == body.count(b'"type":"response.reasoning.delta"') > 0
     assert final(read_sse(renamed(body))).status == "completed"
 
 
-async def test_what_runs_under_one_name_is_found_under_both(served: Scripted) -> None:
-    """Both base URLs share one store: each tells a response in its own words, streamed again or as an object."""
+async def test_responses_are_found_under_both_base_urls(served: Scripted) -> None:
+    """Both share one store, and each sends responses and streams in its own form."""
     _, theirs = await served.post({"input": "Hi", "tools": [BARE]}, f"{BASE}/responses")
     _, ours = await served.get(f"/v1/responses/{theirs['id']}")
     assert theirs["tools"] == [SPELLED_OUT]
@@ -39,8 +39,8 @@ async def test_what_runs_under_one_name_is_found_under_both(served: Scripted) ->
 
 
 @pytest.mark.parametrize("text", [HELLO, CALL])
-async def test_a_failure_is_told_in_the_same_words(served: Scripted, encoding: HarmonyEncoding, text: str) -> None:
-    """A stream that fails half-way keeps to its names to the end."""
+async def test_failing_stream_keeps_its_names(served: Scripted, encoding: HarmonyEncoding, text: str) -> None:
+    """The names hold to the end."""
     cut = text.partition("A greeting" if text == HELLO else "Look")[0]
     served.engine.script = script(encoding, cut + "Hm", error=EngineFailed("It failed."))
     response = final(read_sse(renamed(await served.stream({"input": "Hi", "tools": [BARE]}, f"{BASE}/responses"))))
@@ -48,8 +48,8 @@ async def test_a_failure_is_told_in_the_same_words(served: Scripted, encoding: H
     assert response.tools == (SPELLED_OUT,)
 
 
-async def test_all_its_routes_answer(served: Scripted) -> None:
-    """Whatever is found under /v1 is found here."""
+async def test_all_routes_answer(served: Scripted) -> None:
+    """Every route under /v1 is here as well."""
     _, answer = await served.post({"input": "Hi"}, f"{BASE}/responses")
     path = f"{BASE}/responses/{answer['id']}"
     expected: list[tuple[str, str, Any, int]] = [

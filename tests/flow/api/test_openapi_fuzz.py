@@ -84,8 +84,8 @@ def target(encoding: HarmonyEncoding, tmp_path_factory: pytest.TempPathFactory) 
         runner.run(stack.aclose())
 
 
-def test_the_strategy_makes_requests_that_are_answered(target: Target) -> None:
-    """What the schema calls valid is mostly accepted, so that the tests below reach further than the first check."""
+def test_strategy_makes_acceptable_requests(target: Target) -> None:
+    """Many valid bodies are accepted, so that the other tests reach beyond the first check."""
     answered = list[Any]()
 
     @settings(QUICK, max_examples=100)
@@ -98,8 +98,8 @@ def test_the_strategy_makes_requests_that_are_answered(target: Target) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens", "/openresponses/v1/responses"])
-def test_no_body_is_a_fault_of_the_server(target: Target, path: str) -> None:
-    """Whatever body comes, valid, damaged or no JSON at all: no 5xx, and every answer is as it is described."""
+def test_no_body_causes_a_server_error(target: Target, path: str) -> None:
+    """Valid, damaged or no JSON at all: no 5xx, and every answer matches its schema."""
     (content,) = target.description.operation("POST", path)["requestBody"]["content"].values()
     wanted = valid(target.description, content["schema"])
 
@@ -118,8 +118,8 @@ def test_no_body_is_a_fault_of_the_server(target: Target, path: str) -> None:
 
 
 @pytest.mark.parametrize("end", ["", "/{conversation_id}", "/{conversation_id}/items"])
-def test_no_body_of_a_conversation_is_a_fault_of_the_server(target: Target, end: str) -> None:
-    """The same for conversations, and for what is added to them."""
+def test_no_conversation_body_causes_a_server_error(target: Target, end: str) -> None:
+    """The same holds for conversations and their items."""
     template = f"/v1/conversations{end}"
     (content,) = target.description.operation("POST", template)["requestBody"]["content"].values()
 
@@ -149,8 +149,8 @@ PLAIN = [
 
 
 @pytest.mark.parametrize(("method", "template"), PLAIN)
-def test_no_path_and_no_query_is_a_fault_of_the_server(target: Target, method: str, template: str) -> None:
-    """The same for everything that a path or a query may hold, of every operation that takes no body."""
+def test_no_path_or_query_causes_a_server_error(target: Target, method: str, template: str) -> None:
+    """The same holds for any path and query, of every operation without a body."""
     parameters = target.description.operation(method, template)["parameters"]
     queried = {each["name"]: words(each["schema"]) for each in parameters if each["in"] == "query"}
     names = st.one_of(
@@ -170,8 +170,8 @@ def test_no_path_and_no_query_is_a_fault_of_the_server(target: Target, method: s
     ask()
 
 
-def test_no_operation_is_left_out(target: Target) -> None:
-    """The tests above are about all operations; those of the second base URL are the same."""
+def test_every_operation_is_fuzzed(target: Target) -> None:
+    """These tests cover all operations; those of the second base URL are the same."""
     bodied = {(method, path) for method, path, operation in target.description.operations if "requestBody" in operation}
     named = {(method, path) for method, path, _ in target.description.operations}
     assert {each for each in named - bodied if not each[1].startswith("/openresponses")} == set(PLAIN)

@@ -204,13 +204,13 @@ async def is_stored(served: Scripted, stream: bytes) -> None:
     assert stored.response == response
 
 
-async def test_a_store_that_stalls_holds_up_no_stream(encoding: HarmonyEncoding, store_at: str) -> None:
-    """No token waits for a store that does not answer, nor does the end for long; later all of it is stored."""
+async def test_stalled_store_delays_no_stream(encoding: HarmonyEncoding, store_at: str) -> None:
+    """Neither tokens nor, for long, the end wait for the store; later everything is stored."""
     await held_up_by(encoding, Stalled(Faulty(database(store_at))))
 
 
-async def test_a_file_that_another_process_holds_holds_up_no_stream(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """As long as another process has the SQLite file, its streams go on."""
+async def test_locked_file_delays_no_stream(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Streams go on while another process holds the SQLite file."""
     await held_up_by(encoding, Held(tmp_path / "store.sqlite3"))
 
 
@@ -223,11 +223,8 @@ async def held_up_by(encoding: HarmonyEncoding, stall: Outage) -> None:
         await is_stored(served, stream)
 
 
-async def test_an_outage_harms_no_stream(encoding: HarmonyEncoding, outage: Outage) -> None:
-    """A stream goes on, ends and can be had again; what has to be kept is refused; and behind the outage all is stored.
-
-    What was refused is not kept, not even a half of it.
-    """
+async def test_outage_harms_no_stream(encoding: HarmonyEncoding, outage: Outage) -> None:
+    """A stream goes on and can be replayed; new stored responses are refused, and leave no trace."""
     async with talking(encoding, outage.database) as served:
         before = await ended(served, await begun(served))
         kept = (await served.store.sweep(3600, 3600)).responses
@@ -247,10 +244,10 @@ async def test_an_outage_harms_no_stream(encoding: HarmonyEncoding, outage: Outa
         assert (await ended(served, going_on))["status"] == "completed"
 
 
-async def test_what_an_outage_outlives_is_lost_by_name(
+async def test_responses_lost_in_an_outage_are_logged(
     encoding: HarmonyEncoding, store_at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server whose store does not come back stops all the same, soon, and its log names what could not be kept."""
+    """A server stops without its store, and the log names the responses that were lost."""
     faulty = Faulty(database(store_at))
     async with talking(encoding, faulty) as served:
         stream = await streamed_through(served, Gone(faulty))
@@ -260,8 +257,8 @@ async def test_what_an_outage_outlives_is_lost_by_name(
         assert f"lost to the store: {final(read_sse(stream)).id}" in caplog.text
 
 
-async def test_what_waits_for_the_store_is_bounded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Beyond a limit what would have to be stored is refused; the rest goes on, and so does all of it afterwards."""
+async def test_backlog_of_the_store_is_bounded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Over the limit new stored responses are refused, others go on; afterwards all work again."""
     faulty = Faulty(SqliteDatabase(tmp_path / "store.sqlite3"))
     async with talking(encoding, faulty) as served:
         faulty.stalls.clear()
@@ -274,8 +271,8 @@ async def test_what_waits_for_the_store_is_bounded(encoding: HarmonyEncoding, tm
         assert (await served.post({"input": "Hi"}))[0] == 200
 
 
-async def test_a_store_that_is_away_at_the_start_is_one_clear_line() -> None:
-    """A server does not start without its store: one line says which and why, without a password."""
+async def test_missing_store_ends_the_start_in_one_line() -> None:
+    """The line has store and reason, without a password."""
     store = "postgresql://me:secret@127.0.0.1:1/penstock"
     command = (sys.executable, "-m", "pipeline", "serve", "tiny", "--port", "0", "--store", store)
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)

@@ -121,8 +121,8 @@ def everywhere(served: Scripted, ids: Ids, own: Ids) -> list[tuple[str, str, Any
 
 @pytest.mark.defect("V21", "B30")
 @pytest.mark.parametrize("live", [True, False])
-async def test_what_others_own_does_not_exist(people: tuple[Person, Person], live: bool) -> None:
-    """A response, live or over, a conversation and an item of Alice are for Bob as what nobody has; hers they stay."""
+async def test_other_owners_objects_do_not_exist(people: tuple[Person, Person], live: bool) -> None:
+    """For Bob, Alice's objects are like those that do not exist; hers stay."""
     alice, bob = people
     hers, his = await alice.own(), await bob.own()
     await cancelled(bob, his.response_id)
@@ -138,8 +138,8 @@ async def test_what_others_own_does_not_exist(people: tuple[Person, Person], liv
     assert alice.served.engine.running == live
 
 
-async def test_every_route_that_names_something_is_tried(people: tuple[Person, Person]) -> None:
-    """A route with a parameter of a new kind has to be thought of here."""
+async def test_every_route_with_an_id_is_tried(people: tuple[Person, Person]) -> None:
+    """A route with a new kind of parameter must be added here."""
     alice, _ = people
     paths = " ".join(route.resource.canonical for route in alice.served.api.app(1).router.routes() if route.resource)
     assert set(re.findall(r"{(\w+)}", paths)) == {*Ids.__dataclass_fields__, "model"}

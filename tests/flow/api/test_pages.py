@@ -32,19 +32,19 @@ def walked(items: list[Item], limit: int, order: str) -> list[Item]:
 
 @given(size=st.integers(0, 50), limit=st.integers(1, 60), order=orders)
 def test_pages_join_to_the_list(size: int, limit: int, order: str) -> None:
-    """Whatever their size and order, the pages make up the list: nothing is left out, and nothing comes twice."""
+    """For any size and order nothing is missing or repeated."""
     items = listed([str(number) for number in range(size)])
     assert walked(items, limit, order) == (items if order == "asc" else items[::-1])
 
 
 @given(names=st.lists(st.sampled_from("abc"), max_size=20), limit=st.integers(1, 5), order=orders)
-def test_pages_end_where_names_repeat(names: list[str], limit: int, order: str) -> None:
-    """Items that share an id, which a client may have sent, never lead back to a page that was read."""
+def test_pages_end_with_repeated_ids(names: list[str], limit: int, order: str) -> None:
+    """Items that share an id, which a client may have sent, never lead back to an earlier page."""
     assert len(walked(listed(names), limit, order)) <= len(names)
 
 
-def test_nothing_comes_behind_what_is_not_there() -> None:
-    """Whoever asks for what comes behind an unknown item is told so, and sees only the start of a long name."""
+def test_unknown_position_is_refused() -> None:
+    """``after`` an unknown item is an error that shortens a long id."""
     with pytest.raises(InvalidRequest, match=r"'x{100}[.]{3}'") as caught:
         Wanted(1, "asc", "x" * 1000).of(listed(["a"]))
     assert caught.value.param == "after"

@@ -44,7 +44,7 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 @pytest.mark.defect("39")
 @given(turns(), st.lists(st.integers(0), max_size=20), st.booleans())
 def test_only_whole_frames_are_passed_on(frames: Any, cuts: list[int], silences: bool) -> None:
-    """However the bytes of a stream come, they go on as they are, never a part of a frame, and each event counts."""
+    """The bytes of a stream pass in whole frames for any packets, and each event is counted."""
     events = written(frames)
     data, relayed, passed = body(events, silences=silences), Relayed(), bytearray()
     for piece in pieces(data, cuts):
@@ -68,8 +68,8 @@ def test_only_whole_frames_are_passed_on(frames: Any, cuts: list[int], silences:
         ({"host": "0.0.0.0", "store": "postgresql://db/it", "peer_url": "http://one:8000"}, "http://one:8000"),
     ],
 )
-def test_a_server_says_where_it_is_reached(options: dict[str, str], url: str) -> None:
-    """Without a word from the operator it is where it listens; on the machine of the store that is enough."""
+def test_server_knows_its_own_url(options: dict[str, str], url: str) -> None:
+    """By default it is where the server listens; on the machine of the store that suffices."""
     assert settings(**options).reached_at(81) == url
 
 
@@ -82,8 +82,8 @@ def test_a_server_says_where_it_is_reached(options: dict[str, str], url: str) ->
         {"peer_url": "http:///x"},
     ],
 )
-def test_a_server_that_nobody_would_find_is_refused(options: dict[str, str]) -> None:
-    """What only one machine calls itself is no address for the others of a store, and neither is what is no URL."""
+def test_unreachable_peer_url_is_refused(options: dict[str, str]) -> None:
+    """A loopback address is none for other machines, and neither is a malformed URL."""
     with pytest.raises(ValidationError, match="peer_url"):
         settings(**options)
 
@@ -110,8 +110,8 @@ def frames_of(stream: bytes) -> list[bytes]:
 
 
 @pytest.mark.defect("18")
-async def test_servers_share_what_is_stored(pair: Pair) -> None:
-    """What one server has made is retrieved, listed, streamed, continued and deleted at another."""
+async def test_servers_share_stored_responses(pair: Pair) -> None:
+    """A response of one server is retrieved, listed, streamed, continued and deleted at another."""
     one, other = pair
     _, answer = await one.post({"input": "Hi"})
     path = f"/v1/responses/{answer['id']}"
@@ -126,8 +126,8 @@ async def test_servers_share_what_is_stored(pair: Pair) -> None:
 
 @pytest.mark.defect("39")
 @pytest.mark.parametrize("base", DIALECTS)
-async def test_a_live_stream_comes_through_another_server(pair: Pair, base: str) -> None:
-    """From any number, and for any number of readers at once, it is the stream of the server that makes it."""
+async def test_live_stream_passes_through_another_server(pair: Pair, base: str) -> None:
+    """From any number, for any number of readers, it is the stream of the server that makes it."""
     one, other = pair
     response_id, numbers = await begun(one), (-1, 0, 7, 40, 41)
     readers = [other.again(stream_of(response_id, number, base)) for number in numbers]
@@ -139,8 +139,8 @@ async def test_a_live_stream_comes_through_another_server(pair: Pair, base: str)
     assert frames_of(await other.again(stream_of(response_id, -1, base))) == frames
 
 
-async def test_a_stream_is_passed_on_as_it_grows(pair: Pair) -> None:
-    """What one server makes is at the other's client long before the end, and lengths that are hidden stay so."""
+async def test_stream_is_passed_on_as_it_grows(pair: Pair) -> None:
+    """Events reach the other server's client before the end, and obfuscation is kept."""
     one, other = pair
     path = f"{stream_of(await begun(one))}&include_obfuscation=true"
     async with other.client.get(other.url + path) as answer:
@@ -150,8 +150,8 @@ async def test_a_stream_is_passed_on_as_it_grows(pair: Pair) -> None:
         assert final(read_sse(await reader.rest())).status == "completed"
 
 
-async def test_whoever_leaves_another_server_ends_nothing(pair: Pair) -> None:
-    """A reader that goes away takes nothing but its own connections along."""
+async def test_leaving_another_server_ends_nothing(pair: Pair) -> None:
+    """A reader that leaves closes only its own connections."""
     one, other = pair
     response_id = await begun(one)
     async with other.client.get(other.url + stream_of(response_id)) as answer:
@@ -161,8 +161,8 @@ async def test_whoever_leaves_another_server_ends_nothing(pair: Pair) -> None:
 
 @pytest.mark.defect("13", "42")
 @pytest.mark.parametrize("background", [True, False])
-async def test_a_cancel_reaches_whoever_makes_the_response(pair: Pair, background: bool) -> None:
-    """Cancelled at one server, a response that another one makes ends for all, and every cancel is answered alike."""
+async def test_cancel_reaches_the_server_that_runs_the_response(pair: Pair, background: bool) -> None:
+    """A response that another server runs ends for all, and every cancel has the same answer."""
     one, other = pair
     async with reading(one, {"background": background}) as first:
         response_id = await first.response_id()
@@ -175,8 +175,8 @@ async def test_a_cancel_reaches_whoever_makes_the_response(pair: Pair, backgroun
 
 
 @pytest.mark.defect("13")
-async def test_what_waits_at_one_server_is_cancelled_at_another(pair: Pair) -> None:
-    """It is never made, neither here nor there."""
+async def test_queued_response_is_cancelled_at_another_server(pair: Pair) -> None:
+    """It never runs at any server."""
     one, other = pair
     running, waiting = await begun(one), await begun(one)
     assert (await found(other, waiting))["status"] == "queued"
@@ -185,8 +185,8 @@ async def test_what_waits_at_one_server_is_cancelled_at_another(pair: Pair) -> N
     assert [len(one.engine.prompts), len(other.engine.prompts)] == [1, 0]
 
 
-async def test_what_is_deleted_at_one_server_ends_at_another(pair: Pair) -> None:
-    """A response that is deleted while another server makes it is made no further."""
+async def test_response_deleted_at_another_server_ends(pair: Pair) -> None:
+    """The server that runs it stops."""
     one, other = pair
     response_id = await begun(one)
     await until(lambda: one.engine.running == 1)
@@ -195,8 +195,8 @@ async def test_what_is_deleted_at_one_server_ends_at_another(pair: Pair) -> None
     assert (await one.get(f"/v1/responses/{response_id}"))[0] == 404
 
 
-async def test_a_request_goes_on_once(pair: Pair) -> None:
-    """What came through another server goes no further: it is answered from the store, or with a 503."""
+async def test_request_is_forwarded_once(pair: Pair) -> None:
+    """A forwarded request is answered from the store, or with a 503."""
     one, other = pair
     response_id = await begun(one)
     await until(lambda: one.engine.running == 1)

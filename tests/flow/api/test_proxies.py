@@ -56,8 +56,8 @@ VERSIONS = [aiohttp.HttpVersion10, aiohttp.HttpVersion11]
 @pytest.mark.defect("39")
 @pytest.mark.parametrize("size", [1, 17, 100_000])
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
-async def test_a_stream_comes_whole_through_a_proxy(served: Scripted, version: aiohttp.HttpVersion, size: int) -> None:
-    """Whatever pieces a proxy makes of a stream, and by whichever HTTP it asks, its client reads what we wrote."""
+async def test_stream_passes_a_proxy_unchanged(served: Scripted, version: aiohttp.HttpVersion, size: int) -> None:
+    """For any packets and any HTTP version, the client reads what was sent."""
     async with (
         proxied(served.url, version=version, size=size) as url,
         openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
@@ -76,10 +76,10 @@ async def test_a_stream_comes_whole_through_a_proxy(served: Scripted, version: a
 
 @pytest.mark.defect("39")
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
-async def test_a_proxy_gets_events_as_they_come(
+async def test_proxy_gets_events_as_they_come(
     encoding: HarmonyEncoding, tmp_path: Path, version: aiohttp.HttpVersion
 ) -> None:
-    """Behind a proxy that only passes on what it gets, the first event is there long before the last."""
+    """The first event passes the proxy long before the last is made."""
     slow = ScriptedEngine(script(encoding, latency=0.05))
     async with serving(slow, encoding, tmp_path) as served, proxied(served.url, version=version, size=100_000) as url:
         body = {"input": "Hi", "stream": True}
@@ -93,10 +93,10 @@ async def test_a_proxy_gets_events_as_they_come(
 
 @pytest.mark.defect("39", "31")
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
-async def test_a_client_that_leaves_its_proxy_leaves_us(
+async def test_client_that_leaves_its_proxy_aborts_the_engine(
     encoding: HarmonyEncoding, tmp_path: Path, version: aiohttp.HttpVersion
 ) -> None:
-    """When the client hangs up, its proxy does too, and the engine stops."""
+    """The proxy disconnects, and the engine stops."""
     endless = ScriptedEngine(script(encoding, "<|channel|>final<|message|>la la", endless=True, latency=0.005))
     async with serving(endless, encoding, tmp_path) as served, proxied(served.url, version=version, size=17) as url:
         body = {"input": "Hi", "stream": True}

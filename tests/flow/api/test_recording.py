@@ -50,10 +50,8 @@ async def replayed(folder: Path, stage: str, source: str, encoding: HarmonyEncod
 
 
 @pytest.mark.parametrize("text", [HELLO, CALL, COUNT], ids=["hello", "call", "count"])
-async def test_a_recording_replays_to_the_bytes_that_the_client_saw(
-    encoding: HarmonyEncoding, tmp_path: Path, text: str
-) -> None:
-    """Since the parser, and since every stage behind it."""
+async def test_recording_replays_to_the_same_bytes(encoding: HarmonyEncoding, tmp_path: Path, text: str) -> None:
+    """A replay from the parser or any later stage gives the bytes that the client got."""
     engine = ScriptedEngine(script(encoding, text, chunk_size=3))
     async with recording(engine, encoding, tmp_path / "recorded") as served:
         seen = await served.stream({**ASKED, "tools": [WEATHER]})
@@ -63,8 +61,8 @@ async def test_a_recording_replays_to_the_bytes_that_the_client_saw(
         assert await replayed(folder, stage, source, encoding) == seen
 
 
-async def test_a_recording_is_a_fixture(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Copied beside the fixtures it passes what they pass: every stage gives again what it gave in production."""
+async def test_recording_is_a_fixture(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """It passes the tests of fixtures: every stage gives the recorded output again."""
     engine = ScriptedEngine(script(encoding, CALL, chunk_size=4), models=("tiny",))
     async with recording(engine, encoding, tmp_path / "recorded") as served:
         tool = {**WEATHER, "unknown": {"key": 1}}
@@ -77,8 +75,8 @@ async def test_a_recording_is_a_fixture(encoding: HarmonyEncoding, tmp_path: Pat
         await check_events(case, store, "parsed.jsonl")
 
 
-async def test_every_way_to_make_a_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """In front of a client, streaming or not, in the background, and detached."""
+async def test_every_kind_of_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """It may be streamed, unstreamed, in the background or detached."""
     async with recording(ScriptedEngine(script(encoding)), encoding, tmp_path / "r", detaches=True) as served:
         _, once = await served.post({**ASKED, "store": False})
         _, detached = await served.post(ASKED)
@@ -92,8 +90,8 @@ async def test_every_way_to_make_a_response_is_recorded(encoding: HarmonyEncodin
         assert not read(folder, "emit").end.abandoned
 
 
-async def test_what_never_began_leaves_nothing(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Neither a request that was refused, wherever that was, nor one whose tokens were only counted."""
+async def test_refused_request_leaves_no_recording(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Neither does a request that only counts tokens."""
     engine = ScriptedEngine(Script(refusal=EngineOverloaded("full")))
     async with recording(engine, encoding, tmp_path) as served:
         assert (await served.post(ASKED))[0] == 503
@@ -102,8 +100,8 @@ async def test_what_never_began_leaves_nothing(encoding: HarmonyEncoding, tmp_pa
     assert not folders(tmp_path)
 
 
-async def test_an_engine_that_fails_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Where the stream broke, each file says by what; behind emit it is an event like others."""
+async def test_engine_failure_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Each file has the error; after emit it is an event like others."""
     engine = ScriptedEngine(script(encoding, COUNT, error=EngineFailed("the engine broke")))
     async with recording(engine, encoding, tmp_path / "r") as served:
         seen = await served.stream(ASKED)
@@ -117,8 +115,8 @@ async def test_an_engine_that_fails_is_recorded(encoding: HarmonyEncoding, tmp_p
     assert await replayed(folder, "parse", "generate", encoding) == seen
 
 
-async def test_a_client_that_leaves_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """All files have an end, which says that nobody wanted more; there is no last response."""
+async def test_abandoned_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """All files have an end with the reason, and there is no final response."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
     async with recording(engine, encoding, tmp_path) as served:
         async with served.client.post(f"{served.url}/v1/responses", json={**ASKED, "stream": True}) as answer:
@@ -130,8 +128,8 @@ async def test_a_client_that_leaves_is_recorded(encoding: HarmonyEncoding, tmp_p
     assert all(read(folder, stage).end.abandoned for stage in ("generate", "parse", "emit"))
 
 
-async def test_a_cancelled_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The engine says that it was cancelled, and the stream ends by itself."""
+async def test_cancelled_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The engine's last frame says cancelled, and the stream has an end."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
     async with recording(engine, encoding, tmp_path) as served:
         streaming = asyncio.create_task(served.stream(ASKED))
@@ -145,8 +143,8 @@ async def test_a_cancelled_response_is_recorded(encoding: HarmonyEncoding, tmp_p
     assert json.loads((folder / "response.json").read_bytes())["status"] == "cancelled"
 
 
-async def test_a_server_that_stops_leaves_whole_files(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """What was cut short by the end of the server says so."""
+async def test_stopped_server_leaves_complete_files(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Interrupted recordings have an end that says so."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
     async with recording(engine, encoding, tmp_path) as served:
         streaming = asyncio.create_task(served.stream(ASKED))
@@ -158,8 +156,8 @@ async def test_a_server_that_stops_leaves_whole_files(encoding: HarmonyEncoding,
     assert read(folder, "generate").end.failure or read(folder, "generate").end.abandoned
 
 
-async def test_turns_follow_each_other_in_a_file(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """What was conversed is recorded where there was more than one turn, and replays."""
+async def test_turns_share_a_file(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The conversed frames of several turns are recorded, and replay."""
     lost = '<|channel|>analysis to=browser.search code<|message|>{"query": "height"}<|call|>'
     turns = (script(encoding, lost), script(encoding))
     async with recording(ScriptedEngine(script(encoding), turns=turns), encoding, tmp_path / "r") as served:
@@ -171,16 +169,16 @@ async def test_turns_follow_each_other_in_a_file(encoding: HarmonyEncoding, tmp_
     assert await replayed(folder, "emit", "converse", encoding) == seen
 
 
-async def test_only_what_was_asked_for_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The junctions that the operator names, and no others."""
+async def test_only_named_junctions_are_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """``--record-after`` names them."""
     engine = ScriptedEngine(script(encoding))
     async with recording(engine, encoding, tmp_path, recorder={"after": ("generate",)}) as served:
         await served.post(ASKED)
     assert files(the_one(tmp_path)) == {"tokens.jsonl"}
 
 
-async def test_a_header_of_the_request_decides(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """With a condition only requests that carry the header are recorded, and the recording does not tell of it."""
+async def test_header_of_the_request_decides(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """With a condition only requests with the header are recorded, and the header is not."""
     condition = Condition.parse("x-record=yes")
     taken: dict[str, Any] = {"recorder": {"condition": condition}, "recorded_if": condition}
     async with recording(ScriptedEngine(script(encoding)), encoding, tmp_path, **taken) as served:
@@ -195,8 +193,8 @@ async def test_a_header_of_the_request_decides(encoding: HarmonyEncoding, tmp_pa
 SECRETS = ("owner", "canary-salt", "canary-trace", "canary-token", "canary-path", "k" * 20)
 
 
-async def test_secrets_are_never_written(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Neither keys nor what is made of them, nor what opens servers of tools, caches and traces."""
+async def test_secrets_are_never_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Keys, owners, and secrets of MCP servers, caches and traces are left out."""
     key = "k" * 20
     tool = {
         "type": "mcp",
@@ -224,8 +222,8 @@ async def test_secrets_are_never_written(encoding: HarmonyEncoding, tmp_path: Pa
     assert [secret for secret in (*SECRETS[1:], owner, '"owner"') if secret in written] == []
 
 
-async def test_files_are_their_owners(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Nobody else of the machine reads them."""
+async def test_recordings_belong_to_their_user(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Other users of the machine cannot read them."""
     async with recording(ScriptedEngine(script(encoding)), encoding, tmp_path / "r") as served:
         await served.post(ASKED)
     folder = the_one(tmp_path / "r")
@@ -233,8 +231,8 @@ async def test_files_are_their_owners(encoding: HarmonyEncoding, tmp_path: Path)
     assert {path.stat().st_mode & 0o777 for path in (folder, tmp_path / "r")} == {0o700}
 
 
-async def test_a_header_says_what_was_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The name that was served, and what the server knows of itself; frames count their time from there."""
+async def test_header_has_model_and_versions(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """It has the served name and the server's versions; times of frames count from there."""
     async with recording(ScriptedEngine(script(encoding, latency=0.01)), encoding, tmp_path) as served:
         await served.post(ASKED)
     recorded = read(the_one(tmp_path), "generate")
@@ -246,10 +244,10 @@ async def test_a_header_says_what_was_recorded(encoding: HarmonyEncoding, tmp_pa
     assert times[-1] > 0.05
 
 
-async def test_a_disk_that_is_too_slow_cuts_the_recording(
+async def test_slow_disk_cuts_the_recording(
     encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The stream goes on, the log says so, and a file that lacks something has no end."""
+    """The stream goes on, the log reports it, and a file with a gap has no end."""
     slow = {"pause": 60.0, "most_waiting": 20}
     async with recording(ScriptedEngine(script(encoding, COUNT)), encoding, tmp_path, recorder=slow) as served:
         assert (await served.post(ASKED))[1]["status"] == "completed"
@@ -258,8 +256,8 @@ async def test_a_disk_that_is_too_slow_cuts_the_recording(
     assert json.loads(last)["type"] == "TokenChunk"
 
 
-async def test_a_recording_may_be_deleted_at_any_time(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The response goes on, and so do recordings of others."""
+async def test_recording_may_be_deleted_at_any_time(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The response and other recordings go on."""
     engine = ScriptedEngine(script(encoding, COUNT, latency=0.01))
     async with recording(engine, encoding, tmp_path, recorder={"pause": 0.01}) as served:
         streaming = asyncio.create_task(served.post(ASKED))
@@ -271,8 +269,8 @@ async def test_a_recording_may_be_deleted_at_any_time(encoding: HarmonyEncoding,
     assert the_one(tmp_path).name == other["id"]
 
 
-async def test_a_thousand_responses_leave_nothing_open(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Neither files nor entries, though clients left some of them."""
+async def test_thousand_responses_leave_nothing_open(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Neither files nor entries are left, even if clients leave."""
     engine = ScriptedEngine(script(encoding, chunk_size=8))
     async with recording(engine, encoding, tmp_path) as served:
         await served.post(ASKED)
@@ -294,8 +292,8 @@ CANARY = "quokka"
 TALKATIVE = HELLO.replace("greeting", CANARY).replace("Hello", CANARY)
 
 
-async def test_no_text_is_recorded_where_none_is_wanted(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Wherever a word of the user or of the model stands, no file has it."""
+async def test_redacted_recording_has_no_text(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """No file has a word of the user or of the model."""
     body = {
         "model": "tiny",
         "instructions": f"{CANARY} one",

@@ -24,8 +24,8 @@ def chunks(path: Path) -> Iterator[bytes]:
     return (line for line in path.read_bytes().splitlines() if b"TokenChunk" in line)
 
 
-async def test_a_killed_server_leaves_what_it_had(tmp_path: Path) -> None:
-    """Each file can be read up to where it was cut, and says where that is."""
+async def test_killed_server_leaves_readable_files(tmp_path: Path) -> None:
+    """Each file can be read up to its cut, and the error names the line."""
     recorded = tmp_path / "recorded"
     async with process(str(tmp_path / "store.sqlite3"), tmp_path, "slow", "--record", str(recorded)) as server:
         await server.post({"input": "Count.", "background": True})
@@ -42,8 +42,8 @@ async def test_a_killed_server_leaves_what_it_had(tmp_path: Path) -> None:
     assert cut.value.line == tokens.read_bytes().count(b"\n")
 
 
-async def test_a_folder_that_cannot_be_written_ends_the_start(tmp_path: Path) -> None:
-    """Before anything is loaded, with what is wrong."""
+async def test_unwritable_folder_ends_the_start(tmp_path: Path) -> None:
+    """The error comes before anything is loaded."""
     (tmp_path / "file").write_text("")
     command = [
         "quick",
@@ -65,20 +65,20 @@ async def test_a_folder_that_cannot_be_written_ends_the_start(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("option", "value"), [("record", ""), ("record_after", "generate,persist"), ("record_if", "2.0")]
 )
-def test_what_cannot_be_recorded_is_refused(option: str, value: str) -> None:
-    """Stages that are none, and conditions that are none."""
+def test_unusable_recording_options_are_refused(option: str, value: str) -> None:
+    """Unknown stages and malformed conditions are errors."""
     with pytest.raises(ValidationError):
         Settings.model_validate({"engine_arguments": [], option: value})
 
 
-def test_stages_are_named_with_commas() -> None:
+def test_stages_are_separated_by_commas() -> None:
     """As on the command line."""
     chosen = Settings.model_validate({"engine_arguments": [], "record_after": "generate,emit"})
     assert chosen.record_after == ("generate", "emit")
 
 
-def test_a_header_tells_only_what_an_operator_said() -> None:
-    """What is as usual goes without saying; a replay makes the same `ChatOptions` of the rest."""
+def test_header_has_only_changed_options() -> None:
+    """Defaults are left out; a replay makes the same ``ChatOptions`` of the rest."""
     said = ChatOptions(tool_call_parser="hermes", default_chat_template_kwargs={"enable_thinking": False})
     assert set(options(said)) == {"tool_call_parser", "default_chat_template_kwargs"}
     assert ChatOptions(**options(said)) == said

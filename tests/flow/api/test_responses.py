@@ -12,8 +12,8 @@ from tests.support.event_streams import final, read_sse
 from tests.support.scripts import Scripted
 
 
-async def test_a_stream_is_whole(served: Scripted) -> None:
-    """A streamed response keeps every rule of the wire, down to its bytes."""
+async def test_stream_is_complete(served: Scripted) -> None:
+    """A streamed response keeps every rule, down to its bytes."""
     response = final(read_sse(await served.stream({"input": "Hi"})))
     assert response.status == "completed"
     assert [getattr(item, "text", "") for item in response.output] == ["A greeting.", "Hello!"]
@@ -22,8 +22,8 @@ async def test_a_stream_is_whole(served: Scripted) -> None:
     assert response.usage.input_tokens == len(served.engine.prompts[0].token_ids)
 
 
-async def test_without_stream_the_answer_is_the_last_response(served: Scripted) -> None:
-    """The JSON answer is what the stream's terminal event carries."""
+async def test_unstreamed_answer_is_the_final_response(served: Scripted) -> None:
+    """It equals the response of the stream's terminal event."""
     status, answer = await served.post({"input": "Hi"})
     streamed = final(read_sse(await served.stream({"input": "Hi"})))
     assert status == 200
@@ -32,13 +32,13 @@ async def test_without_stream_the_answer_is_the_last_response(served: Scripted) 
     assert answer["output"][1]["content"][0]["text"] == getattr(streamed.output[1], "text", None)
 
 
-async def test_a_stored_response_is_found(served: Scripted) -> None:
-    """GET gives what the terminal event gave, as soon as it was seen."""
+async def test_stored_response_is_found(served: Scripted) -> None:
+    """GET returns the response of the terminal event, as soon as that was sent."""
     _, answer = await served.post({"input": "Hi"})
     assert await served.get(f"/v1/responses/{answer['id']}") == (200, answer)
 
 
-async def test_store_false_keeps_nothing(served: Scripted) -> None:
+async def test_unstored_response_is_not_found(served: Scripted) -> None:
     """A response that must not be stored is not found."""
     _, answer = await served.post({"input": "Hi", "store": False})
     status, error = await served.get(f"/v1/responses/{answer['id']}")
@@ -72,7 +72,7 @@ BAD: list[tuple[Any, int, str | None, str]] = [
 async def test_bad_input_is_refused(
     body: Any, status: int, param: str | None, code: str, stream: bool, served: Scripted
 ) -> None:
-    """Bad input is a 4xx with OpenAI's error body, before any header of a stream."""
+    """It is a 4xx with OpenAI's error body, before any header of a stream."""
     served.engine.context_length = 8192
     wanted = {**body, "stream": stream} if isinstance(body, dict) else body
     answered, answer = await served.post(wanted)
@@ -92,8 +92,8 @@ async def test_unknown_routes_answer_in_json(served: Scripted) -> None:
         assert answer["error"]["type"] == "invalid_request_error"
 
 
-async def test_a_body_that_cannot_be_unpacked_is_refused(served: Scripted) -> None:
-    """A body that lies about its encoding is the client's mistake, not ours."""
+async def test_body_with_wrong_encoding_is_refused(served: Scripted) -> None:
+    """It is a client error."""
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
     async with served.client.post(f"{served.url}/v1/responses", data=b"no gzip", headers=headers) as answer:
         assert answer.status == 400
@@ -108,8 +108,8 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("refusal", "status", "code"), REFUSALS, ids=str)
-async def test_what_the_engine_refuses_is_a_status(refusal: Any, status: int, code: str, served: Scripted) -> None:
-    """As long as the engine has not accepted the prompt, its refusal is an HTTP status."""
+async def test_refusal_of_the_engine_is_a_status(refusal: Any, status: int, code: str, served: Scripted) -> None:
+    """Before the engine accepts the prompt, its refusal is an HTTP status."""
     served.engine.script = Script(refusal=refusal)
     answered, answer = await served.post({"input": "Hi", "stream": True})
     assert (answered, answer["error"]["code"]) == (status, code)

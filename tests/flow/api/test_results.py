@@ -69,10 +69,10 @@ async def calculating(encoding: HarmonyEncoding, store_at: str) -> AsyncIterator
     ],
     ids=str,
 )
-async def test_a_result_is_read_again(
+async def test_stored_result_is_read_again(
     calculating: Scripted, encoding: HarmonyEncoding, through: str, way: dict[str, Any]
 ) -> None:
-    """Whatever a response is continued by, the model reads what its call returned, and no item shows it."""
+    """In any continuation the model reads the result of the call, though no item shows it."""
     body: dict[str, Any] = {"input": "What to wear?", "tools": [WEATHER], **way}
     if through == "conversation":
         body["conversation"] = (await calculating.post({}, "/v1/conversations"))[1]["id"]
@@ -89,8 +89,8 @@ async def test_a_result_is_read_again(
     assert read.index("6 * 7") < read.index(RESULT) < read.index("Paris") < read.index("Rain.")
 
 
-async def test_a_call_that_is_sent_again_has_its_result(calculating: Scripted, encoding: HarmonyEncoding) -> None:
-    """A client that sends the items itself need not say what only this server knows."""
+async def test_replayed_call_has_its_result(calculating: Scripted, encoding: HarmonyEncoding) -> None:
+    """A client that sends the items itself need not send hidden results."""
     body: dict[str, Any] = {"input": "What to wear?", "tools": [WEATHER]}
     _, first = await calculating.post(body)
     output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "Rain."}

@@ -46,7 +46,7 @@ ENDINGS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 @pytest.mark.defect("V5", "B16")
 @pytest.mark.parametrize(("text", "options", "body", "status"), ENDINGS)
 @pytest.mark.parametrize("background", [False, True])
-async def test_a_stored_response_is_streamed_again(
+async def test_stored_response_is_streamed_again(
     served: Scripted,
     encoding: HarmonyEncoding,
     text: str,
@@ -56,7 +56,7 @@ async def test_a_stored_response_is_streamed_again(
     *,
     background: bool,
 ) -> None:
-    """However a response ended, in the background or not, its stream can be had again, byte by byte."""
+    """For any end, in the background or not, the stream is the same byte by byte."""
     served.engine.script = script(encoding, text, **options)
     first = await served.stream({"input": "Hi", "tools": [WEATHER], "background": background, **body})
     response = final(read_sse(first))
@@ -69,8 +69,8 @@ async def test_a_stored_response_is_streamed_again(
 
 
 @pytest.mark.defect("V3", "B15")
-async def test_a_stream_goes_on_behind_any_event(served: Scripted) -> None:
-    """From each number the rest is the same, and behind the last event there is nothing but the end, at once."""
+async def test_stream_resumes_after_any_event(served: Scripted) -> None:
+    """After each number the rest is the same, and after the last there is only the end, at once."""
     first = await served.stream({"input": "Hi"})
     path = f"/v1/responses/{final(read_sse(first)).id}?stream=true&starting_after"
     for number in numbers(first):
@@ -80,8 +80,8 @@ async def test_a_stream_goes_on_behind_any_event(served: Scripted) -> None:
 
 
 @pytest.mark.defect("V3")
-async def test_whoever_is_beyond_the_end_gets_the_end(served: Scripted) -> None:
-    """A number that no event has, as a reader may have from a server that died, gets the last event as the next."""
+async def test_reader_beyond_the_end_gets_the_last_event(served: Scripted) -> None:
+    """The number may come from a server that died; the last event comes with the next number."""
     first = await served.stream({"input": "Hi"})
     path = f"/v1/responses/{final(read_sse(first)).id}?stream=true&starting_after=123456789"
     assert await served.again(path) == renumbered(rest(first, numbers(first)[-2]), 123456790)
@@ -89,10 +89,10 @@ async def test_whoever_is_beyond_the_end_gets_the_end(served: Scripted) -> None:
 
 @pytest.mark.defect("B15")
 @pytest.mark.parametrize("background", [False, True])
-async def test_a_live_stream_has_any_number_of_readers(
+async def test_live_stream_has_any_number_of_readers(
     served: Scripted, encoding: HarmonyEncoding, background: bool
 ) -> None:
-    """Readers from every number on, some of events still to come, all join while it is made, and read the same."""
+    """They start at any number, even of later events, and read the same."""
     served.engine.script = script(encoding, latency=0.02)
     async with reading(served, {"background": background}) as stream:
         path = f"/v1/responses/{await stream.response_id()}?stream=true"
@@ -106,8 +106,8 @@ async def test_a_live_stream_has_any_number_of_readers(
 
 
 @pytest.mark.defect("B15")
-async def test_readers_join_at_any_time(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Whenever a reader comes, before the first token or behind the last, it reads all of the stream."""
+async def test_readers_may_join_at_any_time(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """From before the first token until after the last, each reads the whole stream."""
     served.engine.script = script(encoding, latency=0.01)
     path = f"/v1/responses/{await begun(served)}?stream=true"
     readers = list[asyncio.Task[bytes]]()
@@ -120,8 +120,8 @@ async def test_readers_join_at_any_time(served: Scripted, encoding: HarmonyEncod
 
 
 @pytest.mark.defect("V2")
-async def test_readers_of_what_is_cancelled_get_its_end(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """All who follow a response that is cancelled read the same end, also those who come afterwards."""
+async def test_readers_of_a_cancelled_response_get_its_end(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """All of them get the same end, later readers included."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
     response_id = await begun(served)
     path = f"/v1/responses/{response_id}?stream=true"
@@ -134,8 +134,8 @@ async def test_readers_of_what_is_cancelled_get_its_end(served: Scripted, encodi
     assert [*others, await served.again(path)] == [first] * 3
 
 
-async def test_a_reader_who_leaves_takes_nothing_along(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Somebody who only follows a response may leave: it goes on for the one in front of it."""
+async def test_leaving_reader_ends_nothing(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """The response goes on for its own client."""
     served.engine.script = script(encoding, latency=0.01)
     async with reading(served) as stream:
         path = f"{served.url}/v1/responses/{await stream.response_id()}?stream=true"
@@ -144,8 +144,8 @@ async def test_a_reader_who_leaves_takes_nothing_along(served: Scripted, encodin
         assert final(read_sse(await stream.rest())).status == "completed"
 
 
-async def test_a_stream_that_waits_says_that_it_lives(encoding: HarmonyEncoding, where: str) -> None:
-    """A reader of a response that waits gets headers and comments at once, however long it waits."""
+async def test_waiting_stream_sends_comments(encoding: HarmonyEncoding, where: str) -> None:
+    """A reader of a queued response gets headers and comments at once."""
     engine = ScriptedEngine(script(encoding))
     async with serving(engine, encoding, where, keep_alive=0.03, limit=0) as served:
         response_id = await begun(served)
@@ -156,8 +156,8 @@ async def test_a_stream_that_waits_says_that_it_lives(encoding: HarmonyEncoding,
 
 
 @pytest.mark.defect("41")
-async def test_what_is_no_longer_kept_says_so(served: Scripted) -> None:
-    """Behind ``--stream-ttl`` the events of a response are gone: to stream it is a 400 that says so, the rest stays."""
+async def test_expired_stream_is_an_error(served: Scripted) -> None:
+    """After ``--stream-ttl`` streaming a response is a 400, and the response stays."""
     _, answer = await served.post({"input": "Hi"})
     await until(lambda: len(served.runs.live) == 0)
     await served.store.sweep(3600, 0)
@@ -170,8 +170,8 @@ async def test_what_is_no_longer_kept_says_so(served: Scripted) -> None:
     assert (await served.get(f"/v1/responses/{answer['id']}"))[0] == 404
 
 
-async def test_both_dialects_read_one_log(served: Scripted) -> None:
-    """What was made under one base URL is streamed again under the other, in its words and with the same numbers."""
+async def test_both_base_urls_read_one_log(served: Scripted) -> None:
+    """A stream of one base URL is replayed under the other, with its names and the same numbers."""
     first = await served.stream({"input": "Hi"}, "/openresponses/v1/responses")
     assert b"response.reasoning.delta" in first
     path = f"responses/{final_id(first)}?stream=true"
@@ -184,8 +184,8 @@ def final_id(body: bytes) -> str:
     return body.partition(b'"id":"')[2].partition(b'"')[0].decode()
 
 
-async def test_the_sdk_goes_on_with_what_it_has_not_read(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """openai-python reads a background stream, loses its connection again and again, and has every event once."""
+async def test_openai_python_resumes_a_background_stream(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """The client loses its connection again and again, and gets every event once."""
     served.engine.script = script(encoding, latency=0.005)
     async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk:
         stream: Any = await sdk.responses.create(model="tiny", input="Hi", background=True, stream=True)

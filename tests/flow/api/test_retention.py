@@ -20,10 +20,10 @@ from tests.support.server import serving
 
 
 @pytest.mark.defect("17")
-async def test_what_is_too_old_goes_by_itself(
+async def test_expired_responses_are_swept(
     encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Sweeping begins at once and goes on, also behind an outage; each time one line says how much is left."""
+    """Sweeping begins at once and goes on after an outage; each time the log has what is left."""
     kept = Faulty(database(str(tmp_path / "store.sqlite3")))
     async with serving(ScriptedEngine(script(encoding)), encoding, kept) as served:
         _, answer = await served.post({"input": "Hi"})

@@ -12,18 +12,18 @@ from stages.harmony import HarmonyEncoding
 from tests.support.scripts import CALL, WEATHER, Scripted, script
 
 
-async def test_the_stream_helper_accumulates(served: Scripted, sdk: openai.AsyncOpenAI) -> None:
-    """openai-python's stream helper gets through a stream and ends with its final response."""
+async def test_stream_helper_accumulates_the_response(served: Scripted, sdk: openai.AsyncOpenAI) -> None:
+    """The helper of openai-python ends with the final response."""
     async with sdk.responses.stream(model="tiny", input="Hi") as stream:
         deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
         response = await stream.get_final_response()
     assert "".join(deltas) == response.output_text == "Hello!"
 
 
-async def test_a_function_call_makes_the_round(
+async def test_function_call_makes_the_round(
     served: Scripted, sdk: openai.AsyncOpenAI, encoding: HarmonyEncoding
 ) -> None:
-    """Call, output and answer travel by previous_response_id; the prompt holds all of them."""
+    """Call, output and answer go by ``previous_response_id``; the prompt has all of them."""
     served.engine.script = script(encoding, CALL)
     tools: Any = [WEATHER]
     first = await sdk.responses.create(model="tiny", input="Weather?", tools=tools)
@@ -43,8 +43,8 @@ async def test_a_function_call_makes_the_round(
     )
 
 
-async def test_errors_are_the_sdks_own(served: Scripted, sdk: openai.AsyncOpenAI) -> None:
-    """The SDK raises its own exception types, with param and code."""
+async def test_errors_become_sdk_exceptions(served: Scripted, sdk: openai.AsyncOpenAI) -> None:
+    """They have param and code."""
     with pytest.raises(openai.NotFoundError):
         await sdk.responses.retrieve("resp_0")
     with pytest.raises(openai.BadRequestError) as refused:

@@ -78,10 +78,10 @@ async def waiting(served: Scripted) -> LiveResponse:
 @pytest.mark.parametrize(
     "way", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}], ids=str
 )
-async def test_secrets_of_a_body_are_told_and_kept_nowhere(
+async def test_secrets_of_a_request_are_not_shown(
     served: Scripted, where: str, way: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server of tools that cannot be asked is a failed item, and what it was to be sent is in no answer or event."""
+    """They are in no answer, event or log, even if the MCP server fails."""
     server = {"type": "mcp", "server_label": "maps", "server_url": "https://maps.example/mcp"}
     secret = {"authorization": CANARY, "headers": {"X-Key": CANARY}}
     with caplog.at_level(logging.DEBUG):
@@ -98,10 +98,10 @@ async def test_secrets_of_a_body_are_told_and_kept_nowhere(
         assert CANARY not in text
 
 
-async def test_a_background_response_has_the_secrets_of_its_request(
+async def test_background_response_has_its_secrets(
     encoding: HarmonyEncoding, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It waits in the store without them and runs with them, and neither store nor log ever hears of them."""
+    """It waits in the store without them and runs with them; store and log never have them."""
     watched = Watched()
     with caplog.at_level(logging.DEBUG):
         async with serving(ScriptedEngine(script(encoding)), encoding, where, edit=watched.edit, limit=0) as served:
@@ -117,8 +117,8 @@ async def test_a_background_response_has_the_secrets_of_its_request(
     assert CANARY not in caplog.text
 
 
-async def test_another_server_makes_it_without_them(encoding: HarmonyEncoding, where: str) -> None:
-    """What a server has left when it ended is made by the next one all the same, which cannot know the secrets."""
+async def test_other_server_runs_without_secrets(encoding: HarmonyEncoding, where: str) -> None:
+    """A response taken over from another server runs, but cannot have its secrets."""
     watched = Watched()
     async with serving(ScriptedEngine(script(encoding)), encoding, where, limit=0, url=URL) as served:
         response_id = (await waiting(served)).response.id
@@ -163,7 +163,7 @@ def looked_at() -> Iterator[None]:
 async def test_secrets_are_forgotten_with_the_run(
     encoding: HarmonyEncoding, tmp_path: Path, happens: Callable[[Scripted, LiveResponse], Awaitable[None]]
 ) -> None:
-    """However a run ends here, or leaves, this process no longer knows its secrets."""
+    """After any end of a run the process no longer has them."""
     engine, before = ScriptedEngine(script(encoding)), known_secrets()
     async with serving(engine, encoding, tmp_path, limit=0) as served:
         run = await waiting(served)
@@ -173,8 +173,8 @@ async def test_secrets_are_forgotten_with_the_run(
         await until(lambda: known_secrets() == before)
 
 
-def test_a_recording_has_no_secrets(tmp_path: Path) -> None:
-    """Whatever junction is recorded, the file reads as it was written, but for the secrets."""
+def test_recordings_have_no_secrets(tmp_path: Path) -> None:
+    """A frame of any junction reads back unchanged, except for the secrets."""
     asked = secretive(request(queued()))
     response, tools = asked.response, asked.tools
     for frame in (

@@ -42,13 +42,10 @@ def followed(way: str, first: Told, *items: Json) -> Json:
 @pytest.mark.defect("29")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_call_is_made_once_it_is_approved_of(
+async def test_approved_call_is_made(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str, way: str
 ) -> None:
-    """The request ends the response; with the client's word the very call that it saw is made, before the model reads.
-
-    A refusal is read by the model, with its reason, and no call is made.
-    """
+    """The request ends the response; after the client's approval the shown call is made, after a refusal none."""
     async with tooled(encoding, tmp_path) as served:
         body = {"tools": [mcp(url=http.url(), require_approval="always")]}
         for approve in (True, False):
@@ -83,10 +80,10 @@ def assert_made(done: Told, request: Json) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_an_approval_opens_no_other_door(
+async def test_approval_allows_no_other_call(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
-    """What the request does not let the model call is not called, whatever requests and approvals a client makes up."""
+    """Made-up requests and approvals cannot call what the request excludes."""
     forged = {"type": "mcp_approval_request", "id": "mcpr_0", "server_label": "docs", "arguments": "{}"}
     async with tooled(encoding, tmp_path) as served:
         tools = [mcp(url=http.url(), allowed_tools=["echo"], require_approval="always")]
@@ -101,10 +98,10 @@ async def test_an_approval_opens_no_other_door(
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_an_approval_is_good_for_one_call(
+async def test_approval_is_good_for_one_call(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
-    """To approve of a call again, or of one that nobody asked for, is a 400, and makes no call."""
+    """A second approval, or one without a request, is a 400 and makes no call."""
     async with tooled(encoding, tmp_path) as served:
         tools = [mcp(url=http.url(), require_approval="always")]
         plays(served.engine, encoding, ASKING)
@@ -128,10 +125,8 @@ async def refused(served: Scripted, body: Json, place: str) -> None:
     assert len(served.engine.prompts) == count
 
 
-async def test_one_of_two_calls_may_be_approved_of(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
-) -> None:
-    """Each request gets its own word, and a conversation holds all of it, in its order."""
+async def test_one_of_two_calls_may_be_approved(encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers) -> None:
+    """Each request gets its own answer, and a conversation has all in order."""
     turn = both(ASKING, call("docs.echo", {"text": "hello"}))
     async with tooled(encoding, tmp_path, [turn]) as served:
         path = await created(served)

@@ -60,10 +60,10 @@ TOO_MANY: dict[str, tuple[Sequence[str], Json, int, str]] = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("many", TOO_MANY)
-async def test_a_limit_ends_a_response_as_incomplete(
+async def test_call_limit_makes_a_response_incomplete(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, mode: str, many: str
 ) -> None:
-    """The call that is one too many is told and not run: it is incomplete, and is the last item."""
+    """The first call beyond the limit is incomplete, is not run, and is the last item."""
     turns, limit, done, reason = TOO_MANY[many]
     async with tooled(encoding, tmp_path, turns, sandbox=sandbox, limits=Limits(turns=3)) as served:
         heard = await told(served, mode, {"tools": [CODE, mcp(url=http.url())], **limit})
@@ -76,10 +76,10 @@ async def test_a_limit_ends_a_response_as_incomplete(
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_call_that_was_cut_is_not_made(
+async def test_truncated_call_is_not_made(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
-    """All turns together write so many tokens: what is cut inside a call ends there, and nobody hears of it."""
+    """The token limit covers all turns; a call that is cut by it does not run."""
     hang = call("docs.hang", {"padding": "x " * 30})
     before = http.state().get("hang", 0)
     async with tooled(encoding, tmp_path, [hang]) as served:
@@ -94,10 +94,10 @@ async def test_a_call_that_was_cut_is_not_made(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("way", ["previous_response_id", "stateless"])
-async def test_a_mixed_turn_goes_on_with_the_clients_output(
+async def test_mixed_turn_continues_with_the_clients_output(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, http: HttpServers, mode: str, way: str
 ) -> None:
-    """Calls of the server have been run when the client gets its own; with its output the model reads all of them."""
+    """The server's calls have run; after the client's output the model reads all results."""
     turn = both(python("print(6 * 7)"), ECHO, ASK)
     include = ["code_interpreter_call.outputs"]
     async with tooled(encoding, tmp_path, [turn], sandbox=sandbox) as served:
@@ -126,10 +126,10 @@ async def test_a_mixed_turn_goes_on_with_the_clients_output(
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_url_of_a_request_leads_nowhere_private(
+async def test_private_url_of_a_request_is_not_reached(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
-    """Nothing is sent to an address that is not public: the listing fails as an item, and so does opening a page."""
+    """Nothing is sent there: the listing fails as an item, and so does opening a page."""
     before = http.state()["requests"]
     async with (
         webbed() as site,
@@ -144,7 +144,7 @@ async def test_a_url_of_a_request_leads_nowhere_private(
     assert http.state()["requests"] == before
 
 
-async def test_the_operator_may_open_an_address(encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers) -> None:
+async def test_operator_may_allow_an_address(encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers) -> None:
     """With ``--allow-address`` a request's server there is called."""
     for allowed in ([], ["--allow-address", "127.0.0.1"]):
         tools = await toolbox(CliApp.run(Settings, cli_args=["--no-sandbox", *allowed]))
@@ -166,10 +166,10 @@ def where(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize(("mode", "store"), ASKED)
-async def test_secrets_go_to_their_server_and_nowhere_else(
+async def test_secrets_go_to_their_server_only(
     encoding: HarmonyEncoding, where: str, http: HttpServers, caplog: pytest.LogCaptureFixture, mode: str, store: bool
 ) -> None:
-    """Not even through a server that gives them away: no item, event, prompt, log or store has them."""
+    """No item, event, prompt, log or store has them, even if the server reveals them."""
     secret = {"authorization": CANARY, "headers": {"X-Key": CANARY}}
     tools = [mcp(url=http.url()) | secret, mcp("broken", http.url("broken")) | secret]
     with caplog.at_level(logging.DEBUG):
@@ -194,10 +194,10 @@ def is_full(served: Scripted, *, full: bool = True) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_response_that_has_begun_waits_for_a_full_engine(
+async def test_started_response_waits_for_a_full_engine(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
-    """What has told of tools cannot be refused any more: each of its turns begins as soon as there is room."""
+    """After its first event it cannot be refused: each turn begins when there is room."""
     door = tmp_path / "door"
     turns = [call("docs.wait", {"path": str(door)}), answer()]
     async with tooled(encoding, tmp_path, turns, limits=SOON) as served:
@@ -215,10 +215,10 @@ async def test_a_response_that_has_begun_waits_for_a_full_engine(
     assert (heard.response["status"], heard.types) == ("completed", ["mcp_list_tools", "mcp_call", "message"])
 
 
-async def test_a_response_that_has_not_begun_is_refused_by_a_full_engine(
+async def test_new_response_is_refused_by_a_full_engine(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox
 ) -> None:
-    """Before its first word a full engine is a 503, whatever tools there are; in the background it waits."""
+    """Before its first event it is a 503, with any tools; in the background it waits."""
     async with tooled(encoding, tmp_path, [answer()], sandbox=sandbox, limits=SOON) as served:
         is_full(served)
         status, error = await served.post({"input": "Hi", "tools": [CODE]})
@@ -228,10 +228,10 @@ async def test_a_response_that_has_not_begun_is_refused_by_a_full_engine(
         assert (await ended(served, waiting))["status"] == "completed"
 
 
-async def test_a_response_that_waits_for_a_full_engine_can_be_cancelled(
+async def test_response_waiting_for_the_engine_can_be_cancelled(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
-    """It ends at once, with the items that it has."""
+    """It ends at once, with its items so far."""
     async with (
         tooled(encoding, tmp_path, limits=Limits(retry_seconds=3600)) as served,
     ):

@@ -105,7 +105,7 @@ STATE = call("docs.state", {})
 async def test_calls_end_with_their_response(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, owner: str, end: End, way: Json
 ) -> None:
-    """The server hears of each that nobody waits any more, no task is left, and the next response can call it."""
+    """The server gets a cancel for each, no task is left, and the next response can call it."""
     tool, servers = (mcp(), {"docs": HttpServer(http.url())}) if owner == "operator" else (mcp(url=http.url()), {})
     async with tooled(encoding, tmp_path, servers=servers) as served:
         plays(served.engine, encoding, STATE, answer())
@@ -126,8 +126,8 @@ async def test_calls_end_with_their_response(
 
 
 @pytest.mark.defect("30")
-async def test_a_child_outlives_the_call_that_was_left(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """The one connection to a server over stdio is still good when a call of it was called off."""
+async def test_stdio_server_survives_an_abandoned_call(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Its only connection works after a cancelled call."""
     async with tooled(encoding, tmp_path, servers={"docs": child()}) as served:
         states = []
         for _ in range(2):
@@ -145,10 +145,10 @@ async def test_a_child_outlives_the_call_that_was_left(encoding: HarmonyEncoding
 
 
 @pytest.mark.defect("30")
-async def test_a_call_ends_with_a_client_that_waited_for_the_whole(
+async def test_call_ends_with_its_unstreamed_client(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
-    """Who closes the socket of a request that is not streamed takes the call along as well."""
+    """Closing the connection of an unstreamed request ends its call."""
     async with tooled(encoding, tmp_path, [HANG, answer()]) as served:
         before, (begun, over) = working(), await hung(http)
         asked = asyncio.create_task(served.post({"input": "Hi", "tools": [mcp(url=http.url())]}))
@@ -160,8 +160,8 @@ async def test_a_call_ends_with_a_client_that_waited_for_the_whole(
 
 
 @pytest.mark.defect("30")
-async def test_a_detached_response_keeps_its_call(encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers) -> None:
-    """What survives its client goes on with its tools, and then lets go of them."""
+async def test_detached_response_keeps_its_call(encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers) -> None:
+    """It goes on with its tools without a client, and then releases them."""
     door = tmp_path / "door"
     turns = [call("docs.wait", {"path": str(door)}), answer()]
     async with tooled(encoding, tmp_path, turns, detaches=True) as served:
@@ -175,10 +175,10 @@ async def test_a_detached_response_keeps_its_call(encoding: HarmonyEncoding, tmp
 
 
 @pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
-async def test_a_response_can_be_cancelled_while_a_server_is_asked(
+async def test_response_can_be_cancelled_during_a_listing(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, way: Json
 ) -> None:
-    """Its listing has failed, and no turn begins."""
+    """The listing has failed, and no turn begins."""
     tools = [mcp("mute", http.url("mute")), mcp(url=http.url())]
     async with tooled(encoding, tmp_path) as served, reading(served, {"tools": tools, **way}) as stream:
         response_id = await stream.response_id()
@@ -196,7 +196,7 @@ async def test_a_response_can_be_cancelled_while_a_server_is_asked(
 async def test_code_ends_with_its_response(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, end: End, way: Json
 ) -> None:
-    """No process of it is left, whatever it was at."""
+    """No process of it is left, in any state."""
     async with tooled(encoding, tmp_path, [python("while True: pass")], sandbox=sandbox) as served:
         await told(served, "stream", {"tools": [CODE], "tool_choice": "none"})
         before, others = working(), descendants(os.getpid())
@@ -210,10 +210,8 @@ async def test_code_ends_with_its_response(
 
 
 @pytest.mark.defect("30")
-async def test_a_response_that_ends_leaves_no_process(
-    encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox
-) -> None:
-    """What the code has started ends with the response, and not before."""
+async def test_finished_response_leaves_no_process(encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox) -> None:
+    """Processes that its code started end with the response, and not before."""
     turns = [python("x = 1"), python("print(x)"), answer()]
     async with tooled(encoding, tmp_path, turns, sandbox=sandbox) as served:
         others = descendants(os.getpid())
@@ -229,10 +227,8 @@ NOBODY = "http://127.0.0.1:9/mcp"
 
 @pytest.mark.defect("40")
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_server_that_is_down_is_an_item_that_failed(
-    encoding: HarmonyEncoding, tmp_path: Path, mode: str
-) -> None:
-    """The model does without it, and a call that it makes up all the same ends nothing."""
+async def test_unavailable_server_is_a_failed_item(encoding: HarmonyEncoding, tmp_path: Path, mode: str) -> None:
+    """The model goes on without it, and a made-up call of it ends nothing."""
     async with tooled(encoding, tmp_path, [answer()], servers={"files": HttpServer(NOBODY)}) as served:
         heard = await told(served, mode, {"tools": [mcp(url=NOBODY), mcp("files")]})
         assert heard.types == ["mcp_list_tools", "mcp_list_tools", "message"]
@@ -253,10 +249,8 @@ async def test_a_server_that_is_down_is_an_item_that_failed(
 
 @pytest.mark.defect("40")
 @pytest.mark.parametrize("mode", ["background stream"])
-async def test_a_server_that_dies_in_mid_call_is_started_again(
-    encoding: HarmonyEncoding, tmp_path: Path, mode: str
-) -> None:
-    """Its call has failed, and the next one is answered by a new process."""
+async def test_server_that_dies_in_a_call_is_restarted(encoding: HarmonyEncoding, tmp_path: Path, mode: str) -> None:
+    """Its call has failed, and the next one gets a new process."""
     turns = [STATE, call("docs.die", {}), STATE, answer()]
     async with tooled(encoding, tmp_path, turns, servers={"docs": child()}) as served:
         heard = await told(served, mode, {"tools": [mcp()]})

@@ -64,10 +64,10 @@ def assert_echoed(heard: Told, label: str) -> None:
 
 @pytest.mark.defect("B24", "B25", "29")
 @pytest.mark.parametrize("owner", ["operator", "request"])
-async def test_servers_are_called_however_a_response_is_made(
+async def test_servers_are_called_in_every_mode(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, owner: str
 ) -> None:
-    """A connection lives as long as what needs it: in the background, in a stream, in both, and unstored."""
+    """A connection lives as long as its response: streamed, in the background, both, and unstored."""
     tool, servers = (mcp(), {"docs": child()}) if owner == "operator" else (mcp(url=http.url()), {})
     turns = [call("docs.echo", {"text": "hello"}), answer()]
     async with tooled(encoding, tmp_path, turns, servers=servers) as served:
@@ -81,10 +81,10 @@ async def test_servers_are_called_however_a_response_is_made(
 
 @pytest.mark.defect("V7", "V24")
 @pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
-async def test_a_call_that_still_runs_has_not_completed(
+async def test_running_call_has_not_completed(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, way: Json
 ) -> None:
-    """While a server is at a call, its stream stands behind the call's arguments; then it goes on."""
+    """While the call runs, its stream has no event after the arguments."""
     door = tmp_path / "door"
     turns = [call("docs.wait", {"path": str(door)}), answer()]
     async with (
@@ -101,10 +101,10 @@ async def test_a_call_that_still_runs_has_not_completed(
 
 
 @pytest.mark.defect("V24")
-async def test_a_stream_says_that_it_lives_while_a_tool_runs(
+async def test_stream_sends_comments_during_a_call(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
-    """Nothing between client and server takes it for dead, and its events are the same."""
+    """No proxy takes it for dead, and its events are the same."""
     turns = [call("docs.slow", {"seconds": 0.3}), answer()]
     async with tooled(encoding, tmp_path, turns, keep_alive=0.05) as served:
         raw = await served.stream({"input": "Hi", "tools": [mcp(url=http.url())]})
@@ -115,10 +115,10 @@ async def test_a_stream_says_that_it_lives_while_a_tool_runs(
 
 @pytest.mark.defect("40")
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_tool_that_fails_is_an_item_that_failed(
+async def test_failed_call_is_a_failed_item(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
-    """The model reads what went wrong, a wrong name or wrong arguments included, and the response completes."""
+    """The model reads the error, also of a wrong name or arguments, and the response completes."""
     turns = [call("docs.boom", {}), call("docs.add", {"a": "x"}), call("docs.add", '{"a":'), answer()]
     async with tooled(encoding, tmp_path, turns) as served:
         heard = await told(served, mode, {"tools": [mcp(url=http.url())]})
@@ -134,10 +134,10 @@ async def test_a_tool_that_fails_is_an_item_that_failed(
 
 @pytest.mark.defect("V23")
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_tool_that_hangs_is_given_up(
+async def test_hanging_call_times_out(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, mode: str
 ) -> None:
-    """A call has so many seconds; the response completes without what it might have returned."""
+    """The response completes without its result."""
     turns = [call("docs.hang", {}), answer()]
     async with tooled(encoding, tmp_path, turns, sandbox=sandbox, limits=Limits(call_seconds=0.3)) as served:
         hanging = await told(served, mode, {"tools": [mcp(url=http.url())]})
@@ -153,7 +153,7 @@ async def test_a_tool_that_hangs_is_given_up(
 async def test_all_turns_have_the_priority_of_the_request(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
-    """No turn gets ahead of the first one, and none asks for a scheduler that the engine does not have."""
+    """None precedes the first one, or needs a scheduler with priorities."""
     turns = [call("docs.add", {"a": 1, "b": 2})] * 2 + [answer()]
     async with tooled(encoding, tmp_path, turns) as served:
         for priority in (0, 3):

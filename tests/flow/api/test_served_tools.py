@@ -48,10 +48,10 @@ async def site() -> AsyncIterator[Web]:
 
 @pytest.mark.defect("V7", "V8", "B11")
 @pytest.mark.parametrize("mode", MODES)
-async def test_code_runs_where_its_item_says_so(
+async def test_code_call_is_one_item_with_outputs(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, mode: str
 ) -> None:
-    """Code is one item, from its first letter to its outputs; its variables live as long as the response."""
+    """It streams from its first letter to its outputs; variables live as long as the response."""
     turns = [both(THOUGHT, python("n = 6\nprint(n * 7)")), python("print(n)"), answer("42.")]
     async with tooled(encoding, tmp_path, turns, sandbox=sandbox) as served:
         heard = await told(served, mode, {"tools": [CODE], "include": [OUTPUTS]})
@@ -79,10 +79,10 @@ async def test_code_runs_where_its_item_says_so(
 
 @pytest.mark.defect("V7")
 @pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
-async def test_code_that_still_runs_has_not_completed(
+async def test_running_code_has_not_completed(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, way: Json
 ) -> None:
-    """Of code that never ends nothing is told but that it runs, and then that it was broken off."""
+    """While endless code runs, its stream shows only that it runs; then it is incomplete."""
     async with (
         tooled(encoding, tmp_path, [python("while True: pass")], sandbox=sandbox) as served,
         reading(served, {"tools": [CODE], "include": [OUTPUTS], **way}) as stream,
@@ -98,10 +98,10 @@ async def test_code_that_still_runs_has_not_completed(
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_outputs_and_sources_are_told_where_they_are_asked_for(
+async def test_outputs_and_sources_are_optional(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, site: Web, mode: str
 ) -> None:
-    """Without ``include`` an item has neither, and the model reads the same."""
+    """Items have them only with ``include``; the model reads the same."""
     turns = [both(python("print(1)"), browse("search", {"query": "gates"})), answer()]
     async with tooled(encoding, tmp_path, turns, sandbox=sandbox, search=site.url) as served:
         body = {"tools": [CODE, SEARCH]}
@@ -121,10 +121,8 @@ async def test_outputs_and_sources_are_told_where_they_are_asked_for(
 
 @pytest.mark.defect("V9", "V10", "B12")
 @pytest.mark.parametrize("mode", MODES)
-async def test_a_page_is_found_opened_and_cited(
-    encoding: HarmonyEncoding, tmp_path: Path, site: Web, mode: str
-) -> None:
-    """Every call is one item, whose action has the real URL, and the final text cites what was read."""
+async def test_page_is_found_opened_and_cited(encoding: HarmonyEncoding, tmp_path: Path, site: Web, mode: str) -> None:
+    """Every call is one item with the real URL, and the final text cites the page."""
     turns = [
         browse("search", {"query": "gates"}),
         browse("open", {"id": 0}),
@@ -157,10 +155,10 @@ async def test_a_page_is_found_opened_and_cited(
 
 @pytest.mark.defect("V7")
 @pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
-async def test_a_page_that_is_not_there_yet_was_not_read(
+async def test_page_being_fetched_has_not_completed(
     encoding: HarmonyEncoding, tmp_path: Path, site: Web, way: Json
 ) -> None:
-    """While a page is fetched, nothing is told but that the browser searches."""
+    """While a page is fetched, the item's stream shows only the search."""
     site.gate.clear()
     turns = [browse("open", {"id": f"{site.url}/gates"}), answer()]
     async with (
@@ -179,10 +177,10 @@ async def test_a_page_that_is_not_there_yet_was_not_read(
 @pytest.mark.defect("B12")
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("arguments", ['{"query":', "cursor:3", "[]", "{}", ""])
-async def test_broken_arguments_are_answered(
+async def test_broken_arguments_fail_their_call(
     encoding: HarmonyEncoding, tmp_path: Path, site: Web, arguments: str, mode: str
 ) -> None:
-    """Arguments that mean nothing fail their own call, the model reads why, and no pseudo URL is made of them."""
+    """The model reads the reason, and no URL is made up."""
     async with tooled(encoding, tmp_path, [browse("search", arguments), answer()], search=site.url) as served:
         heard = await told(served, mode, {"tools": [SEARCH]})
         _, second = prompts(served, encoding)
@@ -197,10 +195,10 @@ async def test_broken_arguments_are_answered(
 # Gone on from
 
 
-async def test_a_stream_with_tools_can_be_taken_up_anywhere(
+async def test_stream_with_tools_can_be_resumed_anywhere(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, site: Web
 ) -> None:
-    """Whatever number a reader had come to, the rest is to the byte what the first reader got."""
+    """After any number the rest is byte for byte the same."""
     turns = [
         both(THOUGHT, python("print(1)"), call("docs.echo", {"text": "é"}), browse("search", {"query": "gates"})),
         answer("A gate【0†L0】."),

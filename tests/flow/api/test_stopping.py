@@ -44,8 +44,8 @@ async def next_server(encoding: HarmonyEncoding, store_at: str, **options: Any) 
 # Stopping
 
 
-async def test_what_runs_gets_time(encoding: HarmonyEncoding, store_at: str) -> None:
-    """Whatever ends within the time that it is given ends as if nothing were, in the background and elsewhere."""
+async def test_running_responses_may_finish(encoding: HarmonyEncoding, store_at: str) -> None:
+    """A response that ends within the drain time completes, in the background or not."""
     engine = ScriptedEngine(script(encoding, latency=0.01))
     async with serving(engine, encoding, store_at) as served:
         background = await begun(served)
@@ -58,18 +58,16 @@ async def test_what_runs_gets_time(encoding: HarmonyEncoding, store_at: str) -> 
 
 
 @pytest.mark.parametrize("body", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}])
-async def test_a_server_that_stops_takes_nothing_on(served: Scripted, body: dict[str, Any]) -> None:
-    """From the first moment of stopping every new response is a 503 that says when to try again."""
+async def test_stopping_server_refuses_new_responses(served: Scripted, body: dict[str, Any]) -> None:
+    """From the first moment on each is a 503 with a time to retry."""
     await served.runs.drain(0)
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body}) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
     assert len(served.runs.live) == 0
 
 
-async def test_a_detached_response_that_comes_too_late_holds_no_conversation(
-    encoding: HarmonyEncoding, store_at: str
-) -> None:
-    """Where the server stops between reading a request and beginning it, the conversation is free again."""
+async def test_late_detached_response_holds_no_conversation(encoding: HarmonyEncoding, store_at: str) -> None:
+    """If the server stops between reading a request and its start, the conversation is free."""
     async with serving(ScriptedEngine(script(encoding)), encoding, store_at, detaches=True) as served:
         _, conversation = await served.post({}, "/v1/conversations")
         read = await served.runs.prepare(CreateResponse(input="Hi", conversation=conversation["id"]))
@@ -80,10 +78,10 @@ async def test_a_detached_response_that_comes_too_late_holds_no_conversation(
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_what_takes_too_long_ends_as_failed(
+async def test_slow_response_fails_at_the_stop(
     encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine, background: bool
 ) -> None:
-    """What still runs behind that time ends as failed, with what it has: told to its reader, and stored."""
+    """A response that exceeds the drain time fails with its output so far, sent and stored."""
     async with serving(endless, encoding, store_at) as served, reading(served, {"background": background}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
@@ -95,10 +93,10 @@ async def test_what_takes_too_long_ends_as_failed(
         assert (answer["status"], endless.running, served.runs.admission.running) == ("failed", 0, 0)
 
 
-async def test_what_waits_is_left_to_the_next_server(
+async def test_queued_responses_are_left_to_the_next_server(
     encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine
 ) -> None:
-    """Queued responses are no part of a stop: their readers' connections break, and the next server makes them."""
+    """Their readers' connections break, and the next server runs them."""
     async with serving(endless, encoding, store_at, url=URL, limit=1) as served:
         await begun(served)
         await until(lambda: endless.running == 1)
@@ -118,10 +116,10 @@ async def test_what_waits_is_left_to_the_next_server(
 
 
 @pytest.mark.parametrize(("restarts", "status"), [(True, "completed"), (False, "failed")])
-async def test_interrupted_responses_are_made_again_where_that_is_wanted(
+async def test_interrupted_responses_may_be_restarted(
     encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine, restarts: bool, status: str
 ) -> None:
-    """With ``--resume-interrupted`` a stop puts back what runs in the background; the next server decides again."""
+    """With ``--resume-interrupted`` a stop requeues background responses; the next server decides again."""
     async with serving(endless, encoding, store_at, url=URL, restarts=True) as served:
         async with reading(served) as stream:
             in_front = await stream.response_id()
@@ -152,10 +150,8 @@ async def dead_server(
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_what_a_dead_server_was_at_ends_as_failed(
-    encoding: HarmonyEncoding, store_at: str, background: bool
-) -> None:
-    """The next server ends it behind the events that it had, and every reader gets that end at once."""
+async def test_response_of_a_dead_server_fails(encoding: HarmonyEncoding, store_at: str, background: bool) -> None:
+    """The next server ends it after its stored events, and every reader gets that end."""
     async with dead_server(encoding, store_at) as (served, kept), reading(served, {"background": background}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
@@ -174,8 +170,8 @@ async def test_what_a_dead_server_was_at_ends_as_failed(
             assert (await stream.rest()).startswith(had)
 
 
-async def test_what_waited_for_a_dead_server_is_made(encoding: HarmonyEncoding, store_at: str) -> None:
-    """Queued responses survive the death of their server: the next one makes them, in their order."""
+async def test_queue_of_a_dead_server_is_run(encoding: HarmonyEncoding, store_at: str) -> None:
+    """The next server runs the queued responses in order."""
     async with dead_server(encoding, store_at, limit=0) as (served, kept):
         waiting = [await begun(served, {"input": str(number)}) for number in range(4)]
         kept.is_down = True
@@ -185,10 +181,10 @@ async def test_what_waited_for_a_dead_server_is_made(encoding: HarmonyEncoding, 
 
 
 @pytest.mark.parametrize("background", [False, True])
-async def test_what_a_dead_server_was_at_is_made_again_where_that_is_wanted(
+async def test_response_of_a_dead_server_may_be_restarted(
     encoding: HarmonyEncoding, store_at: str, background: bool
 ) -> None:
-    """With ``--resume-interrupted`` a background response begins again; one in front of its client has lost it."""
+    """With ``--resume-interrupted`` a background response starts again; a foreground one has failed."""
     async with dead_server(encoding, store_at) as (served, kept), reading(served, {"background": background}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
@@ -224,8 +220,8 @@ class Forgetful(Faulty):
         return await super().read(sql, *arguments)
 
 
-async def test_what_could_not_be_settled_is_settled_later(encoding: HarmonyEncoding, store_at: str) -> None:
-    """A server that has taken a response over, and then cannot read it, does not forget that it has it."""
+async def test_unsettled_response_is_settled_later(encoding: HarmonyEncoding, store_at: str) -> None:
+    """A server that claimed a response and could not read it tries again."""
     forgetful = Forgetful(database(store_at))
     async with settled_over(encoding, store_at, forgetful):
         assert forgetful.asked > 1
@@ -245,15 +241,15 @@ class Unsure(Faulty):
         return counts
 
 
-async def test_what_was_perhaps_taken_over_is_settled(encoding: HarmonyEncoding, store_at: str) -> None:
-    """A server that does not know whether it has taken a response over tries again."""
+async def test_uncertain_claim_is_retried(encoding: HarmonyEncoding, store_at: str) -> None:
+    """A server that does not know if its claim succeeded tries again."""
     unsure = Unsure(database(store_at))
     async with settled_over(encoding, store_at, unsure):
         assert unsure.claims > 1
 
 
-async def test_a_log_that_nobody_can_read_keeps_nothing_from_its_end(encoding: HarmonyEncoding, store_at: str) -> None:
-    """A response whose events make no sense ends as failed all the same, and so do those behind it."""
+async def test_unreadable_log_does_not_prevent_the_end(encoding: HarmonyEncoding, store_at: str) -> None:
+    """A response with a damaged log fails, and later ones are settled too."""
     async with (
         dead_server(encoding, store_at) as (served, kept),
         reading(served) as broken,
@@ -271,8 +267,8 @@ async def test_a_log_that_nobody_can_read_keeps_nothing_from_its_end(encoding: H
             assert [(await ended(after, each))["status"] for each in asked] == ["failed", "failed"]
 
 
-async def test_a_dead_server_holds_no_conversation(encoding: HarmonyEncoding, store_at: str) -> None:
-    """What a dead server was adding to a conversation is not added, and the conversation is free."""
+async def test_dead_server_holds_no_conversation(encoding: HarmonyEncoding, store_at: str) -> None:
+    """Its unfinished response is not added, and the conversation is free."""
     async with dead_server(encoding, store_at) as (served, kept):
         _, conversation = await served.post({}, "/v1/conversations")
         body = {"input": "Hi", "conversation": conversation["id"]}

@@ -25,22 +25,22 @@ from tests.support.scripts import Scripted
         ("include[]=message.output_text.logprobs&include[]=x", "include"),
     ],
 )
-async def test_a_bad_query_is_refused(served: Scripted, query: str, param: str) -> None:
-    """A number below zero, or what is no number, is a 400 that names the parameter; so is any other nonsense."""
+async def test_bad_query_is_refused(served: Scripted, query: str, param: str) -> None:
+    """A negative number, a wrong type or an unknown value is a 400 that names the parameter."""
     _, answer = await served.post({"input": "Hi"})
     status, error = await served.get(f"/v1/responses/{answer['id']}?{query}")
     assert (status, error["error"]["param"]) == (400, param)
 
 
-async def test_what_may_be_included_is_accepted(served: Scripted) -> None:
-    """Both spellings of ``include`` are read, and change nothing of what was stored."""
+async def test_known_includes_are_accepted(served: Scripted) -> None:
+    """Both spellings of ``include`` work, and do not change the stored response."""
     _, answer = await served.post({"input": "Hi"})
     query = "include=message.output_text.logprobs&include[]=reasoning.encrypted_content"
     assert await served.get(f"/v1/responses/{answer['id']}?{query}") == (200, answer)
 
 
-async def test_a_deleted_response_is_gone(served: Scripted) -> None:
-    """Deleting says so once, and is a 404 from then on, as is every other use of the id."""
+async def test_deleted_response_is_gone(served: Scripted) -> None:
+    """Any later use of its id is an error."""
     _, answer = await served.post({"input": "Hi"})
     path = f"/v1/responses/{answer['id']}"
     assert await served.delete(path) == (200, {"id": answer["id"], "object": "response", "deleted": True})
@@ -66,7 +66,7 @@ def texts(page: dict[str, Any]) -> list[str]:
 
 
 async def test_input_items_are_the_whole_input(served: Scripted) -> None:
-    """The history that a response continues counts as its input; the newest item comes first unless asked otherwise."""
+    """The history counts as input; the newest item comes first by default."""
     response_id, said = await chained(served)
     status, page = await served.get(f"/v1/responses/{response_id}/input_items")
     assert (status, texts(page)) == (200, said[::-1])
@@ -80,8 +80,8 @@ async def test_input_items_are_the_whole_input(served: Scripted) -> None:
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-async def test_input_items_come_in_pages(served: Scripted, order: str) -> None:
-    """Pages join to the list, whatever their size, and only the last has no more."""
+async def test_input_items_are_paginated(served: Scripted, order: str) -> None:
+    """Pages of any size join to the list, and only the last has no more."""
     response_id, said = await chained(served)
     path, read, after = f"/v1/responses/{response_id}/input_items?limit=3&order={order}", list[str](), ""
     for has_more in (True, False):
@@ -104,15 +104,15 @@ async def test_input_items_come_in_pages(served: Scripted, order: str) -> None:
         ("include=x", "include"),
     ],
 )
-async def test_a_page_that_makes_no_sense_is_refused(served: Scripted, query: str, param: str) -> None:
-    """A bad value in the query of a list is a 400 that names it."""
+async def test_bad_page_query_is_refused(served: Scripted, query: str, param: str) -> None:
+    """The 400 names the parameter."""
     response_id, _ = await chained(served)
     status, error = await served.get(f"/v1/responses/{response_id}/input_items?{query}")
     assert (status, error["error"]["param"]) == (400, param)
 
 
-async def test_pages_end_where_items_share_an_id(served: Scripted) -> None:
-    """A client may send items of one id: walking through their pages comes to an end all the same."""
+async def test_pages_end_with_repeated_ids(served: Scripted) -> None:
+    """A client may send items of one id: their pages still come to an end."""
     items = [{"type": "message", "role": "user", "id": "msg_same", "content": str(number)} for number in range(5)]
     _, answer = await served.post({"input": items})
     path, after, pages = f"/v1/responses/{answer['id']}/input_items?limit=1", "", 0
@@ -121,8 +121,8 @@ async def test_pages_end_where_items_share_an_id(served: Scripted) -> None:
         assert pages <= 5
 
 
-async def test_an_item_that_comes_again_is_listed_once(served: Scripted) -> None:
-    """What a request refers to, and its history has already, is no second item of its input."""
+async def test_repeated_item_is_listed_once(served: Scripted) -> None:
+    """A reference to an item of the history adds no second one."""
     _, first = await served.post({"input": "Hi"})
     again = [{"type": "item_reference", "id": first["output"][0]["id"]}, {"role": "user", "content": "More!"}]
     _, second = await served.post({"input": again, "previous_response_id": first["id"]})
@@ -134,8 +134,8 @@ async def test_an_item_that_comes_again_is_listed_once(served: Scripted) -> None
 # The SDK
 
 
-async def test_openai_python_finds_its_way(sdk: openai.AsyncOpenAI) -> None:
-    """The SDK retrieves, streams again, lists, counts and deletes with the words that it uses itself."""
+async def test_openai_python_uses_stored_responses(sdk: openai.AsyncOpenAI) -> None:
+    """The client retrieves, streams, lists, counts and deletes."""
     response = await sdk.responses.create(model="tiny", input="Hi")
     includes: Any = ["message.output_text.logprobs"]
     assert (await sdk.responses.retrieve(response.id, include=includes)).output_text == "Hello!"
@@ -150,8 +150,8 @@ async def test_openai_python_finds_its_way(sdk: openai.AsyncOpenAI) -> None:
         await sdk.responses.retrieve(response.id)
 
 
-async def test_the_stream_helper_goes_on(sdk: openai.AsyncOpenAI) -> None:
-    """The helper streams a stored response again from its first event, and skips by itself what it was told to."""
+async def test_stream_helper_resumes(sdk: openai.AsyncOpenAI) -> None:
+    """The helper streams a stored response again, and skips events on its own."""
     response = await sdk.responses.create(model="tiny", input="Hi")
     async with sdk.responses.stream(response_id=response.id, starting_after=3) as stream:
         assert all([event.sequence_number > 3 async for event in stream])

@@ -86,8 +86,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.defect("V17", "B22")
-async def test_a_tool_that_runs_is_ended_by_a_cancel(busy: Busy, tool: Tool) -> None:
-    """Nobody waits for the engine, which has nothing to end; the tool is called off, and its session closed."""
+async def test_cancel_ends_a_running_tool(busy: Busy, tool: Tool) -> None:
+    """The tool is cancelled and its session closed without the engine, which has nothing to end."""
     served, stream, response_id = busy.served, busy.stream, busy.response_id
     async with asyncio.timeout(PATIENCE):
         status, answer = await cancelled(served, response_id)
@@ -101,8 +101,8 @@ async def test_a_tool_that_runs_is_ended_by_a_cancel(busy: Busy, tool: Tool) -> 
     await until(lambda: (len(served.runs.live), served.runs.admission.running) == (0, 0))
 
 
-async def test_a_tool_that_runs_does_not_outlive_its_server(busy: Busy, tool: Tool) -> None:
-    """When the seconds of a stop are over the response fails at once, told and stored, and its tool is called off."""
+async def test_tool_ends_with_its_server(busy: Busy, tool: Tool) -> None:
+    """After the drain time the response fails, sent and stored, and its tool is cancelled."""
     served, stream, response_id = busy.served, busy.stream, busy.response_id
     async with asyncio.timeout(PATIENCE):
         reader = asyncio.create_task(stream.rest())
@@ -115,8 +115,8 @@ async def test_a_tool_that_runs_does_not_outlive_its_server(busy: Busy, tool: To
         assert (await found(served, response_id))["status"] == "failed"
 
 
-async def test_a_tool_goes_with_the_client_that_leaves(busy: Busy, tool: Tool) -> None:
-    """What runs in front of its client ends with it; what is detached, or in the background, goes on."""
+async def test_tool_ends_with_its_foreground_client(busy: Busy, tool: Tool) -> None:
+    """A detached or background response keeps its tool."""
     busy.stream.answer.close()
     if busy.needs_client:
         await until(lambda: (tool.running, tool.cancelled, tool.closed) == (0, 1, 1))

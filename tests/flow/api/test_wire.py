@@ -34,7 +34,7 @@ FIELDS = {
 
 @pytest.mark.defect("24")
 async def test_reasoning_is_an_item_and_is_counted(served: Scripted) -> None:
-    """What the model thinks is an item of its own, and its tokens are a part of those that were generated."""
+    """Reasoning is a separate item, and its tokens are part of the output tokens."""
     _, answer = await served.post({"input": "Hi"})
     details = answer["usage"]["output_tokens_details"]
     assert [item["type"] for item in answer["output"]] == ["reasoning", "message"]
@@ -47,8 +47,8 @@ async def test_reasoning_is_an_item_and_is_counted(served: Scripted) -> None:
     ("body", "refusal"),
     [({"input": 7}, None), ({"input": "Hi", "model": "x"}, None), ({"input": "Hi"}, EngineOverloaded("Full."))],
 )
-async def test_an_error_is_a_status(served: Scripted, body: Any, refusal: Any, stream: bool) -> None:
-    """No error hides in the body of a 200: whatever has an error body has a status to match."""
+async def test_error_body_has_an_error_status(served: Scripted, body: Any, refusal: Any, stream: bool) -> None:
+    """No error is sent with status 200."""
     served.engine.script = Script(refusal=refusal)
     status, answer = await served.post(body | {"stream": stream})
     assert status >= 400
@@ -57,24 +57,24 @@ async def test_an_error_is_a_status(served: Scripted, body: Any, refusal: Any, s
 
 @pytest.mark.defect("36", "45", "B29")
 @pytest.mark.parametrize("said", [{}, {"store": None}, {"store": True}])
-async def test_to_store_is_the_default_and_is_done(served: Scripted, said: dict[str, Any]) -> None:
-    """A response is stored unless the request says otherwise, and says so in its echo."""
+async def test_storing_is_the_default(served: Scripted, said: dict[str, Any]) -> None:
+    """A response is stored unless the request says otherwise, and ``store`` is echoed."""
     _, answer = await served.post({"input": "Hi", **said})
     assert answer["store"] is True
     assert await served.get(f"/v1/responses/{answer['id']}") == (200, answer)
 
 
 @pytest.mark.defect("B29")
-async def test_what_is_not_stored_says_so(served: Scripted) -> None:
-    """With ``store: false`` the echo is false, and the response is not to be found."""
+async def test_unstored_response_echoes_store_false(served: Scripted) -> None:
+    """The response is not found later."""
     _, answer = await served.post({"input": "Hi", "store": False})
     assert answer["store"] is False
     assert (await served.get(f"/v1/responses/{answer['id']}"))[0] == 404
 
 
 @pytest.mark.defect("B29")
-async def test_a_store_that_fails_is_not_silent(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """A store that is down harms no stream, but health tells of it; what it could not take it gets once it is back."""
+async def test_failing_store_is_reported(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Streams are unharmed, health is degraded, and the response is stored once the store is back."""
     database = Faulty(SqliteDatabase(tmp_path / "responses.sqlite3"))
     async with serving(ScriptedEngine(script(encoding)), encoding, database) as served:
         database.is_down = True
@@ -90,8 +90,8 @@ async def test_a_store_that_fails_is_not_silent(encoding: HarmonyEncoding, tmp_p
 
 @pytest.mark.defect("37")
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-async def test_a_stream_closes_right_behind_its_end(served: Scripted, version: str) -> None:
-    """A reader that waits for the end of the body does not wait longer than for the last event."""
+async def test_stream_closes_after_its_terminal_event(served: Scripted, version: str) -> None:
+    """A reader that waits for the end of the body does not wait longer."""
     data = json.dumps({"input": "Hi", "stream": True}).encode()
     reader, writer = await asyncio.open_connection(*served.url.removeprefix("http://").split(":"))
     writer.write(f"POST /v1/responses HTTP/{version}\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
@@ -104,8 +104,8 @@ async def test_a_stream_closes_right_behind_its_end(served: Scripted, version: s
 
 
 @pytest.mark.defect("40")
-async def test_the_first_event_has_every_field(served: Scripted) -> None:
-    """``response.created`` and ``in_progress`` carry all 31 fields of a response, as the last event does."""
+async def test_first_event_has_every_field(served: Scripted) -> None:
+    """``response.created`` and ``in_progress`` have all 31 fields of a response, as the last event does."""
     stream = await served.stream({"input": "Hi", "tools": [WEATHER]})
     bodies = [json.loads(frame.partition("data: ")[2]) for frame in stream.decode().split("\n\n")[:-2]]
     responses = [body["response"] for body in bodies if "response" in body]
@@ -116,16 +116,16 @@ async def test_the_first_event_has_every_field(served: Scripted) -> None:
 
 
 @pytest.mark.defect("40")
-async def test_what_is_echoed_can_be_read(served: Scripted) -> None:
-    """A namespace without a description is echoed with one, as readers of responses insist on it."""
+async def test_echoed_namespace_has_a_description(served: Scripted) -> None:
+    """Clients require it, so a namespace without one gets an empty one."""
     bare = {"type": "namespace", "name": "maps", "tools": [WEATHER]}
     response = final(read_sse(await served.stream({"input": "Hi", "tools": [bare]})))
     assert response.tools == (bare | {"description": ""},)
 
 
 @pytest.mark.defect("40")
-async def test_what_clients_send_is_taken(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Outputs in parts, custom tools, hosted tools and keys that nobody knows are no reason to refuse a request."""
+async def test_client_inputs_are_tolerated(served: Scripted, encoding: HarmonyEncoding) -> None:
+    """Outputs in parts, custom tools, hosted tools and unknown keys are accepted."""
     served.engine.script = script(encoding, CALL)
     tools: list[dict[str, Any]] = [WEATHER, {"type": "custom", "name": "shell"}, {"type": "web_search"}]
     _, first = await served.post({"input": "Hi", "tools": tools, "client_metadata": {"a": "b"}, "include": []})
@@ -138,8 +138,8 @@ async def test_what_clients_send_is_taken(served: Scripted, encoding: HarmonyEnc
 
 
 @pytest.mark.defect("44")
-async def test_nothing_on_the_way_holds_a_stream_back(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Proxies are told not to buffer, and silence is broken by comments; each event comes when it is made."""
+async def test_streams_are_not_buffered(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """A header forbids it, comments fill silence, and each event is sent when it is made."""
     slow = ScriptedEngine(script(encoding, latency=0.1, chunk_size=4))
     async with serving(slow, encoding, tmp_path, keep_alive=0.03) as served:
         body = {"input": "Hi", "stream": True}
@@ -154,8 +154,8 @@ async def test_nothing_on_the_way_holds_a_stream_back(encoding: HarmonyEncoding,
 
 @pytest.mark.defect("B31")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_no_assertion_stands_for_an_error(served: Scripted, stream: bool) -> None:
-    """What goes wrong before the first event is answered in the error's own words, streamed or not, never by a 500."""
+async def test_early_errors_have_their_status(served: Scripted, stream: bool) -> None:
+    """An error before the first event has its own code, streamed or not, never a 500."""
     served.engine.context_length = 8192
     for body, code in (
         ({"input": "Hi", "previous_response_id": "resp_0"}, "previous_response_not_found"),
@@ -166,7 +166,7 @@ async def test_no_assertion_stands_for_an_error(served: Scripted, stream: bool) 
         assert (status, answer["error"]["code"]) == (400, code)
 
 
-async def test_traces_go_on_to_the_engine(served: Scripted) -> None:
+async def test_traces_are_passed_to_the_engine(served: Scripted) -> None:
     """The headers of W3C Trace Context travel with the prompt, and no others."""
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1"}
     headers = {"Traceparent": trace["traceparent"], "TRACESTATE": trace["tracestate"], "Authorization": "Bearer x"}
@@ -177,8 +177,8 @@ async def test_traces_go_on_to_the_engine(served: Scripted) -> None:
     assert served.engine.prompts[-1].scheduling.trace_headers == {}
 
 
-async def test_a_head_is_no_stream(served: Scripted) -> None:
-    """What may stream is not to be asked for its headers alone: they could not say where the body ends."""
+async def test_head_of_a_stream_is_refused(served: Scripted) -> None:
+    """The headers of a stream could not give the end of its body."""
     _, answer = await served.post({"input": "Hi"})
     async with served.client.head(f"{served.url}/v1/responses/{answer['id']}?stream=true") as refused:
         assert refused.status == 405
@@ -187,8 +187,8 @@ async def test_a_head_is_no_stream(served: Scripted) -> None:
 
 
 @pytest.mark.defect("11")
-async def test_an_error_behind_the_headers_closes_the_connection() -> None:
-    """Whatever gets through to the edge in mid-stream is no second answer in the middle of the first."""
+async def test_error_after_the_headers_closes_the_connection() -> None:
+    """An error in mid-stream is no second answer within the first."""
 
     async def breaks(request: web.Request) -> web.StreamResponse:
         stream = web.StreamResponse()

@@ -36,7 +36,7 @@ def counted() -> Counter[str]:
 @few
 @given(any_case())
 def test_each_token_is_counted_once(frames: list[TokenFrame]) -> None:
-    """The channels sum to the usage, whatever the model wrote; thoughts are no less than the usage has."""
+    """For any output the channels sum to the usage."""
     already = counted()
     answer = response(frames, counting)
     new = counted() - already
@@ -54,10 +54,10 @@ def scraped(url: str) -> dict[str, float]:
     return {one.labels["channel"]: one.value for one in samples if one.name == "penstock_output_tokens_total"}
 
 
-async def test_prometheus_reads_them(
+async def test_prometheus_reads_the_counts(
     encoding: HarmonyEncoding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the usage of the responses says is what is scraped, streamed or in the background."""
+    """The scraped counts equal the usage, streamed or in the background."""
     monkeypatch.setenv("METRICS_PORT", str(port := free_port()))
     engine = ScriptedEngine(script(encoding, COUNT))
     already = counted()

@@ -46,15 +46,15 @@ def at_the(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
 
 @few
 @given(any_case())
-def test_without_the_word_nothing_changes(frames: list[TokenFrame]) -> None:
-    """Every fixture comes out as without the guard."""
+def test_guard_without_a_match_changes_nothing(frames: list[TokenFrame]) -> None:
+    """Every fixture gives the same response as without the guard."""
     assert response(frames, never) == response(frames, unedited)
 
 
 @few
 @given(any_case(), st.sampled_from([(at_e, "e"), (at_the, "th")]))
-def test_a_response_ends_at_the_word(frames: list[TokenFrame], guard: tuple[Any, str]) -> None:
-    """Where it is in an item, what came ahead of it stays, the item is cut, and the usage is what was read by then."""
+def test_response_ends_at_the_word(frames: list[TokenFrame], guard: tuple[Any, str]) -> None:
+    """The text before it stays, the item is incomplete, and the usage counts the tokens until then."""
     install_guard, word = guard
     before, after = response(frames, unedited), response(frames, install_guard)
     assert before.usage is not None
@@ -74,7 +74,7 @@ def test_a_response_ends_at_the_word(frames: list[TokenFrame], guard: tuple[Any,
     assert after.usage.output_tokens_details.reasoning_tokens <= after.usage.output_tokens
 
 
-def test_it_has_to_know_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_guard_needs_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any it is not installed."""
     monkeypatch.setenv("GUARD_WORDS", ",")
     with pytest.raises(ValueError, match="names no words"):
@@ -92,8 +92,8 @@ async def stopped(served: Served[ScriptedEngine], answer: dict[str, Any]) -> Non
     assert 0 < answer["usage"]["output_tokens_details"]["reasoning_tokens"] < 10
 
 
-async def test_the_engine_stops_as_well(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Streamed, in one object, in the background, read again: the generation is aborted, and what was sent stays."""
+async def test_guard_stops_the_engine(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """In every mode the generation is aborted, and the sent text stays."""
     engine = ScriptedEngine(script(encoding, TELLS, endless=True, latency=0.001))
     async with serving(engine, encoding, tmp_path, edit=install) as served:
         body = await served.stream({"input": "Hi"})

@@ -50,21 +50,21 @@ async def answered(install: Install, encoding: HarmonyEncoding, where: Path) -> 
         return texts(final(read_sse(await served.stream({"input": "Hi"}))))
 
 
-async def test_the_redaction_works(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """It takes ten lines, and is the example that the other tests test."""
+async def test_redaction_of_the_guide_works(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """It has at most ten lines, and is the example that the other tests test."""
     assert await answered(plugin("redact"), encoding, tmp_path) == ["Write to [e-mail], please."]
     assert len([line for line in CODE["redact"].splitlines() if line]) <= 10
     for pattern in (redact_emails.ADDRESS, redact_emails.MAYBE_ONE):
         assert pattern.pattern in CODE["redact"]
 
 
-async def test_any_stage_works(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+async def test_any_function_over_frames_is_a_stage(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """A function over frames is enough."""
     assert await answered(plugin("shout"), encoding, tmp_path) == ["WRITE TO JOE@EXAMPLE.COM, PLEASE."]
 
 
-async def test_plugins_go_together(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """In their order: the one that stands nearer to the parser reads first."""
+async def test_plugins_combine_in_order(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The one nearer to the parser comes first."""
     redact, shout = plugin("redact"), plugin("shout")
     both = await answered(lambda pipeline: redact(shout(pipeline)), encoding, tmp_path)
     assert both == ["WRITE TO [E-MAIL], PLEASE."]
@@ -83,8 +83,8 @@ def kinds() -> dict[str, Any]:
     return {**vars(frames), "CreateResponse": CreateResponse, "ResponseEvent": ResponseEvent}
 
 
-def test_the_table_names_every_place() -> None:
-    """A stage over the frames of its row fits there, and one over those of the others does not."""
+def test_table_names_every_place() -> None:
+    """A stage over the frames of its row fits there, and one over other frames does not."""
     pipeline: Pipeline[Any, Any] = recorded_responses()
     assert [anchor or where for where, anchor, _ in PLACES] == ["normalize", *pipeline.names()[:1], *inside(pipeline)]
     for where, anchor, kind in PLACES:
@@ -101,8 +101,8 @@ def inside(pipeline: Pipeline[Any, Any]) -> list[str]:
     return [*inner, "converse", "emit", "persist"]
 
 
-def test_an_entry_point_is_written_like_that() -> None:
-    """In the group that is read."""
+def test_entry_point_of_the_guide_is_valid() -> None:
+    """It is in the group that penstock reads."""
     [snippet] = re.findall(r"```toml\n(.*?)```", GUIDE, re.DOTALL)
     [(name, value)] = tomllib.loads(snippet)["project"]["entry-points"][GROUP].items()
     assert EntryPoint(name, value, GROUP).attr == "install"

@@ -39,8 +39,8 @@ pieces = st.one_of(
 
 @few
 @given(st.lists(pieces, max_size=12).map("".join).flatmap(lambda text: st.tuples(st.just(text), st.data())))
-def test_it_does_not_matter_how_the_text_was_cut(drawn: tuple[str, st.DataObject]) -> None:
-    """What comes out is what would come of the whole text at once."""
+def test_chunks_do_not_change_the_redaction(drawn: tuple[str, st.DataObject]) -> None:
+    """The output is that of the whole text."""
     text, data = drawn
     frames = said(f"<|channel|>final<|message|>{_harmless(text)}<|return|>")
     answer = response(data.draw(in_any_chunks(frames)), install)
@@ -63,8 +63,8 @@ def _mark(text: str) -> str:
 
 @few
 @given(any_case())
-def test_every_fixture_is_changed_where_it_is_for_people(frames: list[TokenFrame]) -> None:
-    """Messages and thoughts are those that would come of the whole text; calls are left alone."""
+def test_messages_and_reasoning_are_redacted(frames: list[TokenFrame]) -> None:
+    """Every fixture's texts are redacted as a whole; calls are unchanged."""
     before, after = response(frames, unedited), response(frames, marked)
     for old, new in zip(before.output, after.output, strict=True):
         assert type(old) is type(new)
@@ -77,22 +77,22 @@ def test_every_fixture_is_changed_where_it_is_for_people(frames: list[TokenFrame
 
 @few
 @given(any_case())
-def test_fixtures_without_addresses_stay_as_they_are(frames: list[TokenFrame]) -> None:
+def test_texts_without_addresses_are_unchanged(frames: list[TokenFrame]) -> None:
     """Texts, statuses and usage are the same."""
     before, after = response(frames, unedited), response(frames, install)
     assert texts(before) == texts(after)
     assert (before.status, before.usage) == (after.status, after.usage)
 
 
-def test_only_what_may_become_an_address_waits() -> None:
-    """The words ahead of the last one are on their way when it begins."""
+def test_only_a_possible_address_is_held() -> None:
+    """The words before the last one are sent when that begins."""
     told = events(said("<|channel|>final<|message|>One two three four<|return|>"), install)
     deltas = [event.delta for event in told if isinstance(event, OutputTextDelta)]
     assert deltas == ["One two three ", "four"]
 
 
 async def test_no_address_leaves_the_server(encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Streamed, in the background, read again, as raw messages, or in what continues the response."""
+    """This holds for every mode, for raw messages, and for continuations."""
     engine = ScriptedEngine(script(encoding, ANSWER))
     async with serving(engine, encoding, tmp_path, edit=install) as served:
         wanted = {"input": "Hi", "enable_response_messages": True, "include": ["message.output_text.logprobs"]}
@@ -111,8 +111,8 @@ async def test_no_address_leaves_the_server(encoding: HarmonyEncoding, tmp_path:
 
 
 @pytest.mark.parametrize("chunk_size", [1, 3, 50])
-async def test_arguments_of_calls_are_left_alone(encoding: HarmonyEncoding, tmp_path: Path, chunk_size: int) -> None:
-    """A tool has to know where to write to."""
+async def test_arguments_of_calls_are_unchanged(encoding: HarmonyEncoding, tmp_path: Path, chunk_size: int) -> None:
+    """A tool needs the address."""
     call = f'<|channel|>commentary to=functions.send<|constrain|>json<|message|>{{"to":"{SECRET}"}}<|call|>'
     tool = {"type": "function", "name": "send", "parameters": {"type": "object"}, "strict": False}
     engine = ScriptedEngine(script(encoding, call, chunk_size=chunk_size))

@@ -48,11 +48,8 @@ def assert_ends_once(seen: Events, stored: Events) -> None:
 
 
 @pytest.mark.defect("18", "V2", "B15")
-async def test_what_a_killed_server_made_ends_at_another(store_at: str, tmp_path: Path) -> None:
-    """Its reader there gets all that was stored, then one end; what only waited is made there, and read there, whole.
-
-    Both servers come up at the same moment, over a store that is new.
-    """
+async def test_response_of_a_killed_server_ends_at_another(store_at: str, tmp_path: Path) -> None:
+    """Its reader gets the stored events and one end; queued responses run at the other server."""
     async with AsyncExitStack() as stack:
         servers = (process(store_at, tmp_path, "slow", "--max-background", "1") for _ in range(2))
         one, other = await asyncio.gather(*map(stack.enter_async_context, servers))
@@ -71,8 +68,8 @@ async def test_what_a_killed_server_made_ends_at_another(store_at: str, tmp_path
         assert final(read_sse(await made_there)).status == "completed"
 
 
-async def test_a_client_resumes_behind_a_kill(store_at: str, tmp_path: Path) -> None:
-    """A server that is killed, and started again where it was, settles at once: openai-python goes on to the end."""
+async def test_openai_python_resumes_after_a_kill(store_at: str, tmp_path: Path) -> None:
+    """A restarted server settles at once, and the client reads on to the end."""
     async with process(store_at, tmp_path, "slow") as server:
         async with reading(server, {"background": True}) as stream:
             response_id = await stream.response_id()

@@ -78,8 +78,8 @@ async def cell(encoding: HarmonyEncoding, store_at: str, mode: Mode) -> AsyncGen
 
 
 @pytest.mark.defect("B21")
-async def test_complete(cell: Cell) -> None:
-    """A response that comes to its end is whole, for its client and for everybody later."""
+async def test_completed_response_is_whole(cell: Cell) -> None:
+    """Its client and all later readers get the same."""
     cell.let_say(COUNT)
     await cell.client.ask()
     assert cell.client.was_told
@@ -89,8 +89,8 @@ async def test_complete(cell: Cell) -> None:
 
 
 @pytest.mark.defect("V17")
-async def test_length(cell: Cell) -> None:
-    """A response that meets its limit is incomplete, with all that it had by then, and can be continued."""
+async def test_response_at_its_limit_is_incomplete(cell: Cell) -> None:
+    """It has all its output so far, and can be continued."""
     cell.let_say(COUNT)
     await cell.client.ask(max_output_tokens=60)
     assert cell.client.was_told
@@ -100,8 +100,8 @@ async def test_length(cell: Cell) -> None:
 
 
 @pytest.mark.defect("V1", "B14")
-async def test_engine_error(cell: Cell) -> None:
-    """A response that the engine gives up on has failed, in good order, behind all that the engine had said."""
+async def test_engine_error_fails_the_response(cell: Cell) -> None:
+    """It fails after all output of the engine."""
     cell.let_say(BEGUN, error=EngineFailed("It failed."))
     await cell.client.ask()
     assert cell.client.was_told
@@ -111,8 +111,8 @@ async def test_engine_error(cell: Cell) -> None:
 
 
 @pytest.mark.defect("V1", "B14")
-async def test_engine_death(cell: Cell) -> None:
-    """A response whose engine dies has failed likewise, and can still be had; new ones are a 503 meanwhile."""
+async def test_engine_death_fails_the_response(cell: Cell) -> None:
+    """The response can still be read; new ones are a 503 meanwhile."""
     cell.let_say(BEGUN, error=EngineDead("It died."), dies=True)
     await cell.client.ask()
     assert cell.client.was_told
@@ -126,8 +126,8 @@ async def test_engine_death(cell: Cell) -> None:
 
 
 @pytest.mark.defect("42", "B22", "V17", "B23")
-async def test_cancel(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A response that is cancelled ends by itself, for its client as well, and keeps what it had."""
+async def test_cancelled_response_keeps_its_output(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a terminal event, for its client as well."""
     monkeypatch.setattr(runs, "CANCEL_WAIT", 3600)
     cell.let_say(ENDLESS, endless=True)
     asking = await cell.is_at_it()
@@ -141,8 +141,8 @@ async def test_cancel(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.defect("31", "43")
-async def test_client_leaves(cell: Cell) -> None:
-    """A client that leaves ends what is made in front of it, which is kept as far as it is; the background goes on."""
+async def test_leaving_client_cancels_a_foreground_response(cell: Cell) -> None:
+    """Its output so far is stored; a background response goes on."""
     goes_on = cell.client.mode.background
     cell.let_say(COUNT, latency=0.005)
     asking = await cell.is_at_it()

@@ -138,8 +138,8 @@ def killed(scenes: list[Scene]) -> Scene:
 
 
 @pytest.mark.defect("31")
-async def test_sigterm_near_the_end(stopped: Scene, mode: Mode) -> None:
-    """What ends within the time that a stop gives it ends as if nothing were."""
+async def test_sigterm_lets_a_nearly_finished_response_end(stopped: Scene, mode: Mode) -> None:
+    """A response that ends within the drain time is as any other."""
     client = stopped.near_the_end[mode]
     assert client.was_told
     told = await stopped.after(client)
@@ -148,8 +148,8 @@ async def test_sigterm_near_the_end(stopped: Scene, mode: Mode) -> None:
 
 
 @pytest.mark.defect("V1")
-async def test_sigterm_in_the_middle(stopped: Scene, mode: Mode) -> None:
-    """What takes longer has failed, in good order and with all that it had, and its client is told so at once."""
+async def test_sigterm_fails_a_long_response(stopped: Scene, mode: Mode) -> None:
+    """It fails with all its output, and its client gets the end."""
     client = stopped.middle[mode]
     assert client.was_told or client.mode.name == "background"  # whoever polls may find nobody any more
     told = await stopped.after(client)
@@ -157,16 +157,16 @@ async def test_sigterm_in_the_middle(stopped: Scene, mode: Mode) -> None:
     assert told.text.startswith("1 2 3 ")
 
 
-async def test_sigterm_while_it_waits(stopped: Scene) -> None:
-    """What waits is made by the next server; its reader's connection breaks, and whoever asks again gets the rest."""
+async def test_sigterm_leaves_queued_responses_to_the_next_server(stopped: Scene) -> None:
+    """The reader's connection breaks, and a new one gets the rest."""
     assert not stopped.waiting.was_told
     told = await stopped.after(stopped.waiting)
     await told.check("completed", stopped.waiting)
     assert told.text == "Hello!"
 
 
-async def test_a_server_that_stops_takes_nothing_on(stopped: Scene) -> None:
-    """As long as it stops new requests are a 503, and it ends well."""
+async def test_stopping_server_refuses_new_requests(stopped: Scene) -> None:
+    """They are a 503, and the server exits with status 0."""
     assert (stopped.refusal, stopped.exit_status) == (503, 0)
     assert "Traceback" not in stopped.server.log.read_text()
 
@@ -175,8 +175,8 @@ async def test_a_server_that_stops_takes_nothing_on(stopped: Scene) -> None:
 
 
 @pytest.mark.defect("V1")
-async def test_sigkill_in_the_middle(killed: Scene, mode: Mode) -> None:
-    """What a killed server was at has failed, in good order, behind all that it had said a moment before."""
+async def test_sigkill_fails_a_running_response(killed: Scene, mode: Mode) -> None:
+    """It fails after all output of a moment before."""
     client = killed.middle[mode]
     assert (client.was_told, killed.exit_status) == (False, -signal.SIGKILL)
     told = await killed.after(client)
@@ -186,8 +186,8 @@ async def test_sigkill_in_the_middle(killed: Scene, mode: Mode) -> None:
 
 @pytest.mark.defect("V2", "B15")
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode.stream], ids=str)
-async def test_sigkill_in_a_stream(killed: Scene, mode: Mode) -> None:
-    """Whoever goes on behind the last event that came before the kill gets an end, also if the store had less."""
+async def test_sigkill_ends_a_resumed_stream(killed: Scene, mode: Mode) -> None:
+    """A reader gets an end after any number, even if the store has fewer events."""
     told = await killed.after(killed.middle[mode])
     number = len(frames(killed.middle[mode].seen)) - 1
     for beyond in range(number, number + 12):
@@ -196,16 +196,16 @@ async def test_sigkill_in_a_stream(killed: Scene, mode: Mode) -> None:
         assert rest.count(b"event: response.failed") == 1
 
 
-async def test_sigkill_behind_the_end(killed: Scene, mode: Mode) -> None:
-    """What a client was told the end of when its server was killed is as it was told."""
+async def test_sigkill_keeps_a_finished_response(killed: Scene, mode: Mode) -> None:
+    """A response whose end was sent is unchanged."""
     client = killed.near_the_end[mode]
     assert client.was_told
     told = await killed.after(client)
     await told.check("incomplete", client)
 
 
-async def test_sigkill_while_it_waits(killed: Scene) -> None:
-    """What waited when its server was killed is made by the next one, and its reader gets the rest there."""
+async def test_sigkill_leaves_queued_responses_to_the_next_server(killed: Scene) -> None:
+    """It runs them, and their readers get the rest there."""
     assert not killed.waiting.was_told
     told = await killed.after(killed.waiting)
     await told.check("completed", killed.waiting)

@@ -38,8 +38,8 @@ DEATHS = [*ALL_AT_ONCE, ("say", 12), ("save",), ("say", 3), ("kill",), *ALL_AT_O
 
 @pytest.mark.usefixtures("postgres")  # is up before any example runs
 @pytest.mark.parametrize("place", PLACES)
-def test_any_life(request: pytest.FixtureRequest, encoding: HarmonyEncoding, place: str) -> None:
-    """Nothing that was accepted is ever lost, left hanging, or told in two ways."""
+def test_random_walk_loses_no_response(request: pytest.FixtureRequest, encoding: HarmonyEncoding, place: str) -> None:
+    """No accepted response is lost, left hanging, or read in two versions."""
 
     @settings(max_examples=12, deadline=None)
     @example(DEATHS)
