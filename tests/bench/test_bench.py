@@ -22,7 +22,7 @@ PNG = b"\x89PNG"
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
 async def test_both_frontends_are_measured_in_process(tmp_path: Path) -> None:
-    """Every size of step is there with a cost of both, and comes out in the tables, the JSON and the picture."""
+    """Every size of step has a cost for both, in tables, JSON and plot."""
     compared = await in_process(rounds=1, tokens=64, depths=(0,))
     assert [found.load["step"] for found in compared] == [1, 8]
     assert all(found.ours.median > 0 < found.peer.median for found in compared)
@@ -36,8 +36,8 @@ async def test_both_frontends_are_measured_in_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
-async def test_what_is_added_to_the_first_token_is_measured_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of every prompt; the parts make up the whole, and a loop has no more work than its process."""
+async def test_time_added_to_the_first_token_is_measured_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every prompt the parts sum to the whole, and the loop works no longer than its process."""
     monkeypatch.setattr(first_token, "LONG", 2_000)
     compared = await added(short=1, long=1)
     prompts = [(found.load["prompt"], found.load["known"]) for found in compared if found.what == ADDED]
@@ -49,8 +49,8 @@ async def test_what_is_added_to_the_first_token_is_measured_of_both(monkeypatch:
             assert 0 < on_loop <= cpu + 0.1  # the clocks are read one after the other
 
 
-def test_a_part_that_was_not_run_keeps_what_was_found_last(tmp_path: Path) -> None:
-    """A run of one part replaces that part, and no other; goals stand in their order."""
+def test_omitted_part_keeps_its_last_figures(tmp_path: Path) -> None:
+    """Running one part replaces that part only; goals keep their order."""
     compared = Comparison({"streams": 100, "step": 1, "reasoning": 0}, Figure((1.0,)), Figure((2.0,)))
     first, old, new = Goal("P2", "first", "us", 1, 1), Goal("P10", "old", "", 1, 1.15), Goal("P10", "new", "", 1, 1.15)
     keep({"kept": Found("then", goals=[old]), "servers": Found("then", goals=[first])}, tmp_path)
@@ -62,8 +62,8 @@ def test_a_part_that_was_not_run_keeps_what_was_found_last(tmp_path: Path) -> No
     assert json.loads((tmp_path / "bench.json").read_text())["servers"]["where"] == "then"
 
 
-def test_a_table_of_several_measures_names_each(tmp_path: Path) -> None:
-    """As that of real engines does."""
+def test_table_of_several_measures_names_each(tmp_path: Path) -> None:
+    """The table of real engines has several."""
     compared = [Comparison({"streams": 8}, Figure((1.5,)), Figure((3.0,)), what) for what in ("tokens/s", "ms")]
     keep({"engines": Found("here", comparisons={"Real engines": compared})}, tmp_path)
     page = (tmp_path / "README.md").read_text()
@@ -71,7 +71,7 @@ def test_a_table_of_several_measures_names_each(tmp_path: Path) -> None:
     assert "| tokens/s | 8 | 1.5 | 0% | 3 | 0% | 0.500 |" in page
 
 
-def test_ratios_are_those_within_a_round() -> None:
+def test_ratios_are_taken_within_a_round() -> None:
     """A machine that is slow for one round slows both."""
     assert Comparison({}, Figure((1.0, 10.0, 1.1)), Figure((2.0, 20.0, 2.2))).ratio == pytest.approx(0.5)
     measured = {LEAST: [1.0, 10.0], "recorded": [2.0, 30.0]}
@@ -82,8 +82,8 @@ def test_ratios_are_those_within_a_round() -> None:
 @pytest.mark.parametrize(
     ("ours", "ratio", "verdict"), [(0.5, 0.05, "yes"), (3.0, 0.05, "by ratio"), (0.5, 0.5, "no"), (3.0, 0.5, "no")]
 )
-def test_a_slow_machine_is_told_apart_from_a_slow_server(ours: float, ratio: float, verdict: str) -> None:
-    """The bound in microseconds is that of one machine; the ratio holds anywhere."""
+def test_slow_machine_is_not_a_slow_server(ours: float, ratio: float, verdict: str) -> None:
+    """The bound in microseconds holds for one machine; the ratio holds anywhere."""
     assert Goal("P1", "", "us", ours, 1.0, 1.0, ratio, 0.06).verdict == verdict
 
 
@@ -96,21 +96,21 @@ def test_a_slow_machine_is_told_apart_from_a_slow_server(ours: float, ratio: flo
         ((0.5, 2.0), "yes"),
     ],
 )
-def test_rounds_around_the_bound_settle_nothing(rounds: tuple[float, ...], verdict: str) -> None:
-    """The middle half of them decides, so that one round does not; of a few nothing is said."""
+def test_rounds_around_the_bound_give_no_verdict(rounds: tuple[float, ...], verdict: str) -> None:
+    """The middle half of many rounds decides; a few rounds decide nothing."""
     ours = 1.3 if verdict == "no" else 0.6
     assert Goal("P10", "", "", ours, 1.0, rounds=rounds).verdict == verdict
 
 
 @pytest.mark.parametrize(("ours", "peer", "part", "of_peer"), [(1_400, None, 1.0, None), (2_800, 0, 0.5, float("inf"))])
-def test_a_rate_is_better_the_higher_it_is(ours: float, peer: float | None, part: float, of_peer: float | None) -> None:
-    """Also where the peer's is none at all, of which there is no ratio."""
+def test_higher_rate_is_better(ours: float, peer: float | None, part: float, of_peer: float | None) -> None:
+    """There is no ratio if the peer's rate is zero."""
     goal = Goal("P5", "", "", ours, 1_400, peer, None, 5.0, is_rate=True)
     assert (goal.of_bound, goal.peer_of_bound, goal.verdict) == (part, of_peer, "yes")
 
 
-def test_clients_count_deltas_and_the_tokens_of_the_usage() -> None:
-    """Of real engines; other events say nothing of time."""
+def test_clients_count_deltas_and_tokens() -> None:
+    """Tokens come from the usage of real engines; other events have no time."""
     heard = Heard()
     for at, name in enumerate(("created", "reasoning_text.delta", "output_text.delta", "output_text.done")):
         heard.hear(b"event: response.%s\ndata: {}" % name.encode(), float(at))

@@ -12,11 +12,8 @@ from tests.bench.paced import RATE, Try, carried, delays
 from tests.bench.readers import ARRIVAL
 
 
-def test_a_token_that_is_held_back_is_late(tmp_path: Path) -> None:
-    """Two streams whose first token does not count: one gets each of four in 1 ms, the other gets them all at the end.
-
-    What a file ends with may be half of a line, as it is still written.
-    """
+def test_held_back_token_is_late(tmp_path: Path) -> None:
+    """Of two streams one gets each token in time, the other all at the end; half a line in the file is ignored."""
     begun, step = 100.0, 1 / RATE
     ahead = [(99.0, stream, 1) for stream in (7, 9)]
     single = [(begun + number * step + 0.001, 7, 1) for number in range(4)]
@@ -27,21 +24,21 @@ def test_a_token_that_is_held_back_is_late(tmp_path: Path) -> None:
     assert late == pytest.approx(np.array([[0.001] * 4, [3 * step, 2 * step, step, 0]]))
 
 
-def test_a_token_that_never_came_is_endlessly_late(tmp_path: Path) -> None:
-    """A stream without any of its tokens, and one that has half of them."""
+def test_missing_token_is_endlessly_late(tmp_path: Path) -> None:
+    """One stream has no token, another has half of them."""
     arrivals = tmp_path / "arrivals"
     arrivals.write_bytes(ARRIVAL.pack(1.0, 7, 1))
     assert delays(arrivals, 2, slice(0, 2), 1.0).tolist() == [[0.0, np.inf], [np.inf, np.inf]]
 
 
-def test_the_most_streams_in_time_are_carried() -> None:
-    """None, where all were late."""
+def test_largest_load_in_time_is_carried() -> None:
+    """If all tries were late, it is zero."""
     late, good = Try(200, 0.01, 0.03, 1.0), Try(100, 0.001, 0.002, 1.0)
     assert (carried([late, good]), carried([late])) == (100, 0)
 
 
-async def test_a_part_that_fails_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """Why it did, in what it found, and in full on the terminal."""
+async def test_failing_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """The results have the reason, and the terminal has the traceback."""
 
     async def failing() -> None:
         raise RuntimeError("The server is gone")

@@ -30,8 +30,8 @@ def held() -> Counter[str]:
 
 
 @pytest.mark.defect("17", "V25", "B17")
-async def test_nothing_stays_of_a_response(encoding: HarmonyEncoding, store_at: str) -> None:
-    """Behind many responses of all kinds there is no run, task or future more than before them."""
+async def test_finished_responses_leave_nothing_in_memory(encoding: HarmonyEncoding, store_at: str) -> None:
+    """After many responses of all kinds there are no more runs, tasks and futures than before."""
     engine = ScriptedEngine(script(encoding, latency=0.001))
     async with serving(engine, encoding, store_at) as served:
         await served.get("/health")
@@ -51,8 +51,8 @@ async def test_nothing_stays_of_a_response(encoding: HarmonyEncoding, store_at: 
     ("memory", "stored", "told"),
     [(100, 0, None), (1000, 0, "memory grew by 1000 bytes"), (0, 100, "the store grew")],
 )
-def test_what_grows_is_told(memory: int, stored: int, told: str | None) -> None:
-    """A soak fails by what each response leaves in memory or in the store, not by what comes first."""
+def test_growth_per_response_is_a_fault(memory: int, stored: int, told: str | None) -> None:
+    """A soak fails by growth in memory or in the store with each response, not by growth at the start."""
     looks = [
         Look(made, 10**8 + min(made, 5000) * 2000 + made * memory, made * stored) for made in range(0, 20_001, 100)
     ]

@@ -40,15 +40,15 @@ def model(url: str) -> OpenAIResponsesModel:
     return OpenAIResponsesModel("tiny-gpt-oss", openai.AsyncOpenAI(base_url=url, api_key="none"))
 
 
-async def test_text(model: OpenAIResponsesModel) -> None:
+async def test_agent_answers(model: OpenAIResponsesModel) -> None:
     """An agent answers."""
     agent = Agent("Greeter", model=model, model_settings=GREEDY, instructions="You greet people.")
     result = await Runner.run(agent, "Say hello.")
     assert result.final_output == "Hello! How can I help you today?"
 
 
-async def test_streamed_text(model: OpenAIResponsesModel) -> None:
-    """Its deltas pass through the runner."""
+async def test_agent_streams_its_answer(model: OpenAIResponsesModel) -> None:
+    """Deltas pass through the runner."""
     result = Runner.run_streamed(Agent("Greeter", model=model, model_settings=GREEDY), "Say hello.")
     text = ""
     async for event in result.stream_events():
@@ -58,8 +58,8 @@ async def test_streamed_text(model: OpenAIResponsesModel) -> None:
 
 
 @pytest.mark.parametrize("by_id", [False, True], ids=["replayed", "by_id"])
-async def test_tool_round_trip(model: OpenAIResponsesModel, by_id: bool) -> None:
-    """The runner calls the tool and sends the result, with all items or with the response's id."""
+async def test_agent_calls_a_tool(model: OpenAIResponsesModel, by_id: bool) -> None:
+    """The runner calls it and sends the result, with all items or with the response's id."""
     agent = Agent("Forecaster", model=model, model_settings=GREEDY, tools=[get_weather])
     result = await Runner.run(agent, "What is the weather in Paris?", auto_previous_response_id=by_id)
     assert result.final_output == "It is 18 °C in Paris right now."
@@ -73,7 +73,7 @@ async def test_tool_round_trip(model: OpenAIResponsesModel, by_id: bool) -> None
     ]
 
 
-async def test_streamed_tool_round_trip(model: OpenAIResponsesModel) -> None:
+async def test_agent_calls_a_tool_in_a_stream(model: OpenAIResponsesModel) -> None:
     """The same as a stream."""
     agent = Agent("Forecaster", model=model, model_settings=GREEDY, tools=[get_weather])
     result = Runner.run_streamed(agent, "What is the weather in Paris?")
@@ -82,8 +82,8 @@ async def test_streamed_tool_round_trip(model: OpenAIResponsesModel) -> None:
     assert result.final_output == "It is 18 °C in Paris right now."
 
 
-async def test_session(model: OpenAIResponsesModel, url: str) -> None:
-    """A session keeps the history on the client's side, and sends it with each turn."""
+async def test_session_keeps_the_history(model: OpenAIResponsesModel, url: str) -> None:
+    """The client keeps it, and sends it with each turn."""
     agent = Agent("Listener", model=model, model_settings=GREEDY)
     session = SQLiteSession("one")
     await Runner.run(agent, "Remember the number seven.", session=session)
@@ -95,15 +95,15 @@ async def test_session(model: OpenAIResponsesModel, url: str) -> None:
     assert said == ["Remember the number seven.", "What did I say before?"]
 
 
-async def test_structured_output(model: OpenAIResponsesModel) -> None:
-    """An agent's answer has the type that it is declared with, whatever the model would rather say."""
+async def test_agent_answers_in_its_output_type(model: OpenAIResponsesModel) -> None:
+    """The schema holds, whatever the model would rather write."""
     agent = Agent("Author", model=model, model_settings=GREEDY, output_type=Person)
     result = await Runner.run(agent, "Say hello.")
     assert isinstance(result.final_output, Person)
 
 
-async def test_unknown_model(url: str) -> None:
-    """An unknown model is openai-python's exception."""
+async def test_unknown_model_raises_not_found(url: str) -> None:
+    """The exception is openai-python's."""
     model = OpenAIResponsesModel("gpt-9", openai.AsyncOpenAI(base_url=url, api_key="none"))
     with pytest.raises(openai.NotFoundError):
         await Runner.run(Agent("Greeter", model=model), "Say hello.")

@@ -54,8 +54,8 @@ def did(items: list[RunItem]) -> list[str]:
     return [item["type"] if isinstance(item, dict) else item.type for item in raw]
 
 
-async def test_a_server_and_the_interpreter(model: OpenAIResponsesModel, documents: str) -> None:
-    """One agent has both, and calls whichever it needs."""
+async def test_agent_uses_mcp_server_and_interpreter(model: OpenAIResponsesModel, documents: str) -> None:
+    """It calls the one that it needs."""
     worker = agent(model, server("calculator", documents), PYTHON, response_include=["code_interpreter_call.outputs"])
     added = await Runner.run(worker, SUM)
     assert added.final_output == "2 plus 3 is 5."
@@ -69,8 +69,8 @@ async def test_a_server_and_the_interpreter(model: OpenAIResponsesModel, documen
     assert ran[1].outputs[0].logs == "40\n"
 
 
-async def test_both_as_streams(model: OpenAIResponsesModel, documents: str) -> None:
-    """The runner makes the same of a stream, and hears of each item as it is done."""
+async def test_agent_streams_mcp_and_interpreter_calls(model: OpenAIResponsesModel, documents: str) -> None:
+    """The runner makes the same of a stream, and gets each item when it is done."""
     worker = agent(model, server("docs", documents), PYTHON)
     for question, did_what, answer in (
         ("Ask the docs server about penstock.", ["mcp_call"], "The docs say what a penstock is."),
@@ -82,8 +82,8 @@ async def test_both_as_streams(model: OpenAIResponsesModel, documents: str) -> N
         assert result.final_output == answer
 
 
-async def test_a_session_keeps_what_the_server_did(model: OpenAIResponsesModel, documents: str) -> None:
-    """What tools did is sent back with the history, and the server goes on from it."""
+async def test_session_keeps_server_side_calls(model: OpenAIResponsesModel, documents: str) -> None:
+    """They are sent back with the history, and the server continues from them."""
     worker = agent(model, server("calculator", documents), PYTHON)
     session = SQLiteSession("one")
     for question, answer in ((SUM, "2 plus 3 is 5."), (TWICE, "Twice 20 is 40."), (SUM, "2 plus 3 is 5.")):
@@ -92,8 +92,8 @@ async def test_a_session_keeps_what_the_server_did(model: OpenAIResponsesModel, 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["object", "stream"])
 @pytest.mark.parametrize("by_id", [False, True], ids=["replayed", "by_id"])
-async def test_approval(model: OpenAIResponsesModel, documents: str, by_id: bool, streamed: bool) -> None:
-    """The runner asks the program, sends its answer, and the call is made only then."""
+async def test_approved_call_is_made(model: OpenAIResponsesModel, documents: str, by_id: bool, streamed: bool) -> None:
+    """The runner gets the program's approval, and the call is made only then."""
     asked = []
 
     def approve(request: MCPToolApprovalRequest) -> Any:
@@ -115,8 +115,8 @@ async def test_approval(model: OpenAIResponsesModel, documents: str, by_id: bool
     assert call.output == "5"
 
 
-async def test_refusal(model: OpenAIResponsesModel, documents: str) -> None:
-    """A call that the program does not want is never made, and the model goes on."""
+async def test_refused_call_is_not_made(model: OpenAIResponsesModel, documents: str) -> None:
+    """The model goes on without it."""
     worker = agent(
         model, server("calculator", documents, "always", lambda _: {"approve": False, "reason": "Not on Sundays."})
     )
@@ -125,8 +125,8 @@ async def test_refusal(model: OpenAIResponsesModel, documents: str) -> None:
     assert result.final_output
 
 
-async def test_approval_by_hand(model: OpenAIResponsesModel, documents: str) -> None:
-    """Without a function to ask, the run stops at the request, and goes on from its state once that is approved."""
+async def test_approval_by_hand_resumes_the_run(model: OpenAIResponsesModel, documents: str) -> None:
+    """Without a callback the run stops at the request, and continues from its state after the approval."""
     worker = agent(model, server("calculator", documents, "always"))
     paused = await Runner.run(worker, SUM)
     [interruption] = paused.interruptions
@@ -136,7 +136,7 @@ async def test_approval_by_hand(model: OpenAIResponsesModel, documents: str) -> 
 
 
 @pytest.mark.usefixtures("searching")
-async def test_web_search(model: OpenAIResponsesModel) -> None:
+async def test_web_search_cites_its_page(model: OpenAIResponsesModel) -> None:
     """The answer cites the page that was found and read."""
     result = await Runner.run(agent(model, WebSearchTool()), "Search the web for vLLM.")
     assert did(result.new_items) == ["web_search_call", "web_search_call", "message"]

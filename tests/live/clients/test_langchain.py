@@ -31,19 +31,19 @@ def chat(url: str, **options: Any) -> ChatOpenAI:
     return ChatOpenAI(base_url=url, **settings)
 
 
-def test_text(url: str) -> None:
+def test_model_answers_with_usage(url: str) -> None:
     """One call, one text, and what it took."""
     message: Any = chat(url).invoke("Say hello.")
     assert message.text == "Hello! How can I help you today?"
     assert message.usage_metadata["output_token_details"]["reasoning"] > 0
 
 
-def test_streamed_text(url: str) -> None:
+def test_chunks_sum_to_the_text(url: str) -> None:
     """The chunks sum to the text."""
     assert "".join(chunk.text for chunk in chat(url).stream("Say hello.")) == "Hello! How can I help you today?"
 
 
-def test_reasoning(url: str) -> None:
+def test_reasoning_summary_is_a_content_block(url: str) -> None:
     """Summarized reasoning is a block of the message."""
     message = chat(url, reasoning={"summary": "auto"}).invoke("Say hello.")
     thoughts = [block.get("reasoning") for block in message.content_blocks if block["type"] == "reasoning"]
@@ -51,8 +51,8 @@ def test_reasoning(url: str) -> None:
 
 
 @pytest.mark.parametrize("by_id", [False, True], ids=["replayed", "by_id"])
-def test_tool_round_trip(url: str, by_id: bool) -> None:
-    """Call, output, answer, with all messages or with the response's id."""
+def test_model_calls_a_tool(url: str, by_id: bool) -> None:
+    """The messages are all sent back, or the response's id is."""
     model = chat(url, use_previous_response_id=by_id).bind_tools([get_weather])
     messages: list[Any] = [HumanMessage("What is the weather in Paris?")]
     messages.append(model.invoke(messages))
@@ -60,8 +60,8 @@ def test_tool_round_trip(url: str, by_id: bool) -> None:
     assert model.invoke(messages).text == "It is 18 °C in Paris right now."
 
 
-def test_streamed_tool_round_trip(url: str) -> None:
-    """The same from chunks, which sum to the message."""
+def test_model_calls_a_tool_in_a_stream(url: str) -> None:
+    """The chunks sum to the message."""
     model = chat(url).bind_tools([get_weather])
     messages: list[Any] = [HumanMessage("What is the weather in Paris?")]
     first, *rest = model.stream(messages)
@@ -70,19 +70,19 @@ def test_streamed_tool_round_trip(url: str) -> None:
     assert model.invoke(messages).text == "It is 18 °C in Paris right now."
 
 
-def test_structured_output(url: str) -> None:
-    """A chain gives an instance of the class that it is given, whatever the model would rather say."""
+def test_structured_output_is_an_instance(url: str) -> None:
+    """The chain gives an instance of its class, whatever the model would rather write."""
     assert isinstance(chat(url).with_structured_output(Person).invoke("Say hello."), Person)
 
 
-def test_required_tool(url: str) -> None:
-    """`any` makes the model call, whatever it would rather do."""
+def test_required_tool_is_called(url: str) -> None:
+    """With ``any`` the model must call a tool."""
     message = chat(url).bind_tools([get_weather], tool_choice="any", strict=True).invoke("Say hello.")
     assert message.tool_calls[0]["name"] == "get_weather"
     assert message.tool_calls[0]["args"]["city"] in {"Paris", "Rome"}
 
 
-def test_unknown_model(url: str) -> None:
-    """An unknown model is openai-python's exception."""
+def test_unknown_model_raises_not_found(url: str) -> None:
+    """The exception is openai-python's."""
     with pytest.raises(openai.NotFoundError):
         chat(url, model="gpt-9").invoke("Say hello.")

@@ -21,20 +21,20 @@ def respond(url: str, **options: Any) -> Any:
     return litellm.responses(api_base=url, api_key="none", **settings)
 
 
-def test_text(url: str) -> None:
+def test_response_has_its_text(url: str) -> None:
     """One call, one text."""
     assert respond(url, input="Say hello.").output_text == "Hello! How can I help you today?"
 
 
-def test_streamed_text(url: str) -> None:
+def test_deltas_sum_to_the_text(url: str) -> None:
     """The deltas sum to the text."""
     events = respond(url, input="Say hello.", stream=True)
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert text == "Hello! How can I help you today?"
 
 
-def test_tool_round_trip(url: str) -> None:
-    """Call, output, answer: the server remembers the call."""
+def test_tool_call_is_continued_by_id(url: str) -> None:
+    """The server has the call."""
     called = respond(url, input="What is the weather in Paris?", tools=[WEATHER])
     call = called.output[-1]
     assert call.name == "get_weather"
@@ -43,8 +43,8 @@ def test_tool_round_trip(url: str) -> None:
     assert answered.output_text == "It is 18 °C in Paris right now."
 
 
-def test_chat_completion(url: str) -> None:
-    """A chat completion becomes a response and comes back as a chat completion."""
+def test_chat_completion_is_bridged(url: str) -> None:
+    """A chat completion becomes a response, and comes back as a chat completion."""
     completion: Any = litellm.completion(
         model="openai/responses/tiny-gpt-oss",
         messages=[{"role": "user", "content": "Say hello."}],
@@ -54,7 +54,7 @@ def test_chat_completion(url: str) -> None:
     assert completion.choices[0].message.content == "Hello! How can I help you today?"
 
 
-def test_unknown_model(url: str) -> None:
-    """An unknown model is its own exception."""
+def test_unknown_model_raises_not_found(url: str) -> None:
+    """The exception is LiteLLM's."""
     with pytest.raises(NotFoundError):
         respond(url, model="openai/gpt-9", input="Say hello.")

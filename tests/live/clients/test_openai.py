@@ -35,20 +35,20 @@ def client(url: str) -> Generator[openai.OpenAI, None, None]:
         yield client
 
 
-def test_text(client: openai.OpenAI) -> None:
+def test_response_has_its_text(client: openai.OpenAI) -> None:
     """One call, one text."""
     response = client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0)
     assert response.output_text == "Hello! How can I help you today?"
 
 
-def test_streamed_text(client: openai.OpenAI) -> None:
-    """The helper's deltas sum to its final text."""
+def test_stream_helper_accumulates_the_text(client: openai.OpenAI) -> None:
+    """Its deltas sum to its final text."""
     with client.responses.stream(model="tiny-gpt-oss", input="Say hello.", temperature=0) as stream:
         text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
         assert stream.get_final_response().output_text == text == "Hello! How can I help you today?"
 
 
-async def test_async(url: str) -> None:
+async def test_async_client_streams_the_text(url: str) -> None:
     """The asynchronous client speaks the same."""
     async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
         events = await client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0, stream=True)
@@ -56,8 +56,8 @@ async def test_async(url: str) -> None:
     assert text == "Hello! How can I help you today?"
 
 
-def test_reasoning(client: openai.OpenAI) -> None:
-    """Raw reasoning is the content of a reasoning item, and its summary where that is asked for."""
+def test_reasoning_is_raw_or_a_summary(client: openai.OpenAI) -> None:
+    """Raw reasoning is the content of its item, and a summary if one is requested."""
     raw = client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0).output[0]
     assert raw.type == "reasoning"
     assert raw.content
@@ -69,8 +69,8 @@ def test_reasoning(client: openai.OpenAI) -> None:
     assert summarized.summary[0].text == "The user wants a greeting."
 
 
-def test_tool_round_trip(client: openai.OpenAI) -> None:
-    """Call, output, answer: the server remembers the call."""
+def test_tool_call_is_continued_by_id(client: openai.OpenAI) -> None:
+    """The server has the call."""
     called = client.responses.create(
         model="tiny-gpt-oss", input="What is the weather in Paris?", tools=[WEATHER], temperature=0
     )
@@ -87,8 +87,8 @@ def test_tool_round_trip(client: openai.OpenAI) -> None:
     assert answered.output_text == "It is 18 °C in Paris right now."
 
 
-def test_tool_round_trip_without_the_store(client: openai.OpenAI) -> None:
-    """Call, output, answer: the client sends everything back as it came."""
+def test_tool_call_is_continued_without_the_store(client: openai.OpenAI) -> None:
+    """The client sends all items back unchanged."""
     context: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
     called = client.responses.create(model="tiny-gpt-oss", input=context, tools=[WEATHER], temperature=0, store=False)
     context += called.output
@@ -98,20 +98,20 @@ def test_tool_round_trip_without_the_store(client: openai.OpenAI) -> None:
     assert answered.output_text == "It is 18 °C in Paris right now."
 
 
-def test_structured_output(client: openai.OpenAI) -> None:
-    """`parse` gives an instance of the class that it is given, whatever the model would rather say."""
+def test_parsed_output_is_an_instance(client: openai.OpenAI) -> None:
+    """``parse`` gives an instance of its class, whatever the model would rather write."""
     response = client.responses.parse(model="tiny-gpt-oss", input="Say hello.", text_format=Person, temperature=0)
     assert isinstance(response.output_parsed, Person)
 
 
-def test_structured_stream(client: openai.OpenAI) -> None:
-    """So does the helper of streams."""
+def test_streamed_output_is_an_instance(client: openai.OpenAI) -> None:
+    """The stream helper parses the output as well."""
     with client.responses.stream(model="tiny-gpt-oss", input="Say hello.", text_format=Person, temperature=0) as stream:
         assert isinstance(stream.get_final_response().output_parsed, Person)
 
 
-def test_required_tool(client: openai.OpenAI) -> None:
-    """A call that is required comes, whatever the model would rather do."""
+def test_required_tool_is_called(client: openai.OpenAI) -> None:
+    """The model must call it, whatever it would rather do."""
     response = client.responses.create(
         model="tiny-gpt-oss", input="Say hello.", tools=[WEATHER], tool_choice="required", temperature=0
     )
@@ -120,7 +120,7 @@ def test_required_tool(client: openai.OpenAI) -> None:
     assert json.loads(call.arguments)["city"] in {"Paris", "Rome"}
 
 
-def test_errors(client: openai.OpenAI) -> None:
+def test_errors_become_client_exceptions(client: openai.OpenAI) -> None:
     """What goes wrong is an exception of the client's own."""
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="gpt-9", input="Hi")
@@ -131,8 +131,8 @@ def test_errors(client: openai.OpenAI) -> None:
     assert unknown.value.code == "previous_response_not_found"
 
 
-def test_stored_responses(client: openai.OpenAI) -> None:
-    """A response can be looked up, with its input, and forgotten."""
+def test_stored_response_is_retrieved_and_deleted(client: openai.OpenAI) -> None:
+    """Its input can be listed, too."""
     created = client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0)
     assert client.responses.retrieve(created.id) == created
     [item] = client.responses.input_items.list(created.id)
@@ -142,6 +142,6 @@ def test_stored_responses(client: openai.OpenAI) -> None:
         client.responses.retrieve(created.id)
 
 
-def test_models(client: openai.OpenAI) -> None:
+def test_served_models_are_listed(client: openai.OpenAI) -> None:
     """The server says what it serves."""
     assert "tiny-gpt-oss" in [model.id for model in client.models.list()]

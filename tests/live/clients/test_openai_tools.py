@@ -58,8 +58,8 @@ def answered(client: openai.OpenAI, way: str, body: Any) -> Response:
 
 
 @pytest.mark.parametrize("way", ["object", "stream", "background", "background_stream"])
-def test_each_way_tells_the_same(client: openai.OpenAI, tools: Any, way: str) -> None:
-    """Whichever way a response is asked for, what the tools did is in it."""
+def test_tool_items_are_the_same_in_every_mode(client: openai.OpenAI, tools: Any, way: str) -> None:
+    """Unstreamed, streamed, in the background or both, the response has the calls and their results."""
     response = answered(client, way, asked("Set x to 20 in Python, then double it.", tools))
     assert (response.status, response.output_text) == ("completed", "Twice 20 is 40.")
     *listings, first, second = did(response)
@@ -71,8 +71,8 @@ def test_each_way_tells_the_same(client: openai.OpenAI, tools: Any, way: str) ->
     assert (call.name, call.output) == ("search", "penstock: a pipe that leads water to a turbine")
 
 
-def test_the_helper_hears_each_step(client: openai.OpenAI, tools: Any) -> None:
-    """The helper of streams passes on what happens, and its response is the one that is stored."""
+def test_stream_helper_passes_on_each_step(client: openai.OpenAI, tools: Any) -> None:
+    """Its response is the stored one."""
     with client.responses.stream(**asked("Add 2 and 3 with the calculator server.", tools)) as stream:
         events = list(stream)
         response = stream.get_final_response()
@@ -83,8 +83,8 @@ def test_the_helper_hears_each_step(client: openai.OpenAI, tools: Any) -> None:
     assert client.responses.retrieve(response.id).output_text == response.output_text == "2 plus 3 is 5."
 
 
-def test_approval(client: openai.OpenAI, documents: str) -> None:
-    """A call waits for its approval, and is made when that comes."""
+def test_approved_call_is_made(client: openai.OpenAI, documents: str) -> None:
+    """The call waits for its approval."""
     tools = [{"type": "mcp", "server_label": "calculator", "server_url": documents}]
     first = client.responses.create(**asked("Add 2 and 3 with the calculator server.", tools))
     request = did(first)[-1]
@@ -94,15 +94,15 @@ def test_approval(client: openai.OpenAI, documents: str) -> None:
     assert (did(second)[0].output, second.output_text) == ("5", "2 plus 3 is 5.")
 
 
-def test_a_server_that_is_down(client: openai.OpenAI) -> None:
-    """A server that nobody is behind is a listing with an error, and the response goes on."""
+def test_unavailable_server_is_a_failed_listing(client: openai.OpenAI) -> None:
+    """The response goes on."""
     tools = [{"type": "mcp", "server_label": "docs", "server_url": "http://127.0.0.1:9/mcp"}]
     response = client.responses.create(**asked("Say hello.", tools))
     assert did(response)[0].error
     assert response.output_text == "Hello! How can I help you today?"
 
 
-def test_shell(client: openai.OpenAI) -> None:
+def test_shell_call_has_its_output(client: openai.OpenAI) -> None:
     """A command, and what it wrote."""
     response = client.responses.create(**asked("Make a note in the container.", [SHELL]))
     call, output = did(response)
@@ -110,8 +110,8 @@ def test_shell(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.usefixtures("searching")
-def test_web_search(client: openai.OpenAI) -> None:
-    """Real addresses in what was done, and in what is cited."""
+def test_web_search_has_real_addresses(client: openai.OpenAI) -> None:
+    """They are in the action and in the citations."""
     response = client.responses.create(**asked("Search the web for vLLM.", [{"type": "web_search"}]))
     search, page = did(response)
     assert [source.url for source in search.action.sources] == [page.action.url]
@@ -119,8 +119,8 @@ def test_web_search(client: openai.OpenAI) -> None:
     assert [cited.url for cited in message.content[0].annotations] == [page.action.url]
 
 
-def test_items_can_be_sent_back(client: openai.OpenAI, tools: Any) -> None:
-    """Without the store, the client sends back what tools did as it came, and the model goes on from it."""
+def test_server_side_items_can_be_sent_back(client: openai.OpenAI, tools: Any) -> None:
+    """Without the store, the client sends them unchanged, and the model continues from them."""
     context: Any = [{"role": "user", "content": "Set x to 20 in Python, then double it."}]
     first = client.responses.create(**asked(context, tools, store=False))
     context += [*first.output, {"role": "user", "content": "Add 2 and 3 with the calculator server."}]

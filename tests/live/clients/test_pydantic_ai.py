@@ -29,7 +29,7 @@ def get_weather(city: str) -> str:
     return '{"temperature":18,"unit":"C"}'
 
 
-async def test_text(url: str) -> None:
+async def test_agent_answers_with_its_reasoning(url: str) -> None:
     """An agent answers, and its thoughts can be read."""
     result = await agent(url, instructions="You greet people.").run("Say hello.")
     assert result.output == "Hello! How can I help you today?"
@@ -37,20 +37,20 @@ async def test_text(url: str) -> None:
     assert "The user wants a greeting." in str(thought)
 
 
-async def test_streamed_text(url: str) -> None:
+async def test_deltas_sum_to_the_text(url: str) -> None:
     """The deltas sum to the text."""
     async with agent(url).run_stream("Say hello.") as result:
         text = "".join([delta async for delta in result.stream_text(delta=True)])
     assert text == "Hello! How can I help you today?"
 
 
-async def test_tool_round_trip(url: str) -> None:
-    """The agent calls the tool and sends everything back with its result."""
+async def test_agent_calls_a_tool(url: str) -> None:
+    """It sends everything back with the result."""
     result = await agent(url, tools=[get_weather]).run("What is the weather in Paris?")
     assert result.output == "It is 18 °C in Paris right now."
 
 
-async def test_history(url: str) -> None:
+async def test_second_run_continues_the_first(url: str) -> None:
     """A second run sees the first."""
     listener = agent(url)
     first = await listener.run("Remember the number seven.")
@@ -62,20 +62,20 @@ async def test_history(url: str) -> None:
     assert said == ["Remember the number seven.", "What did I say before?"]
 
 
-async def test_structured_output(url: str) -> None:
-    """The server keeps to the schema of the output, whatever the model would rather say."""
+async def test_native_output_is_an_instance(url: str) -> None:
+    """The server enforces its schema, whatever the model would rather write."""
     result = await agent(url, output_type=NativeOutput(Person)).run("Say hello.")
     assert isinstance(result.output, Person)
 
 
-async def test_structured_output_by_a_tool(url: str) -> None:
-    """The output is the arguments of a call, which is required."""
+async def test_tool_output_is_an_instance(url: str) -> None:
+    """The output is the arguments of a required call."""
     result = await agent(url, output_type=Person).run("Say hello.")
     assert isinstance(result.output, Person)
 
 
-async def test_unknown_model(url: str) -> None:
-    """An unknown model is its own exception, with the status."""
+async def test_unknown_model_raises_an_http_error(url: str) -> None:
+    """The exception is the client's, with the status."""
     with pytest.raises(ModelHTTPError) as unknown:
         await agent(url, model="gpt-9").run("Say hello.")
     assert unknown.value.status_code == 404

@@ -18,8 +18,8 @@ def completed(events: list[Json], kind: str) -> list[Json]:
 
 
 @pytest.mark.defect("6")
-def test_codex_runs_a_command_and_tells_of_it(codex: Codex) -> None:
-    """Codex gets a call that it can run, runs it, sends the output back, and has an answer in the end."""
+def test_codex_runs_a_command_and_answers(codex: Codex) -> None:
+    """Codex runs the call, sends its output back, and ends with an answer."""
     events = codex.events("Write hello into hello.txt.")
     assert (codex.project / "hello.txt").read_text() == "hello"
     assert [item["exit_code"] for item in completed(events, "command_execution")] == [0]
@@ -29,8 +29,8 @@ def test_codex_runs_a_command_and_tells_of_it(codex: Codex) -> None:
 
 
 @pytest.mark.defect("6")
-def test_codex_goes_on_with_an_earlier_session(codex: Codex) -> None:
-    """A session that is resumed sends all of its history, and the server reads it."""
+def test_codex_resumes_a_session(codex: Codex) -> None:
+    """It sends all of its history, and the model reads it."""
     codex.events("Write hello into hello.txt.")
     events = codex.events("resume", "--last", "Show the current folder.")
     ran = completed(events, "command_execution")

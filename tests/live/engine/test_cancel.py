@@ -60,10 +60,10 @@ async def cancelled(engine: VllmEngine, asked: Prompt, phase: Phase) -> list[Eng
 @pytest.mark.defect("B22")
 @pytest.mark.parametrize("likely", [False, True], ids=["plain", "logprobs"])
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode", "stuck"])
-async def test_cancelling_at_any_point_ends_in_good_order(
+async def test_request_is_cancelled_at_any_point(
     engine: VllmEngine, encoding: HarmonyEncoding, phase: Phase, likely: bool
 ) -> None:
-    """The request is gone at once; its frames end with the reason, behind every token that was generated."""
+    """It ends at once; its frames end with the reason, after every generated token."""
     asked = prompt(encoding, "word " * 7000 if phase == "prefill" else "Never stop talking.", max_tokens=1000)
     before = told("generation_tokens")
     frames = await cancelled(engine, sampled(asked, logprobs=1 if likely else None), phase)
@@ -73,8 +73,8 @@ async def test_cancelling_at_any_point_ends_in_good_order(
     assert token_ids(await generate(engine, prompt(encoding, "Say hello.")))
 
 
-async def test_cancelling_one_leaves_the_others(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Of many that run, the one that is named ends, and no other; nobody ends for an id that nobody has."""
+async def test_cancelling_one_request_leaves_the_others(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Only the named one ends, and an unknown id ends none."""
     asked = prompt(encoding, "Never stop talking.", max_tokens=100)
     tasks = [asyncio.create_task(generate(engine, rename(asked, f"resp_{number}"))) for number in range(QUEUE)]
     while told("num_requests_running") < QUEUE:
@@ -87,10 +87,10 @@ async def test_cancelling_one_leaves_the_others(engine: VllmEngine, encoding: Ha
 
 
 @pytest.mark.defect("13", "B22")
-async def test_a_cancelled_response_frees_the_engine(
+async def test_cancelled_response_frees_the_engine(
     engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path
 ) -> None:
-    """From the wire to the scheduler: once it is cancelled a response takes nothing any more."""
+    """After the cancel over HTTP, the scheduler has nothing left of it."""
     async with serving(stoppable(engine), encoding, tmp_path) as served:
         before = told("generation_tokens")
         _, queued = await served.post({"input": "Never stop talking.", "background": True})

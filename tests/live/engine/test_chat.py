@@ -27,8 +27,8 @@ pytestmark = [
 ]
 
 
-async def test_it_thinks_and_then_speaks(model: Model) -> None:
-    """Thoughts and answer are items of their own, and the thoughts are counted."""
+async def test_reasoning_and_answer_are_two_items(model: Model) -> None:
+    """Reasoning tokens are counted."""
     response = await model.respond("Say hello.")
     thought, said = response.output
     assert isinstance(thought, Reasoning)
@@ -42,14 +42,14 @@ async def test_it_thinks_and_then_speaks(model: Model) -> None:
     "said", [{"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning": {"effort": "none"}}]
 )
 async def test_thinking_can_be_switched_off(model: Model, said: dict[str, Any]) -> None:
-    """By a variable of the template, or by the effort that stands for it."""
+    """A variable of the template does it, or the effort ``none``."""
     response = await model.respond("Say hello.", **said)
     assert not any(isinstance(item, Reasoning) for item in response.output)
     assert answer(response) == HELLO
 
 
-async def test_a_function_is_called_and_answered(model: Model, tmp_path: Path) -> None:
-    """The call comes as an item, and its output continues the response."""
+async def test_function_is_called_and_answered(model: Model, tmp_path: Path) -> None:
+    """The call is an item, and its output continues the response."""
     async with opened(str(tmp_path / "responses.sqlite3")) as store:
         pipeline = model.pipeline(store)
         body = {"tools": [WEATHER], "temperature": 0, "max_output_tokens": 400}
@@ -63,8 +63,8 @@ async def test_a_function_is_called_and_answered(model: Model, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
-async def test_a_call_can_be_asked_for(model: Model, choice: Any) -> None:
-    """Whatever the model would say by itself, it calls."""
+async def test_required_function_is_called(model: Model, choice: Any) -> None:
+    """The model must call it, whatever it would rather write."""
     response = await model.respond("Say hello.", tools=[WEATHER], tool_choice=choice)
     call = response.output[-1]
     assert isinstance(call, FunctionCall)
@@ -72,8 +72,8 @@ async def test_a_call_can_be_asked_for(model: Model, choice: Any) -> None:
     assert isinstance(json.loads(call.arguments)["city"], str)
 
 
-async def test_an_answer_can_be_held_to_a_schema(model: Model) -> None:
-    """The model may think first; what it says is JSON by the schema."""
+async def test_answer_matches_its_schema(model: Model) -> None:
+    """The model may think first; its answer is JSON of the schema."""
     properties = {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99, "minimum": 0}}
     schema = {"type": "object", "properties": properties, "required": ["name", "age"], "additionalProperties": False}
     text = {"format": {"type": "json_schema", "name": "person", "schema": schema, "strict": True}}
@@ -81,23 +81,23 @@ async def test_an_answer_can_be_held_to_a_schema(model: Model) -> None:
     assert {*json.loads(answer(response))} == {"name", "age"}
 
 
-async def test_an_adapter_speaks_for_itself(model: Model) -> None:
-    """Asked for by its name, the adapter answers, and nobody else's answer changes by it."""
+async def test_adapter_answers_under_its_name(model: Model) -> None:
+    """It answers only requests that name it."""
     other = await model.respond("Say hello.", model="nonsense", max_output_tokens=32)
     assert HELLO not in "".join(item.text for item in other.output if isinstance(item, Message))
     assert answer(await model.respond("Say hello.")) == HELLO
 
 
-async def test_a_missing_adapter_stops_the_start(model: Model, tmp_path: Path) -> None:
-    """An adapter that cannot be loaded is told at the start, and harms no engine."""
+async def test_missing_adapter_stops_the_start(model: Model, tmp_path: Path) -> None:
+    """The error names it, and the engine is unharmed."""
     lost = type(model.engine._adapters["nonsense"])("lost", 9, str(tmp_path / "nowhere"))
     with pytest.raises(UnknownModel, match="lost"):
         await replace(model.engine, _adapters={"lost": lost}).warm_up()
     assert model.engine.is_alive
 
 
-async def test_what_is_too_long_is_refused(model: Model) -> None:
-    """A prompt beyond the context is an error ahead of the stream."""
+async def test_too_long_prompt_is_refused(model: Model) -> None:
+    """The error comes before the stream."""
     with pytest.raises(ContextTooLong):
         await model.respond("word " * 9000)
 
@@ -109,8 +109,8 @@ async def served(model: Model, folder: Path) -> AsyncIterator[Served[VllmEngine]
 
 
 @pytest.mark.defect("13")
-async def test_a_background_response_can_be_cancelled(model: Model, tmp_path: Path) -> None:
-    """It is made without a client, and when it is cancelled it keeps what it has."""
+async def test_background_response_can_be_cancelled(model: Model, tmp_path: Path) -> None:
+    """It needs no client, and keeps its output so far."""
     async with served(model, tmp_path) as server:
         _, queued = await server.post({"input": "Never stop talking.", "background": True})
         path = f"/v1/responses/{queued['id']}"

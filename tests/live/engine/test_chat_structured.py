@@ -47,8 +47,8 @@ def thinks(response: Response) -> bool:
 
 @pytest.mark.defect("22", "25")
 @pytest.mark.parametrize("thinking", [True, False])
-async def test_a_schema_holds_the_answer_alone(model: Model, thinking: bool) -> None:
-    """The model thinks as it likes, or not at all, and none of it is in the answer."""
+async def test_schema_holds_for_the_answer_only(model: Model, thinking: bool) -> None:
+    """The model may think or not, and reasoning is not part of the answer."""
     response = await model.respond("Say hello.", thinking=thinking, text=FORMAT)
     assert response.status == "completed"
     said = json.loads(answer(response))
@@ -69,8 +69,8 @@ async def test_a_schema_holds_the_answer_alone(model: Model, thinking: bool) -> 
     ],
     ids=["regex", "choice", "grammar", "json"],
 )
-async def test_structured_outputs_hold_the_answer(model: Model, structured: Any, fits: Any, thinking: bool) -> None:
-    """All the ways of vLLM, thinking or not."""
+async def test_structured_outputs_hold_for_the_answer(model: Model, structured: Any, fits: Any, thinking: bool) -> None:
+    """All of vLLM's options work, with thinking or without."""
     response = await model.respond("Say hello.", thinking=thinking, structured_outputs=structured)
     assert response.status == "completed"
     assert fits(answer(response))
@@ -78,8 +78,8 @@ async def test_structured_outputs_hold_the_answer(model: Model, structured: Any,
 
 
 @pytest.mark.defect("23")
-async def test_a_tool_is_called_beside_a_format(model: Model) -> None:
-    """The model may call where it would, and its answer is in the format."""
+async def test_tool_is_called_beside_a_format(model: Model) -> None:
+    """The model may call, and its answer has the format."""
     response = await model.respond(QUESTION, text=FORMAT, tools=[WEATHER])
     assert calls(response) == [("get_weather", {"city": "Paris"})]
     response = await model.respond("Say hello.", text=FORMAT, tools=[WEATHER])
@@ -99,8 +99,8 @@ async def test_a_tool_is_called_beside_a_format(model: Model) -> None:
     ids=["required", "named", "allowed"],
 )
 @pytest.mark.parametrize("thinking", [True, False])
-async def test_tools_are_called_where_they_must_be(model: Model, choice: Any, names: set[str], thinking: bool) -> None:
-    """Whatever the question, and with arguments that fit."""
+async def test_required_tool_is_called(model: Model, choice: Any, names: set[str], thinking: bool) -> None:
+    """The call fits its schema, for any question."""
     response = await model.respond(
         "Say hello.", thinking=thinking, tools=[WEATHER, LOOKUP], tool_choice=choice, parallel_tool_calls=False
     )
@@ -109,7 +109,7 @@ async def test_tools_are_called_where_they_must_be(model: Model, choice: Any, na
     assert arguments["city"] in {"Paris", "Rome"}
 
 
-async def test_free_models_call_and_answer_as_they_like(model: Model) -> None:
-    """Strict functions beside an answer that is free."""
+async def test_optional_strict_tool_is_called_or_not(model: Model) -> None:
+    """The answer is free."""
     assert calls(await model.respond(QUESTION, tools=[WEATHER])) == [("get_weather", {"city": "Paris"})]
     assert calls(await model.respond("Say hello.", tools=[WEATHER], tool_choice="none")) == []

@@ -27,10 +27,8 @@ Frame = TypeVar("Frame")
 WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": {"type": "object"}}
 
 
-async def test_a_call_is_gone_on_from_in_the_tokens_of_the_engine(
-    engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path
-) -> None:
-    """Behind a call, the engine is asked to go on from every token that it read and wrote, and finds them cached."""
+async def test_prompt_after_a_call_is_cached(engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """It begins with every token that the engine read and wrote, and these are cached."""
     body: dict[str, Any] = {"input": "What is the weather in Paris?", "tools": [WEATHER], "tool_choice": "required"}
     body |= {"instructions": "word " * 300, "temperature": 0, "max_output_tokens": 400}
     prompts, generated = Tap(), Tap()

@@ -99,8 +99,8 @@ async def running(url: str) -> float:
     return sum(counted)
 
 
-async def test_the_server_is_known(elsewhere: HttpEngine) -> None:
-    """Its names, its context, its language, and that it takes grammars."""
+async def test_server_is_described(elsewhere: HttpEngine) -> None:
+    """Names, context, vocabulary and support for grammars are known."""
     assert elsewhere.models == ("tiny-gpt-oss",)
     told = (elsewhere.context_length, elsewhere.speaks_harmony, elsewhere.root)
     assert told == (CONTEXT_LENGTH, True, str(CHECKPOINT))
@@ -108,8 +108,8 @@ async def test_the_server_is_known(elsewhere: HttpEngine) -> None:
 
 
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
-async def test_the_engine_says_what_was_recorded(folder: Path, elsewhere: HttpEngine) -> None:
-    """Greedy generation of a recorded prompt gives the recorded tokens."""
+async def test_greedy_tokens_equal_the_recording(folder: Path, elsewhere: HttpEngine) -> None:
+    """The recorded prompt gives the recorded tokens."""
     prompts = list(read_frames(folder / "prompt.jsonl", Prompt))
     frames = [frame async for frame in Generate(elsewhere)(replay(prompts))]
     recorded = list(read_frames(folder / "tokens.jsonl", TokenFrame))
@@ -120,8 +120,8 @@ async def test_the_engine_says_what_was_recorded(folder: Path, elsewhere: HttpEn
     assert frames[-1].reason == recorded[-1].reason
 
 
-async def test_logprobs_are_those_of_the_tokens(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
-    """Greedy, each token is the likeliest itself."""
+async def test_logprobs_belong_to_their_tokens(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
+    """In greedy generation each token is its own top alternative."""
     frames = await ask(elsewhere, sampled(prompt(encoding, "Say hello."), logprobs=3))
     told = logprobs(frames)
     assert len(told) == len(token_ids(frames))
@@ -130,10 +130,10 @@ async def test_logprobs_are_those_of_the_tokens(elsewhere: HttpEngine, encoding:
         assert len(logprob.top) == 3
 
 
-async def test_the_engine_in_this_process_says_the_same(
+async def test_http_engine_equals_the_engine_in_process(
     elsewhere: HttpEngine, engine: VllmEngine, encoding: HarmonyEncoding
 ) -> None:
-    """Greedy, token by token, and it takes each for as likely."""
+    """Greedy tokens are the same, with similar logprobs."""
     for text in ("Say hello.", "What is the weather in Paris?", "Count from 1 to 100."):
         asked = sampled(prompt(encoding, text, max_tokens=60), logprobs=2)
         there, here = await ask(elsewhere, asked), await generate(engine, asked)
@@ -144,7 +144,7 @@ async def test_the_engine_in_this_process_says_the_same(
             assert one.top[0][0] == other.top[0][0]
 
 
-async def test_a_grammar_is_held(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
+async def test_grammar_is_enforced_from_the_first_token(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
     """From the first token on."""
     asked = prompt(encoding, "Say hello.", max_tokens=40)
     from_grammar = await ask(elsewhere, _with_grammar(asked, 'start: /[ab]{5}/ "c" <[200002]>'))
@@ -160,15 +160,15 @@ def _with_grammar(asked: Prompt, grammar: str) -> Prompt:
     return replace(asked, grammar=grammar)
 
 
-async def test_stop_texts_end_it(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
-    """The server looks for them in all that the model writes."""
+async def test_stop_text_ends_the_generation(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
+    """The server looks for it in all output."""
     frames = await ask(elsewhere, sampled(prompt(encoding, "Say hello."), stop=("ell",)))
     assert "ell" in encoding.decode(token_ids(frames))
     assert last(frames).reason == "stop"
 
 
-async def test_the_prefix_cache_is_told_of_and_salted(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
-    """A second time the prompt is read from the cache, unless its salt is another one."""
+async def test_prefix_cache_is_reported_and_salted(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
+    """A repeated prompt is read from the cache, unless its salt differs."""
     asked, salt = prompt(encoding, "Pepper. " * 300, max_tokens=1), f"salt of {id(elsewhere)}"
     salted = [scheduled(asked, cache_salt=one) for one in (salt, salt, f"another {salt}")]
     cached = [last(await ask(elsewhere, each)).cached_tokens for each in salted]
@@ -176,7 +176,7 @@ async def test_the_prefix_cache_is_told_of_and_salted(elsewhere: HttpEngine, enc
 
 
 async def test_leaving_and_cancelling_abort(elsewhere: HttpEngine, encoding: HarmonyEncoding, url: str) -> None:
-    """Nothing runs on in the server, where all that the context has room for would take minutes."""
+    """Nothing runs on in the server."""
     asked = prompt(encoding, "Never stop talking.", max_tokens=None)
     async with elsewhere.open(asked) as stream:
         await anext(aiter(stream))
@@ -191,10 +191,8 @@ async def test_leaving_and_cancelling_abort(elsewhere: HttpEngine, encoding: Har
 
 
 @pytest.mark.parametrize("unknown", [250_000, 2**40])
-async def test_ids_that_nobody_knows_are_refused(
-    elsewhere: HttpEngine, encoding: HarmonyEncoding, unknown: int
-) -> None:
-    """The server itself refuses them, and lives."""
+async def test_unknown_token_ids_are_refused(elsewhere: HttpEngine, encoding: HarmonyEncoding, unknown: int) -> None:
+    """The server refuses them, and lives."""
     asked = prompt(encoding, "Say hello.")
     with pytest.raises(InvalidPrompt, match="out of vocabulary"):
         await ask(elsewhere, replace(asked, token_ids=(5, unknown)))
@@ -212,8 +210,8 @@ async def qwen(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[HttpE
         await engine.close()
 
 
-async def test_a_chat_model_is_talked_to_from_here(qwen: HttpEngine) -> None:
-    """All but its weights is in this process: template, parsers, and what its output is held to."""
+async def test_chat_model_works_over_http(qwen: HttpEngine) -> None:
+    """Template, parsers and grammar are in this process, the weights elsewhere."""
     assert (qwen.models, qwen.speaks_harmony, qwen.root) == (("tiny-qwen",), False, str(TINY_QWEN))
     chat = chat_model()
     thought, said = (await respond(qwen, chat, "Say hello.")).output
@@ -226,8 +224,8 @@ async def test_a_chat_model_is_talked_to_from_here(qwen: HttpEngine) -> None:
 
 
 @pytest.mark.parametrize("thinking", [True, False])
-async def test_the_output_of_a_chat_model_is_held(qwen: HttpEngine, thinking: bool) -> None:
-    """Whether it thinks first or not, and whatever the server's own parser of thoughts makes of it."""
+async def test_chat_output_is_constrained_over_http(qwen: HttpEngine, thinking: bool) -> None:
+    """This holds with thinking or without, for any reasoning parser of the server."""
     thinks = {"chat_template_kwargs": {"enable_thinking": thinking}}
     chosen = await respond(qwen, chat_model(), "Say hello.", structured_outputs={"choice": ["yes", "no"]}, **thinks)
     assert answer(chosen) in {"yes", "no"}

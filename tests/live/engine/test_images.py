@@ -120,16 +120,16 @@ def read(response: Response) -> int:
     return response.usage.input_tokens
 
 
-async def test_images_count_as_what_the_engine_reads(seeing: Seeing) -> None:
-    """Usage has the tokens of each image, which the prompt only has places for."""
+async def test_image_tokens_are_counted_by_the_engine(seeing: Seeing) -> None:
+    """Usage has the tokens of each image, for which the prompt has placeholders only."""
     assert seeing.chat.sees_images
     without = read(await seeing.answer(text()))
     for count in (1, 2, MOST_IMAGES):
         assert read(await seeing.answer(text(), *[image()] * count)) == without + count * TOKENS_PER_IMAGE
 
 
-async def test_the_answer_hangs_on_the_image(seeing: Seeing) -> None:
-    """The same question about another image, or none, has another answer; about the same image, the same."""
+async def test_answer_depends_on_the_image(seeing: Seeing) -> None:
+    """The same question about another image, or none, has another answer."""
     likely = []
     for parts in ([image(RED_URL)], [image(BLUE_URL)], [], [image(RED_URL)], [image(RED_URL), image(BLUE_URL)]):
         await seeing.answer(text(), *parts)
@@ -140,7 +140,7 @@ async def test_the_answer_hangs_on_the_image(seeing: Seeing) -> None:
     assert not alike(seeing.first(), likely[3]), "the order of images does not matter to it"
 
 
-async def test_an_image_of_the_web_is_the_image(seeing: Seeing) -> None:
+async def test_fetched_image_equals_its_data_url(seeing: Seeing) -> None:
     """It is seen as the same image in a data URL is."""
     gallery = Gallery()
     async with serving(gallery.show) as url:
@@ -151,8 +151,8 @@ async def test_an_image_of_the_web_is_the_image(seeing: Seeing) -> None:
     assert alike(seeing.first(), fetched)
 
 
-async def test_what_a_tool_shows_is_seen(seeing: Seeing) -> None:
-    """An image in the output of a function is one of the prompt."""
+async def test_image_in_a_tool_output_is_seen(seeing: Seeing) -> None:
+    """It is part of the prompt."""
     call = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
     said = [{"role": "user", "content": "Look."}, call]
     output = {"type": "function_call_output", "call_id": "c"}
@@ -164,8 +164,8 @@ async def test_what_a_tool_shows_is_seen(seeing: Seeing) -> None:
     assert not alike(*likely)
 
 
-async def test_a_stored_image_is_seen_again(seeing: Seeing, tmp_path: Path) -> None:
-    """Who goes on from a response goes on from its images."""
+async def test_stored_image_is_seen_again(seeing: Seeing, tmp_path: Path) -> None:
+    """A continuation has the images of its history."""
     async with opened(str(tmp_path / "responses.sqlite3")) as store:
         seeing.store = store
         first = await seeing.answer(text(), image())
@@ -173,8 +173,8 @@ async def test_a_stored_image_is_seen_again(seeing: Seeing, tmp_path: Path) -> N
     assert seeing.prompts.passed[-1].images == (RED_URL,)
 
 
-async def test_a_salt_keeps_apart_what_was_seen(seeing: Seeing) -> None:
-    """It is heard beside images as it is without, and changes nothing else."""
+async def test_salt_separates_prompts_with_images(seeing: Seeing) -> None:
+    """It works as without images, and changes nothing else."""
     long = text("What is this? " * 20)
     salted = [await seeing.answer(long, image(), cache_salt=salt) for salt in ("a", "a", "b")]
     cached = [response.usage.input_tokens_details.cached_tokens for response in salted if response.usage]
@@ -193,8 +193,8 @@ async def test_a_salt_keeps_apart_what_was_seen(seeing: Seeing) -> None:
         "data:image/png;base64,AAAA",
     ],
 )
-async def test_what_may_not_be_fetched_never_reaches_the_engine(url: str, seeing: Seeing) -> None:
-    """It is a 400, and nobody is asked."""
+async def test_forbidden_image_url_never_reaches_the_engine(url: str, seeing: Seeing) -> None:
+    """It is a 400, and nothing is fetched."""
     gallery = Gallery()
     async with serving(gallery.show) as server:
         with pytest.raises(InvalidRequest) as refused:
@@ -203,8 +203,8 @@ async def test_what_may_not_be_fetched_never_reaches_the_engine(url: str, seeing
     assert (seeing.prompts.passed, gallery.seen) == ([], [])
 
 
-async def test_a_redirect_is_judged(seeing: Seeing) -> None:
-    """A server that may be asked cannot send elsewhere who asks it."""
+async def test_redirect_of_an_image_is_checked(seeing: Seeing) -> None:
+    """An allowed server cannot redirect to another one."""
     gallery = Gallery()
     async with serving(gallery.show) as url:
         inside = url.replace("127.0.0.1", "127.0.0.2")
@@ -215,8 +215,8 @@ async def test_a_redirect_is_judged(seeing: Seeing) -> None:
     assert (seeing.prompts.passed, gallery.seen) == ([], ["/to"])
 
 
-async def test_images_that_the_engine_cannot_take_are_the_clients_mistake(seeing: Seeing) -> None:
-    """Too many, broken, or too long once they are read: each is a 400 that says so, and the engine goes on."""
+async def test_unusable_images_are_client_errors(seeing: Seeing) -> None:
+    """Too many, broken or too long: each is a 400, and the engine goes on."""
     with pytest.raises(InvalidRequest, match=f"At most {MOST_IMAGES}") as many:
         await seeing.answer(text(), *[image()] * (MOST_IMAGES + 1))
     with pytest.raises(InvalidPrompt, match="Image 2 cannot be read") as broken:
@@ -228,8 +228,8 @@ async def test_images_that_the_engine_cannot_take_are_the_clients_mistake(seeing
     assert (await seeing.answer(text(), image())).status in ("completed", "incomplete")
 
 
-async def test_an_image_without_a_place_is_not_dropped(seeing: Seeing) -> None:
-    """A prompt whose template forgot it is refused."""
+async def test_image_without_a_placeholder_is_refused(seeing: Seeing) -> None:
+    """A template without it never drops an image silently."""
     await seeing.answer(text(), image())
     (asked,) = seeing.prompts.passed
     for token_ids, images in (((1, 2, 3), (RED_URL,)), (asked.token_ids, (RED_URL, BLUE_URL))):
@@ -243,8 +243,8 @@ def prompted(asked: Prompt, token_ids: Sequence[int], images: tuple[str, ...]) -
 
 
 @pytest.mark.defect("V14")
-async def test_a_model_that_reads_text_refuses_images(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The engine itself does, whatever stands before it; and a prompt without images tells no tokens of its own."""
+async def test_text_model_refuses_images(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """The engine itself does; a prompt without images has no token count of its own."""
     asked = prompt(encoding, "Say hello.", max_tokens=3)
     with pytest.raises(InvalidPrompt, match="reads text only"):
         await generate(engine, prompted(asked, asked.token_ids, (RED_URL,)))

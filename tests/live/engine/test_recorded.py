@@ -16,8 +16,8 @@ from tests.support.serve_command import WEATHER, running
 pytestmark = pytest.mark.engine
 
 
-def test_a_recording_replays_to_the_same_bytes(tmp_path: Path) -> None:
-    """Since the parser, by the command, without the model."""
+def test_recording_replays_to_the_same_bytes(tmp_path: Path) -> None:
+    """The replay begins at the parser, and needs no model."""
     recorded = tmp_path / "recorded"
     body = {"model": "tiny-gpt-oss", "input": "What is the weather in Paris?", "tools": [WEATHER], "stream": True}
     with running(tmp_path / "responses.sqlite3", "--record", str(recorded)) as server:

@@ -28,7 +28,7 @@ def client(server: Command) -> openai.OpenAI:
     return server.client
 
 
-def test_a_response(client: openai.OpenAI) -> None:
+def test_unstreamed_response_is_one_object(client: openai.OpenAI) -> None:
     """Without streaming, one object comes back."""
     response = client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0)
     assert response.status == "completed"
@@ -38,8 +38,8 @@ def test_a_response(client: openai.OpenAI) -> None:
     assert client.responses.retrieve(response.id) == response
 
 
-def test_a_stream(client: openai.OpenAI) -> None:
-    """Streaming, the deltas sum to the same text, characters of many tokens included."""
+def test_stream_deltas_sum_to_the_text(client: openai.OpenAI) -> None:
+    """This includes characters of several tokens."""
     events = list(
         client.responses.create(model="tiny-gpt-oss", input="Say hello in many scripts.", temperature=0, stream=True)
     )
@@ -50,16 +50,16 @@ def test_a_stream(client: openai.OpenAI) -> None:
     assert "👩‍🚀" in text
 
 
-def test_the_stream_helper(client: openai.OpenAI) -> None:
-    """The helper's accumulated response is the final one."""
+def test_stream_helper_accumulates_the_response(client: openai.OpenAI) -> None:
+    """Its response is the final one."""
     with client.responses.stream(model="tiny-gpt-oss", input="Count from 1 to 100.", temperature=0) as stream:
         for _ in stream:
             pass
         assert stream.get_final_response().output_text.endswith("98 99 100")
 
 
-def test_a_function_call_round_trip(client: openai.OpenAI) -> None:
-    """The model calls, the client answers, the model speaks: by previous_response_id."""
+def test_function_call_is_continued_by_id(client: openai.OpenAI) -> None:
+    """The model calls, the client answers, the model writes its answer."""
     called = client.responses.create(
         model="tiny-gpt-oss", input="What is the weather in Paris?", tools=[WEATHER], temperature=0
     )
@@ -77,8 +77,8 @@ def test_a_function_call_round_trip(client: openai.OpenAI) -> None:
     assert answered.previous_response_id == called.id
 
 
-def test_a_function_call_replayed_in_full(client: openai.OpenAI) -> None:
-    """The same without the store: the client sends all items back."""
+def test_function_call_is_continued_by_replay(client: openai.OpenAI) -> None:
+    """Without the store the client sends all items back."""
     asked: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
     called = client.responses.create(model="tiny-gpt-oss", input=asked, tools=[WEATHER], temperature=0, store=False)
     call: Any = called.output[-1]
@@ -90,7 +90,7 @@ def test_a_function_call_replayed_in_full(client: openai.OpenAI) -> None:
     assert answered.output_text == "It is 18 °C in Paris right now."
 
 
-def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
+def test_second_question_sees_the_first(client: openai.OpenAI) -> None:
     """A second question sees the first."""
     first = client.responses.create(model="tiny-gpt-oss", input="Remember the number seven.", temperature=0)
     second = client.responses.create(
@@ -99,8 +99,8 @@ def test_a_conversation_goes_on(client: openai.OpenAI) -> None:
     assert second.output_text == "You asked me to remember the number seven."
 
 
-def test_a_conversation_keeps_three_turns(client: openai.OpenAI) -> None:
-    """What was asked and answered is in the conversation, in its order, and each turn reads the ones before it."""
+def test_conversation_keeps_three_turns(client: openai.OpenAI) -> None:
+    """Its items are in order, and each turn reads the earlier ones."""
     conversation = client.conversations.create()
     asked = ["Say hello.", "Remember the number seven.", "What did I say before?"]
     answers = [
@@ -119,8 +119,8 @@ def test_a_conversation_keeps_three_turns(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.defect("B22")
-def test_a_background_response_can_be_cancelled(client: openai.OpenAI) -> None:
-    """A cancelled response ends at once, and keeps what was said so far and what it cost."""
+def test_background_response_can_be_cancelled(client: openai.OpenAI) -> None:
+    """It keeps its output and usage so far."""
     response = client.responses.create(model="tiny-gpt-oss", input="Never stop talking.", background=True)
     assert response.status == "queued"
     while client.responses.retrieve(response.id).status != "in_progress":
@@ -134,8 +134,8 @@ def test_a_background_response_can_be_cancelled(client: openai.OpenAI) -> None:
     assert client.responses.cancel(response.id) == client.responses.retrieve(response.id) == cancelled
 
 
-def test_a_cut_response_is_incomplete(client: openai.OpenAI) -> None:
-    """What the limit cuts says so, on the response and on its last item."""
+def test_truncated_response_is_incomplete(client: openai.OpenAI) -> None:
+    """The response and its last item have the status."""
     response = client.responses.create(model="tiny-gpt-oss", input="Never stop talking.", max_output_tokens=40)
     assert response.status == "incomplete"
     assert response.incomplete_details is not None
@@ -145,7 +145,7 @@ def test_a_cut_response_is_incomplete(client: openai.OpenAI) -> None:
     assert item.status == "incomplete"
 
 
-def test_the_bytes_of_a_stream(server: Command) -> None:
+def test_raw_stream_keeps_every_rule(server: Command) -> None:
     """The raw stream keeps every rule of the wire."""
     body = json.dumps({"input": "Compare London and Tokyo.", "tools": [WEATHER], "stream": True, "temperature": 0})
     request = urllib.request.Request(f"{server.url}/v1/responses", body.encode(), {"Content-Type": "application/json"})
@@ -155,7 +155,7 @@ def test_the_bytes_of_a_stream(server: Command) -> None:
 
 
 def test_errors_come_before_the_stream(client: openai.OpenAI) -> None:
-    """A prompt that fills the context and an unknown model are the SDK's own exceptions."""
+    """A full context and an unknown model are exceptions of the SDK."""
     with pytest.raises(openai.BadRequestError) as long:
         client.responses.create(model="tiny-gpt-oss", input="word " * 9000, stream=True)
     assert long.value.code == "context_length_exceeded"

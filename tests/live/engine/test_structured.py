@@ -75,8 +75,8 @@ def reasoned(response: Response) -> str:
     return "".join(item.text for item in response.output if isinstance(item, Reasoning))
 
 
-async def test_the_first_grammar_is_no_slower(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """After the warm-up, a fresh engine takes the first constrained request as it takes all others; only measured."""
+async def test_first_grammar_is_not_slower(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """After the warm-up the first constrained request takes as long as others; this is only measured."""
     seconds = []
     for _ in range(6):
         begun = time.perf_counter()
@@ -86,10 +86,10 @@ async def test_the_first_grammar_is_no_slower(engine: VllmEngine, encoding: Harm
     print(f"\nfirst constrained request {first:.3f} s, median of others {others:.3f} s")  # noqa: T201
 
 
-@pytest.mark.defect("25")
+@pytest.mark.defect("22", "25")
 @pytest.mark.parametrize("text", ["Describe a person as JSON.", "Describe a person in typed JSON.", "Say hello."])
-async def test_a_schema_leaves_room_to_think(engine: VllmEngine, encoding: HarmonyEncoding, text: str) -> None:
-    """The schema binds the answer alone: the model thinks first, in words (rows 22, 25)."""
+async def test_schema_leaves_room_to_think(engine: VllmEngine, encoding: HarmonyEncoding, text: str) -> None:
+    """It binds the answer only, and reasoning is free text."""
     response = await respond(engine, encoding, text, text=PERSON)
     assert response.status == "completed"
     msgspec.json.decode(answer(response), type=Person)
@@ -100,15 +100,15 @@ async def test_a_schema_leaves_room_to_think(engine: VllmEngine, encoding: Harmo
 
 
 @pytest.mark.defect("22")
-async def test_a_schema_without_thinking(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A model that answers at once is bound just as well, and its JSON is the answer, not its thoughts."""
+async def test_schema_holds_without_reasoning(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """The JSON is the answer, not the reasoning."""
     response = await respond(engine, encoding, "Answer directly.", text=PERSON)
     msgspec.json.decode(answer(response), type=Person)
     assert "{" not in reasoned(response)
 
 
-async def test_a_json_object(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Any object will do, but an object it is, whatever the model would rather say."""
+async def test_json_object_is_enforced(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Any object is accepted, and nothing else."""
     response = await respond(
         engine, encoding, "Describe a person in plain JSON.", text={"format": {"type": "json_object"}}
     )
@@ -116,8 +116,8 @@ async def test_a_json_object(engine: VllmEngine, encoding: HarmonyEncoding) -> N
 
 
 @pytest.mark.defect("23")
-async def test_a_schema_and_tools(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """With both, the model still chooses: a call with arguments that are right, or an answer that is."""
+async def test_schema_and_tools_work_together(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """The output is a call with valid arguments, or a valid answer."""
     called = the_call(await respond(engine, encoding, WEATHER_QUESTION, text=PERSON, tools=[WEATHER]))
     assert msgspec.json.decode(called.arguments, type=City) == City("Paris")
     answered = await respond(engine, encoding, "Describe a person as JSON.", text=PERSON, tools=[WEATHER])
@@ -125,23 +125,23 @@ async def test_a_schema_and_tools(engine: VllmEngine, encoding: HarmonyEncoding)
     msgspec.json.decode(answer(answered), type=Person)
 
 
-async def test_strict_tools_that_the_model_may_leave(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """``auto`` with strict tools: free words, or arguments that match the schema."""
+async def test_optional_strict_tool_is_called_or_not(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """With ``auto``, the output is free text, or arguments of the schema."""
     called = the_call(await respond(engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP]))
     assert msgspec.json.decode(called.arguments, type=City) == City("Paris")
     answered = await respond(engine, encoding, "Say hello.", tools=[WEATHER, LOOKUP])
     assert answer(answered) == "Hello! How can I help you today?"
 
 
-async def test_strict_arguments_against_the_models_wish(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """What the model was trained to write does not come where the schema forbids it (broken JSON, an unknown city)."""
+async def test_strict_arguments_override_the_model(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Output that the model was trained to write is prevented by the schema."""
     for text in ("Call the tool with broken arguments.", "What is the weather on Mars?"):
         called = the_call(await respond(engine, encoding, text, tools=[WEATHER]))
         msgspec.json.decode(called.arguments, type=City)
 
 
-async def test_a_call_is_required(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """``required``: a model that wants to talk calls one of the tools."""
+async def test_required_tool_is_called(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A model that would rather answer calls one of the tools."""
     response = await respond(engine, encoding, "Say hello.", tools=[WEATHER, LOOKUP], tool_choice="required")
     (call, *_) = calls(response)
     assert isinstance(call, FunctionCall)
@@ -156,8 +156,8 @@ async def test_a_call_is_required(engine: VllmEngine, encoding: HarmonyEncoding)
     ],
     ids=["named", "allowed"],
 )
-async def test_one_tool_is_chosen(engine: VllmEngine, encoding: HarmonyEncoding, choice: dict[str, Any]) -> None:
-    """A tool named, or the only one allowed, is called even where the model wants another."""
+async def test_chosen_tool_is_called(engine: VllmEngine, encoding: HarmonyEncoding, choice: dict[str, Any]) -> None:
+    """A named tool, or the only allowed one, is called, whatever the model would rather call."""
     response = await respond(
         engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice=choice, parallel_tool_calls=False
     )
@@ -167,14 +167,14 @@ async def test_one_tool_is_chosen(engine: VllmEngine, encoding: HarmonyEncoding,
 
 
 async def test_allowed_tools_are_a_hard_limit(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """``allowed_tools`` with ``auto``: no call of another tool comes, though the prompt shows it."""
+    """With ``auto``, no other tool is called, though the prompt has it."""
     only: Any = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "lookup"}]}
     response = await respond(engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice=only)
     assert {call.name for call in calls(response)} <= {"lookup"}
 
 
-async def test_parallel_calls_under_a_grammar(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Two calls in one turn stay possible, and are one where the request says so."""
+async def test_parallel_calls_work_under_a_grammar(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Two calls in one turn are possible, but one if the request says so."""
     tools = [function("get_weather", type("City", (msgspec.Struct,), {"__annotations__": {"city": str}}))]
     asked: dict[str, Any] = {"tools": tools, "tool_choice": "required"}
     both = await respond(engine, encoding, "Compare London and Tokyo.", **asked)
@@ -198,7 +198,7 @@ async def test_parallel_calls_under_a_grammar(engine: VllmEngine, encoding: Harm
     ],
     ids=["regex", "lark"],
 )
-async def test_a_custom_tool_keeps_its_grammar(
+async def test_custom_tool_input_matches_its_grammar(
     engine: VllmEngine, encoding: HarmonyEncoding, syntax: str, definition: str, pattern: str
 ) -> None:
     """The input of a custom tool is what its grammar says, raw."""
@@ -211,7 +211,7 @@ async def test_a_custom_tool_keeps_its_grammar(
     assert re.fullmatch(pattern, call.input)
 
 
-async def test_promises_hold_at_any_temperature(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+async def test_constraints_hold_at_any_temperature(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """Where the model is drunk, what is promised still comes."""
     wild: dict[str, Any] = {"temperature": 1.6, "max_output_tokens": 4000, "parallel_tool_calls": False}
     asked = [
@@ -224,8 +224,8 @@ async def test_promises_hold_at_any_temperature(engine: VllmEngine, encoding: Ha
             msgspec.json.decode(call.arguments, type={"get_weather": City, "lookup": Lookup}[call.name])
 
 
-async def test_a_grammar_that_breaks_down_is_no_answer(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A pattern may be too much for the matcher in mid-generation: half a promise is a failure, never an answer."""
+async def test_broken_grammar_fails_the_response(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """If the matcher breaks in mid-generation, the partial output is no answer."""
     words = {
         "type": "object",
         "properties": {"a": {"type": "string", "pattern": r"^(\w+ ?){50,300}$"}},

@@ -56,8 +56,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Generator[Killed, None, 
 
 
 @pytest.mark.defect("V2", "B15")
-def test_a_resume_after_kill_9_comes_to_its_end(killed: Killed) -> None:
-    """The stream has everything from before the kill, and ends with one event that says why there is no more."""
+def test_resume_after_sigkill_gets_an_end(killed: Killed) -> None:
+    """The stream has all stored events, and one terminal event with the reason."""
     events: Any = killed.server.client.responses.retrieve(killed.response_id, stream=True)
     resumed = list(events)
     assert len(killed.stored) > 20
@@ -72,8 +72,8 @@ def test_a_resume_after_kill_9_comes_to_its_end(killed: Killed) -> None:
 
 @pytest.mark.defect("17")
 @pytest.mark.parametrize("which", [0, 10, -1])
-def test_a_client_reads_on_from_wherever_it_was(killed: Killed, which: int) -> None:
-    """Behind any event that it has seen, even one that was never stored, a client gets the rest and the end."""
+def test_client_resumes_after_any_event(killed: Killed, which: int) -> None:
+    """After an event that was never stored, too, a client gets the rest and the end."""
     number = killed.seen[which].sequence_number
     events: Any = killed.server.client.responses.retrieve(killed.response_id, stream=True, starting_after=number)
     resumed = list(events)
@@ -81,8 +81,8 @@ def test_a_client_reads_on_from_wherever_it_was(killed: Killed, which: int) -> N
     assert all(event.sequence_number > number for event in resumed)
 
 
-def test_sigterm_ends_what_runs_and_keeps_it(killed: Killed) -> None:
-    """SIGTERM ends streams in good order and the server cleanly; what ran in the background is stored as failed."""
+def test_sigterm_ends_running_responses(killed: Killed) -> None:
+    """Streams get an end, the server exits with 0, and background responses are stored as failed."""
     client = killed.server.client
     background = client.responses.create(**ENDLESS)
     types = []

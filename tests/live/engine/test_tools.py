@@ -132,7 +132,7 @@ def names(events: list[ResponseEvent]) -> list[str]:
 
 
 async def test_python_keeps_its_state_and_the_engine_its_cache(turns: Turns) -> None:
-    """A variable is there in the next call; each prompt begins with all that the engine read and wrote before."""
+    """Variables stay between calls; each prompt begins with the tokens that the engine knows."""
     events = await turns.events(
         "Set x to 20 in Python, then double it.",
         [PYTHON],
@@ -159,24 +159,24 @@ async def test_python_keeps_its_state_and_the_engine_its_cache(turns: Turns) -> 
 
 
 @pytest.mark.defect("24")
-async def test_as_many_calls_as_the_client_allows(turns: Turns) -> None:
-    """A model that would call for ever is stopped at the last call that ``max_tool_calls`` allows."""
+async def test_number_of_calls_is_limited_by_the_client(turns: Turns) -> None:
+    """A model that calls without end stops at ``max_tool_calls``."""
     response = await turns.response("Keep calling the tool.", [PYTHON], max_tool_calls=3)
     assert [item["status"] for item in items(response)] == ["completed"] * 3 + ["incomplete"]
     assert response.incomplete_details is not None
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_tool_calls")
 
 
-async def test_as_many_turns_as_the_operator_allows(turns: Turns) -> None:
-    """The same model gets no more turns than the server has for one response."""
+async def test_number_of_turns_is_limited_by_the_operator(turns: Turns) -> None:
+    """A model that calls without end stops at the server's limit."""
     response = await turns.response("Keep calling the tool.", [PYTHON], Limits(turns=3))
     assert [item["status"] for item in items(response)] == ["completed"] * 2 + ["incomplete"]
     assert response.incomplete_details is not None
     assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_turns")
 
 
-async def test_a_server_of_the_request_is_listed_and_called(turns: Turns, servers: HttpServers) -> None:
-    """The model calls a tool of a server that it has never heard of, and reads what it returns."""
+async def test_mcp_server_of_the_request_is_called(turns: Turns, servers: HttpServers) -> None:
+    """Its tool, unknown to the model before, is called, and its result is read."""
     docs = {"type": "mcp", "server_label": "docs", "server_url": servers.url("browser"), "require_approval": "never"}
     response = await turns.response("Ask the docs server about penstock.", [docs])
     listing, call = items(response)
@@ -188,8 +188,8 @@ async def test_a_server_of_the_request_is_listed_and_called(turns: Turns, server
     assert turns.prompts.passed[1].token_ids[: len(turns.seen()[0])] == turns.seen()[0]
 
 
-async def test_a_server_of_the_operator_asks_for_approval(turns: Turns) -> None:
-    """A call waits for the client's word, is made once it has that, and the model goes on."""
+async def test_configured_mcp_server_needs_approval(turns: Turns) -> None:
+    """The call waits for the client's approval, and the model continues."""
     tools = [CALCULATOR | {"require_approval": "always"}]
     asked = await turns.response("Add 2 and 3 with the calculator server.", tools)
     assert kinds(asked) == ["mcp_list_tools", "mcp_approval_request"]
@@ -202,8 +202,8 @@ async def test_a_server_of_the_operator_asks_for_approval(turns: Turns) -> None:
     assert answer(answered) == "2 plus 3 is 5."
 
 
-async def test_pages_that_were_read_are_cited(turns: Turns) -> None:
-    """A search, a page, and an answer that names where it is from, in a link and an annotation."""
+async def test_read_pages_are_cited(turns: Turns) -> None:
+    """After a search and a page, the answer has a link and an annotation."""
     search, included = {"type": "web_search"}, ["web_search_call.action.sources"]
     response = await turns.response("Search the web for vLLM.", [search], include=included)
     searched, read = items(response)
@@ -220,8 +220,8 @@ async def test_pages_that_were_read_are_cited(turns: Turns) -> None:
     assert part.text.startswith("vLLM is a library for LLM inference and serving. ([127.0.0.1")
 
 
-async def test_the_shell_writes_what_the_model_reads(turns: Turns) -> None:
-    """A command and its output are items, and the model reads the output."""
+async def test_shell_output_is_read_by_the_model(turns: Turns) -> None:
+    """Command and output are items."""
     response = await turns.response("Make a note in the container.", [SHELL])
     call, output = items(response)
     assert call["action"]["commands"] == ["echo note > note.txt && cat note.txt"]
@@ -231,8 +231,8 @@ async def test_the_shell_writes_what_the_model_reads(turns: Turns) -> None:
     assert answer(response) == "I made a note in the container."
 
 
-async def test_a_mixed_turn_waits_for_the_client_and_goes_on(turns: Turns) -> None:
-    """Of two calls in one turn the server makes its own, and the model goes on when the client has made the other."""
+async def test_mixed_turn_waits_for_the_client(turns: Turns) -> None:
+    """The server makes its own call, and the model continues after the client's."""
     called = await turns.response("Compute 6 times 7, and ask me for my name.", [PYTHON, ASK_NAME])
     assert (called.status, kinds(called)) == ("completed", ["code_interpreter_call", "function_call"])
     output = {"type": "function_call_output", "call_id": items(called)[-1]["call_id"], "output": "Ada"}
@@ -244,8 +244,8 @@ async def test_a_mixed_turn_waits_for_the_client_and_goes_on(turns: Turns) -> No
 
 
 @pytest.mark.defect("V8")
-async def test_a_tool_that_nobody_declared_is_answered_once(turns: Turns) -> None:
-    """A call of a built-in tool that the request has not gets an error, and the model goes on without the tool."""
+async def test_undeclared_tool_is_answered_once(turns: Turns) -> None:
+    """A call of an unavailable built-in tool gets an error, and the model goes on without it."""
     response = await turns.response("Any news today?", [PYTHON])
     assert (response.status, kinds(response)) == ("completed", [])
     assert "there is no tool 'browser.search'" in turns.encoding.decode(turns.prompts.passed[1].token_ids)

@@ -66,10 +66,10 @@ RECORDED = [case for case in HARMONY_CASES if not (case / "completion.txt").exis
 
 
 @pytest.mark.parametrize("folder", RECORDED, ids=lambda folder: folder.name)
-async def test_the_engine_says_what_was_recorded(
+async def test_greedy_tokens_equal_the_recording(
     folder: Path, engine: VllmEngine, request: pytest.FixtureRequest
 ) -> None:
-    """Greedy generation of a recorded prompt gives the recorded tokens; ``--regen`` records them anew."""
+    """The recorded prompt gives the recorded tokens; ``--regen`` records them again."""
     prompts = list(read_frames(folder / "prompt.jsonl", Prompt))
     stage = Generate(engine)(replay(prompts))
     frames = [frame async for frame in stage]
@@ -82,8 +82,8 @@ async def test_the_engine_says_what_was_recorded(
     assert frames[-1].reason == recorded[-1].reason
 
 
-async def test_the_stop_token_comes_along(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Every token is passed on, the one that ends the turn included."""
+async def test_stop_token_is_passed_on(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Every token is, the one that ends the turn included."""
     frames = await generate(engine, prompt(encoding, "Say hello."))
     assert token_ids(frames)[-1] == STOP_TOKENS[0]
     finished = frames[-1]
@@ -92,8 +92,8 @@ async def test_the_stop_token_comes_along(engine: VllmEngine, encoding: HarmonyE
     assert finished.duration > 0
 
 
-async def test_a_slow_reader_gets_every_token(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Tokens that came while nobody read arrive together, and none is missing."""
+async def test_slow_reader_gets_every_token(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Tokens that came meanwhile arrive together, and none is missing."""
     asked = prompt(encoding, "Count from 1 to 100.", max_tokens=500)
     quick, slow = await generate(engine, asked), await generate(engine, asked, pause=0.1)
     assert token_ids(quick) == token_ids(slow)
@@ -101,8 +101,8 @@ async def test_a_slow_reader_gets_every_token(engine: VllmEngine, encoding: Harm
     assert max(len(frame.token_ids) for frame in slow if isinstance(frame, TokenChunk)) > 1
 
 
-async def test_the_limit_ends_a_generation(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """``max_tokens`` is kept, and told as the reason."""
+async def test_token_limit_ends_a_generation(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """``max_tokens`` is kept, and is the reason."""
     frames = await generate(engine, prompt(encoding, "Never stop talking.", max_tokens=20))
     assert len(token_ids(frames)) == 20
     assert isinstance(frames[-1], GenerationFinished)
@@ -110,14 +110,14 @@ async def test_the_limit_ends_a_generation(engine: VllmEngine, encoding: Harmony
 
 
 async def test_leaving_aborts(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Whoever leaves the block in the middle leaves no request behind in the engine."""
+    """Leaving the block leaves no request in the engine."""
     async with engine.open(prompt(encoding, "Never stop talking.", max_tokens=5000)) as stream:
         await anext(aiter(stream))
     await until_idle(engine)
 
 
 async def test_cancelling_aborts(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A cancelled task leaves no request behind in the engine."""
+    """A cancelled task leaves no request in the engine."""
     task = asyncio.create_task(generate(engine, prompt(encoding, "Never stop talking.", max_tokens=5000)))
     await asyncio.sleep(0.3)
     task.cancel()
@@ -126,10 +126,10 @@ async def test_cancelling_aborts(engine: VllmEngine, encoding: HarmonyEncoding) 
     await until_idle(engine)
 
 
-async def test_a_client_that_leaves_aborts_the_engine(
+async def test_client_that_leaves_aborts_the_engine(
     engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path
 ) -> None:
-    """From the socket to the engine: a closed connection frees the engine."""
+    """A closed connection frees the engine."""
     async with serving(stoppable(engine), encoding, tmp_path) as served:
         body = {"input": "Never stop talking.", "stream": True}
         answer = await served.client.post(f"{served.url}/v1/responses", json=body)
@@ -139,8 +139,8 @@ async def test_a_client_that_leaves_aborts_the_engine(
         await until_idle(engine)
 
 
-async def test_stopping_ends_what_runs(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Every generation that runs when the engine is stopped fails at once, none begins, and no request stays."""
+async def test_stopping_ends_running_generations(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """They fail at once, none begins, and no request stays."""
     ending = stoppable(engine)
     asked = prompt(encoding, "Never stop talking.", max_tokens=5000)
     tasks = [asyncio.create_task(generate(ending, rename(asked, f"resp_{number}"))) for number in range(3)]
@@ -156,7 +156,7 @@ async def test_stopping_ends_what_runs(engine: VllmEngine, encoding: HarmonyEnco
 
 
 async def test_impossible_prompts_never_reach_the_engine(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A prompt as long as the context, an empty one, or an id beyond the vocabulary are refused; others go on."""
+    """Too long a prompt, an empty one and an unknown id are refused; others go on."""
     good = prompt(encoding, "Say hello.")
     for tokens, error in (
         ([5] * CONTEXT_LENGTH, ContextTooLong),
@@ -170,15 +170,15 @@ async def test_impossible_prompts_never_reach_the_engine(engine: VllmEngine, enc
     assert token_ids(await generate(engine, good))
 
 
-async def test_what_vllm_refuses_is_an_invalid_prompt(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The refusals of vLLM itself come before the stream begins, as our error."""
+async def test_refusal_of_vllm_is_an_invalid_prompt(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """It comes before the stream, as our error."""
     refused = msgspec.structs.replace(prompt(encoding, "Say hello."), sampling=Sampling(-1.0, 1.0, 10))
     with pytest.raises(InvalidPrompt):
         await generate(engine, refused)
 
 
-async def test_a_full_queue_is_overload(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Beyond vLLM's limit of queued requests the answer is to come again, and those inside go on."""
+async def test_full_queue_is_overload(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Over vLLM's limit a request is told to retry, and queued ones go on."""
     asked = prompt(encoding, "Never stop talking.", max_tokens=100)
     inside = [asyncio.create_task(generate(engine, rename(asked, f"resp_{number}"))) for number in range(QUEUE)]
     while engine._llm.get_num_unfinished_requests() < QUEUE:
@@ -192,8 +192,8 @@ async def test_a_full_queue_is_overload(engine: VllmEngine, encoding: HarmonyEnc
 # Sampling
 
 
-async def test_logprobs_are_those_of_the_tokens(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Each token has its logprob and the likeliest ones in its place, in order; greedy, it is the likeliest itself."""
+async def test_logprobs_belong_to_their_tokens(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Each has its own and the top alternatives in order; a greedy token is the first of them."""
     frames = await generate(engine, sampled(prompt(encoding, "Say hello."), logprobs=5))
     told = logprobs(frames)
     assert len(told) == len(token_ids(frames))
@@ -205,8 +205,8 @@ async def test_logprobs_are_those_of_the_tokens(engine: VllmEngine, encoding: Ha
         assert sum(map(math.exp, values)) <= 1.001
 
 
-async def test_logprobs_of_unlikely_tokens(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A token that is not the likeliest has its own logprob, which is below that one's."""
+async def test_unlikely_token_has_its_own_logprob(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """It is below that of the top alternative."""
     asked = msgspec.structs.replace(prompt(encoding, "Say hello.", max_tokens=40), grammar=BABBLE)
     unlikely = 0
     for seed in range(1, 6):
@@ -219,16 +219,16 @@ async def test_logprobs_of_unlikely_tokens(engine: VllmEngine, encoding: Harmony
     assert unlikely
 
 
-async def test_logprobs_without_alternatives(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """0 alternatives are none, beside a logprob for each token; nothing asked is nothing told."""
+async def test_logprobs_may_have_no_alternatives(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """With 0 each token has only its own; without the option there are none."""
     asked = prompt(encoding, "Say hello.")
     frames = await generate(engine, sampled(asked, logprobs=0))
     assert [logprob.top for logprob in logprobs(frames)] == [()] * len(token_ids(frames))
     assert logprobs(await generate(engine, asked)) == []
 
 
-async def test_logprobs_under_a_grammar(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """What a grammar forbids is no alternative; the token that came is always one."""
+async def test_logprobs_respect_a_grammar(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Excluded tokens are no alternatives; the sampled token always is one."""
     asked = sampled(prompt(encoding, "Say hello.", max_tokens=40), logprobs=3)
     frames = await generate(engine, msgspec.structs.replace(asked, grammar='start: /[ab]{5}/ "c" <[200002]>'))
     told = logprobs(frames)
@@ -239,8 +239,8 @@ async def test_logprobs_under_a_grammar(engine: VllmEngine, encoding: HarmonyEnc
     assert set(encoding.decode(token_ids(frames)[:-1])) <= set("abc")
 
 
-async def test_a_slow_reader_gets_every_logprob(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Outputs that vLLM has merged keep one logprob for each token, and the alternatives of each."""
+async def test_slow_reader_gets_every_logprob(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Merged outputs keep a logprob for each token, with its alternatives."""
     asked = sampled(prompt(encoding, "Count from 1 to 100.", max_tokens=500), logprobs=3)
     quick, slow = await generate(engine, asked), await generate(engine, asked, pause=0.1)
     assert len(slow) < len(quick)
@@ -251,14 +251,14 @@ async def test_a_slow_reader_gets_every_logprob(engine: VllmEngine, encoding: Ha
 
 
 async def test_too_many_alternatives_are_refused(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Beyond vLLM's ``--max-logprobs`` a request is refused, in the protocol's own terms."""
+    """Over vLLM's ``--max-logprobs`` the error names the API's parameter."""
     with pytest.raises(InvalidRequest, match="21") as refused:
         await generate(engine, sampled(prompt(encoding, "Say hello."), logprobs=21))
     assert refused.value.param == "top_logprobs"
 
 
-async def test_a_seed_repeats(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The same seed gives the same tokens at any temperature, and others give others."""
+async def test_seed_makes_sampling_repeatable(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Another seed gives other tokens."""
     asked = msgspec.structs.replace(prompt(encoding, "Say hello.", max_tokens=40), grammar=BABBLE)
     wild = sampled(asked, temperature=2.0)
     said = [token_ids(await generate(engine, sampled(wild, seed=seed))) for seed in (1, 1, 2, 3, 4, 5)]
@@ -268,7 +268,7 @@ async def test_a_seed_repeats(engine: VllmEngine, encoding: HarmonyEncoding) -> 
 
 @pytest.mark.parametrize("narrow", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}], ids=str)
 async def test_narrow_sampling_is_greedy(engine: VllmEngine, encoding: HarmonyEncoding, narrow: dict[str, Any]) -> None:
-    """Where only the likeliest token may come, it comes at any temperature."""
+    """If only the top token may be sampled, it is, at any temperature."""
     asked = prompt(encoding, "Say hello.")
     wild = sampled(asked, temperature=2.0, **narrow)
     assert token_ids(await generate(engine, wild)) == token_ids(await generate(engine, asked))
@@ -277,23 +277,23 @@ async def test_narrow_sampling_is_greedy(engine: VllmEngine, encoding: HarmonyEn
 @pytest.mark.parametrize(
     "penalty", [{"frequency_penalty": 2.0}, {"presence_penalty": 2.0}, {"repetition_penalty": 2.0}], ids=str
 )
-async def test_penalties_change_what_is_said(
+async def test_penalties_change_the_output(
     engine: VllmEngine, encoding: HarmonyEncoding, penalty: dict[str, float]
 ) -> None:
-    """A model that says one thing again and again, and is not sure of it, says others when each costs it something."""
+    """An uncertain model that repeats itself writes something else."""
     asked = adapted(prompt(encoding, "Say hello.", max_tokens=40))
     assert token_ids(await generate(engine, sampled(asked, **penalty))) != token_ids(await generate(engine, asked))
 
 
-async def test_a_stop_text_ends_the_generation(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Generation ends with the token that completes a stop text; that is no different from a stop token."""
+async def test_stop_text_ends_the_generation(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """It ends with the token that completes the text, with the reason ``stop``."""
     frames = await generate(engine, sampled(prompt(encoding, "Count from 1 to 100."), stop=("20 21", "nowhere")))
     assert encoding.decode(token_ids(frames)).endswith("19 20 21")
     assert last(frames).reason == "stop"
 
 
-async def test_a_stop_text_is_cut_off(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Through the pipeline, the text ends ahead of the stop text, and the response is complete."""
+async def test_stop_text_is_cut_off(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """The response's text ends before it, and is complete."""
     response = await respond(engine, encoding, "Count from 1 to 100.", stop=["20 21"])
     assert response.status == "completed"
     assert answer(response).endswith("18 19 ")
@@ -302,16 +302,16 @@ async def test_a_stop_text_is_cut_off(engine: VllmEngine, encoding: HarmonyEncod
 # Scheduling
 
 
-async def test_a_salt_keeps_caches_apart(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A prompt is found in the cache only under the salt that it came with."""
+async def test_salt_separates_caches(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A prompt is found only under its own salt."""
     asked = prompt(encoding, "Pepper. " * 300, max_tokens=1)
     salted, other = scheduled(asked, cache_salt="salt"), scheduled(asked, cache_salt="other")
     cached = [last(await generate(engine, each)).cached_tokens for each in (salted, salted, other, asked, asked)]
     assert [bool(tokens) for tokens in cached] == [False, True, False, False, True]
 
 
-async def test_priorities_need_a_scheduler_that_knows_them(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A priority that vLLM would ignore in silence is refused; 0 is none."""
+async def test_priority_needs_a_priority_scheduler(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A priority that vLLM would ignore is refused; 0 is none."""
     asked = prompt(encoding, "Say hello.")
     with pytest.raises(InvalidRequest) as refused:
         await generate(engine, scheduled(asked, priority=-1))
@@ -340,7 +340,7 @@ class Seam:
 
 
 async def test_trace_headers_reach_the_engine(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The client's trace goes on in vLLM, where it is switched on, and does no harm where it is not."""
+    """They have no effect if vLLM's tracing is off."""
     traced = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     seam = Seam(engine._llm)
     watched = replace(engine, _llm=seam)
@@ -352,8 +352,8 @@ async def test_trace_headers_reach_the_engine(engine: VllmEngine, encoding: Harm
 # Adapters
 
 
-async def test_an_adapter_is_a_model(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A LoRA adapter answers under its own name, and leaves the model itself as it is."""
+async def test_adapter_is_a_model(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """A LoRA adapter answers under its own name, and does not affect the model."""
     assert engine.models == ("tiny-gpt-oss", "nonsense")
     body: dict[str, Any] = {"max_output_tokens": 40}
     before = await respond(engine, encoding, "Say hello.", **body)
@@ -365,8 +365,8 @@ async def test_an_adapter_is_a_model(engine: VllmEngine, encoding: HarmonyEncodi
     assert "Hello! How can I help" not in "".join(map(spoken, other.output))
 
 
-async def test_a_missing_adapter_stops_the_start(engine: VllmEngine, tmp_path: Path) -> None:
-    """An adapter that cannot be loaded is told at the start, by its name."""
+async def test_missing_adapter_stops_the_start(engine: VllmEngine, tmp_path: Path) -> None:
+    """The error names it."""
     lost = msgspec.structs.replace(
         engine._adapters["nonsense"], lora_name="lost", lora_int_id=9, lora_path=str(tmp_path / "nowhere")
     )
@@ -377,8 +377,8 @@ async def test_a_missing_adapter_stops_the_start(engine: VllmEngine, tmp_path: P
 
 
 @pytest.mark.defect("B27")
-async def test_logprobs_of_an_answer(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The bytes of a part's logprobs join to its text, characters of many tokens included."""
+async def test_logprobs_spell_the_answer(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Their bytes join to its text, characters of several tokens included."""
     response = await respond(
         engine,
         encoding,
@@ -397,16 +397,16 @@ async def test_logprobs_of_an_answer(engine: VllmEngine, encoding: HarmonyEncodi
 # What goes wrong
 
 
-async def test_a_bad_grammar_is_refused(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A grammar that nobody can read is refused before the stream begins, and the engine lives on."""
+async def test_malformed_grammar_is_refused(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """The error comes before the stream, and the engine lives on."""
     asked = prompt(encoding, "Say hello.")
     with pytest.raises(InvalidRequest):
         await generate(engine, msgspec.structs.replace(asked, grammar="start: ("))
     assert token_ids(await generate(engine, asked))
 
 
-async def test_a_grammar_that_breaks_fails_the_response(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A grammar beyond vLLM's means fails this response alone, in its course."""
+async def test_unenforceable_grammar_fails_its_response(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+    """Other responses go on."""
     words = " | ".join(f'"a{number}b{number * 7919 % 20011}"' for number in range(20000))
     asked = msgspec.structs.replace(prompt(encoding, "Say hello."), grammar=f"start: ({words})+")
     with pytest.raises(EngineFailed):
@@ -420,7 +420,7 @@ async def test_a_grammar_that_breaks_fails_the_response(engine: VllmEngine, enco
 async def test_leaving_at_any_point_aborts(
     engine: VllmEngine, encoding: HarmonyEncoding, phase: str, bound: bool
 ) -> None:
-    """Whoever leaves while a request waits, is read or is answered leaves nothing behind."""
+    """Leaving in the queue, in prefill or in decode leaves nothing in the engine."""
     text = "word " * 7000 if phase == "prefill" else "Never stop talking."
     asked = prompt(encoding, text, max_tokens=1000)
     if bound:
@@ -436,7 +436,7 @@ async def test_leaving_at_any_point_aborts(
 
 @pytest.mark.defect("31")
 async def test_cancelling_the_start_aborts(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A request that is cancelled while vLLM takes it in, at whatever step, leaves nothing behind."""
+    """A request that is cancelled while vLLM accepts it leaves nothing in the engine."""
     asked = prompt(encoding, "Never stop talking.", max_tokens=1000)
     for steps in range(12):
         task = asyncio.create_task(generate(engine, asked))
@@ -448,8 +448,10 @@ async def test_cancelling_the_start_aborts(engine: VllmEngine, encoding: Harmony
         await until_idle(engine)
 
 
-async def test_a_dead_engine_is_told(engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Killing the worker in mid-stream is one response.failed, and health says so; last, as nothing works after it."""
+async def test_dead_engine_fails_streams_and_health(
+    engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path
+) -> None:
+    """Its stream has one ``response.failed``; this test is the last, as the engine is gone."""
     async with serving(stoppable(engine), encoding, tmp_path) as served:
         reading = asyncio.create_task(served.stream({"input": "Never stop talking."}))
         await asyncio.sleep(0.5)

@@ -44,8 +44,8 @@ def said(encoding: HarmonyEncoding, answer: str, folder: Path, name: str = "tiny
 
 
 @pytest.mark.parametrize("case", ["function_call", "served_mcp", "stray_markers_in_content", "unicode_final"])
-def test_tokens(case: str, show: ShowPage) -> None:
-    """Every token of a recording is on its page, in its order, with its id."""
+def test_page_shows_every_token(case: str, show: ShowPage) -> None:
+    """Tokens are in order, each with its id."""
     page = show(FIXTURES / case)
     recorded = [token for each in flow_at(FIXTURES / case).placed for token in [each.id]]
     titles = page.eval_on_selector_all("[data-token]", "all => all.map(each => each.title)")
@@ -70,8 +70,8 @@ async def causes_of(folder: Path) -> list[tuple[int, set[int]]]:
 
 
 @pytest.mark.parametrize("case", ["function_call", "start_missing"])
-def test_causes(case: str, show: ShowPage) -> None:
-    """A token lights the events that it caused, and no other; an event lights the tokens of the chunk that it is of."""
+def test_token_and_events_highlight_each_other(case: str, show: ShowPage) -> None:
+    """A token highlights the events that it caused; an event the tokens of its chunk."""
     page = show(FIXTURES / case)
     page.evaluate(UNFOLD)
     frames = read_recording(FIXTURES / case / "tokens.jsonl", TokenFrame).frames
@@ -89,8 +89,8 @@ def test_causes(case: str, show: ShowPage) -> None:
         token += len(ids)
 
 
-def test_turns(show: ShowPage) -> None:
-    """Each turn begins with its prompt, and what tools said stands in the item of their call."""
+def test_turns_have_prompt_and_tool_results(show: ShowPage) -> None:
+    """Each turn begins with its prompt, and a tool's result is in the item of its call."""
     page = show(FIXTURES / "served_mcp")
     assert texts(page, ".row.turn h3") == ["Turn 1", "Turn 2"]
     assert page.locator(".item:has-text('read_page') .tool pre").last.text_content() == (
@@ -101,15 +101,15 @@ def test_turns(show: ShowPage) -> None:
     expect(page.locator(".message > summary b")).to_have_text(roles)
 
 
-def test_repairs(show: ShowPage) -> None:
-    """What the parser repaired is named where it did, and at the item."""
+def test_repairs_are_marked(show: ShowPage) -> None:
+    """They are marked at the token and at the item."""
     page = show(FIXTURES / "stray_markers_in_content")
     assert set(texts(page, ".tokens .repair")) == {"stray marker"}
     assert texts(page, ".chips .repair") == ["stray marker"]
 
 
-def test_hostile_text(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Text of a recording stays text, whatever it looks like, and whoever wrote it."""
+def test_hostile_text_stays_text(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Text of a recording is never markup or script."""
     page = show(said(encoding, HOSTILE, tmp_path / "hostile", HOSTILE), HOSTILE)
     assert "".join(texts(page, "[data-token]"))[len("<|channel|>final<|message|>") :] == f"{HOSTILE}<|return|>"
     assert page.locator(".text").text_content() == HOSTILE
@@ -118,7 +118,7 @@ def test_hostile_text(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path)
     assert page.locator("img").count() == 0
 
 
-def test_policy(show: ShowPage, complaints: list[str]) -> None:
+def test_policy_blocks_injected_scripts(show: ShowPage, complaints: list[str]) -> None:
     """A script that gets into the page all the same does not run."""
     page = show(FIXTURES / "greeting")
     with pytest.raises(Exception, match="TrustedHTML"):
@@ -130,8 +130,8 @@ def test_policy(show: ShowPage, complaints: list[str]) -> None:
     complaints.clear()
 
 
-def test_keys(show: ShowPage) -> None:
-    """Without a mouse: along the tokens, to what one caused, along the events, back, and out."""
+def test_page_works_by_keyboard(show: ShowPage) -> None:
+    """Keys move along tokens and events, follow causes, and go back."""
     page = show(FIXTURES / "function_call")
     page.locator("[data-token]").first.focus()
     for _ in range(3):
@@ -157,8 +157,8 @@ def test_keys(show: ShowPage) -> None:
     expect(page.locator("#keys")).to_be_hidden()
 
 
-def test_search(show: ShowPage) -> None:
-    """What is searched for is found across tokens, and selected by Enter."""
+def test_search_finds_text_across_tokens(show: ShowPage) -> None:
+    """Enter selects it."""
     page = show(FIXTURES / "function_call")
     page.keyboard.press("/")
     page.keyboard.type("call get_weather")
@@ -167,7 +167,7 @@ def test_search(show: ShowPage) -> None:
     expect(page.locator(".token.chosen")).to_have_text(" call")
 
 
-def test_whitespace(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+def test_whitespace_can_be_shown(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Whitespace shows on request."""
     page = show(said(encoding, "one two\n", tmp_path / "spaces"))
     page.keyboard.press("w")
@@ -176,8 +176,8 @@ def test_whitespace(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -
     assert "".join(texts(page, ".token.final")) == "one two↵\n"
 
 
-def test_without_its_model(show: ShowPage) -> None:
-    """Tokens that nobody can read are numbers, and nobody says what they caused."""
+def test_tokens_without_a_model_are_numbers(show: ShowPage) -> None:
+    """Their causes are unknown."""
     page = show(Path("fixtures/chat/qwen3_call"))
     assert all(text.strip().isdigit() for text in texts(page, "[data-token]"))
     page.locator("[data-token]").first.click()
@@ -185,16 +185,16 @@ def test_without_its_model(show: ShowPage) -> None:
     expect(page.locator("#rows .lit")).to_have_count(1)
 
 
-def test_logprobs(show: ShowPage) -> None:
-    """How likely a token was is told, and what else was likely."""
+def test_logprobs_are_shown(show: ShowPage) -> None:
+    """A token has its probability and the alternatives."""
     page = show(FIXTURES / "logprobs_top")
     page.locator(".token.final").first.click()
     assert "probability" in (page.locator(".token.final").first.get_attribute("title") or "")
     assert page.locator(".likely li").count() > 1
 
 
-def test_times(show: ShowPage, tmp_path: Path) -> None:
-    """Where times were recorded, they are the axis; where none were, the page says so."""
+def test_recorded_times_are_the_axis(show: ShowPage, tmp_path: Path) -> None:
+    """The page says so if there are none."""
     page = show(FIXTURES / "function_call")
     expect(page.locator("#axis-is")).to_contain_text("No times")
     page = show(timed(FIXTURES / "function_call", tmp_path / "timed"))
@@ -215,8 +215,8 @@ def timed(folder: Path, copy: Path) -> Path:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 1600])
 @pytest.mark.parametrize("case", ["served_mcp", "stray_markers_in_content"])
-def test_accessible(scheme: str, width: int, case: str, show: ShowPage) -> None:
-    """Axe finds nothing, contrast included, whether something is selected or not; and nothing is cut off."""
+def test_page_is_accessible(scheme: str, width: int, case: str, show: ShowPage) -> None:
+    """Axe finds nothing, contrast included, with a selection or without; nothing is cut off."""
     if not AXE.is_file():
         pytest.skip("npm has not installed axe")
     page = show(FIXTURES / case, color_scheme=scheme, viewport={"width": width, "height": 900})
@@ -230,8 +230,8 @@ def test_accessible(scheme: str, width: int, case: str, show: ShowPage) -> None:
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_dark(show: ShowPage) -> None:
-    """Dark follows the system, until one asks for the other."""
+def test_dark_mode_follows_the_system(show: ShowPage) -> None:
+    """A button switches it."""
     background = "getComputedStyle(document.body).backgroundColor"
     light = show(FIXTURES / "greeting", color_scheme="light").evaluate(background)
     page = show(FIXTURES / "greeting", color_scheme="dark")
@@ -240,8 +240,8 @@ def test_dark(show: ShowPage) -> None:
     assert page.evaluate(background) == light
 
 
-def test_long(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Twenty thousand tokens are all there, and one of them can be selected."""
+def test_long_recording_is_shown_whole(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Of twenty thousand tokens, any can be selected."""
     answer = "A line of some words.\n" * 3_334
     page = show(said(encoding, answer, tmp_path / "long"))
     assert page.locator("[data-token]").count() > 20_000
@@ -249,8 +249,8 @@ def test_long(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None
     expect(page.locator(".delta.lit")).to_have_count(1)
 
 
-def test_picture(show: ShowPage, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """There is something to see; with ``--screenshot`` it is kept, for the README."""
+def test_picture_of_a_page_is_taken(show: ShowPage, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """With ``--screenshot`` it is kept, for the README."""
     recording = timed(FIXTURES / "preamble_before_call", tmp_path / "weather in Madrid")
     page = show(recording, viewport={"width": 1280, "height": 1220})
     path = request.config.getoption("--screenshot") or tmp_path / "page.png"
