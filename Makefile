@@ -193,6 +193,9 @@ test-codex: $(TINY).built $(CODEX)/.installed ## Codex against the real server; 
 	    tests/live/codex --confcutdir tests/live/codex --node $(NODE)/bin/node \
 	    --serve "$(BIN)/penstock serve $(TINY) --served-model-name tiny-gpt-oss $(TINY_ENGINE) --max-model-len 16384" $(ARGS)
 
+mutants: $(DONE)/test ## Small changes of the product, which tests have to notice: an hour; ARGS: --against FILE, --seed N
+	@$(BIN)/python -m tests.bench.mutants $(ARGS)
+
 soak: $(DONE)/test ## 20,000 responses through one server, which may not grow; ARGS: --count N, --store postgres
 	@$(BIN)/python -m tests.bench.soak $(ARGS)
 

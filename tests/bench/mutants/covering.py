@@ -1,0 +1,98 @@
+"""The tests that execute each line of the product, and how long each takes, from one run of the tests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import coverage
+
+from tests.bench.mutants.choose import Mutant
+
+CACHE = Path(".cache/mutants")
+
+
+@dataclass(frozen=True)
+class Covering:
+    """The findings of one run."""
+
+    data: coverage.CoverageData
+    seconds: dict[str, float]
+    """How long each test took that passed."""
+
+    def tests(self, mutant: Mutant) -> list[str]:
+        """Those that execute the statement of a mutant, cheapest first."""
+        lines = self.data.contexts_by_lineno(str(Path(mutant.path).resolve()))
+        first, last = mutant.span
+        contexts = {context for line in range(first, last + 1) for context in lines.get(line, ())}
+        tests = {context.rpartition("|")[0] for context in contexts} & self.seconds.keys()
+        return sorted(tests, key=lambda test: (self.seconds[test], test))
+
+
+def covering(jobs: int) -> Covering:
+    """The findings for product and tests as they are now, from the cache if they are there."""
+    folder = CACHE / _fingerprint()
+    times, lines = folder / "times.json", folder / "coverage"
+    if not times.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        _measure(times, lines, jobs)
+    data = coverage.CoverageData(str(lines))
+    data.read()
+    return Covering(data, json.loads(times.read_text()))
+
+
+def affordable(tests: Sequence[str], seconds: dict[str, float], budget: float) -> list[str]:
+    """The first tests, as far as the budget goes, and at least one."""
+    result = list(tests[:1])
+    for test in tests[1:]:
+        budget -= seconds[test]
+        if budget < 0:
+            break
+        result.append(test)
+    return result
+
+
+def _measure(times: Path, lines: Path, jobs: int) -> None:
+    """Run all tests that need no engine; those that fail are of no use here."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--no-header",
+        "-p",
+        "tests.support.progress",
+        "--suite",
+        "coverage",
+    ]
+    command += ["-p", "tests.bench.mutants.timing", "-p", "no:cacheprovider", "-m", "not engine"]
+    command += [
+        "-n",
+        str(jobs),
+        "--dist",
+        "worksteal",
+        "--cov=api",
+        "--cov=stages",
+        "--cov-context=test",
+        "--cov-report=",
+    ]
+    environment = {"MUTANTS_TIMES": str(times.resolve()), "COVERAGE_FILE": str(lines.resolve())}
+    subprocess.run(command, env=os.environ | environment, check=False)
+
+
+def _fingerprint() -> str:
+    """A name for product and tests as they are now."""
+    paths = [Path("server.py"), Path("pyproject.toml")]
+    for folder in ("api", "pipeline", "stages", "tests"):
+        paths += sorted(Path(folder).rglob("*.py"))
+    digest = hashlib.sha256()
+    for path in paths:
+        if path.parts[:2] != ("tests", "bench"):
+            digest.update(f"{path}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
