@@ -1,4 +1,4 @@
-"""What `make bench` writes down, on figures that are quick to find."""
+"""The files that `make bench` writes, with figures that are quick to measure."""
 
 from __future__ import annotations
 

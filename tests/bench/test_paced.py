@@ -1,4 +1,4 @@
-"""Delays at the client, and a part that fails."""
+"""Delays at the client, and a part of the benchmark that fails."""
 
 from __future__ import annotations
 

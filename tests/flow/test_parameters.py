@@ -1,4 +1,4 @@
-"""The README's table of parameters says what is so."""
+"""The README's table of parameters."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a request promises of the answer, where the engine's grammar breaks down in the middle of it.
+"""Formats and calls that a request requires, if the engine's grammar breaks down in the middle.
 
-An engine that lost its grammar lets the model say nothing but the end of its turn.
+Without its grammar, the engine lets the model only end its turn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``penstock serve --engine replay:DIR``: a real server that answers from recordings, where there is no vLLM."""
+"""``penstock serve --engine replay:DIR``: a real server that answers from recordings, without vLLM."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def servers(path: Path) -> list[str]:
 
 
 async def test_server_with_a_taken_port_harms_no_other(tmp_path: Path) -> None:
-    """Of two servers on one port the later one ends, and the other is not taken for dead."""
+    """The later of two servers on one port ends, and the other is not taken for dead."""
     path, loaded = tmp_path / "store.sqlite3", asyncio.Event()
     settings = CliApp.run(Settings, cli_args=["tiny", "--store", str(path), "--port", str(free_port())])
 

@@ -1,4 +1,4 @@
-"""Turns of agents that run the API's own shells and patches: what they get, and how the next prompt tells it."""
+"""Turns of agents that use the API's own shells and patches, and the next prompt."""
 
 from __future__ import annotations
 

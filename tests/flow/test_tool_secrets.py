@@ -1,4 +1,4 @@
-"""Secrets that come with tools: nothing that a server says, writes or keeps has them."""
+"""Secrets of tools: the server never sends, logs or stores them."""
 
 from __future__ import annotations
 

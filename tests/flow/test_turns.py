@@ -1,4 +1,4 @@
-"""Whole turns, from a request's body to the last event, over an engine that says what a model might."""
+"""Whole turns, from a request's body to the last event, over a scripted engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Type checkers find wrong junctions: ``rejected.py`` fails exactly where it says, ``accepted.py`` nowhere."""
+"""Type checkers find wrong junctions: they refuse the marked lines of ``rejected.py``, and accept ``accepted.py``."""
 
 from __future__ import annotations
 

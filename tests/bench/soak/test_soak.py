@@ -1,4 +1,4 @@
-"""That nothing stays in memory of a response that is over, whatever its kind and in any database."""
+"""Memory after many finished responses of every kind, in both databases."""
 
 from __future__ import annotations
 

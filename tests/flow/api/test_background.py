@@ -1,4 +1,4 @@
-"""Responses in the background: they wait, run and end with nobody there, and are polled or followed all the same."""
+"""Background responses: their queue, their run and end without a client, polling and streaming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancelling: whatever a response is at, it ends at once, keeps what it had, and each of its readers gets an end."""
+"""Cancelling: a response in any state ends at once, keeps its output, and gives each of its readers an end."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ async def test_answered_cancel_is_durable(encoding: HarmonyEncoding, where: str)
 
 @pytest.mark.defect("13")
 async def test_cancel_of_a_moved_response_is_retried(served: Scripted) -> None:
-    """A cancel that meets a response on its way to another server is told to retry."""
+    """A cancel that meets a response on its way to another server answers that it must be retried."""
     served.runs.background.limit = 0
     response_id = await begun(served)
     run = served.runs.live.get(response_id, "")

@@ -1,4 +1,4 @@
-"""Which responses can be continued, and under which ids they are known."""
+"""Continuation by ``previous_response_id``, and the ids of responses."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ async def test_tool_loop_is_continued(served: Scripted, encoding: HarmonyEncodin
 
 @pytest.mark.defect("B18", "46")
 async def test_branches_are_isolated(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """Of many concurrent continuations of one response, none sees another, and their parent is unchanged."""
+    """Concurrent continuations of one response do not see each other, and their parent is unchanged."""
     _, root = await served.post({"input": "root"})
     seen = [await served.get(f"/v1/responses/{root['id']}{end}") for end in ("", "/input_items")]
     branches = [{"input": f"branch {name}", "previous_response_id": root["id"]} for name in "abcd"]

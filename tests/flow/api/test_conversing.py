@@ -1,4 +1,4 @@
-"""Responses that belong to a conversation, as they are seen from outside."""
+"""Responses that belong to a conversation, over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages of one's own that break, at every place of the pipeline, in a real server."""
+"""Broken plug-in stages at every place of the pipeline, in a real server."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Fault drills: at every point of a stream something breaks, or somebody leaves.
+"""Fault drills: at every point of a stream something breaks, or a client leaves.
 
-After each of them there is exactly one terminal event or a closed connection, the engine's request is gone within a
-second, no task is left behind, and the server answers the next request.
+After each of them there is exactly one terminal event or a closed connection, the engine's request is gone, no task is
+left, and the server answers the next request.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ async def connected(served: Scripted, body: dict[str, Any]) -> socket.socket:
 
 
 async def test_slow_reader_gets_everything(served: Scripted, encoding: HarmonyEncoding) -> None:
-    """It delays nobody else, and gets the whole stream."""
+    """It delays no other reader, and gets the whole stream."""
     loop = asyncio.get_running_loop()
     async with drill(served):
         served.engine.script = script(encoding, ENDLESS, endless=True, chunk_size=20)

@@ -1,4 +1,4 @@
-"""What breaks, and who leaves, after a response began."""
+"""Errors, and clients that leave, after a response began."""
 
 from __future__ import annotations
 

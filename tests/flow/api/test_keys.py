@@ -1,4 +1,4 @@
-"""API keys: how they are read, whom they let in, and that nothing gives one away."""
+"""API keys: how they are read, and that none is revealed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items of every type on the wire, from the store: listed, looked up, deleted, and referred to."""
+"""Stored items of every type: listed, retrieved, deleted and referred to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log says of requests, and what it does not."""
+"""Lines of the log about requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers of one store that break off, cannot be reached, fall silent or die: no reader waits for ever or is misled."""
+"""Servers of one store that disconnect, are unreachable, fall silent or die: no reader waits for ever."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ async def test_mute_server_blocks_no_reader(encoding: HarmonyEncoding, store_at:
 
 @pytest.mark.defect("V21")
 async def test_key_is_passed_to_the_other_server(encoding: HarmonyEncoding, store_at: str) -> None:
-    """Through another server a response is its owner's too, and nobody else's."""
+    """Through another server a response belongs to its owner only."""
     keys = Keys(["sk-alice-0123456789", "sk-bob-0123456789ab"])
     alice, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-alice-0123456789", "sk-bob-0123456789ab"))
     async with (

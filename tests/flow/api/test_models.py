@@ -1,4 +1,4 @@
-"""Models, their names, and how many tokens a request would be."""
+"""Models and their names, and the number of tokens of a request."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def test_every_name_is_a_model(served: Scripted) -> None:
 
 
 async def test_unknown_model_is_not_found(served: Scripted) -> None:
-    """A name that nobody serves is a 404."""
+    """It is a 404."""
     status, error = await served.get("/v1/models/gpt-9")
     assert (status, error["error"]["param"], error["error"]["code"]) == (404, "model", "model_not_found")
 

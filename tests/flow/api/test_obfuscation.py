@@ -1,4 +1,4 @@
-"""Deltas whose size tells nothing, where that is asked for."""
+"""Obfuscation, which hides the size of deltas."""
 
 from __future__ import annotations
 

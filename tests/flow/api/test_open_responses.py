@@ -1,4 +1,4 @@
-"""The second base URL: the same server in the words of Open Responses."""
+"""The second base URL, with the event names of Open Responses."""
 
 from __future__ import annotations
 

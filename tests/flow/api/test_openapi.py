@@ -1,4 +1,4 @@
-"""The description of the server: valid in itself, and true of the routes and answers."""
+"""The OpenAPI document: valid, and true of routes and answers."""
 
 from __future__ import annotations
 

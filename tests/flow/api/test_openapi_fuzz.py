@@ -1,4 +1,4 @@
-"""The description of the server, turned against it: whatever is sent, it answers as it says it does."""
+"""Requests that are generated from the OpenAPI document: every answer matches it."""
 
 from __future__ import annotations
 

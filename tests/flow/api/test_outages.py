@@ -1,4 +1,4 @@
-"""Outages of the store: streams go on unharmed, `/health` tells of it, and what was generated is stored afterwards."""
+"""Outages of the store: streams go on, `/health` reports it, and responses are stored afterwards."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Owners: what was made with one key does not exist for another, whichever route or part of a request names it.
+"""Owners: objects of one key do not exist for another, in any route or part of a request.
 
-The routes are those of the router, so that a new one is tried by itself.
+The routes are those of the router, so that a new one is included.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Several servers over one store: each answers for the others, and ends what a dead one has left."""
+"""Several servers over one store: each answers for the others, and ends the responses of a dead one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy between client and server, as they really behave: nothing may be lost or held back on the way."""
+"""A proxy between client and server loses and delays nothing."""
 
 from __future__ import annotations
 

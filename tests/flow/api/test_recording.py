@@ -1,4 +1,4 @@
-"""Recordings of a server: whatever became of a response, its folder says so, and replays."""
+"""Recordings of a server: the folder of a response shows its end, whatever it was, and replays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--record`` of a server in a process of its own: what it refuses and says, and what is left of a killed one."""
+"""``--record`` of a server in a process of its own: refusals, options, and the files of a killed server."""
 
 from __future__ import annotations
 

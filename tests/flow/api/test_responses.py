@@ -1,4 +1,4 @@
-"""Requests for responses: one path with two consumers, and what is refused."""
+"""Requests for responses, streamed or not, and refusals."""
 
 from __future__ import annotations
 

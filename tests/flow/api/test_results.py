@@ -1,4 +1,4 @@
-"""What a call gave the model to read, which its item does not say: the turns that come later read it as well."""
+"""Results of calls that no item shows: later turns read them as well."""
 
 from __future__ import annotations
 

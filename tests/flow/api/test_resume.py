@@ -1,4 +1,4 @@
-"""Streams that are read again: from any event on, by any number of readers, to the same bytes as the first time."""
+"""Resumed streams: from any event on, for any number of readers, they have the same bytes as the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept for a time only, and what the operator hears of it."""
+"""Retention times of stored responses."""
 
 from __future__ import annotations
 

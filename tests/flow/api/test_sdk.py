@@ -1,4 +1,4 @@
-"""openai-python against the real edge."""
+"""openai-python with a server in process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Secrets of a request: the servers of tools get them, and nobody finds them anywhere else, not even in this process.
+"""Secrets of a request: only its MCP servers get them, and nothing else has them, not even this process.
 
-The tests of what runs later begin where a body has been read, and end where a server of tools would be asked.
+Tests of background responses begin after the body is read, and end before an MCP server would be called.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls that need the client's approval: asked for, given or refused, and made, in every way to go on."""
+"""Calls that need the client's approval, with each way to continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a response with tools comes to an end: at limits, at the client's turn, at closed doors and a full engine."""
+"""Ends of responses with tools: limits, the client's turn, forbidden addresses and a full engine."""
 
 from __future__ import annotations
 

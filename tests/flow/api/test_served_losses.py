@@ -1,4 +1,4 @@
-"""Tools in trouble: their client leaves, their response is ended, or they die; nothing stays behind of it."""
+"""Tools whose client leaves, whose response ends, or which die: nothing of them is left."""
 
 from __future__ import annotations
 

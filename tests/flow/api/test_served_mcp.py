@@ -1,4 +1,4 @@
-"""Calls of MCP servers, in every way there is to ask for a response: what is told of them, and when."""
+"""Calls of MCP servers in every mode: streamed or not, in the background or not."""
 
 from __future__ import annotations
 

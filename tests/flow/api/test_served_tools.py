@@ -1,4 +1,4 @@
-"""Tools that run while a response is made, in every way there is to ask for one: what is told of them, and when."""
+"""Built-in tools in every mode: streamed or not, in the background or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that stop, or die, and the ones that come after them: nothing that was taken on is lost or left hanging."""
+"""Servers that stop or die, and their successors: no accepted response is lost or left hanging."""
 
 from __future__ import annotations
 

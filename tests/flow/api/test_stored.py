@@ -1,4 +1,4 @@
-"""Stored responses: found, deleted, and what they were given to read."""
+"""Stored responses: retrieved, deleted, and their input items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that nobody has approved of, and what is somebody else's: not to be had by any words of a model or a client."""
+"""Attempts of a model or a client to bypass approvals and owners."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ async def test_approved_call_cannot_be_changed(encoding: HarmonyEncoding, tmp_pa
 async def test_conversation_makes_an_approved_call_once(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
-    """Of several concurrent approvals one makes the call."""
+    """One of several concurrent approvals makes the call."""
     async with tooled(encoding, tmp_path, [ASKING]) as served:
         conversation = name_of(await created(served))
         _, request = await asked(served, http, conversation=conversation)

@@ -1,4 +1,4 @@
-"""Responses that are broken off while a tool of theirs runs, of which the engine knows nothing."""
+"""Responses that end while one of their tools runs, and the engine is idle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients and proxies rely on, row by row of what other servers got wrong."""
+"""Guarantees for clients and proxies, most of them defects of other servers."""
 
 from __future__ import annotations
 

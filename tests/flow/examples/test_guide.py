@@ -1,4 +1,4 @@
-"""The guide in the README: its code is what a reader would copy."""
+"""The guide in the README: its code runs as a reader would copy it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real servers of one store, killed: what they were making has an end, wherever its readers are."""
+"""Real servers of one store that are killed: their responses end, for readers at any server."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The lifecycle matrix: every way to ask for a response, and every way in which it can end, in both databases.
+"""The lifecycle matrix: every mode of a response with every kind of end, in both databases.
 
-After each of them the same holds, which `Aftermath` says.  Servers that are stopped or killed are in `test_signals`.
+`Aftermath` checks what holds after each of them.  Servers that are stopped or killed are in `test_signals`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The rest of the matrix: real servers that are stopped by SIGTERM, or killed by SIGKILL, and started again.
 
-A server is started, ended and started again once for all that its end may meet; each test looks at what came of one of
-them, at the server that came next.
+A server is started, ended and started again once for all cases; each test checks one response at the next server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Random walks: responses are asked for, followed, left, cancelled and deleted, and servers are stopped and killed.
+"""Random walks: responses are created, followed, left, cancelled and deleted, and servers stopped and killed.
 
-Whatever happens, each response that was taken on ends exactly once, each of its readers gets an end or a connection
-that breaks, and all that was ever read of it is the same to the byte.
+Each accepted response ends exactly once, each of its readers gets an end or a broken connection, and all bytes that
+were read of it agree.
 """
 
 from __future__ import annotations

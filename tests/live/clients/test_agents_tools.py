@@ -1,4 +1,4 @@
-"""openai-agents: tools that the server runs, which the client only hears of."""
+"""openai-agents: tools that the server runs."""
 
 from __future__ import annotations
 

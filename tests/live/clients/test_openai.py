@@ -1,4 +1,4 @@
-"""openai-python: the client that the wire was made for."""
+"""openai-python, whose types the API follows."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_required_tool_is_called(client: openai.OpenAI) -> None:
 
 
 def test_errors_become_client_exceptions(client: openai.OpenAI) -> None:
-    """What goes wrong is an exception of the client's own."""
+    """An error of the server is an exception of the client's own."""
     with pytest.raises(openai.NotFoundError):
         client.responses.create(model="gpt-9", input="Hi")
     with pytest.raises(openai.NotFoundError):
@@ -143,5 +143,5 @@ def test_stored_response_is_retrieved_and_deleted(client: openai.OpenAI) -> None
 
 
 def test_served_models_are_listed(client: openai.OpenAI) -> None:
-    """The server says what it serves."""
+    """The list has the served model."""
     assert "tiny-gpt-oss" in [model.id for model in client.models.list()]

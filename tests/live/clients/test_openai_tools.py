@@ -1,4 +1,4 @@
-"""openai-python: tools that the server runs, in each of the ways to ask for a response."""
+"""openai-python: tools that the server runs, in every mode of a response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent that most users of the Responses API will bring, as they run it: one request, any number of turns."""
+"""Codex as its users run it: one request, any number of turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cancelling on the real engine: the request is gone at once, and all that it had generated is told."""
+"""Cancelling on the real engine: the request ends at once, and all generated tokens are passed on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is promised of the output of a model with a chat template, held by the real engine."""
+"""Structured output of a chat model, enforced by the real engine."""
 
 from __future__ import annotations
 

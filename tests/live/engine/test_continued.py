@@ -1,4 +1,4 @@
-"""Continuing on the real engine: the next prompt begins with what the engine has read and written."""
+"""Continuing on the real engine: the next prompt begins with the tokens that the engine knows."""
 
 from __future__ import annotations
 

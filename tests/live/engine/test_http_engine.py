@@ -1,4 +1,4 @@
-"""A stock `vllm serve` in a process of its own, asked over HTTP: the same tokens as from the engine in this process."""
+"""A stock `vllm serve` in a process of its own, over HTTP: the same tokens as from the engine in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images on the real engine: a tiny model that sees answers by what it is shown, and reads as much as it says."""
+"""Images on the real engine: the answers of a tiny model that sees depend on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pace against vLLM's own output processor, which knows nothing of intervals that change."""
+"""The pace against vLLM's own output processor, which does not expect intervals to change."""
 
 from __future__ import annotations
 

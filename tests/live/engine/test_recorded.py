@@ -1,4 +1,4 @@
-"""``penstock serve --record`` over a real model: what was recorded replays to what the client saw."""
+"""``penstock serve --record`` over a real model: a recording replays to the client's bytes."""
 
 from __future__ import annotations
 

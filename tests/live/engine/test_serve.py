@@ -1,4 +1,4 @@
-"""``penstock serve`` as its users meet it: the command, a real model, and openai-python as the client."""
+"""``penstock serve`` with a real model, and openai-python as the client."""
 
 from __future__ import annotations
 

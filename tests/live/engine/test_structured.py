@@ -1,4 +1,4 @@
-"""What is promised of the output, held by the real engine through the whole pipeline."""
+"""Structured output, enforced by the real engine through the whole pipeline."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ async def test_parallel_calls_work_under_a_grammar(engine: VllmEngine, encoding:
 async def test_custom_tool_input_matches_its_grammar(
     engine: VllmEngine, encoding: HarmonyEncoding, syntax: str, definition: str, pattern: str
 ) -> None:
-    """The input of a custom tool is what its grammar says, raw."""
+    """The input of a custom tool is raw text of its grammar."""
     tool = custom("act", syntax, definition)
     response = await respond(
         engine, encoding, "Say hello.", tools=[tool], tool_choice="required", parallel_tool_calls=False
@@ -212,7 +212,7 @@ async def test_custom_tool_input_matches_its_grammar(
 
 
 async def test_constraints_hold_at_any_temperature(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Where the model is drunk, what is promised still comes."""
+    """At a high temperature, calls and formats are still enforced."""
     wild: dict[str, Any] = {"temperature": 1.6, "max_output_tokens": 4000, "parallel_tool_calls": False}
     asked = [
         respond(engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice="required", seed=seed, **wild)

@@ -1,4 +1,4 @@
-"""What outlives a server with a real model: one that is killed, and the next one in its place, which is stopped."""
+"""A server with a real model that is killed, and its successor, which is stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tools on the real engine: the model calls real sandboxes, MCP servers and a browser, and reads what they return."""
+"""Tools on the real engine: the model calls real sandboxes, MCP servers and a browser, and reads their results."""
 
 from __future__ import annotations
 

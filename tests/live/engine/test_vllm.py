@@ -1,4 +1,4 @@
-"""vLLM in this process, with a real model: what the engine adapter promises, and what the fixtures recorded."""
+"""vLLM in this process, with a real model: the engine adapter, and the recorded fixtures."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ async def test_refusal_of_vllm_is_an_invalid_prompt(engine: VllmEngine, encoding
 
 
 async def test_full_queue_is_overload(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Over vLLM's limit a request is told to retry, and queued ones go on."""
+    """A request over vLLM's limit must be retried, and queued ones go on."""
     asked = prompt(encoding, "Never stop talking.", max_tokens=100)
     inside = [asyncio.create_task(generate(engine, rename(asked, f"resp_{number}"))) for number in range(QUEUE)]
     while engine._llm.get_num_unfinished_requests() < QUEUE:

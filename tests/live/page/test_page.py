@@ -1,4 +1,4 @@
-"""The page of a recording, as whoever looks at it has it: in Chromium, by mouse and by keys, in light and in dark."""
+"""The page of a recording in Chromium: by mouse and by keys, in light and in dark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of any size: what is read of them, and how long the loop waits for it."""
+"""Bodies of any size, and the time for which the loop waits for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``penstock`` command, as its users run it."""
+"""The ``penstock`` command as its users run it."""
 
 from __future__ import annotations
 

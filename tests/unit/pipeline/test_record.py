@@ -1,4 +1,4 @@
-"""Recordings as files: what was written is read again, and what is broken is told by file and line."""
+"""Recordings as files: they read back unchanged, and errors name file and line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong in tools that are not functions, and in the items of their calls."""
+"""Errors in tools other than functions, and in the items of their calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets: whoever has one can read it, and nothing else shows it."""
+"""Secrets: their holder can read them, and no text shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces: every frame, and the one that caused it."""
+"""Traces: every frame with its cause."""
 
 from __future__ import annotations
 

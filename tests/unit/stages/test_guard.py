@@ -1,4 +1,4 @@
-"""Which addresses may be connected to for a URL from outside."""
+"""Addresses that a URL from outside may lead to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of recordings, as far as they are at hand."""
+"""Models of recordings."""
 
 from __future__ import annotations
 

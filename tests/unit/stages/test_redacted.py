@@ -1,4 +1,4 @@
-"""Recordings without texts: nothing that anybody said can be read in them, and what happened can."""
+"""Recordings without texts: they have no readable word, and replay the same items."""
 
 from __future__ import annotations
 

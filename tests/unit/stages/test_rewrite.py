@@ -1,4 +1,4 @@
-"""The machine that rewrites what a model says, with patterns as people write them."""
+"""The machine that rewrites the model's text by patterns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``penstock diff``: what parts two recordings is found, and what does not is left out."""
+"""``penstock diff``: differences of two recordings are found, insignificant ones are ignored."""
 
 from __future__ import annotations
 

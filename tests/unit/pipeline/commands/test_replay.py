@@ -1,4 +1,4 @@
-"""``penstock replay``: recorded frames give what they gave then, and what cannot be replayed is told in a line."""
+"""``penstock replay``: recorded frames give the recorded output, and errors are one line."""
 
 from __future__ import annotations
 

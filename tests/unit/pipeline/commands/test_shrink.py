@@ -1,4 +1,4 @@
-"""``penstock shrink``, over recordings in which a planted bug is met."""
+"""``penstock shrink``, over recordings that trigger a planted bug."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The machine that finds smallest cases, and what may be cut from a case."""
+"""The machine that finds smallest cases, and the parts that it may remove."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stories and their rows: every token and every event in its place, and none of them twice."""
+"""Stories and their rows: every token and every event has one place."""
 
 from __future__ import annotations
 

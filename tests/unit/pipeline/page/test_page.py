@@ -1,4 +1,4 @@
-"""The page of a recording, as text: what a browser need not tell."""
+"""The page of a recording as text, without a browser."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def copied(case: str, folder: Path, *names: str) -> Flow:
 
 
 async def test_recording_of_events_alone_is_shown(tmp_path: Path) -> None:
-    """Of a recording that has only events the page shows these."""
+    """The page shows the events."""
     flow = await copied("function_call", tmp_path, "events.jsonl")
     assert flow.events
     assert not flow.items

@@ -1,4 +1,4 @@
-"""What taps note and the thread writes, where an engine, a disk, a queue or a redaction fails."""
+"""The recorder's taps and thread, with failing engines, disks, queues and redactions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is written of the body of a request."""
+"""The recorded body of a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which responses are recorded: told by a header, or by the id alone."""
+"""The selection of responses to record, by a header or by the id."""
 
 from __future__ import annotations
 

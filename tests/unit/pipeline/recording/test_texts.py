@@ -1,4 +1,4 @@
-"""Texts crossed out, with the names in them that are a user's own."""
+"""Redacted texts, and names that a user chose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parsers are taken for a model that names none; the excerpts are from the templates of these models."""
+"""Parsers that are selected for a model without named ones; the excerpts are from real templates."""
 
 from __future__ import annotations
 

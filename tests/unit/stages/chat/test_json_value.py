@@ -1,4 +1,4 @@
-"""Where a JSON value ends, whatever stands behind it and however it arrives."""
+"""The end of a JSON value, before any text and in any pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading chat models: what is taken from the model, and what the operator may say instead."""
+"""Loading chat models: defaults from the model, and the operator's options."""
 
 from __future__ import annotations
 

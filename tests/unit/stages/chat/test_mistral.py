@@ -1,4 +1,4 @@
-"""Models with a tokenizer of Mistral's own, which has neither a template in text nor added tokens."""
+"""Models with Mistral's own tokenizer, which has neither a text template nor added tokens."""
 
 from __future__ import annotations
 

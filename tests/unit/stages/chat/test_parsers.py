@@ -1,4 +1,4 @@
-"""vLLM's parsers as they are chosen and made, and what is put right of what they say."""
+"""vLLM's parsers: their selection, and the corrections of their output."""
 
 from __future__ import annotations
 

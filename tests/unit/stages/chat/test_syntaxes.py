@@ -1,4 +1,4 @@
-"""Calls as a JSON list, and as bare arguments: what a grammar makes of models whose markup nobody described."""
+"""Calls as a JSON list, and as bare arguments: a grammar imposes these on models with unknown markup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vocabularies of both kinds: those that spell bytes in letters, and those that spell text, with bytes for the rest."""
+"""Vocabularies of both kinds: those that spell bytes as letters, and those that spell text and single bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns: what passes, what runs between them, and what waits for the client."""
+"""Turns: the server's calls between them, and those that wait for the client."""
 
 from __future__ import annotations
 

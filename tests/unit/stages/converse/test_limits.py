@@ -1,4 +1,4 @@
-"""What goes wrong with calls, what a limit ends, and what is said to tools that do not exist."""
+"""Failed calls, limits, and calls of tools that do not exist."""
 
 from __future__ import annotations
 

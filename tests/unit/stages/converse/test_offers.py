@@ -1,4 +1,4 @@
-"""Servers of tools: what they offer, what needs approval, and what is done with it."""
+"""Tools of MCP servers: listing, filters and approvals."""
 
 from __future__ import annotations
 

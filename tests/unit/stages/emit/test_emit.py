@@ -405,7 +405,7 @@ async def test_cancellation_is_no_failure() -> None:
 
 @pytest.mark.defect("V7")
 async def test_cancellation_leaves_a_running_call_open() -> None:
-    """No event says how the call ended."""
+    """The last event is that of the running call."""
     said = []
     with pytest.raises(asyncio.CancelledError):
         async for event in emit(source((started(), CodeCallOpened(), CallStarted()), asyncio.CancelledError())):

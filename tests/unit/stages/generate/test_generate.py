@@ -46,7 +46,7 @@ async def test_first_frame_describes_the_request() -> None:
 
 
 async def test_first_frame_says_if_there_is_a_grammar() -> None:
-    """Whoever reads the tokens knows whether anything was promised of them."""
+    """The parser needs to know if the turn was constrained."""
     for grammar in (None, "start: /x/"):
         first, *_ = await generated(ScriptedEngine(), prompt(grammar=grammar))
         assert isinstance(first, GenerationStarted)
@@ -67,7 +67,7 @@ async def test_logprobs_stay_with_their_tokens(chunk_size: int) -> None:
 
 
 async def test_logprobs_are_sent_only_if_requested() -> None:
-    """Nobody pays for what nobody asked for."""
+    """Otherwise they would cost time."""
     frames = await generated(ScriptedEngine(Script(TOKENS, logprobs=LOGPROBS)), prompt())
     assert [frame.logprobs for frame in frames if isinstance(frame, TokenChunk)] == [()] * len(TOKENS)
 

@@ -234,7 +234,7 @@ async def test_logprobs_belong_to_their_tokens(endpoint: Endpoint[Any], top: int
 
 @either
 async def test_logprobs_are_sent_only_if_requested(endpoint: Endpoint[Any]) -> None:
-    """Nobody pays for what nobody asked for."""
+    """Otherwise they would cost time."""
     async with engine_over(FakeVllm(), endpoints=(endpoint,)) as engine:
         assert logprobs(await generate(engine, prompt())) == []
 

@@ -1,4 +1,4 @@
-"""How many tokens come at once: by how the loop does, and without losing one."""
+"""The number of tokens per chunk: it follows the load of the loop, and no token is lost."""
 
 from __future__ import annotations
 

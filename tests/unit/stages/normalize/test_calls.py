@@ -1,4 +1,4 @@
-"""Items of calls that have types of their own, and what answers them."""
+"""Items of calls with types of their own, and their outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that belong to a conversation, and whose it is."""
+"""Requests that belong to a conversation, and its owner."""
 
 from __future__ import annotations
 

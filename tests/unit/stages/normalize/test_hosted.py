@@ -1,4 +1,4 @@
-"""Tools of the API that this server runs, or that a client runs in items of their own."""
+"""Tools of the API that this server runs, or that a client runs with items of their own."""
 
 from __future__ import annotations
 

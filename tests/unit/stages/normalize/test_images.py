@@ -99,7 +99,7 @@ async def test_assistant_messages_have_no_images(store: Store) -> None:
 
 @pytest.mark.parametrize("before", [0, 2])
 async def test_images_of_a_conversation_are_limited(store: Store, before: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the history count."""
+    """Images of the history count."""
     monkeypatch.setattr(images, "MOST_IMAGES", 3)
     earlier = await answered(store, "1", sees=True, input=[user(*[IMAGE] * before, TEXT)])
     continued: Json = {"previous_response_id": earlier.response.id}

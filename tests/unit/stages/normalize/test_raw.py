@@ -88,7 +88,7 @@ def author(role: str, name: str | None = None) -> Json:
     ids=str,
 )
 async def test_raw_messages_become_items(store: Store, given: Json, items: list[Item]) -> None:
-    """Every message has an equivalent item; the system message of a prompt is written anew."""
+    """Every message has an equivalent item; the system message of a prompt is rebuilt."""
     tools = [WEATHER, SAY, {"type": "namespace", "name": "functions", "tools": [{"type": "function", "name": "wait"}]}]
     conversation = await normalized(store, input="Go on", previous_input_messages=[given], tools=tools)
     assert conversation.input[:-1] == tuple(items)

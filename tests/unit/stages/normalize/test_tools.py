@@ -74,7 +74,7 @@ async def test_unavailable_hosted_tools_are_left_out(store: Store, kind: str, ca
 
 
 async def test_unknown_tool_type_is_refused(store: Store) -> None:
-    """It is not left out silently, wherever it stands."""
+    """It is never left out silently, in the request or in an item."""
     kind = "unheard_of"
     tools = [WEATHER, {"type": kind, "name": "x"}]
     with pytest.raises(UnsupportedParameter, match=kind) as caught:

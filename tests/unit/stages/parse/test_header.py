@@ -1,4 +1,4 @@
-"""Headers and what is left over of them, as the parser reads them; whole streams are in ``fixtures/harmony``."""
+"""Headers and what remains of them, as the parser reads them; whole streams are in ``fixtures/harmony``."""
 
 from __future__ import annotations
 

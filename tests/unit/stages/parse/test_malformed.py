@@ -1,4 +1,4 @@
-"""Headers as real models have been seen to write them: each is read for what it means, and nothing of it is lost."""
+"""Headers as real models were seen to write them: each is read by its meaning, and no text is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raw messages: what the model wrote, in its own terms, for whoever asked."""
+"""Raw messages: the output of the model in Harmony's own terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom a call is addressed to, among the tools of a request."""
+"""The recipient of a call, among the tools of a request."""
 
 from __future__ import annotations
 

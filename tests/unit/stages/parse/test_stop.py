@@ -1,4 +1,4 @@
-"""Stop texts: the text ends where one comes, and nobody reads the beginning of one."""
+"""Stop texts: the text ends before the first one, and the beginning of one is never sent."""
 
 from __future__ import annotations
 

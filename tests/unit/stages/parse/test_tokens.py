@@ -1,4 +1,4 @@
-"""Which tokens an item was: what a continued conversation is read from."""
+"""The tokens of an item, which a continued conversation is rendered from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is true of PostgreSQL alone: the server, what is in it, and what happens when it goes."""
+"""PostgreSQL alone: its server, its schema, and its outages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Databases of an older penstock, which is how it left them: opened by this one, they are today's."""
+"""Databases of an older version, which are migrated when they are opened."""
 
 from __future__ import annotations
 

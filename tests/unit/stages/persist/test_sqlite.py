@@ -1,4 +1,4 @@
-"""What is true of SQLite alone: the file, who else has it, and what is in it from before."""
+"""SQLite alone: its file, its locks, and older schemas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses: what is kept comes back as it was, to its owner and nobody else."""
+"""Stored responses: they are read back unchanged, by their owner only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations in the store: what is in them, who may add to them, and what a response adds."""
+"""Conversations in the store: their items, their locks, and the items that responses add."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the lock of a conversation keeps others from, in a store that several servers share."""
+"""The lock of a conversation in a store that several servers share."""
 
 from __future__ import annotations
 

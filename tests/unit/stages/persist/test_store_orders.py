@@ -1,4 +1,4 @@
-"""Whatever the order in which runs are kept, and whenever the process is killed, what comes back is what was said."""
+"""Writes in any order, and kills at any time: the data is read back unchanged."""
 
 from __future__ import annotations
 

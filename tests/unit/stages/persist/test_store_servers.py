@@ -1,4 +1,4 @@
-"""Several servers over one store: who runs what, and what becomes of it when one of them dies."""
+"""Several servers over one store: which one runs a response, and what happens when it dies."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ async def test_server_knows_if_it_was_silent(store: Store) -> None:
 
 
 async def test_live_server_has_no_orphans(store: Store, other: Store) -> None:
-    """Its responses are nobody else's while it beats, and never its own orphans."""
+    """Its responses cannot be claimed while it beats, and are never its own orphans."""
     await store.servers.join("http://one")
     store.begin(begun(stored("resp_1")))
     await accept(store, "resp_2")

@@ -1,4 +1,4 @@
-"""The sweep: nothing is kept longer than it should be, and nothing goes that is still needed."""
+"""The sweep: expired data goes, and data in use stays."""
 
 from __future__ import annotations
 

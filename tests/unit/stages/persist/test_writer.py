@@ -1,4 +1,4 @@
-"""The queue before the database: groups, order, outages, and what happens to each kind of change."""
+"""The queue before the database: groups, order, outages, and each kind of change."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_refused_change_fails_alone(writer: Writer, notebook: Notebook, ca
 
 
 async def test_urgent_change_returns_its_row_counts(writer: Writer) -> None:
-    """Who waits for a change learns how many rows it was."""
+    """The caller gets the number of changed rows."""
     assert await writer.carry_out(say("1") * 3) == (3,)
 
 

@@ -1,4 +1,4 @@
-"""Calls of every kind, as the model reads that it made them, and what it reads of their results."""
+"""Calls of every kind in the prompt, with their results."""
 
 from __future__ import annotations
 

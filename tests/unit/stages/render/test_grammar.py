@@ -295,7 +295,7 @@ def test_choice_none_leaves_only_the_answer() -> None:
 
 
 def test_json_object_is_any_object() -> None:
-    """``json_object`` promises an object, whatever is in it."""
+    """``json_object`` promises an object with any content."""
     rules = grammar(Toolset(), {"type": "json_object"})
     assert rules is not None
     assert accepted(rules, final('{"a": [1, {"b": null}]}')).endswith("<|return|>")

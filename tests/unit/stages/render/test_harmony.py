@@ -313,7 +313,7 @@ def test_output_has_the_function_of_its_call() -> None:
 
 
 def test_output_belongs_to_the_latest_call_of_its_id() -> None:
-    """A client may number its calls anew in each turn."""
+    """A client may restart the numbers of its calls in each turn."""
     turns: list[Item] = [call("first", "{}"), output("1"), call("second", "{}"), output("2")]
     prompt = prompt_text(conversation(*turns))
     assert "<|start|>functions.first to=assistant<|channel|>commentary<|message|>1<|end|>" in prompt

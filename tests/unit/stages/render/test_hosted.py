@@ -1,4 +1,4 @@
-"""The built-in tools as the model was taught them, word for word as openai_harmony has it."""
+"""The built-in tools as the model was taught them, word for word as in openai_harmony."""
 
 from __future__ import annotations
 

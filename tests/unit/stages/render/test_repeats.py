@@ -1,4 +1,4 @@
-"""How much text a regular expression demands."""
+"""The least length of text that matches a pattern or a grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas that openai_harmony renders wrong, or not at all: what they say, spelled out."""
+"""Schemas that openai_harmony renders wrongly or not at all."""
 
 from __future__ import annotations
 

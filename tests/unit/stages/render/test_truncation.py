@@ -1,4 +1,4 @@
-"""What is dropped from a conversation that does not fit."""
+"""Items that are dropped from a conversation that does not fit."""
 
 from __future__ import annotations
 

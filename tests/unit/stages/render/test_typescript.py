@@ -1,4 +1,4 @@
-"""Function tools as TypeScript, against openai_harmony wherever that is right."""
+"""Function tools as TypeScript, compared with openai_harmony as far as that is correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine wrote is read to it in its own tokens, where it says what the layout says."""
+"""Output of the engine keeps its tokens if they say what the layout says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers from recordings, where these change while the server runs."""
+"""Answers from recordings that change while the server runs."""
 
 from __future__ import annotations
 

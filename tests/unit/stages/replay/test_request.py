@@ -1,4 +1,4 @@
-"""What was asked, and what of it counts."""
+"""Recorded requests, and the parts of them that count for a match."""
 
 from __future__ import annotations
 

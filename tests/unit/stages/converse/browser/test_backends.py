@@ -1,4 +1,4 @@
-"""Search engines, behind real servers that answer as they do."""
+"""Search engines, as real servers that answer like them."""
 
 from __future__ import annotations
 

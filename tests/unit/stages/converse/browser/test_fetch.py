@@ -1,4 +1,4 @@
-"""Fetching pages: what is reached, what is not, and how much of it."""
+"""Fetching pages: which addresses are reached, and how much is read."""
 
 from __future__ import annotations
 

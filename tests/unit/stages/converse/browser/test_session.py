@@ -1,4 +1,4 @@
-"""The browser of a response, on a web of our own."""
+"""The browser of a response, on a local web."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real servers are listed and called, over every way there is to them."""
+"""Listings and calls of real servers, over every transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of the operator's servers."""
+"""The file of the configured servers."""
 
 from __future__ import annotations
 

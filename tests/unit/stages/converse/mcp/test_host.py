@@ -1,4 +1,4 @@
-"""A server of the operator's in the place of a built-in tool."""
+"""A configured server in place of a built-in tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that mean harm: what they say leads nowhere else, ends in time, and is never too much."""
+"""Hostile servers: they cannot redirect, delay or flood."""
 
 from __future__ import annotations
 

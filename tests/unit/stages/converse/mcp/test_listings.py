@@ -1,4 +1,4 @@
-"""What servers offer is asked once, and remembered for a while."""
+"""The cache of listings."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ async def test_only_the_latest_listings_are_kept(asked: Asked) -> None:
 
 
 async def test_closing_ends_pending_fetches() -> None:
-    """Nobody waits for a server any longer when this one ends."""
+    """Requests stop waiting for an MCP server when this server stops."""
     listings = Listings(60.0)
     waiting = asyncio.create_task(listings.get(KEY, Asked()))
     await asyncio.sleep(0)

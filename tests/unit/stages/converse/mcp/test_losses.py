@@ -1,4 +1,4 @@
-"""Connections break and servers die: the call that met it fails at once, and the next one is well again."""
+"""Broken connections and dead servers: running calls fail at once, and the next one works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that requests name are connected to where they may be, and nowhere else."""
+"""Servers of requests are reached at permitted addresses only."""
 
 from __future__ import annotations
 

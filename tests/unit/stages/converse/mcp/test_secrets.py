@@ -1,4 +1,4 @@
-"""What a request tells a server in confidence is read by nobody else."""
+"""Secrets for an MCP server are not read by others."""
 
 from __future__ import annotations
 

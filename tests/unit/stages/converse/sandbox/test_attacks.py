@@ -1,4 +1,4 @@
-"""What code tries that wants out, in each mode that works here."""
+"""Code that tries to leave the sandbox, in each mode that works here."""
 
 import asyncio
 import contextlib
@@ -309,7 +309,7 @@ async def test_closing_the_channel_ends_the_sandbox(python: PythonSession) -> No
     ids=["no JSON", "no object", "two lines", "too deep", "too long"],
 )
 async def test_malformed_line_in_the_channel_ends_the_sandbox(python: PythonSession, line: str) -> None:
-    """Of the channel nothing is believed."""
+    """Nothing in the channel is trusted."""
     code = (
         f"import os\ntext = memoryview({line} + b'\\n')\nwhile text: text = text[os.write(3, text):]\nwhile True: pass"
     )

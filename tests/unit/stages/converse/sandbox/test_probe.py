@@ -1,4 +1,4 @@
-"""What the server finds out when it starts, on machines that are poorer than this one as well."""
+"""The probe at the start of a server, on poorer machines as well."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""The filter as a machine would run it, for machines that are not at hand as well."""
+"""The system call filter as several architectures would run it."""
 
 import errno
 import struct

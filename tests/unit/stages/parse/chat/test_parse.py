@@ -1,4 +1,4 @@
-"""What a chat model writes, as items: thoughts, messages, calls of every kind, and the white space between them."""
+"""The output of a chat model as items: reasoning, messages, calls of every kind, and the white space between them."""
 
 from __future__ import annotations
 

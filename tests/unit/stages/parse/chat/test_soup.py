@@ -1,4 +1,4 @@
-"""Whatever a model writes: it is parsed, and how it came in pieces makes no difference."""
+"""Random output of a chat model: it is parsed, and chunks make no difference."""
 
 from __future__ import annotations
 

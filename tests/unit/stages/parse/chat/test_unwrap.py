@@ -1,4 +1,4 @@
-"""The text of a tool that takes one, out of the JSON in which a chat model writes it."""
+"""The text input of a tool, out of the JSON in which a chat model writes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts for chat models: what the template makes of a request, and what it cannot."""
+"""Prompts for chat models, and requests that a template cannot render."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Marks in what clients write stay text, and the prompt still says what they wrote."""
+"""Marks in client texts stay text, and the prompt still has them."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ async def test_only_the_template_writes_marks() -> None:
 
 
 async def test_template_variables_are_guarded() -> None:
-    """Those of a request are text as well."""
+    """Variables of a request are text as well."""
     asked = message("user", "Hi")
     rendered = await prompt(conversation(asked), "{{ greeting }}", variables={"greeting": "<think>"})
     assert only_text([*rendered.token_ids])

@@ -1,4 +1,4 @@
-"""Images from the web: what is fetched, what is not, and how often."""
+"""Images from the web: which are fetched, and how often."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items become chat messages: nothing is lost, and what the model wrote in one turn is one message."""
+"""Items become chat messages: nothing is lost, and a turn of the model is one message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structural tags as grammars: those of every family whose calls vLLM describes, and what they are made of."""
+"""Structural tags as grammars: those of every family that vLLM describes, and their parts."""
 
 from __future__ import annotations
 

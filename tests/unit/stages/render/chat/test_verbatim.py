@@ -1,4 +1,4 @@
-"""What the engine wrote is read to it in its own tokens, so that a prompt begins with the one before."""
+"""Output of the engine keeps its tokens, so that a prompt begins with the previous one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def within(token_ids: TokenIds, start: str) -> TokenIds:
 
 
 async def test_prompt_begins_with_the_previous_prompt_and_output() -> None:
-    """In a loop of calls no text is encoded anew, though the engine used other tokens."""
+    """In a loop of calls no text is encoded again, though the engine used other tokens."""
     asked: list[Item] = [message("user", "How warm is it in Oslo?")]
     thought, called = reasoning("I look."), call("get_weather", '{"city": "Oslo"}')
     first = "<think>\nI look.\n</think>\n\n"
