@@ -4,7 +4,7 @@ import pytest
 
 from stages.harmony import HarmonyEncoding, load_encoding
 
-pytest_plugins = ["tests.support.databases"]
+pytest_plugins = ["tests.support.stores"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -29,7 +29,7 @@ from tests.bench.figures import Comparison, Figure
 from tests.bench.first_token import FIRST, SHORT, long_text, prompts
 from tests.bench.inprocess import Ready, engine_outputs, serving_of
 from tests.bench.server import NAME
-from tests.support.databases import opened
+from tests.support.stores import open_store
 
 ADDED, TO_ENGINE, FROM_TOKEN = "ms added", "ms from the body to the engine", "ms from the first token to its delta"
 CPU, ON_LOOP = "ms of CPU of both", "ms of that on the loop"
@@ -113,7 +113,7 @@ async def ours() -> AsyncGenerator[tuple[Frontend, Callable[[dict[str, Any]], Aw
     llm: Any = Noting()
     engine = VllmEngine(llm, (NAME,), CONTEXT, VOCABULARY_SIZE)
     with TemporaryDirectory() as folder:
-        async with opened(str(Path(folder) / "store.sqlite3")) as store:
+        async with open_store(str(Path(folder) / "store.sqlite3")) as store:
             live = LiveResponses(store)
             runs = Runs(harmony_responses(engine.models, engine, load_encoding(), live), engine, live, store)
 

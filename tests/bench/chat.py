@@ -32,7 +32,7 @@ from stages.persist.database import Nowhere
 from stages.persist.live import LiveResponses
 from stages.persist.store import Store
 from stages.responses import chat_responses
-from tests.support.chat_families import chat_model
+from tests.support.chat_families import family_model
 from tests.support.stored_responses import response
 
 PROSE = "The weather in Paris is mild today, with a light wind from the west and some clouds by the evening. "
@@ -57,7 +57,7 @@ class Written:
 
 
 def written(family: str, names: tuple[str, str], what: str, length: int) -> Written:
-    model = chat_model(family)
+    model = family_model(family)
     encode = model.vocabulary.encode
     words = encode(PROSE)
     prose = (words * (length // len(words) + 1))[:length]

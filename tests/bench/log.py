@@ -11,7 +11,7 @@ from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.response import Response
 from pipeline.record import read_frames
 from stages.persist.log import EventLog
-from tests.support.frames import written
+from tests.support.frames import written_events
 from tests.support.paths import HARMONY
 
 RECORDING = HARMONY / "long_reasoning/parsed.jsonl"
@@ -29,7 +29,7 @@ def thinking() -> tuple[Response, list[ResponseEvent]]:
     words = [frame for frame in frames if isinstance(frame, ItemDelta)]
     end = TurnFinished("stop", cached_tokens=0, output_tokens=TOKENS, reasoning_tokens=TOKENS, duration=1.0)
     thoughts = islice(cycle(words), TOKENS)
-    return started.response, written((started, ReasoningOpened(), *thoughts, ItemClosed(complete=True), end))
+    return started.response, written_events((started, ReasoningOpened(), *thoughts, ItemClosed(complete=True), end))
 
 
 def kept(response: Response, events: list[ResponseEvent], size: int) -> tuple[float, float, float]:

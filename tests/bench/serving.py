@@ -29,7 +29,7 @@ from stages.harmony import HarmonyEncoding, load_encoding
 from stages.persist.live import LiveResponses
 from stages.persist.persist import Persist
 from tests.bench.core import SETTLING
-from tests.support.server import Served, serving
+from tests.support.server import Server, running_server
 
 STREAMS = 16
 TOKENS = 1_000
@@ -82,7 +82,7 @@ def talking(encoding: HarmonyEncoding) -> ScriptedEngine:
     return ScriptedEngine(Script((*opening, *thoughts, *end)))
 
 
-async def cost(served: Served[ScriptedEngine], body: dict[str, Any]) -> float:
+async def cost(served: Server[ScriptedEngine], body: dict[str, Any]) -> float:
     """Microseconds of CPU for a token, of many streams at once."""
     port, data = str(URL(served.url).port), json.dumps({"input": "Hi", "stream": True, **body})
     command = (sys.executable, "-m", "tests.bench.clients", port, str(STREAMS), data)
@@ -105,7 +105,9 @@ async def figures(rounds: int) -> dict[str, list[float]]:
         closing.push_async_callback(recorder.close)
         edits = {"kept": lambda pipeline: pipeline, "unkept": without_log, "recorded": recorder.tapped}
         servers = {
-            name: await closing.enter_async_context(serving(talking(encoding), encoding, folder / name, edit=edit))
+            name: await closing.enter_async_context(
+                running_server(talking(encoding), encoding, folder / name, edit=edit)
+            )
             for name, edit in edits.items()
         }
         for _ in range(1 + rounds):

@@ -11,7 +11,7 @@ from typing import Any
 
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import load_encoding
-from tests.support.server import serving
+from tests.support.server import running_server
 
 ROUNDS = 5
 
@@ -45,7 +45,7 @@ async def longest_gap(body: dict[str, Any], folder: Path) -> float:
             gaps.append((now - last) * 1e3 - 1)
             last = now
 
-    async with serving(engine, encoding, folder, max_body_bytes=2**24) as served:
+    async with running_server(engine, encoding, folder, max_body_bytes=2**24) as served:
         await served.stream({"input": "warm up"})
         data = json.dumps({**body, "stream": True}).encode()
         ticking = asyncio.create_task(tick())

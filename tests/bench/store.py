@@ -21,9 +21,8 @@ from typing import TypeAlias
 
 from stages.persist.log import Block
 from stages.persist.store import Store
-from tests.support.databases import opened
-from tests.support.postgres import empty_schema, running
-from tests.support.stored_responses import begun, keep, stored
+from tests.support.stored_responses import begun_response, store_response, stored_response
+from tests.support.stores import empty_schema, open_store, running_postgres
 
 SECONDS = 2.0
 WRITERS = (1, 64)
@@ -55,7 +54,7 @@ async def store_figures() -> Rows:
     """Both databases, and the disk by itself."""
     with TemporaryDirectory() as folder:
         rows: Rows = {BARE: bare_figure(Path(folder))}
-        async with opened(str(Path(folder) / "store.sqlite3")) as store:
+        async with open_store(str(Path(folder) / "store.sqlite3")) as store:
             rows |= await _rows("SQLite", store)
     async with _postgres() as store:
         return rows | await _rows("PostgreSQL", store)
@@ -72,8 +71,8 @@ def store_table(rows: Rows) -> str:
 @asynccontextmanager
 async def _postgres() -> AsyncIterator[Store]:
     """A store in a server that survives a power failure."""
-    with running("fsync=on") as server:
-        async with empty_schema(server) as url, opened(url) as store:
+    with running_postgres("fsync=on") as server:
+        async with empty_schema(server) as url, open_store(url) as store:
             yield store
 
 
@@ -82,7 +81,7 @@ async def _rows(name: str, store: Store) -> Rows:
     for writers in WRITERS:
         for what, work in (("appends", partial(_append, store)), ("upserts", partial(_upsert, store))):
             for writer in range(writers):
-                store.begin(begun(stored(_run(writer))))
+                store.begin(begun_response(stored_response(_run(writer))))
             rows[f"{name}, {what}", writers] = await _measure(work, writers)
     return rows
 
@@ -129,7 +128,7 @@ async def _append(store: Store, writer: int, number: int) -> None:
 
 
 async def _upsert(store: Store, writer: int, number: int) -> None:
-    await keep(store, stored(f"resp_{next(_numbers)}", instructions=TEXT))
+    await store_response(store, stored_response(f"resp_{next(_numbers)}", instructions=TEXT))
 
 
 def _run(writer: int) -> str:

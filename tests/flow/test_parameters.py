@@ -32,8 +32,8 @@ from stages.persist.store import Store, StoredConversation
 from stages.responses import harmony_responses
 from tests.support.paths import ROOT
 from tests.support.request_bodies import WEATHER
-from tests.support.scripts import script
-from tests.support.stored_responses import stored
+from tests.support.server import script
+from tests.support.stored_responses import stored_response
 
 Json: TypeAlias = Any
 
@@ -120,7 +120,7 @@ BESIDE: dict[str, Json] = {
 }
 """What the rest of a request must be for a parameter to matter."""
 
-EARLIER = stored("resp_0", Message("msg_0i0000", "completed", "user", (InputText("Hello"),)))
+EARLIER = stored_response("resp_0", Message("msg_0i0000", "completed", "user", (InputText("Hello"),)))
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from pipeline.frames import GenerationFinished, TokenChunk, TokenFrame
 from pipeline.record import FORMAT, End, Failure, Header, line, read_frames
 from tests.support.paths import FIXTURES
 from tests.support.processes import free_port
-from tests.support.server import Asked
+from tests.support.server import ApiClient
 
 HARMONY = FIXTURES / "harmony"
 CASES = sorted(folder.name for folder in HARMONY.glob("*/"))
@@ -40,7 +40,7 @@ NAMES = ("id", "call_id", "container_id", "approval_request_id")
 
 
 @asynccontextmanager
-async def replayed(folder: Path, where: Path, *options: str) -> AsyncGenerator[Asked, None]:
+async def replayed(folder: Path, where: Path, *options: str) -> AsyncGenerator[ApiClient, None]:
     """A server of the recordings in ``folder``, in a process that cannot import vLLM."""
     port = free_port()
     store = str(where / "responses.sqlite3")
@@ -54,7 +54,7 @@ async def replayed(folder: Path, where: Path, *options: str) -> AsyncGenerator[A
             async with asyncio.timeout(STARTING):
                 assert b"Serving" in await process.stdout.readline(), (where / "log").read_text()
             async with aiohttp.ClientSession() as client:
-                yield Asked(f"http://127.0.0.1:{port}", client)
+                yield ApiClient(f"http://127.0.0.1:{port}", client)
         finally:
             if process.returncode is None:
                 process.terminate()
@@ -62,7 +62,7 @@ async def replayed(folder: Path, where: Path, *options: str) -> AsyncGenerator[A
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Asked, None]:
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[ApiClient, None]:
     async with replayed(HARMONY, tmp_path_factory.mktemp("replayed")) as served:
         yield served
 
@@ -108,14 +108,14 @@ def response_in(event: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_recording_is_requested_by_its_name(server: Asked, name: str) -> None:
+async def test_recording_is_requested_by_its_name(server: ApiClient, name: str) -> None:
     """The response is the recorded one, except for ids and times."""
     status, response = await server.post(request_of(name) | {"model": name})
     assert status == 200, response
     assert said(response) == said(response_of(name))
 
 
-async def test_request_gets_its_recorded_answer(server: Asked) -> None:
+async def test_request_gets_its_recorded_answer(server: ApiClient) -> None:
     """It is found by its content; several recordings of a request answer in turn."""
     asked = defaultdict(list)
     for name in CASES:
@@ -126,7 +126,7 @@ async def test_request_gets_its_recorded_answer(server: Asked) -> None:
         assert sorted(json.dumps(said(response), sort_keys=True) for response in told) == recorded
 
 
-async def test_openai_python_streams_recordings(server: Asked) -> None:
+async def test_openai_python_streams_recordings(server: ApiClient) -> None:
     """Events are the recorded ones, with ids of their own."""
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         stream = await client.responses.create(model="tiny-gpt-oss", input="Say hello.", stream=True)
@@ -136,13 +136,13 @@ async def test_openai_python_streams_recordings(server: Asked) -> None:
     assert again.output_text == response_in(events[-1]).output_text
 
 
-async def test_concurrent_requests_do_not_mix(server: Asked) -> None:
+async def test_concurrent_requests_do_not_mix(server: ApiClient) -> None:
     """Each gets the recording that it names."""
     answers = await asyncio.gather(*(server.post(request_of(name) | {"model": name}) for name in CASES))
     assert [said(answer) for _, answer in answers] == [said(response_of(name)) for name in CASES]
 
 
-async def test_models_are_recorded_models_and_names(server: Asked) -> None:
+async def test_models_are_recorded_models_and_names(server: ApiClient) -> None:
     """The recorded model comes first."""
     _, models = await server.get("/v1/models")
     assert [model["id"] for model in models["data"]] == ["tiny-gpt-oss", *CASES]
@@ -151,7 +151,7 @@ async def test_models_are_recorded_models_and_names(server: Asked) -> None:
 # What does not
 
 
-async def test_unrecorded_request_is_refused(server: Asked) -> None:
+async def test_unrecorded_request_is_refused(server: ApiClient) -> None:
     """The error names similar recordings, and the difference."""
     status, answer = await server.post({"model": "tiny-gpt-oss", "input": "Say hello!!"})
     assert (status, answer["error"]["code"]) == (400, "not_recorded")
@@ -159,7 +159,7 @@ async def test_unrecorded_request_is_refused(server: Asked) -> None:
     assert "Say hello." in answer["error"]["message"]
 
 
-async def test_other_tools_make_another_request(server: Asked) -> None:
+async def test_other_tools_make_another_request(server: ApiClient) -> None:
     """Tools are compared by name."""
     tool = {"type": "function", "name": "unheard_of", "parameters": {"type": "object", "properties": {}}}
     status, answer = await server.post({"model": "tiny-gpt-oss", "input": "Say hello.", "tools": [tool]})
@@ -167,7 +167,7 @@ async def test_other_tools_make_another_request(server: Asked) -> None:
     assert "its tools are none, and here they are unheard_of" in answer["error"]["message"]
 
 
-async def test_background_responses_are_replayed(server: Asked) -> None:
+async def test_background_responses_are_replayed(server: ApiClient) -> None:
     """An unrecorded one is refused at once."""
     status, _ = await server.post({"model": "tiny-gpt-oss", "input": "Unheard of.", "background": True})
     assert status == 400

@@ -32,8 +32,8 @@ from stages.persist.postgres import PostgresDatabase
 from stages.persist.sqlite import SqliteDatabase
 from stages.persist.store import Store
 from stages.render.chat.chat import RenderChat
-from tests.support.chat_models import chat_model
-from tests.support.fake_vllm import FakeVllm, fakes
+from tests.support.chat_families import load_model
+from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.paths import ROOT, TINY_QWEN
 from tests.support.processes import free_port
 
@@ -223,7 +223,7 @@ async def test_server_with_a_taken_port_harms_no_other(tmp_path: Path) -> None:
 def test_chat_model_has_its_own_stages() -> None:
     """Two stages differ, and images are fetched by the rules of the settings."""
     live = LiveResponses(Store(Nowhere()))
-    settings, running = chosen(allow_address=["10.0.0.0/8"]), Started(ScriptedEngine(), chat_model())
+    settings, running = chosen(allow_address=["10.0.0.0/8"]), Started(ScriptedEngine(), load_model())
     turn = {step.name: step.stage for step in assembled(settings, running, live, Toolbox()).inner("converse").steps}
     assert isinstance(render := turn["render"], RenderChat)
     assert isinstance(turn["parse"], ParseChat)
@@ -293,7 +293,7 @@ async def test_http_engine_with_harmony_needs_no_vllm(monkeypatch: pytest.Monkey
     """The engine's server shows that its model speaks Harmony."""
     monkeypatch.setitem(sys.modules, "vllm", None)
     engine = FakeVllm()
-    async with fakes(engine):
+    async with running_fakes(engine):
         told, _, flow = (await drawn(chosen(engine=[engine.url]))).partition("\n\n")
     assert told == f"tiny speaks Harmony, and runs on vLLM at {engine.url}."
     assert flow in README
@@ -302,9 +302,9 @@ async def test_http_engine_with_harmony_needs_no_vllm(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("model", [str(TINY_QWEN), None])
 async def test_http_engine_with_a_chat_model_is_read_here(model: str | None) -> None:
     """Template and parsers come from the folder or id of MODEL, or of the engine."""
-    chat_model()  # vLLM's imports warn
+    load_model()  # vLLM's imports warn
     engine = FakeVllm(markers=[1, 2, 3], root="/nowhere" if model else str(TINY_QWEN))
-    async with fakes(engine):
+    async with running_fakes(engine):
         settings = chosen(engine=[engine.url], model=model)
         async with over_http(settings) as running:
             assert running.chat is not None
@@ -314,9 +314,9 @@ async def test_http_engine_with_a_chat_model_is_read_here(model: str | None) -> 
 
 async def test_gpt_oss_without_a_tokenizer_speaks_harmony(tmp_path: Path) -> None:
     """The config of the model shows it."""
-    chat_model()  # vLLM's imports warn
+    load_model()  # vLLM's imports warn
     config = {"architectures": ["GptOssForCausalLM"], "quantization_config": {"quant_method": "mxfp4"}}
     (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "gpt_oss"}))
     engine = FakeVllm(markers=None, root=str(tmp_path))
-    async with fakes(engine), over_http(chosen(engine=[engine.url])) as running:
+    async with running_fakes(engine), over_http(chosen(engine=[engine.url])) as running:
         assert running.chat is None

@@ -11,8 +11,8 @@ import pytest
 
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding
-from tests.support.response_lives import done_items, stream_events
-from tests.support.server import Served, serving
+from tests.support.api_clients import done_items, stream_events
+from tests.support.server import Server, running_server
 
 Json = dict[str, Any]
 
@@ -52,8 +52,8 @@ CASES: dict[str, Case] = {
 
 
 @pytest.fixture
-async def served(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Served[ScriptedEngine], None]:
-    async with serving(ScriptedEngine(), encoding, tmp_path, models=("tiny-gpt-oss",)) as served:
+async def served(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Server[ScriptedEngine], None]:
+    async with running_server(ScriptedEngine(), encoding, tmp_path, models=("tiny-gpt-oss",)) as served:
         yield served
 
 
@@ -70,7 +70,7 @@ def said(fields: Json) -> Json:
 @pytest.mark.defect("6")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 async def test_shell_or_patch_call_has_its_own_item(
-    served: Served[ScriptedEngine], encoding: HarmonyEncoding, case: Case
+    served: Server[ScriptedEngine], encoding: HarmonyEncoding, case: Case
 ) -> None:
     """Its output is rendered the same, replayed or by ``previous_response_id``."""
     name, arguments, fields, output, told = case
@@ -93,7 +93,7 @@ async def test_shell_or_patch_call_has_its_own_item(
 
 @pytest.mark.defect("40")
 async def test_local_shell_may_be_answered_as_a_function(
-    served: Served[ScriptedEngine], encoding: HarmonyEncoding
+    served: Server[ScriptedEngine], encoding: HarmonyEncoding
 ) -> None:
     """Some agents answer every call with a function's output."""
     served.engine.script = written("local_shell", {"command": ["ls"]}, encoding)

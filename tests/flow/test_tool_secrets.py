@@ -13,7 +13,7 @@ import pytest
 
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding
-from tests.support.server import Served, serving
+from tests.support.server import Server, running_server
 
 Json = dict[str, Any]
 
@@ -38,13 +38,13 @@ REFUSED: list[Json] = [
 
 
 @pytest.fixture
-async def served(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Served[ScriptedEngine], None]:
+async def served(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Server[ScriptedEngine], None]:
     engine = ScriptedEngine(Script(encoding.encode_markup("<|channel|>final<|message|>Hi.<|return|>")))
-    async with serving(engine, encoding, tmp_path, models=("tiny-gpt-oss",)) as served:
+    async with running_server(engine, encoding, tmp_path, models=("tiny-gpt-oss",)) as served:
         yield served
 
 
-async def ended(served: Served[ScriptedEngine], response: Json) -> Json:
+async def ended(served: Server[ScriptedEngine], response: Json) -> Json:
     while response["status"] in ("queued", "in_progress"):
         await asyncio.sleep(0.02)
         _, response = await served.get(f"/v1/responses/{response['id']}")
@@ -59,7 +59,7 @@ def files(folder: Path) -> bytes:
 @pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
 @pytest.mark.parametrize("streams", [False, True], ids=["whole", "stream"])
 async def test_responses_never_have_tool_secrets(
-    served: Served[ScriptedEngine], tmp_path: Path, caplog: pytest.LogCaptureFixture, background: bool, streams: bool
+    served: Server[ScriptedEngine], tmp_path: Path, caplog: pytest.LogCaptureFixture, background: bool, streams: bool
 ) -> None:
     """Responses, events and log lack them; a queued response has the whole URL in the store, but no header."""
     body = {"input": "Hi", "tools": [TOOL], "tool_choice": "none", "background": background}
@@ -82,7 +82,7 @@ async def test_responses_never_have_tool_secrets(
 
 @pytest.mark.parametrize("fields", REFUSED, ids=str)
 async def test_errors_never_have_tool_secrets(
-    served: Served[ScriptedEngine], caplog: pytest.LogCaptureFixture, fields: Json
+    served: Server[ScriptedEngine], caplog: pytest.LogCaptureFixture, fields: Json
 ) -> None:
     """A refusal names the place without quoting it."""
     with caplog.at_level(logging.DEBUG):

@@ -24,9 +24,9 @@ from stages.persist.database import Nowhere
 from stages.persist.live import LiveResponses
 from stages.persist.store import Store
 from stages.responses import harmony_responses
-from tests.support.databases import opened
 from tests.support.event_streams import final, run
-from tests.support.harmony_grammars import by_letters
+from tests.support.harmony import encode_by_letters
+from tests.support.stores import open_store
 
 Json = dict[str, Any]
 
@@ -145,7 +145,7 @@ async def test_cancellation_propagates(number: int, encoding: HarmonyEncoding, t
                 if event.sequence_number == number:
                     reached.set()
 
-    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+    async with open_store(str(tmp_path / "responses.sqlite3")) as store:
         task = asyncio.create_task(consume(LiveResponses(store)))
         await reached.wait()
         task.cancel()
@@ -165,11 +165,11 @@ async def test_cancellation_propagates(number: int, encoding: HarmonyEncoding, t
 @pytest.mark.parametrize("size", [1, 1000])
 async def test_prompt_after_a_call_has_the_engines_tokens(size: int, encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Through the store, the next prompt begins with the last one and every token after it."""
-    tokens = by_letters(
+    tokens = encode_by_letters(
         f'{THOUGHT}<|channel|>commentary to=functions.get_weather json<|message|>{{"a": "Paris"}}<|call|>'
     )
     engine = ScriptedEngine(Script(tokens, chunk_size=size))
-    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+    async with open_store(str(tmp_path / "responses.sqlite3")) as store:
         pipeline = harmony_responses(("tiny",), engine, encoding, LiveResponses(store))
         called = final(await run(pipeline, BODY))
         call = called.output[-1]

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from pipeline.protocol.events import (
     ContentPartAdded,
+    CustomToolCallInputDelta,
+    FunctionCallArgumentsDelta,
+    McpCallInProgress,
     OutputTextAnnotationAdded,
     ReasoningSummaryTextDelta,
     ReasoningTextDelta,
     ReasoningTextDone,
     RefusalDelta,
+    ShellCallCommandAdded,
 )
 from pipeline.protocol.items import (
     FunctionCall,
+    ListedTool,
     OutputText,
     ReasoningText,
     Refusal,
@@ -26,19 +32,20 @@ from pipeline.protocol.response import (
     IncompleteDetails,
 )
 from tests.support.frames import (
-    NOTE,
+    CITATION,
+    SHELL_OUTPUT,
     Frames,
-    asking_turn,
+    client_turn,
     custom_tool_call,
     finished,
     function_call,
     message,
     rare_turn,
     reasoning,
-    served_turns,
-    spelled,
+    server_turns,
+    spelled_delta,
     started,
-    summarised_turn,
+    summary_turn,
 )
 from tests.support.stream_changes import (
     Change,
@@ -62,20 +69,22 @@ from tests.support.stream_changes import (
 
 CUT_TURN: Frames = (started(), *reasoning("So."), *message("Hel", complete=False), finished("length"))
 TWO_CALLS: Frames = (started(), *function_call("{}"), *custom_tool_call("{}"), finished())
-RARE, SUMMARY = rare_turn(), summarised_turn()
-SERVED, ASKED = served_turns(), asking_turn()
+RARE, SUMMARY = rare_turn(), summary_turn()
+SERVED, ASKED = server_turns(), client_turn()
 
 # In the events of `whole_turn`, reasoning begins at 2, the message at 9, the call at 16, and 21 is the end.
-# In those of RARE, the message begins at 2, the refusal at 10, the call at 16, and 20 is the end.
+# In those of RARE, the message begins at 2, the refusal at 10, the custom call at 16, and 20 is the end.
 # In those of SUMMARY, reasoning begins at 2, and 8 is the end.
-# What is in those of SERVED and ASKED, `tests.support.broken_calls` says.
+# In those of SERVED, lists begin at 2 and 6, MCP calls at 16 and 23, code at 29 and 37, searches at 43 and 48, the
+# shell's call at 52 and its output at 57; the second of two failed.
+# In those of ASKED, the request for approval begins at 2, forms at 4, 6 and 16.
 
 IN_A_REFUSAL: Any = {"sequence_number": 12, "item_id": "msg_10001", "output_index": 1}
 IN_A_CALL: Any = {"sequence_number": 17, "item_id": "fc_10002", "output_index": 2}
 IN_A_MESSAGE: Any = {"sequence_number": 11, "item_id": "msg_10001", "output_index": 1}
 A_CALL = FunctionCall("msg_10001", "call_1", "clock", "", "completed")
 
-(Y,) = spelled("y", 2).logprobs
+(Y,) = spelled_delta("y", 2).logprobs
 ERROR = ErrorDetails("server_error", "It died.")
 DETAILS = IncompleteDetails("content_filter")
 
@@ -184,7 +193,7 @@ BROKEN: dict[str, list[Change]] = {
         put_item(15, content=()),
         put_item(8, content=(ReasoningText("So."),)),
         put_item(8, summary=(SummaryText("So."),)),
-        of(RARE, put_item(9, content=(OutputText("Héy", (NOTE,)),))),
+        of(RARE, put_item(9, content=(OutputText("Héy", (CITATION,)),))),
         of(RARE, put_item(15, content=(OutputText("No."),))),
         of(SUMMARY, put_item(7, summary=(), content=(ReasoningText("So."),))),
     ],
@@ -209,8 +218,8 @@ BROKEN: dict[str, list[Change]] = {
     ],
     "a part is added empty": [
         put(10, part=OutputText("Hel")),
-        of(RARE, put_part(3, annotations=(NOTE,))),
-        of(RARE, put_part(3, logprobs=spelled("H").logprobs)),
+        of(RARE, put_part(3, annotations=(CITATION,))),
+        of(RARE, put_part(3, logprobs=spelled_delta("H").logprobs)),
         of(RARE, put(11, part=Refusal("No."))),
         of(SUMMARY, put(3, part=SummaryText("So."))),
     ],
@@ -226,11 +235,11 @@ BROKEN: dict[str, list[Change]] = {
         of(SUMMARY, drop(5)),
     ],
     "a done part holds its logprobs": [
-        put_part(14, logprobs=spelled("Hello!").logprobs),
+        put_part(14, logprobs=spelled_delta("Hello!").logprobs),
         of(RARE, put_part(8, logprobs=())),
     ],
     "a done part holds its annotations": [
-        put_part(14, annotations=(NOTE,)),
+        put_part(14, annotations=(CITATION,)),
         of(RARE, put_part(8, annotations=())),
         of(RARE, drop(5)),
     ],
@@ -290,17 +299,149 @@ BROKEN: dict[str, list[Change]] = {
     ],
     # Logprobs
     "the logprobs of a text are those of its deltas": [
-        put(13, logprobs=spelled("Hello!").logprobs),
+        put(13, logprobs=spelled_delta("Hello!").logprobs),
         of(RARE, put(4, logprobs=())),
         of(RARE, put(7, logprobs=())),
     ],
     "the bytes of a text's tokens spell the text": [
-        of(RARE, put_tokens(*spelled("He").logprobs)),
-        of(RARE, put_tokens(*spelled("H").logprobs)),
+        of(RARE, put_tokens(*spelled_delta("He").logprobs)),
+        of(RARE, put_tokens(*spelled_delta("H").logprobs)),
     ],
     "alternatives come likeliest first": [of(RARE, put(6, logprobs=(replace(Y, top_logprobs=Y.top_logprobs[::-1]),)))],
     "there are no more alternatives than were asked for": [
         of((started(top_logprobs=1), *RARE[1:]), lambda events: events)
     ],
+}
+"""The changes are made to the stream of `whole_turn`, or of the frames they name."""
+
+
+def in_server_turns(*changes: Change) -> list[Change]:
+    return [of(SERVED, change) for change in changes]
+
+
+def in_client_turn(*changes: Change) -> list[Change]:
+    return [of(ASKED, change) for change in changes]
+
+
+BROKEN_CALLS: dict[str, list[Change]] = {
+    # What is added, and what is done
+    "an item is added in progress": [
+        put_item(9, status="completed"),
+        *in_server_turns(put_item(16, status="completed")),
+    ],
+    "a call is added empty": [
+        put_item(16, arguments="{}"),
+        of(RARE, put_item(16, input="l")),
+        *in_server_turns(
+            put_item(2, tools=(ListedTool("a", {}),)),
+            put_item(2, error="No."),
+            put_item(16, arguments="{"),
+            put_item(16, output=""),
+            put_item(29, code="1"),
+            put_item(29, outputs=()),
+            put_item(57, output=(SHELL_OUTPUT,)),
+        ),
+    ],
+    "a done item has ended": [
+        put_item(15, status="in_progress"),
+        put_item(8, status=UNSET),
+        put_item(20, status="failed"),
+        *in_server_turns(
+            put_item(22, status="in_progress"), put_item(56, status="failed"), put_item(62, status="failed")
+        ),
+        *in_client_turn(put_item(15, status="in_progress"), put_item(17, status="failed")),
+    ],
+    "a done call holds what its events built": [
+        put_item(20, arguments="{}"),
+        of(RARE, put_item(19, input="")),
+        *in_server_turns(
+            put_item(22, arguments="{}"),
+            put_item(36, code="1"),
+            put_item(62, output=()),
+            both(drop(60), drop(60)),
+        ),
+    ],
+    "an output is that of a call ahead of it": in_server_turns(put_item(57, call_id="call_10003")),
+    # Steps
+    "events of calls are of their call's kind": [
+        instead(11, FunctionCallArgumentsDelta(11, "msg_10001", 1, "{}")),
+        instead(17, CustomToolCallInputDelta(17, "fc_10002", 2, "{}")),
+        instead(17, McpCallInProgress(17, "fc_10002", 2)),
+        instead(17, ShellCallCommandAdded(17, 2, 0, "")),
+        of(RARE, instead(17, FunctionCallArgumentsDelta(17, "ctc_10002", 2, "ls"))),
+        *in_server_turns(
+            instead(30, McpCallInProgress(30, "ci_10005", 5)),
+            instead(18, FunctionCallArgumentsDelta(18, "mcp_10003", 3, "{}")),
+            instead(53, McpCallInProgress(53, "sh_10009", 9)),
+            instead(58, McpCallInProgress(58, "sho_1000a", 10)),
+        ),
+        *in_client_turn(instead(3, McpCallInProgress(3, "mcpr_10000", 0))),
+    ],
+    "a call is in progress first": in_server_turns(drop(17), drop(24), drop(30), drop(38)),
+    "a call takes one step after another, and each once": in_server_turns(
+        drop(3),
+        drop(33),
+        drop(34),
+        drop(44),
+        drop(45),
+        repeat(17),
+        repeat(21),
+        repeat(35),
+        repeat(45),
+        copy(34, behind=29),
+        copy(35, behind=33),
+    ),
+    "a call takes all steps to its status": [
+        drop(19),
+        of(RARE, drop(18)),
+        *in_server_turns(
+            drop(4),
+            drop(8),
+            drop(21),
+            drop(27),
+            drop(35),
+            drop(41),
+            drop(46),
+            drop(50),
+            drop(49, 50),
+            put_item(42, status="completed"),
+            put_item(51, status="completed"),
+        ),
+    ],
+    "a call ends as its events say": in_server_turns(
+        put_item(9, error=None),
+        put_item(22, status="failed"),
+        put_item(28, status="completed"),
+        put_item(36, status="failed"),
+        put_item(47, status="failed"),
+    ),
+    "an error is that of a call that failed": in_server_turns(
+        put_item(28, error=None), put_item(22, error={"type": "x"})
+    ),
+    "an output is that of a call that completed": in_server_turns(put_item(28, output="Fine.")),
+    # Shells
+    "a shell call tells its commands": [
+        *in_server_turns(drop(53, 54, 55), drop(55)),
+        *in_client_turn(drop(12, 13, 14), drop(*range(7, 15))),
+    ],
+    "a command is added, told and done before the next": [
+        *in_server_turns(drop(53), repeat(53), repeat(55)),
+        *in_client_turn(drop(9), drop(10), drop(11)),
+    ],
+    "a command is added empty": in_server_turns(put(53, command="ls")),
+    "command indexes count the commands of a call": [
+        *in_server_turns(put(53, command_index=1), put(54, command_index=1), put(55, command_index=1)),
+        *in_client_turn(drop(10, 11)),
+    ],
+    "outputs come in the order of their commands": in_server_turns(
+        put(58, command_index=1), put(59, command_index=1), drop(58, 59)
+    ),
+    "the deltas of an output sum to what its done event carries": in_server_turns(
+        drop(58),
+        repeat(58),
+        put(58, delta={"stdout": "b"}),
+        put(60, delta={"stdout": "b\n"}),
+    ),
+    "an output that was begun is done": in_server_turns(both(put_done_item(62, output=(SHELL_OUTPUT,)), drop(61))),
 }
 """The changes are made to the stream of `whole_turn`, or of the frames they name."""

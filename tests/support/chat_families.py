@@ -7,15 +7,26 @@ it writes them letter by letter.  The words between them are those of the tiny m
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 
+from llguidance import LLMatcher, LLTokenizer, grammar_from
+from msgspec import structs
+
+from pipeline.frames import CallSyntax, GenerationStarted
+from pipeline.protocol.tools import Toolset
+from stages.chat.functions import functions
 from stages.chat.load import ChatOptions, load_chat_model, read_config
-from stages.chat.model import ChatMessage, ChatModel, Function, Rendered
+from stages.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
+from stages.chat.names import ToolNames
 from stages.chat.parsers import VllmParsers
 from stages.chat.vocabulary import Vocabulary
+from stages.render.chat.grammar import grammar
+from tests.support.harmony import conversation
 from tests.support.paths import TINY_QWEN
 
 WORDS = TINY_QWEN / "tokenizer.json"
@@ -54,7 +65,7 @@ SEED = ("<seed:bos>", "<seed:think>", "</seed:think>", "<seed:tool_call>", "</se
 ERNIE = ("<|end_of_sentence|>", *THINK, "<response>", "</response>", "<tool_call>", "</tool_call>")
 LFM2 = ("<|im_start|>", "<|tool_call_start|>", "<|tool_call_end|>", "<|tool_list_start|>")
 
-THINKS = {"thinking": True}
+THINKING = {"thinking": True}
 
 
 @dataclass(frozen=True)
@@ -76,9 +87,9 @@ class Family:
 FAMILIES: Mapping[str, Family] = {
     "deepseek_r1": Family(DEEPSEEK_ENDS, (*DEEPSEEK, *DEEPSEEK_TOOLS), "deepseek_r1", "deepseek_v3", "<think>\n"),
     "deepseek_v31": Family(
-        DEEPSEEK_ENDS, (*DEEPSEEK, *DEEPSEEK_TOOLS), "deepseek_v3", "deepseek_v31", "<think>", THINKS
+        DEEPSEEK_ENDS, (*DEEPSEEK, *DEEPSEEK_TOOLS), "deepseek_v3", "deepseek_v31", "<think>", THINKING
     ),
-    "deepseek_v4": Family(DEEPSEEK_ENDS, DEEPSEEK, "deepseek_v4", "deepseek_v4", "<think>", THINKS),
+    "deepseek_v4": Family(DEEPSEEK_ENDS, DEEPSEEK, "deepseek_v4", "deepseek_v4", "<think>", THINKING),
     "ernie45": Family(("</s>",), ERNIE, "ernie45", "ernie45", "<think>\n"),
     "gemma4": Family(GEMMA_ENDS, GEMMA, "gemma4", "gemma4", variables={"enable_thinking": True}),
     "glm45": Family(GLM_ENDS, GLM, "glm45", "glm45"),
@@ -100,7 +111,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 @dataclass(frozen=True)
-class Ending:
+class EndingTemplate:
     """A template of which nothing is there but its end: the marks that a model finds itself behind."""
 
     text: str
@@ -120,22 +131,22 @@ class Ending:
 
 
 @cache
-def chat_model(name: str) -> ChatModel:
+def family_model(name: str) -> ChatModel:
     """The model of a family; that of the tiny model is loaded as it is served, template and all."""
     if name == TINY_QWEN.name:
         return load_chat_model(read_config(str(TINY_QWEN)), ChatOptions())
     family = FAMILIES[name]
-    vocabulary = Vocabulary(tokenizer_of((*family.ends, *family.marks)))
+    vocabulary = Vocabulary(tokenizer_with((*family.ends, *family.marks)))
     return ChatModel(
         vocabulary=vocabulary,
-        template=Ending(family.prompt),
+        template=EndingTemplate(family.prompt),
         parsers=VllmParsers(vocabulary.tokenizer, family.reasoning, family.tools),
         stop_token_ids=tuple(vocabulary.marks[end] for end in family.ends),
         variables=family.variables,
     )
 
 
-def tokenizer_of(marks: Sequence[str]) -> Any:
+def tokenizer_with(marks: Sequence[str]) -> Any:
     """The tiny model's words, and ``marks`` in place of its own."""
     from tokenizers import AddedToken, Tokenizer  # noqa: PLC0415 - takes seconds, and one module of tests needs it
     from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
@@ -147,3 +158,239 @@ def tokenizer_of(marks: Sequence[str]) -> Any:
     tokenizer = Tokenizer.from_str(json.dumps(layout | {"added_tokens": []}))
     tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=marks[0])
+
+
+@cache
+def load_model(folder: Path = TINY_QWEN, **options: Any) -> ChatModel:
+    """What a server would make of it, with these `ChatOptions`; the first one takes ten seconds: vLLM is imported."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # vLLM's imports warn
+        return load_chat_model(_config(folder), ChatOptions(**options))
+
+
+@cache
+def _config(folder: Path) -> Any:
+    return read_config(str(folder))
+
+
+TURN_END = "<|im_end|>"
+USER_TURN = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+THINKING_OFF = f"{USER_TURN}<think>\n\n</think>\n\n"
+THOUGHT_OPEN = f"{USER_TURN}<think>\n"
+
+
+@dataclass(frozen=True)
+class UnknownCallSyntax:
+    """Parsers of a markup of calls that nobody has described."""
+
+    thinking: tuple[str, str] | None = ("<think>", "</think>")
+
+    def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
+        raise NotImplementedError
+
+    def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
+        """Not known."""
+
+
+def model_of_unknown_syntax(thinking: tuple[str, str] | None = ("<think>", "</think>")) -> ChatModel:
+    """The tiny Qwen, as if its markup were a secret."""
+    return replace(load_model(), parsers=UnknownCallSyntax(thinking))
+
+
+@dataclass(frozen=True)
+class ChatGrammar:
+    """A model behind a prompt, and the grammar that it is held to there."""
+
+    chat: ChatModel
+    rules: str | None
+    calls: CallSyntax
+
+    def accepted(self, turn: str) -> str:
+        """The part of ``turn`` that the engine lets through; ``...`` stands behind it where the turn must go on."""
+        assert self.rules is not None
+        return accepted_text(self.chat, self.rules, turn)
+
+
+def chat_grammar(
+    tools: Toolset | None = None,
+    text_format: Mapping[str, Any] | None = None,
+    structured: Mapping[str, Any] | None = None,
+    *,
+    prompt: str = USER_TURN,
+    chat: ChatModel | None = None,
+    continues: bool = False,
+) -> ChatGrammar:
+    """The tiny Qwen, or another model, held to what a request asks for."""
+    chat, tools = chat or load_model(), tools or Toolset()
+    asked = structs.replace(conversation(tools=tools, text_format=text_format), structured=structured or {})
+    shown = functions(tools, ToolNames(tools))
+    return ChatGrammar(chat, *grammar(chat, asked, shown, tuple(chat.vocabulary.encode(prompt)), continues=continues))
+
+
+def accepted_text(chat: ChatModel, rules: str, turn: str) -> str:
+    """What the grammar lets through of a turn."""
+    started = LLMatcher(grammar_tokenizer(chat.vocabulary.tokenizer), grammar_from("grammar", rules), log_level=0)
+    assert not started.is_error(), started.get_error()
+    token_ids, count = chat.vocabulary.encode(turn), 0
+    while count < len(token_ids) and started.consume_token(token_ids[count]):
+        count += 1
+    return chat.vocabulary.decode(token_ids[:count]) + (
+        "" if started.is_stopped() and not started.is_error() else "..."
+    )
+
+
+@cache
+def grammar_tokenizer(of: Any) -> LLTokenizer:
+    """The vocabulary as the engine's grammar library reads it."""
+    import llguidance.hf  # noqa: PLC0415 - imports transformers, which takes seconds
+
+    return llguidance.hf.from_tokenizer(of)
+
+
+ItemKind: TypeAlias = Literal["thought", "message", "call"]
+
+
+@dataclass(frozen=True)
+class ExpectedItem:
+    """An item: its text, of a call its arguments, and whether it was told to its end."""
+
+    kind: ItemKind
+    text: str
+    name: str = ""
+    complete: bool = True
+
+    def tells(self, other: ExpectedItem) -> bool:
+        """Whether ``other`` says the same; whole arguments may be spaced in any way."""
+        return self._said() == other._said()
+
+    def _said(self) -> object:
+        whole = self.kind == "call" and self.complete and _is_json(self.text)
+        return self.kind, self.name, self.complete, json.loads(self.text) if whole else self.text
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def thought(text: str = "The user wants the weather.") -> ExpectedItem:
+    return ExpectedItem("thought", text)
+
+
+def message(text: str) -> ExpectedItem:
+    return ExpectedItem("message", text)
+
+
+def weather_call(arguments: str) -> ExpectedItem:
+    return ExpectedItem("call", arguments, "get_weather")
+
+
+def cut_item(told: ExpectedItem) -> ExpectedItem:
+    return ExpectedItem(told.kind, told.text, told.name, complete=False)
+
+
+THOUGHT = thought()
+PARIS_CALL = weather_call('{"city": "Paris"}')
+THREE_DAYS_CALL = weather_call('{"city": "Paris", "days": 3}')
+AFTERWARDS = message("I have asked.")
+
+NESTED_ARGUMENTS = (
+    '{"query": "say \\"hi\\" if a < b & 1 > 0", '
+    '"filter": {"names": ["Zoë", "日本 🧑\u200d🚀"], "limit": 3, "exact": true}}'
+)
+
+ITEMS_BY_CASE: Mapping[str, tuple[ExpectedItem, ...]] = {
+    "text": (message("Paris is warm."),),
+    "thought_and_text": (THOUGHT, message("Paris is warm.")),
+    "cut_in_thought": (cut_item(thought("The user wants the")),),
+    "call": (THOUGHT, PARIS_CALL),
+    "two_calls": (THOUGHT, THREE_DAYS_CALL, weather_call('{"city": "Rome", "days": 5}')),
+    "text_and_call": (THOUGHT, message("I look it up."), PARIS_CALL),
+    "cut_in_second_call": (THOUGHT, THREE_DAYS_CALL, cut_item(weather_call('{"city": "Ro'))),
+    "cut_in_name": (THOUGHT,),
+    "nested_arguments": (THOUGHT, ExpectedItem("call", NESTED_ARGUMENTS, "search")),
+    "no_arguments": (THOUGHT, ExpectedItem("call", "{}", "get_time")),
+    "text_after_call": (THOUGHT, PARIS_CALL, AFTERWARDS),
+    "half_a_mark": (message("Write <tool"),),
+    "mark_in_text": (message("Write <function=name> and close it."),),
+    "mark_as_text": (PARIS_CALL,),
+    "call_in_thought": (THOUGHT, PARIS_CALL),
+    "text_between_calls": (THOUGHT, PARIS_CALL, message("Now the other one."), weather_call('{"city": "Rome"}')),
+    "call_without_name": (
+        THOUGHT,
+        message('<tool_call>\n{"function": "get_weather", "city": "Paris"}\n</tool_call>'),
+    ),
+    "broken_arguments": (THOUGHT, weather_call('{"city": Paris}')),
+    "undeclared_tool": (THOUGHT, ExpectedItem("call", '{"city": "Paris"}', "get_wether")),
+    "call_unasked": (THOUGHT, PARIS_CALL),
+    "python_tag": (PARIS_CALL,),
+    "json_answer": (message('{"city": "Paris"}'),),
+}
+"""By the name of the case; families that do not think have no thought in any of them."""
+
+TINY_QWEN_ITEMS: Mapping[str, tuple[ExpectedItem, ...]] = {
+    "greeting": (thought("The user wants a greeting."), message("Hello!")),
+    "earlier_turn": (thought("It was seven."), message("Seven.")),
+    "thinking_off": (message("I look it up."), PARIS_CALL),
+    "call_result": (thought("The tool answered."), message("It is 18 °C in Paris.")),
+    "custom_tool_call": (
+        thought("A query will tell."),
+        ExpectedItem("call", 'SELECT count(*)\nFROM users  -- "all" 日本', "run_sql"),
+    ),
+    "custom_tool_call_cut": (
+        thought("A query will tell."),
+        cut_item(ExpectedItem("call", "SELECT count(*)\nFR", "run_sql")),
+    ),
+    "call_in_namespace": (
+        thought("The manual knows."),
+        ExpectedItem("call", '{"question": "What is a stage?"}', "ask"),
+    ),
+    "choice_of_one_function": (THOUGHT, PARIS_CALL),
+    "json_schema": (thought("JSON is wanted."), message('{"name": "Ada", "age": 36}')),
+    "stop_text": (thought("I count up."), message("One, two, ")),
+}
+"""The same for the tiny model, whose requests ask for more."""
+
+ITEMS_BY_FOLDER: Mapping[str, tuple[ExpectedItem, ...]] = {
+    "qwen3_coder_half_a_mark": (message("Write <function"),),
+    "llama3_half_a_mark": (message("Write <|python"),),
+    # What parsers keep to themselves, and nobody can give back: see the README of the fixtures.
+    "deepseek_v4_cut_in_second_call": (THOUGHT, THREE_DAYS_CALL, cut_item(weather_call('{"city": "'))),
+    "deepseek_v4_text_after_call": (THOUGHT, PARIS_CALL),
+    "ernie45_cut_in_second_call": (THOUGHT, THREE_DAYS_CALL),
+    "ernie45_text_after_call": (THOUGHT, PARIS_CALL),
+    "gemma4_cut_in_second_call": (THOUGHT, THREE_DAYS_CALL, cut_item(weather_call('{"city": "'))),
+    "kimi_k2_text_after_call": (THOUGHT, PARIS_CALL),
+    "llama3_cut_in_second_call": (THREE_DAYS_CALL, cut_item(weather_call('{"city": "R'))),
+    "llama3_text_after_call": (PARIS_CALL,),
+    "llama3_text_and_call": (message('I look it up.\n\n{"name": "get_weather", "parameters": {"city": "Paris"}}'),),
+    "qwen3_coder_mark_in_text": (message("Write"), ExpectedItem("call", "{}", "name")),
+    "step3_cut_in_second_call": (THOUGHT, THREE_DAYS_CALL, cut_item(weather_call(""))),
+    "step3_nested_arguments": (
+        THOUGHT,
+        ExpectedItem(
+            "call",
+            json.dumps({"filter": json.dumps(json.loads(NESTED_ARGUMENTS)["filter"], ensure_ascii=False)}),
+            "search",
+        ),
+    ),
+}
+"""By the name of the folder."""
+
+
+def expected_items(folder: str) -> tuple[ExpectedItem, ...]:
+    """What the case in ``folder`` says."""
+    family = family_of(folder)
+    case = folder.removeprefix(f"{family}_")
+    if family == TINY_QWEN.name:
+        return TINY_QWEN_ITEMS[case]
+    told = ITEMS_BY_FOLDER[folder] if folder in ITEMS_BY_FOLDER else ITEMS_BY_CASE[case]
+    return told if FAMILIES[family].reasoning else tuple(item for item in told if item.kind != "thought")
+
+
+def family_of(folder: str) -> str:
+    """The family whose case is in ``folder``."""
+    return max((family for family in FAMILIES if folder.startswith(f"{family}_")), key=len)

@@ -17,12 +17,12 @@ from stages.chat.names import ToolNames
 from stages.chat.vocabulary import Vocabulary
 from stages.render.chat.chat import RenderChat
 from stages.render.chat.messages import Layout, Surroundings, lay_out, split
-from tests.support.event_streams import through
+from tests.support.event_streams import run_stage
 from tests.support.paths import TINY_QWEN
 
-OWN = (TINY_QWEN / "chat_template.jinja").read_text()
+QWEN_TEMPLATE = (TINY_QWEN / "chat_template.jinja").read_text()
 
-TOOLLESS = """
+TOOLLESS_TEMPLATE = """
 {%- for message in messages -%}
 <|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>
@@ -32,7 +32,7 @@ TOOLLESS = """
 """
 """As many models for conversation have it: nothing but roles and texts."""
 
-STRICT = """
+STRICT_TEMPLATE = """
 {%- if messages[0].role == 'system' -%}
     {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' -}}
     {%- set messages = messages[1:] -%}
@@ -49,7 +49,7 @@ STRICT = """
 """
 """As Gemma's and Mistral's are: instructions first, then each side in its turn, in texts that ``+`` can join."""
 
-LATEST_INSTRUCTIONS = """
+LATEST_INSTRUCTIONS_TEMPLATE = """
 {%- set told = namespace(text='') -%}
 {%- for message in messages if message.role == 'system' %}{% set told.text = message.content %}{% endfor -%}
 {{- told.text -}}
@@ -71,7 +71,7 @@ def vocabulary() -> Vocabulary:
 
 
 @dataclass(frozen=True)
-class Jinja:
+class JinjaTemplate:
     """A template as transformers renders it, with arguments that have names."""
 
     template: str
@@ -103,7 +103,7 @@ class Jinja:
         return Rendered(text)
 
 
-class Unread:
+class NoParsers:
     """Nobody knows how the model thinks and calls."""
 
     thinking = None
@@ -116,37 +116,37 @@ class Unread:
         """There are no marks of calls."""
 
 
-def chat_model(template: str = OWN, **settings: Any) -> ChatModel:
+def model_with_template(template: str = QWEN_TEMPLATE, **settings: Any) -> ChatModel:
     """A model with this template; nothing reads what it writes."""
     words = vocabulary()
     ends = (words.marks["<|im_end|>"], words.marks["<|endoftext|>"])
-    return ChatModel(words, Jinja(template), Unread(), ends, settings.pop("variables", {}), **settings)
+    return ChatModel(words, JinjaTemplate(template), NoParsers(), ends, settings.pop("variables", {}), **settings)
 
 
 async def prompt(
-    conversation: Conversation, template: str = OWN, *, context_length: int = 100_000, **settings: Any
+    conversation: Conversation, template: str = QWEN_TEMPLATE, *, context_length: int = 100_000, **settings: Any
 ) -> Prompt:
     """The prompt of a conversation."""
-    (rendered,) = await through(RenderChat(chat_model(template, **settings), context_length), [conversation])
+    (rendered,) = await run_stage(RenderChat(model_with_template(template, **settings), context_length), [conversation])
     assert isinstance(rendered, Prompt)
     return rendered
 
 
-async def text(conversation: Conversation, template: str = OWN, **settings: Any) -> str:
+async def text(conversation: Conversation, template: str = QWEN_TEMPLATE, **settings: Any) -> str:
     """The prompt as text."""
     return vocabulary().decode((await prompt(conversation, template, **settings)).token_ids)
 
 
-def laid_out(conversation: Conversation, *, images: Mapping[str, str] | None = None) -> Layout:
+def lay_out_messages(conversation: Conversation, *, images: Mapping[str, str] | None = None) -> Layout:
     """The messages of a conversation."""
     instructions, items = split(conversation)
-    ends = chat_model().stop_token_ids
+    ends = model_with_template().stop_token_ids
     return lay_out(instructions, items, Surroundings(conversation, ToolNames(conversation.tools), images or {}, ends))
 
 
-def told(conversation: Conversation) -> list[dict[str, Any]]:
+def messages_in_brief(conversation: Conversation) -> list[dict[str, Any]]:
     """The messages of a conversation in short: calls as names and arguments, and nothing that is not there."""
-    return [_short(message) for message in laid_out(conversation).messages]
+    return [_short(message) for message in lay_out_messages(conversation).messages]
 
 
 def _short(message: ChatMessage) -> dict[str, Any]:
@@ -157,6 +157,6 @@ def _short(message: ChatMessage) -> dict[str, Any]:
     return short
 
 
-def written(item: Item, text: str) -> tuple[str, tuple[int, ...]]:
+def item_tokens(item: Item, text: str) -> tuple[str, tuple[int, ...]]:
     """An item's id and the tokens that the engine wrote for it."""
     return item.id, tuple(vocabulary().encode(text))

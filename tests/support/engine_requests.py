@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from pipeline.frames import EngineFrame, GenerationFinished, Prompt, Sampling, Scheduling, TokenChunk, TokenLogprob
+from pipeline.frames import Prompt, Sampling, Scheduling
 from pipeline.protocol.items import Message, OutputItem, Reasoning
 from pipeline.protocol.response import Response
 from pipeline.record import read_frames
@@ -30,28 +29,6 @@ def prompt(encoding: HarmonyEncoding, text: str, name: str = "greeting", max_tok
     head = encoding.decode(recorded.token_ids).split("<|start|>user")[0]
     tokens = encoding.encode_markup(f"{head}<|start|>user<|message|>{text}<|end|><|start|>assistant")
     return msgspec.structs.replace(recorded, token_ids=tuple(tokens), sampling=Sampling(0.0, 1.0, max_tokens))
-
-
-async def generate(engine: VllmEngine, prompt: Prompt, *, pause: float = 0.0) -> list[EngineFrame]:
-    frames = []
-    async with engine.open(prompt) as stream:
-        async for frame in stream:
-            frames.append(frame)
-            await asyncio.sleep(pause)
-    return frames
-
-
-def token_ids(frames: Iterable[Any]) -> list[int]:
-    return [token for frame in frames if isinstance(frame, TokenChunk) for token in frame.token_ids]
-
-
-def logprobs(frames: Iterable[Any]) -> list[TokenLogprob]:
-    return [logprob for frame in frames if isinstance(frame, TokenChunk) for logprob in frame.logprobs]
-
-
-def last(frames: list[EngineFrame]) -> GenerationFinished:
-    assert isinstance(frames[-1], GenerationFinished)
-    return frames[-1]
 
 
 def sampled(asked: Prompt, **sampling: Any) -> Prompt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
@@ -13,12 +14,14 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from pipeline.core import Pipeline, Stage
+from pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
 from pipeline.invariants import StreamChecker, check
 from pipeline.protocol.events import ResponseEvent, TerminalEvent, to_sse
 from pipeline.protocol.reading import read_request
 from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
 from pipeline.record import replay
+from stages.generate.engine import Engine
 
 _sdk_event: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 _our_event = msgspec.json.Decoder[ResponseEvent](ResponseEvent)
@@ -101,10 +104,32 @@ class Tap:
             yield frame
 
 
-async def through(stage: Stage[Any, Any], frames: Iterable[Any]) -> list[Any]:
-    return await flowing(Pipeline.start("stage", stage), frames)
+async def run_stage(stage: Stage[Any, Any], frames: Iterable[Any]) -> list[Any]:
+    return await run_pipeline(Pipeline.start("stage", stage), frames)
 
 
-async def flowing(pipeline: Pipeline[Any, Any], frames: Iterable[Any]) -> list[Any]:
+async def run_pipeline(pipeline: Pipeline[Any, Any], frames: Iterable[Any]) -> list[Any]:
     async with pipeline.open(replay(frames)) as stream:
         return [frame async for frame in stream]
+
+
+async def generate(engine: Engine, prompt: Prompt, *, pause: float = 0.0) -> list[EngineFrame]:
+    frames = []
+    async with engine.open(prompt) as stream:
+        async for frame in stream:
+            frames.append(frame)
+            await asyncio.sleep(pause)
+    return frames
+
+
+def token_ids(frames: Iterable[Any]) -> list[int]:
+    return [token for frame in frames if isinstance(frame, TokenChunk) for token in frame.token_ids]
+
+
+def logprobs(frames: Iterable[Any]) -> list[TokenLogprob]:
+    return [logprob for frame in frames if isinstance(frame, TokenChunk) for logprob in frame.logprobs]
+
+
+def last(frames: list[EngineFrame]) -> GenerationFinished:
+    assert isinstance(frames[-1], GenerationFinished)
+    return frames[-1]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,7 +16,19 @@ from typing import Any, Literal
 
 from aiohttp import web
 
+from pipeline.frames import Prompt, Sampling
+from pipeline.protocol.events import TerminalEvent
+from pipeline.protocol.items import Message
+from pipeline.protocol.reading import read_request
+from pipeline.record import replay
+from stages.generate.http import HttpEngine, start_http
+from stages.harmony import load_encoding
+from stages.persist.database import Nowhere
+from stages.persist.live import LiveResponses
+from stages.persist.store import Store
+from stages.responses import harmony_responses
 from tests.support.processes import free_port
+from tests.support.stored_responses import response
 
 MARKER_IDS = [200006, 200005, 200008]
 
@@ -109,18 +122,18 @@ class FakeVllm:
         body = await request.json()
         assert body["prompt"] == "<|start|><|channel|><|message|>"
         if self.markers is None:
-            return _refused(400, "There is no tokenizer.")
+            return _error_answer(400, "There is no tokenizer.")
         return web.json_response({"count": len(self.markers), "max_model_len": 8192, "tokens": self.markers})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         if not self.scale_out:
-            return _refused(403, "The scale-out endpoints are off.")
+            return _error_answer(403, "The scale-out endpoints are off.")
         body = await request.json()
-        return await self._answer(request, body, body["sampling_params"], _generated)
+        return await self._answer(request, body, body["sampling_params"], _generate_chunk)
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        return await self._answer(request, body, body, _completed)
+        return await self._answer(request, body, body, _completions_chunk)
 
     async def _answer(
         self, request: web.Request, body: dict[str, Any], sampling: dict[str, Any], spell: Any
@@ -145,7 +158,7 @@ class FakeVllm:
         ids = [9] * sampling["max_tokens"]
         if sampling.get("structured_outputs"):
             if self.grammars == "refused":
-                return _refused(400, "Failed to convert the grammar from GBNF to Lark.")
+                return _error_answer(400, "Failed to convert the grammar from GBNF to Lark.")
             if self.grammars == "held":
                 ids = [5, 6, 7][: sampling["max_tokens"]]
         choice = {"index": 0, "finish_reason": "length", "token_ids": ids if self.tells_ids else None}
@@ -187,7 +200,7 @@ class FakeVllm:
             case "mute":
                 await response.write(b'data: {"choices": [{"index": 0, "text": "x"}]}\n\n')
             case "error":
-                await response.write(_line({"error": self.words}) + b"data: [DONE]\n\n")
+                await response.write(_sse_line({"error": self.words}) + b"data: [DONE]\n\n")
             case "abort":
                 await response.write(spell(self, [], None, "abort") + b"data: [DONE]\n\n")
             case "" | "ends":
@@ -197,7 +210,7 @@ class FakeVllm:
     def _usage(self, told: int) -> bytes:
         details = None if self.cached_tokens is None else {"cached_tokens": self.cached_tokens}
         usage = {"prompt_tokens": 77, "completion_tokens": told, "prompt_tokens_details": details}
-        return _line({"request_id": "x", "choices": [], "usage": usage})
+        return _sse_line({"request_id": "x", "choices": [], "usage": usage})
 
     async def _wake(self) -> None:
         while self.is_silent:
@@ -205,7 +218,7 @@ class FakeVllm:
 
 
 @asynccontextmanager
-async def fakes(*servers: FakeVllm) -> AsyncGenerator[None, None]:
+async def running_fakes(*servers: FakeVllm) -> AsyncGenerator[None, None]:
     """Have them listen for the length of the block."""
     for server in servers:
         await server.start()
@@ -234,7 +247,7 @@ def _ranked(token: int, top: int) -> list[tuple[int, float]]:
     return [(token, own_logprob(token)), *(pair for pair in alternatives(token, top) if pair[0] != token)]
 
 
-def _generated(_: FakeVllm, tokens: list[int], top: int | None, reason: str | None = None) -> bytes:
+def _generate_chunk(_: FakeVllm, tokens: list[int], top: int | None, reason: str | None = None) -> bytes:
     told: dict[str, Any] | None = None
     if top is not None:
         content = [
@@ -258,10 +271,10 @@ def _generated(_: FakeVllm, tokens: list[int], top: int | None, reason: str | No
         "routed_experts": None,
     }
     choice |= {"sampling_mask": None, "weight_versions": None, "logprobs": told}
-    return _line({"request_id": "x", "usage": None, "output_mode": "tokens", "choices": [choice]})
+    return _sse_line({"request_id": "x", "usage": None, "output_mode": "tokens", "choices": [choice]})
 
 
-def _completed(_: FakeVllm, tokens: list[int], top: int | None, reason: str | None = None) -> bytes:
+def _completions_chunk(_: FakeVllm, tokens: list[int], top: int | None, reason: str | None = None) -> bytes:
     told: dict[str, Any] | None = None
     if top is not None:
         told = {
@@ -274,13 +287,54 @@ def _completed(_: FakeVllm, tokens: list[int], top: int | None, reason: str | No
         }
     choice: dict[str, Any] = {"index": 0, "text": "", "logprobs": told, "finish_reason": reason, "stop_reason": None}
     choice |= {"prompt_token_ids": [1] * 9, "token_ids": tokens}
-    return _line({"id": "x", "object": "text_completion", "created": 1, "model": "tiny", "choices": [choice]})
+    return _sse_line({"id": "x", "object": "text_completion", "created": 1, "model": "tiny", "choices": [choice]})
 
 
-def _line(told: dict[str, Any]) -> bytes:
+def _sse_line(told: dict[str, Any]) -> bytes:
     return b"data: " + json.dumps(told).encode() + b"\n\n"
 
 
-def _refused(status: int, message: str) -> web.Response:
+def _error_answer(status: int, message: str) -> web.Response:
     error = {"message": message, "type": "BadRequestError", "param": None, "code": status}
     return web.json_response({"error": error}, status=status)
+
+
+def prompt_for_fakes(**fields: Any) -> Prompt:
+    """A prompt for the model of the fakes; ``max_tokens`` and the like are of its sampling."""
+    names = Sampling.__struct_fields__
+    sampling: dict[str, Any] = {"max_tokens": 100} | {name: fields.pop(name) for name in names if name in fields}
+    asked = response(fields.pop("id", "resp_1"), model=fields.pop("model", "tiny"))
+    known: dict[str, Any] = {"token_ids": (1, 2, 3), "stop_token_ids": (200002,)}
+    return Prompt(response=asked, input=(), sampling=Sampling(0.0, 1.0, **sampling), **(known | fields))
+
+
+@asynccontextmanager
+async def engine_over(*servers: FakeVllm, **options: Any) -> AsyncGenerator[HttpEngine, None]:
+    """The engine over those servers, which listen as long as it is there."""
+    async with running_fakes(*servers):
+        engine = await start_http([server.url for server in servers], **{"interval": 0.05, **options})
+        try:
+            yield engine
+        finally:
+            await engine.close()
+
+
+LIGHT_ANSWER = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|return|>"
+
+
+async def main() -> None:
+    """Ask the fake server through the whole pipeline."""
+    encoding = load_encoding()
+    async with engine_over(FakeVllm(encoding.encode_markup(LIGHT_ANSWER))) as engine:
+        pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(Store(Nowhere())))
+        request = await read_request(json.dumps({"model": "tiny", "input": "Hi"}).encode())
+        async with pipeline.open(replay([request])) as events:
+            *_, last = [event async for event in events]
+    assert isinstance(last, TerminalEvent)
+    message = last.response.output[-1]
+    assert isinstance(message, Message)
+    sys.stdout.write(json.dumps(message.text))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

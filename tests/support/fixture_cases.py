@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import asyncio
+import re
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from math import inf
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
 
 from pipeline.core import Pipeline
 from pipeline.frames import (
     Conversation,
     ConversedFrame,
     EmittedFrame,
+    FinishReason,
+    GenerationFinished,
+    GenerationStarted,
     ItemResult,
     ItemTokens,
     ParsedFrame,
     Prompt,
+    ResponseStarted,
+    TokenChunk,
     TokenFrame,
+    TokenLogprob,
 )
+from pipeline.page.flow import Flow, flow_of
+from pipeline.plugins import Install
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.items import OutputItem
 from pipeline.protocol.reading import read_request
 from pipeline.protocol.response import Response
 from pipeline.record import FORMAT, Header, read_frames, write_frames
@@ -26,17 +45,17 @@ from stages.converse.converse import Converse
 from stages.emit.emit import emit
 from stages.generate.generate import Generate
 from stages.generate.replay import ReplayEngine
-from stages.harmony import HarmonyEncoding
+from stages.harmony import RETURN, STOP_TOKENS, HarmonyEncoding, load_encoding
 from stages.normalize.normalize import Normalize
 from stages.parse.harmony import ParseHarmony
 from stages.persist.live import LiveResponses
 from stages.persist.persist import Persist
 from stages.persist.store import Store
 from stages.render.harmony import RenderHarmony
-from tests.support.completions import completions, hand_written
-from tests.support.event_streams import Tap, checked, final, flowing, through
+from stages.responses import recorded_responses
+from tests.support.event_streams import Tap, checked, final, run_pipeline, run_stage
 from tests.support.paths import HARMONY
-from tests.support.recorded_answers import PlayedTools
+from tests.support.scripted_tools import RecordedTools
 
 CREATED_AT = 1_790_000_000.0
 
@@ -86,9 +105,9 @@ def suffix_of(folder: Path) -> str:
 
 async def check_events(case: Case, store: Store, source: str) -> None:
     """Emit and persist the items in the file ``source``, and compare the events and the stored response."""
-    case.expect("events.jsonl", await through(emit, case.read(source, ConversedFrame)), EmittedFrame)
+    case.expect("events.jsonl", await run_stage(emit, case.read(source, ConversedFrame)), EmittedFrame)
     emitted = case.read("events.jsonl", EmittedFrame)
-    events = await through(Persist(LiveResponses(store)), emitted)
+    events = await run_stage(Persist(LiveResponses(store)), emitted)
     response = final(checked(events))
     if not case.has("response.json"):
         return
@@ -105,22 +124,22 @@ async def check_events(case: Case, store: Store, source: str) -> None:
 HARMONY_CASES = sorted(HARMONY.glob("*/"), key=lambda case: case.name)
 
 
-async def check_conversation(case: Case, store: Store, tools: PlayedTools | None) -> None:
+async def check_conversation(case: Case, store: Store, tools: RecordedTools | None) -> None:
     """Normalize the request of a case, and compare the conversation."""
     suffix, created_at, model = case.born
     hosted = tools.toolbox.kinds if tools else frozenset[str]()
     normalize = Normalize(store, (model,), hosted, draw=lambda: suffix, clock=lambda: created_at)
     request = await read_request(case.path("request.json").read_bytes())
-    case.expect("conversation.jsonl", await through(normalize, [request]), Conversation)
+    case.expect("conversation.jsonl", await run_stage(normalize, [request]), Conversation)
 
 
-async def check_turns(case: Case, encoding: HarmonyEncoding, tools: PlayedTools | None) -> None:
+async def check_turns(case: Case, encoding: HarmonyEncoding, tools: RecordedTools | None) -> None:
     """Make the turns of a case, and compare the frames at each junction."""
     given = case.read("conversation.jsonl", Conversation)
     render, parse = RenderHarmony(encoding), ParseHarmony(encoding)
-    if case.regen and completions(case.folder):
-        prompt = (await through(render, given))[0]
-        case.write("tokens.jsonl", hand_written(case.folder, prompt, encoding))
+    if case.regen and completion_files(case.folder):
+        prompt = (await run_stage(render, given))[0]
+        case.write("tokens.jsonl", handwritten_frames(case.folder, prompt, encoding))
     prompts, tokens, parsed = Tap(), Tap(), Tap()
     turn = (
         Pipeline.start("render", render)
@@ -130,16 +149,151 @@ async def check_turns(case: Case, encoding: HarmonyEncoding, tools: PlayedTools 
         .then("parse", parse)
         .then("see items", parsed)
     )
-    conversed = await flowing(with_tools(turn, tools) if tools else turn, given)
+    conversed = await run_pipeline(with_tools(turn, tools) if tools else turn, given)
     case.expect("prompt.jsonl", prompts.passed, Prompt)
     case.expect("tokens.jsonl", tokens.passed, TokenFrame)
     case.expect("parsed.jsonl", parsed.passed, ParsedFrame)
-    assert await through(parse, case.read("tokens.jsonl", TokenFrame)) == parsed.passed
+    assert await run_stage(parse, case.read("tokens.jsonl", TokenFrame)) == parsed.passed
     if tools:
         tools.check()
-        assert len(prompts.passed) == len(completions(case.folder))
+        assert len(prompts.passed) == len(completion_files(case.folder))
         case.expect("conversed.jsonl", conversed, ConversedFrame)
 
 
-def with_tools(turn: Pipeline[Conversation, Any], tools: PlayedTools) -> Pipeline[Conversation, ConversedFrame]:
+def with_tools(turn: Pipeline[Conversation, Any], tools: RecordedTools) -> Pipeline[Conversation, ConversedFrame]:
     return Pipeline.start("converse", Converse(turn, tools.toolbox, clock=lambda: 0.0))
+
+
+def completion_files(folder: Path) -> list[Path]:
+    """The files of a case with one completion per turn; none where it was recorded."""
+    return sorted(folder.glob("completion*.txt"), key=lambda path: int(path.stem.partition("_")[2] or 1))
+
+
+def handwritten_frames(folder: Path, prompt: Prompt, encoding: HarmonyEncoding) -> Iterator[TokenFrame]:
+    """Token frames of all turns, each begun as ``prompt`` says."""
+    for completion in completion_files(folder):
+        yield from _handwritten_turn(completion.read_text(), prompt, encoding)
+
+
+def _handwritten_turn(text: str, prompt: Prompt, encoding: HarmonyEncoding) -> list[TokenFrame]:
+    token_ids = encode_completion(text, encoding)
+    stopped = set(token_ids[-6:]) & {*STOP_TOKENS, 199_999} or text.endswith(prompt.sampling.stop or "\0")
+    reason: FinishReason = "stop" if stopped else "length"
+    logprobs = handwritten_logprobs(token_ids, prompt.sampling.logprobs)
+    return [
+        GenerationStarted(prompt.response, prompt.input, len(prompt.token_ids)),
+        *(TokenChunk((token,), logprobs[at : at + 1]) for at, token in enumerate(token_ids)),
+        GenerationFinished(reason, cached_tokens=0, duration=0.0),
+    ]
+
+
+OTHER_LOGPROBS = ((RETURN, -1.0625), (9552, -2.0625), (40, -3.0625), (200_014, -4.0625), (13, -inf))
+"""What else might have come, in a hand-written case: a marker, part of a character, a word, no token at all, a dot."""
+
+
+def handwritten_logprobs(token_ids: list[int], top: int | None) -> tuple[TokenLogprob, ...]:
+    """A logprob for each token, if they were asked for: 0, -1/8, -2/8 and so on down to -15/8, and from 0 again."""
+    if top is None:
+        return ()
+    found = [(token, -(position % 16) / 8) for position, token in enumerate(token_ids)]
+    likeliest = (sorted([own, *OTHER_LOGPROBS], key=itemgetter(1), reverse=True) for own in found)
+    return tuple(TokenLogprob(own[1], tuple(others[:top])) for own, others in zip(found, likeliest, strict=True))
+
+
+def encode_completion(text: str, encoding: HarmonyEncoding) -> list[int]:
+    r"""The tokens of text with markers; ``<|123|>`` is the token of that id, ``<\|`` no marker at all."""
+    token_ids: list[int] = []
+    for piece in re.split(r"(<\|\w+\|>)", text):
+        if marker := re.fullmatch(r"<\|(\d+)\|>", piece):
+            token_ids.append(int(marker[1]))
+        elif re.fullmatch(r"<\|\w+\|>", piece):
+            token_ids += encoding.encode_markup(piece)
+        else:
+            token_ids += encoding.encode(piece.replace("<\\|", "<|"))
+    return token_ids
+
+
+ONE_TURN_CASES = [case for case in sorted(HARMONY.glob("*/")) if not (case / "tools.json").exists()]
+"""Those of one turn; what the tools of the others did is not in their tokens."""
+
+
+@cache
+def recorded_tokens(case: Path) -> tuple[TokenFrame, ...]:
+    return tuple(read_frames(case / "tokens.jsonl", TokenFrame))
+
+
+def generation_of(text: str) -> tuple[TokenFrame, ...]:
+    """A generation of that text, which may hold markers, in one chunk."""
+    start = recorded_tokens(HARMONY / "direct_answer")[0]
+    return (start, TokenChunk(tuple(load_encoding().encode_markup(text))), GenerationFinished("stop", 0, 1.0))
+
+
+def in_any_chunks(frames: Sequence[TokenFrame]) -> st.SearchStrategy[list[TokenFrame]]:
+    """The same tokens, cut otherwise."""
+    start, *chunks, end = frames
+    token_ids = [token for chunk in chunks if isinstance(chunk, TokenChunk) for token in chunk.token_ids]
+    logprobs = [one for chunk in chunks if isinstance(chunk, TokenChunk) for one in chunk.logprobs]
+
+    def cut(borders: list[int]) -> list[TokenFrame]:
+        ends = sorted({*borders, 0, len(token_ids)})
+        pairs = pairwise(ends)
+        return [start, *(TokenChunk(tuple(token_ids[a:b]), tuple(logprobs[a:b])) for a, b in pairs), end]
+
+    return st.lists(st.integers(0, len(token_ids)), max_size=40).map(cut)
+
+
+def any_case() -> st.SearchStrategy[list[TokenFrame]]:
+    """A fixture in any chunks."""
+    return st.sampled_from(ONE_TURN_CASES).flatmap(lambda case: in_any_chunks(recorded_tokens(case)))
+
+
+@cache
+def pipeline_after_parse(install: Install) -> Pipeline[Any, Any]:
+    """From tokens to what ``emit`` gives, with a plug-in."""
+    return install(recorded_responses()).since("parse").upto("emit")
+
+
+def emit_with(frames: Sequence[TokenFrame], install: Install) -> list[Any]:
+    """What comes of a generation."""
+    return asyncio.run(run_pipeline(pipeline_after_parse(install), frames))
+
+
+def events_with(frames: Sequence[TokenFrame], install: Install) -> list[ResponseEvent]:
+    """A stream that breaks no rule."""
+    kept = ResponseStarted | ItemTokens | ItemResult
+    return checked(frame for frame in emit_with(frames, install) if not isinstance(frame, kept))
+
+
+def response_with(frames: Sequence[TokenFrame], install: Install) -> Response:
+    """The response at its end."""
+    return final(events_with(frames, install))
+
+
+def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    return pipeline
+
+
+def text_of(item: OutputItem) -> str:
+    """The text of an item that has one."""
+    return str(getattr(item, "text", ""))
+
+
+def item_texts(response: Response) -> list[str]:
+    """The text of each item."""
+    return [*map(text_of, response.output)]
+
+
+FEW_EXAMPLES = settings(max_examples=60, deadline=None)
+"""Each of them makes a whole response."""
+
+Result = TypeVar("Result")
+
+
+def run_in_thread(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine in a thread of its own: Playwright's loop runs in this one."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()
+
+
+def flow_at(folder: Path) -> Flow:
+    return run_in_thread(flow_of(folder, unedited))

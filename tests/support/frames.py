@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Iterable
 from typing import Any
 
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pipeline.frames import (
@@ -55,17 +56,17 @@ from tests.support.stored_responses import response
 
 INPUT = (Message("msg_in", "completed", "user", (InputText("How is Oslo?"),)),)
 
-SUMMARISED = ReasoningOptions("medium", "auto")
+SUMMARY_OPTIONS = ReasoningOptions("medium", "auto")
 """The reasoning options of a request that asks for a summary."""
 
-NOTE = {"type": "url_citation", "url": "https://a.example/", "title": "A", "start_index": 0, "end_index": 2}
+CITATION = {"type": "url_citation", "url": "https://a.example/", "title": "A", "start_index": 0, "end_index": 2}
 
 SEARCH = {"type": "search", "query": "Oslo"}
-FOUND = {**SEARCH, "sources": [{"type": "url", "url": "https://a.example/"}]}
+FOUND_PAGES = {**SEARCH, "sources": [{"type": "url", "url": "https://a.example/"}]}
 LOGS = {"type": "logs", "logs": "2\n"}
-LISTED = {"name": "ask", "input_schema": {"type": "object"}, "description": "Asks."}
-WRITTEN = {"stdout": "a\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
-HUNG = {"stdout": "", "stderr": "b\n", "outcome": {"type": "timeout"}}
+LISTED_TOOL = {"name": "ask", "input_schema": {"type": "object"}, "description": "Asks."}
+SHELL_OUTPUT = {"stdout": "a\n", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}
+SHELL_TIMEOUT = {"stdout": "", "stderr": "b\n", "outcome": {"type": "timeout"}}
 
 FORMS: dict[ClientForm, str] = {
     "local_shell": '{"command": ["ls", "-l"], "timeout_ms": 5}',
@@ -127,7 +128,7 @@ def approval(*texts: str, complete: bool = True) -> Frames:
     return item(McpApprovalOpened("wiki", "ask"), *texts, complete=complete)
 
 
-def served(
+def server_item(
     opening: ItemOpened | McpListToolsOpened | ShellOutputOpened,
     *texts: str,
     outcome: CallFinished | None = None,
@@ -141,20 +142,20 @@ def served(
 
 def mcp_list(*tools: dict[str, Any], error: str | None = None) -> Frames:
     """What an MCP server offers."""
-    return served(McpListToolsOpened("wiki"), outcome=CallFinished(error=error, data=tools))
+    return server_item(McpListToolsOpened("wiki"), outcome=CallFinished(error=error, data=tools))
 
 
 def mcp_call(*texts: str, result: str = "Fine.", error: str | None = None, complete: bool = True) -> Frames:
     """A call of a tool of an MCP server."""
     outcome = CallFinished(result, error)
-    return served(McpCallOpened("wiki", "ask"), *texts, outcome=outcome, complete=complete)
+    return server_item(McpCallOpened("wiki", "ask"), *texts, outcome=outcome, complete=complete)
 
 
 def code_call(
     *texts: str, outputs: tuple[dict[str, Any], ...] = (), error: str | None = None, complete: bool = True
 ) -> Frames:
     """Code that runs."""
-    return served(CodeCallOpened(), *texts, outcome=CallFinished("2\n", error, outputs), complete=complete)
+    return server_item(CodeCallOpened(), *texts, outcome=CallFinished("2\n", error, outputs), complete=complete)
 
 
 def web_call(
@@ -162,7 +163,7 @@ def web_call(
 ) -> Frames:
     """A search."""
     outcome = CallFinished("Oslo is a city.", error, found)
-    return served(WebCallOpened("search"), *texts, outcome=outcome, action=SEARCH, complete=complete)
+    return server_item(WebCallOpened("search"), *texts, outcome=outcome, action=SEARCH, complete=complete)
 
 
 def shell_call(*texts: str, complete: bool = True) -> Frames:
@@ -172,10 +173,10 @@ def shell_call(*texts: str, complete: bool = True) -> Frames:
 
 def shell_output(*outputs: dict[str, Any], error: str | None = None) -> Frames:
     """What came of it."""
-    return served(ShellOutputOpened(), outcome=CallFinished("a\n", error, outputs))
+    return server_item(ShellOutputOpened(), outcome=CallFinished("a\n", error, outputs))
 
 
-def spelled(text: str, alternatives: int = 0) -> ItemDelta:
+def spelled_delta(text: str, alternatives: int = 0) -> ItemDelta:
     """A delta with logprobs: a token for each character, or two for one of several bytes."""
     tokens = [part for raw in map(str.encode, text) for part in (raw[:1], raw[1:]) if part]
     others = tuple(TopLogprob(chr(97 + rank), (97 + rank,), -1.0 - rank) for rank in range(alternatives))
@@ -192,12 +193,12 @@ def finished(reason: FinishReason = "stop", **fields: Any) -> TurnFinished:
     return TurnFinished(reason, **(counts | fields))
 
 
-def served_turns() -> Frames:
+def server_turns() -> Frames:
     """Two turns with all that the server runs itself, ahead of an answer."""
     first = started()
     return (
         ResponseStarted(first.response, first.input),
-        *mcp_list(LISTED),
+        *mcp_list(LISTED_TOOL),
         *mcp_list(error="It is down."),
         first,
         *reasoning("So."),
@@ -205,10 +206,10 @@ def served_turns() -> Frames:
         *mcp_call("{}", error="No."),
         *code_call("1 +", " 1", outputs=(LOGS,)),
         *code_call("1 /", error="It hung."),
-        *web_call("{}", found=(FOUND,)),
+        *web_call("{}", found=(FOUND_PAGES,)),
         *web_call("{}", error="It is down."),
         *shell_call('{"cmd": ["ls"]}'),
-        *shell_output(WRITTEN, HUNG),
+        *shell_output(SHELL_OUTPUT, SHELL_TIMEOUT),
         finished(),
         started(prompt_tokens=50),
         *message("Hel", "lo!"),
@@ -216,7 +217,7 @@ def served_turns() -> Frames:
     )
 
 
-def asking_turn() -> Frames:
+def client_turn() -> Frames:
     """A turn with all that the client has to do something about."""
     forms = (frame for form in FORMS for frame in form_call(form))
     return (started(), *approval('{"q":', '"a"}'), *forms, *custom_tool_call("ls"), *function_call("{}"), finished())
@@ -230,35 +231,35 @@ def whole_turn() -> Frames:
 
 def rare_turn() -> Frames:
     """A turn with the items that a model writes least, and with all that may stand beside text."""
-    text = message(spelled("Hé", 2), AnnotationAdded(NOTE), spelled("y", 2))
+    text = message(spelled_delta("Hé", 2), AnnotationAdded(CITATION), spelled_delta("y", 2))
     return (started(top_logprobs=2), *text, *refusal("No."), *custom_tool_call("ls"), finished())
 
 
-def summarised_turn() -> Frames:
+def summary_turn() -> Frames:
     """A turn whose thinking comes out as a summary."""
-    return (started(reasoning=SUMMARISED), *reasoning("So."), finished())
+    return (started(reasoning=SUMMARY_OPTIONS), *reasoning("So."), finished())
 
 
-def in_background(frames: Frames) -> Frames:
+def background_turn(frames: Frames) -> Frames:
     """The same turn, of a response that waits before it begins."""
     first, *rest = frames
     assert isinstance(first, GenerationStarted | ResponseStarted)
     return (replace(first, response=replace(first.response, background=True, status="queued")), *rest)
 
 
-def written(frames: Iterable[ConversedFrame]) -> list[ResponseEvent]:
+def written_events(frames: Iterable[ConversedFrame]) -> list[ResponseEvent]:
     """The events of a response that ends."""
     writer = ResponseWriter()
     events = [event for frame in frames for event in writer.feed(frame)]
-    return only_events([*events, *writer.finish()])
+    return client_events([*events, *writer.finish()])
 
 
-def only_events(frames: Iterable[EmittedFrame]) -> list[ResponseEvent]:
+def client_events(frames: Iterable[EmittedFrame]) -> list[ResponseEvent]:
     """What is for the client of all that the writer says."""
     return [frame for frame in frames if not isinstance(frame, ResponseStarted | ItemTokens | ItemResult)]
 
 
-def is_news(event: Event) -> bool:
+def is_unforeseen(event: Event) -> bool:
     """Whether nobody can tell an event ahead of its time, deltas of texts aside: what is new, and what tools return."""
     if isinstance(event, OutputItemDone):
         outcome = [getattr(event.item, name, None) for name in ("tools", "output", "outputs", "error")]
@@ -269,12 +270,12 @@ def is_news(event: Event) -> bool:
     )
 
 
-def types(events: Iterable[Event]) -> list[str]:
+def event_types(events: Iterable[Event]) -> list[str]:
     """The names of events, without what all of them begin with."""
     return [str(event.__struct_config__.tag).removeprefix("response.") for event in events]
 
 
-def on_the_wire(event: Event) -> dict[str, Any]:
+def sse_json(event: Event) -> dict[str, Any]:
     """The JSON of an event, as its SSE frame carries it."""
     name, data, *rest = to_sse(event).decode().split("\n")
     assert rest == ["", ""]
@@ -283,7 +284,7 @@ def on_the_wire(event: Event) -> dict[str, Any]:
     return body
 
 
-async def source(
+async def frame_source(
     frames: Iterable[ConversedFrame], error: BaseException | None = None
 ) -> AsyncGenerator[ConversedFrame, None]:
     """Frames as a stage's source, which breaks at its end if there is an ``error``."""
@@ -291,3 +292,95 @@ async def source(
         yield frame
     if error:
         raise error
+
+
+_names = st.sampled_from(["get_weather", "clock"])
+_namespaces = st.sampled_from([None, "home"])
+
+
+# `checked` takes a frame apart with str.splitlines; what that splits at and SSE does not, test_events looks at.
+_characters = st.characters(codec="utf-8", exclude_characters="\x85\u2028\u2029")
+_text = st.text(_characters, min_size=1, max_size=5)
+_texts = st.lists(_text, max_size=3)
+_citations = st.builds(lambda end: AnnotationAdded({**CITATION, "end_index": end}), st.integers(0, 9))
+_errors = st.none() | _text
+
+
+def _plain_items(opening: st.SearchStrategy[ItemOpened]) -> st.SearchStrategy[Frames]:
+    return st.builds(lambda opened, texts: item(opened, *texts), opening, _texts)
+
+
+def _outputs(*one_of: dict[str, Any]) -> st.SearchStrategy[tuple[dict[str, Any], ...]]:
+    return st.lists(st.sampled_from(one_of), max_size=3).map(tuple)
+
+
+@st.composite
+def _shells(draw: st.DrawFn) -> Frames:
+    """A call of the sandbox's shell, and what came of it."""
+    call = shell_call(*draw(st.just(['{"cmd": ["ls"]}']) | st.just(['{"commands": ["ls", "pwd"]}']) | _texts))
+    return (*call, *shell_output(*draw(_outputs(SHELL_OUTPUT, SHELL_TIMEOUT)), error=draw(_errors)))
+
+
+@st.composite
+def _form_calls(draw: st.DrawFn) -> Frames:
+    form = draw(st.sampled_from(list(FORMS)))
+    return form_call(form, *draw(st.just([FORMS[form]]) | _texts))
+
+
+def _messages(alternatives: int | None) -> st.SearchStrategy[Frames]:
+    """Messages; ``alternatives`` is the number of them beside each token, None without logprobs."""
+    deltas = _text if alternatives is None else _text.map(lambda text: spelled_delta(text, alternatives))
+    phases: st.SearchStrategy[Phase | None] = st.sampled_from(["commentary", "final_answer", None])
+    pieces: st.SearchStrategy[list[Piece]] = st.lists(deltas | _citations, max_size=4)
+    return st.builds(lambda phase, said: message(*said, phase=phase), phases, pieces)
+
+
+_listings = st.builds(lambda error, tools: mcp_list(*tools, error=error), _errors, _outputs(LISTED_TOOL))
+
+_items: st.SearchStrategy[Frames] = st.one_of(
+    _plain_items(st.just(ReasoningOpened()) | st.just(RefusalOpened()) | st.just(McpApprovalOpened("wiki", "ask"))),
+    _plain_items(st.builds(FunctionCallOpened, _names, _namespaces)),
+    _plain_items(st.builds(CustomToolCallOpened, _names, _namespaces)),
+    st.builds(lambda texts, error: mcp_call(*texts, error=error), _texts, _errors),
+    st.builds(lambda texts, error, out: code_call(*texts, error=error, outputs=out), _texts, _errors, _outputs(LOGS)),
+    st.builds(
+        lambda texts, error, found: web_call(*texts, error=error, found=found), _texts, _errors, _outputs(FOUND_PAGES)
+    ),
+    _shells(),
+    _form_calls(),
+)
+
+
+def _cut_item(frames: Frames) -> Frames:
+    """An item that was cut where its text ends; of several the first."""
+    end = next(at for at, frame in enumerate(frames) if isinstance(frame, CallStarted | ItemClosed))
+    return (*frames[:end], ItemClosed(complete=False))
+
+
+@st.composite
+def _turns(draw: st.DrawFn, first: GenerationStarted, alternatives: int | None, reason: FinishReason) -> Frames:
+    """One turn; only the last item of one that was cut may be cut."""
+    items = draw(st.lists(_items | _messages(alternatives), max_size=3))
+    if items and reason != "stop" and draw(st.booleans()):
+        items[-1] = _cut_item(items[-1])
+    thought = draw(st.integers(0, 50))
+    counts = {"output_tokens": thought + draw(st.integers(0, 50)), "reasoning_tokens": thought}
+    cached, duration = draw(st.integers(0, first.prompt_tokens)), draw(st.floats(0, 99))
+    end = finished(reason, **counts, cached_tokens=cached, duration=duration, raw_messages=first.raw_messages)
+    return (first, *(frame for item in items for frame in item), end)
+
+
+@st.composite
+def response_frames(draw: st.DrawFn) -> Frames:
+    """Whole responses, by the grammar of `ConversedFrame`."""
+    reason: FinishReason = draw(st.sampled_from(["stop", "length", "content_filter", "max_tool_calls", "max_turns"]))
+    alternatives = draw(st.sampled_from([None, 0, 2]))
+    raw: RawMessages | None = draw(st.sampled_from([None, ({"role": "user"},)]))
+    reasoning = draw(st.sampled_from([ReasoningOptions(None, None), SUMMARY_OPTIONS]))
+    prompts = draw(st.lists(st.integers(1, 99), min_size=1, max_size=3))
+    begun = [started("resp_1", size, raw, reasoning=reasoning, top_logprobs=alternatives or 0) for size in prompts]
+    listed = draw(st.lists(_listings, max_size=2))
+    ahead = (ResponseStarted(begun[0].response, begun[0].input), *(frame for listing in listed for frame in listing))
+    told = [draw(_turns(first, alternatives, "stop")) for first in begun[:-1]]
+    last = draw(_turns(begun[-1], alternatives, reason))
+    return (*(ahead if listed else ()), *(frame for turn in (*told, last) for frame in turn))

@@ -18,15 +18,15 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 from urllib.error import URLError
 
+from stages.converse.mcp.config import HttpServer, ServerConfig, StdioServer
+from stages.converse.mcp.servers import McpServers
+from stages.guard import AllowedNetworks
 from tests.support.paths import ROOT
 from tests.support.processes import free_port
 
-TOKEN = "Bearer sesame-open-1234"
-"""What the kind ``guarded`` wants as ``Authorization``."""
-MANY = 1000
 STARTING = 240.0
 """Seconds in which a server is up, on a machine that is busy."""
 
@@ -85,3 +85,35 @@ def http_servers() -> Iterator[HttpServers]:
         yield servers
     finally:
         servers.kill()
+
+
+LOCAL = AllowedNetworks.parse(["127.0.0.1"])
+"""Where the servers of tests are."""
+
+PATIENT = 60.0
+"""Seconds for what takes a fraction of one, unless the machine is busy."""
+
+
+class MakeServers(Protocol):
+    """Makes `McpServers` that are closed when the test ends."""
+
+    def __call__(
+        self, servers: dict[str, ServerConfig] | None = None, allowed: AllowedNetworks = LOCAL, **settings: Any
+    ) -> McpServers: ...
+
+
+def stdio_server(kind: str = "good", **env: str) -> StdioServer:
+    """A server that is started as a child."""
+    config = stdio_config(kind, **env)
+    return StdioServer(config["command"], tuple(config["args"]), config["env"], config["cwd"])
+
+
+def server_over(over: str, http: HttpServers) -> ServerConfig:
+    """The server with all tools, over one of the ways to it."""
+    match over:
+        case "stdio":
+            return stdio_server(GIVEN="to it")
+        case "legacy":
+            return HttpServer(http.url("legacy"))
+        case _:
+            return HttpServer(http.url("good", over))

@@ -30,8 +30,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tests.support.mcp_servers import MANY, TOKEN
-
 READ_ONLY = mcp_types.ToolAnnotations(read_only_hint=True)
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
@@ -388,6 +386,12 @@ def main() -> None:
 async def _stdio(server: Server[Any]) -> None:
     async with stdio_server() as (read, write):
         await server.run(read, write, server.create_initialization_options())
+
+
+TOKEN = "Bearer sesame-open-1234"
+"""What the kind ``guarded`` wants as ``Authorization``."""
+
+MANY = 1000
 
 
 if __name__ == "__main__":

@@ -10,3 +10,7 @@ HARMONY = FIXTURES / "harmony"
 CHAT = FIXTURES / "chat"
 CLIENTS = FIXTURES / "clients"
 TINY_QWEN = FIXTURES / "tiny_qwen"
+
+
+BROWSER = ROOT / "tests/live/page/node/node_modules/.browser"
+"""The browser that npm brought, with the libraries and fonts of its own."""

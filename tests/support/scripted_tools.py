@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 from msgspec.structs import replace
 
 from pipeline.core import Pipeline
@@ -36,7 +38,7 @@ from pipeline.protocol.tools import HOSTED, McpServer, Toolset
 from pipeline.record import replay
 from stages.converse.converse import Converse
 from stages.converse.exchange import Limits
-from stages.converse.tools import Outcome, ServerUnavailable, Toolbox
+from stages.converse.tools import Host, Outcome, ServerUnavailable, Session, Source, Toolbox
 from tests.support.stored_responses import response
 
 Turn = Sequence[ParsedFrame]
@@ -100,7 +102,7 @@ def conversation(*items: Item, tools: Toolset | None = None, **fields: Any) -> C
 
 
 @dataclass
-class Model:
+class ScriptedModel:
     """Plays ``turns``, the last one again and again, and keeps what it was given to read."""
 
     turns: Sequence[Turn]
@@ -120,7 +122,7 @@ class Model:
 
 
 @dataclass
-class Tool:
+class ScriptedTool:
     """Behind one namespace: ``outcomes`` one after another, each after ``seconds``."""
 
     outcomes: Sequence[Outcome | Exception] = (Outcome("2"),)
@@ -134,7 +136,7 @@ class Tool:
     cancelled: int = 0
     _numbers: count[int] = field(default_factory=count)
 
-    def session(self, conversation: Any) -> Tool:
+    def session(self, conversation: Any) -> ScriptedTool:
         self.opened += 1
         return self
 
@@ -162,11 +164,11 @@ class Tool:
 
 
 @dataclass
-class Servers:
+class ScriptedServers:
     """One server of tools, which offers ``listed``; its calls go to ``tool``."""
 
     listed: Sequence[ListedTool] | Exception = (ListedTool("add", {"type": "object"}),)
-    tool: Tool = field(default_factory=Tool)
+    tool: ScriptedTool = field(default_factory=ScriptedTool)
     labels: frozenset[str] = frozenset({"docs"})
     asked: int = 0
 
@@ -176,28 +178,28 @@ class Servers:
             raise self.listed
         return tuple(self.listed)
 
-    def session(self, server: McpServer) -> Tool:
+    def session(self, server: McpServer) -> ScriptedTool:
         return self.tool.session(server)
 
     async def close(self) -> None:
         pass
 
 
-DOWN = ServerUnavailable("The server docs cannot be reached.")
+SERVER_DOWN = ServerUnavailable("The server docs cannot be reached.")
 
 
 @dataclass
-class Table:
+class ScriptedConverse:
     """A model and its tools around one table."""
 
     turns: Sequence[Turn]
-    tool: Tool = field(default_factory=Tool)
-    servers: Servers = field(default_factory=Servers)
+    tool: ScriptedTool = field(default_factory=ScriptedTool)
+    servers: ScriptedServers = field(default_factory=ScriptedServers)
     limits: Limits = field(default_factory=Limits)
     error: Exception | None = None
 
     def __post_init__(self) -> None:
-        self.model = Model(self.turns, self.error)
+        self.model = ScriptedModel(self.turns, self.error)
         hosts = {"python": self.tool, "browser": self.tool, "container": self.tool}
         toolbox = Toolbox(hosts, self.servers)
         ticking = count()
@@ -213,17 +215,121 @@ class Table:
 DOCS = Toolset(servers=(McpServer("docs", approves_rest=False),))
 
 
-def kinds(frames: list[ConversedFrame]) -> list[str]:
+def frame_kinds(frames: list[ConversedFrame]) -> list[str]:
     """The frames by name, text left out."""
     return [type(frame).__name__ for frame in frames if not isinstance(frame, ItemDelta)]
 
 
-def reasons(frames: list[ConversedFrame]) -> list[FinishReason]:
+def finish_reasons(frames: list[ConversedFrame]) -> list[FinishReason]:
     return [frame.reason for frame in frames if isinstance(frame, TurnFinished)]
 
 
 RunCell = Callable[..., Awaitable[str]]
 
-
 NO_CONVERSATION = cast("Conversation", None)
 """A sandbox asks nothing of it."""
+
+
+class RecordedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One call: to which ``tool``, what the item tells of it (the browser's ``action``), and how it ended."""
+
+    tool: str
+    result: str = ""
+    error: str | None = None
+    data: tuple[dict[str, Any], ...] = ()
+    action: dict[str, Any] | None = None
+
+
+class RecordedPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What may be cited."""
+
+    title: str
+    url: str
+
+
+class ToolScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file: the ``calls``, what MCP ``servers`` list or why they cannot, and the ``pages`` behind cursors."""
+
+    calls: tuple[RecordedCall, ...] = ()
+    servers: dict[str, tuple[ListedTool, ...] | str] = {}
+    pages: dict[int, RecordedPage] = {}
+
+
+@dataclass
+class ScriptPlayer:
+    """A script that is being played: the calls of all namespaces come here, one after another."""
+
+    script: ToolScript
+    ran: list[str] = field(default_factory=list)
+    """What was called, to be held against the script."""
+
+    def __post_init__(self) -> None:
+        self._told: Iterator[RecordedCall] = iter(self.script.calls)
+        self._played: Iterator[RecordedCall] = iter(self.script.calls)
+
+    def action(self) -> dict[str, Any] | None:
+        """That of the next call to be told."""
+        return next(self._told).action
+
+    def next(self, tool: str) -> Outcome:
+        """The end of the next call to be run."""
+        self.ran.append(tool)
+        call = next(self._played)
+        return Outcome(call.result, call.error, call.data)
+
+
+@dataclass(frozen=True)
+class RecordedHost:
+    """The host of one namespace, and its session as well."""
+
+    namespace: str
+    play: ScriptPlayer
+
+    def session(self, conversation: Conversation) -> Session:
+        return self
+
+    def action(self, name: str, text: str) -> dict[str, Any] | None:
+        return self.play.action()
+
+    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+        return self.play.next(f"{self.namespace}.{name}")
+
+    def source(self, cursor: int) -> Source | None:
+        page = self.play.script.pages.get(cursor)
+        return Source(page.title, page.url) if page else None
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class RecordedServers:
+    """The MCP servers of a script."""
+
+    play: ScriptPlayer
+    labels: frozenset[str] = frozenset()
+
+    async def tools(self, server: McpServer, seconds: float) -> tuple[ListedTool, ...]:
+        listed = self.play.script.servers[server.label]
+        if isinstance(listed, str):
+            raise ServerUnavailable(listed)
+        return listed
+
+    def session(self, server: McpServer) -> Session:
+        return RecordedHost(server.label, self.play)
+
+    async def close(self) -> None:
+        pass
+
+
+class RecordedTools:
+    """A toolbox with all built-in tools, which plays the script in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._play = ScriptPlayer(msgspec.json.decode(path.read_bytes(), type=ToolScript))
+        hosts: dict[str, Host] = {kind: RecordedHost(kind, self._play) for kind in HOSTED}
+        self.toolbox = Toolbox(hosts, RecordedServers(self._play))
+
+    def check(self) -> None:
+        """Raise unless exactly the calls of the script were made."""
+        assert self._play.ran == [call.tool for call in self._play.script.calls]

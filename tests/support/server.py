@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import aiohttp
 from aiohttp import web
@@ -19,18 +19,21 @@ from api.runs import Runs
 from pipeline.core import Pipeline
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
+from pipeline.record import FILES, FORMAT, Header, Recording, read_recording
+from pipeline.recording.recorder import Recorder
 from pipeline.recording.sampled import ALWAYS, Condition
 from stages.chat.model import ChatModel
 from stages.converse.exchange import Limits
 from stages.converse.tools import Toolbox
 from stages.generate.engine import Engine
+from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.persist.database import Database
 from stages.persist.live import LiveResponses
 from stages.persist.servers import STALE
 from stages.persist.store import Store
 from stages.responses import DEFAULT_LIMITS, NO_TOOLS, chat_responses, harmony_responses
-from tests.support.databases import database
+from tests.support.stores import database_at
 
 AnyEngine = TypeVar("AnyEngine", bound=Engine)
 
@@ -39,7 +42,7 @@ PATIENCE = aiohttp.ClientTimeout(300)
 
 
 @dataclass
-class Asked:
+class ApiClient:
     """A server at ``url``, and a client of it."""
 
     url: str
@@ -82,7 +85,7 @@ class Asked:
 
 
 @dataclass
-class Served(Asked, Generic[AnyEngine]):
+class Server(ApiClient, Generic[AnyEngine]):
     """A server in this process."""
 
     engine: AnyEngine
@@ -95,7 +98,7 @@ class Served(Asked, Generic[AnyEngine]):
 
 
 @asynccontextmanager
-async def serving(
+async def running_server(
     engine: AnyEngine,
     model: HarmonyEncoding | ChatModel,
     where: Path | str | Database,
@@ -113,7 +116,7 @@ async def serving(
     limits: Limits = DEFAULT_LIMITS,
     recorded_if: Condition = ALWAYS,
     **options: Any,
-) -> AsyncGenerator[Served[AnyEngine], None]:
+) -> AsyncGenerator[Server[AnyEngine], None]:
     """Serve for the length of the block, over SQLite in a folder, over the store of a ``--store``, or any database.
 
     ``model`` is what it speaks: Harmony, or what its template says.  ``edit`` may change the pipeline, ``toolbox`` is
@@ -122,7 +125,7 @@ async def serving(
     """
     if isinstance(where, Path):
         where = str(where / "responses.sqlite3")
-    store = Store(database(where) if isinstance(where, str) else where, stale)
+    store = Store(database_at(where) if isinstance(where, str) else where, stale)
     await store.open()
     live = LiveResponses(store)
     if isinstance(model, ChatModel):
@@ -145,4 +148,76 @@ async def serving(
         closing.push_async_callback(runner.cleanup)
         closing.push_async_callback(runs.drain, 0)
         client = await closing.enter_async_context(aiohttp.ClientSession())
-        yield Served(own, client, engine, api, store)
+        yield Server(own, client, engine, api, store)
+
+
+ScriptedServer: TypeAlias = Server[ScriptedEngine]
+HELLO = "<|channel|>analysis<|message|>A greeting.<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|return|>"
+
+CALL = (
+    "<|channel|>analysis<|message|>Look it up.<|end|><|start|>assistant<|channel|>commentary to=functions.get_weather"
+    ' <|constrain|>json<|message|>{"city":"Paris"}<|call|>'
+)
+
+COUNT = (
+    "<|channel|>analysis<|message|>Let me count.<|end|><|start|>assistant<|channel|>final<|message|>"
+    + " ".join(map(str, range(1, 100)))
+    + "<|return|>"
+)
+
+ENDLESS = "<|channel|>final<|message|>" + "la " * 50
+
+WEATHER: dict[str, Any] = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Get the weather.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    "strict": False,
+}
+
+
+def script(encoding: HarmonyEncoding, text: str = HELLO, **options: Any) -> Script:
+    """A script that says ``text``, which may hold markers."""
+    return Script(encoding.encode_markup(text), **options)
+
+
+RECORDING_HEADER = Header(FORMAT, source=".cache/tiny", versions={"penstock": "0"})
+
+
+@asynccontextmanager
+async def recording_server(
+    engine: Engine, encoding: HarmonyEncoding, folder: Path, *, recorder: dict[str, Any] | None = None, **options: Any
+) -> AsyncGenerator[Server[Any], None]:
+    """Serve for the length of the block; behind it all is written that was said."""
+    taps = Recorder(folder, RECORDING_HEADER, **(recorder or {}))
+    options.setdefault("edit", taps.tapped)
+    try:
+        async with running_server(
+            engine, encoding, str(folder.with_name(f"{folder.name}.sqlite3")), **options
+        ) as served:
+            yield served
+        assert not taps.takes
+    finally:
+        await taps.close()
+
+
+def recorded_folders(folder: Path) -> list[Path]:
+    """All responses that were recorded."""
+    return list(folder.iterdir())
+
+
+def only_recording(folder: Path) -> Path:
+    """The only response that was recorded."""
+    (response,) = recorded_folders(folder)
+    return response
+
+
+def read_stage(response: Path, stage: str) -> Recording:
+    """What was behind a stage."""
+    name, junction = FILES[stage]
+    return read_recording(response / name, junction)
+
+
+def recorded_files(response: Path) -> set[str]:
+    """The names of a recording's files."""
+    return {path.name for path in response.iterdir()}

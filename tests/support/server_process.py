@@ -25,8 +25,7 @@ from server import Started, log_to_stderr, serve
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import load_encoding
 from tests.support.processes import free_port
-from tests.support.scripts import COUNT, HELLO
-from tests.support.server import Asked
+from tests.support.server import COUNT, HELLO, ApiClient
 
 SCRIPTS = {
     "quick": (HELLO, 0.0),
@@ -40,7 +39,7 @@ STARTING = 240.0
 """Seconds in which a server is up, on a machine that is busy."""
 
 
-class Unheard(list[Prompt]):
+class ForgottenPrompts(list[Prompt]):
     """The prompts of an engine that nobody asks for them: it may get any number."""
 
     def append(self, prompt: Prompt) -> None:
@@ -48,7 +47,7 @@ class Unheard(list[Prompt]):
 
 
 @dataclass
-class Process(Asked):
+class ServerProcess(ApiClient):
     """A server that can be killed, and started again where it was."""
 
     script: str
@@ -85,12 +84,14 @@ class Process(Asked):
 
 
 @asynccontextmanager
-async def process(store: str, folder: Path, script: str = "quick", *options: str) -> AsyncGenerator[Process, None]:
+async def running_process(
+    store: str, folder: Path, script: str = "quick", *options: str
+) -> AsyncGenerator[ServerProcess, None]:
     """A server over that store for the length of the block; its log is in the folder."""
     port = free_port()
     told = ("--store", store, "--port", str(port), "--heartbeat", "0.2", "--stale-after", "1", *options)
     async with aiohttp.ClientSession() as client:
-        server = Process(f"http://127.0.0.1:{port}", client, script, told, folder / f"{port}.log")
+        server = ServerProcess(f"http://127.0.0.1:{port}", client, script, told, folder / f"{port}.log")
         try:
             await server.start()
             yield server
@@ -105,7 +106,7 @@ def main() -> None:
     model = settings.model or ""
     text, latency = SCRIPTS[model]
     script = Script(load_encoding().encode_markup(text), latency=latency)
-    engine = ScriptedEngine(script, models=(model,), prompts=Unheard())
+    engine = ScriptedEngine(script, models=(model,), prompts=ForgottenPrompts())
     uvloop.run(serve(settings, lambda _: nullcontext(Started(engine))))
 
 

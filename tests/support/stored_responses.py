@@ -110,48 +110,50 @@ def response(response_id: str = "resp_1", **fields: Any) -> Response:
     return Response(id=response_id, **(defaults | fields))
 
 
-def stored(response_id: str = "resp_1", *items: Item, **fields: Any) -> StoredResponse:
+def stored_response(response_id: str = "resp_1", *items: Item, **fields: Any) -> StoredResponse:
     """The same, with the input of its request."""
     return StoredResponse(response(response_id, **fields), items)
 
 
-def begun(stored: StoredResponse, **fields: Any) -> StoredResponse:
+def begun_response(stored: StoredResponse, **fields: Any) -> StoredResponse:
     """The same as it was when it began."""
     response = replace(stored.response, status="in_progress", completed_at=None, output=(), **fields)
     return replace(stored, response=response, tokens={})
 
 
-def queued(response_id: str = "resp_1", *items: Item, **fields: Any) -> StoredResponse:
+def queued_response(response_id: str = "resp_1", *items: Item, **fields: Any) -> StoredResponse:
     """A response that waits in the background."""
-    return stored(response_id, *items, **{"status": "queued", "output": (), "background": True, **fields})
+    return stored_response(response_id, *items, **{"status": "queued", "output": (), "background": True, **fields})
 
 
-def request(stored: StoredResponse) -> Conversation:
+def request_of(stored: StoredResponse) -> Conversation:
     """What it takes to run a response."""
     return Conversation(stored.response, (), stored.input, Sampling(1.0, 1.0), "2027-01-15", origin=stored.origin)
 
 
-async def keep(store: Store, stored: StoredResponse) -> None:
+async def store_response(store: Store, stored: StoredResponse) -> None:
     """Have the response run and end, durably."""
-    store.begin(begun(stored))
+    store.begin(begun_response(stored))
     await store.end(stored, None)
 
 
-def conversation(conversation_id: str = "conv_1", **metadata: str) -> StoredConversation:
+def stored_conversation(conversation_id: str = "conv_1", **metadata: str) -> StoredConversation:
     """A conversation for items."""
     return StoredConversation(conversation_id, 1_800_000_000, metadata)
 
 
-def in_conversation(response_id: str, *items: Item, conversation_id: str = "conv_1", **fields: Any) -> StoredResponse:
+def conversation_response(
+    response_id: str, *items: Item, conversation_id: str = "conv_1", **fields: Any
+) -> StoredResponse:
     """A response of a conversation."""
-    return stored(response_id, *items, conversation=ConversationReference(conversation_id), **fields)
+    return stored_response(response_id, *items, conversation=ConversationReference(conversation_id), **fields)
 
 
-async def damage(store: Store, sql: str) -> None:
+async def execute_sql(store: Store, sql: str) -> None:
     """Change rows behind the store's back."""
     await store._writer.carry_out([Statement(sql, ())])
 
 
-async def stop_hearts(store: Store) -> None:
+async def expire_heartbeats(store: Store) -> None:
     """Let no server have beaten for a minute."""
-    await damage(store, "update servers set beat_at = beat_at - 60")
+    await execute_sql(store, "update servers set beat_at = beat_at - 60")

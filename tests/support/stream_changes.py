@@ -23,33 +23,29 @@ from pipeline.protocol.response import (
     Response,
     Usage,
 )
-from tests.support.frames import (
-    Frames,
-    spelled,
-    written,
-)
+from tests.support.frames import Frames, spelled_delta, written_events
 
 Events: TypeAlias = list[ResponseEvent]
 Change: TypeAlias = Callable[[Events], Events]
 
 
-def begun(events: Events) -> Response:
+def first_response(events: Events) -> Response:
     """The response as its first event has it."""
     first = events[0]
     assert isinstance(first, ResponseCreated)
     return first.response
 
 
-def outputs(events: Events) -> tuple[OutputItem, ...]:
+def done_outputs(events: Events) -> tuple[OutputItem, ...]:
     return tuple(event.item for event in events if isinstance(event, OutputItemDone))
 
 
-def renumbered(events: Events) -> Events:
+def renumber(events: Events) -> Events:
     return [replace(event, sequence_number=number) for number, event in enumerate(events)]
 
 
 def drop(*gone: int) -> Change:
-    return lambda events: renumbered([event for at, event in enumerate(events) if at not in gone])
+    return lambda events: renumber([event for at, event in enumerate(events) if at not in gone])
 
 
 def repeat(at: int) -> Change:
@@ -57,11 +53,11 @@ def repeat(at: int) -> Change:
 
 
 def copy(at: int, behind: int) -> Change:
-    return lambda events: renumbered([*events[: behind + 1], events[at], *events[behind + 1 :]])
+    return lambda events: renumber([*events[: behind + 1], events[at], *events[behind + 1 :]])
 
 
 def instead(at: int, event: ResponseEvent) -> Change:
-    return lambda events: renumbered([*events[:at], event, *events[at + 1 :]])
+    return lambda events: renumber([*events[:at], event, *events[at + 1 :]])
 
 
 def put(at: int, /, **fields: Any) -> Change:
@@ -85,7 +81,7 @@ def put_done_item(at: int, /, **fields: Any) -> Change:
 
     def change(events: Events) -> Events:
         changed = put_item(at, **fields)(events)
-        return put_in(-1, "response", output=outputs(changed))(changed)
+        return put_in(-1, "response", output=done_outputs(changed))(changed)
 
     return change
 
@@ -100,8 +96,8 @@ def end(**fields: Any) -> Change:
 
 def queued(events: Events) -> Events:
     """The same stream of a response that waits before it begins."""
-    waiting = replace(begun(events), status="queued")
-    return renumbered([ResponseCreated(0, waiting), ResponseQueued(1, waiting), *events[1:]])
+    waiting = replace(first_response(events), status="queued")
+    return renumber([ResponseCreated(0, waiting), ResponseQueued(1, waiting), *events[1:]])
 
 
 def usage(
@@ -125,7 +121,7 @@ def put_tokens(*logprobs: Logprob) -> Change:
     """Other tokens in the first delta of RARE and in what sums it up."""
 
     def change(events: Events) -> Events:
-        rest = spelled("y", 2).logprobs
+        rest = spelled_delta("y", 2).logprobs
         for at, tokens in ((4, logprobs), (7, (*logprobs, *rest))):
             events = put(at, logprobs=tokens)(events)
         return events
@@ -139,4 +135,4 @@ def both(first: Change, second: Change) -> Change:
 
 def of(frames: Frames, change: Change) -> Change:
     """A change of another stream."""
-    return lambda _: change(written(frames))
+    return lambda _: change(written_events(frames))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import struct
+import zlib
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -13,11 +16,13 @@ from typing import Any, TypeAlias
 import pytest
 from aiohttp import web
 
+from pipeline.frames import Conversation, Sampling
 from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.items import Item
 from stages.converse.browser.backends import backend_of
 from stages.converse.browser.host import BrowserHost
 from stages.converse.exchange import Limits
-from stages.converse.mcp.config import ServerConfig, StdioServer
+from stages.converse.mcp.config import ServerConfig
 from stages.converse.mcp.servers import McpServers
 from stages.converse.sandbox.probe import Sandbox
 from stages.converse.sandbox.python import PythonHost
@@ -25,16 +30,13 @@ from stages.converse.tools import Host, Toolbox
 from stages.generate.scripted import ScriptedEngine
 from stages.guard import AllowedNetworks
 from stages.harmony import HarmonyEncoding
+from tests.support.api_clients import StreamReader, get_response, wait_for_end
 from tests.support.event_streams import read_sse
-from tests.support.mcp_servers import stdio_config
-from tests.support.response_lives import Reading, ended, found
-from tests.support.scripts import Scripted, script
-from tests.support.server import serving
+from tests.support.mcp_servers import LOCAL
+from tests.support.server import ScriptedServer, running_server, script
+from tests.support.stored_responses import response
 
 Json: TypeAlias = dict[str, Any]
-
-LOCAL = AllowedNetworks.parse(["127.0.0.1"])
-"""Where all servers of tests are."""
 
 MODES: Mapping[str, Json] = {
     "whole": {},
@@ -44,7 +46,7 @@ MODES: Mapping[str, Json] = {
 }
 """The ways to ask for a response, by what a request says of them."""
 
-ASKED: list[tuple[str, bool]] = [
+STORED_MODES: list[tuple[str, bool]] = [
     *((mode, True) for mode in MODES),
     *((mode, False) for mode in MODES if "background" not in mode),
 ]
@@ -53,52 +55,46 @@ ASKED: list[tuple[str, bool]] = [
 # What the model writes
 
 
-def python(code: str) -> str:
+def python_markup(code: str) -> str:
     """A call of the code interpreter."""
     return f"<|channel|>analysis to=python code<|message|>{code}<|call|>"
 
 
-def call(recipient: str, arguments: Json | str) -> str:
+def call_markup(recipient: str, arguments: Json | str) -> str:
     """A call of a function, or of a tool of an MCP server."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return f"<|channel|>commentary to={recipient} <|constrain|>json<|message|>{text}<|call|>"
 
 
-def browse(name: str, arguments: Json | str) -> str:
+def browser_markup(name: str, arguments: Json | str) -> str:
     """A call of the browser."""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return f"<|channel|>analysis to=browser.{name} code<|message|>{text}<|call|>"
 
 
-def answer(text: str = "Done.") -> str:
+def answer_markup(text: str = "Done.") -> str:
     """The last words."""
     return f"<|channel|>final<|message|>{text}<|return|>"
 
 
-def both(*calls: str) -> str:
+def join_calls(*calls: str) -> str:
     """Several calls in one turn."""
     return "<|start|>assistant".join(calls)
 
 
-def mcp(label: str = "docs", url: str | None = None, **fields: Any) -> Json:
+def mcp_tool(label: str = "docs", url: str | None = None, **fields: Any) -> Json:
     """An MCP server in a request, whose calls need nobody's approval."""
     return {"type": "mcp", "server_label": label, "server_url": url, "require_approval": "never", **fields}
 
 
-CODE: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
-SEARCH: Json = {"type": "web_search"}
+CODE_TOOL: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
+SEARCH_TOOL: Json = {"type": "web_search"}
 
 # Serving
 
 
-def child(kind: str = "good") -> StdioServer:
-    """A server of the operator's, which is started as a child."""
-    config = stdio_config(kind)
-    return StdioServer(config["command"], tuple(config["args"]), config["env"], config["cwd"])
-
-
 @asynccontextmanager
-async def tooled(
+async def tool_server(
     encoding: HarmonyEncoding,
     where: Any,
     turns: Sequence[str] = (),
@@ -110,7 +106,7 @@ async def tooled(
     toolbox: Toolbox | None = None,
     limits: Limits | None = None,
     **options: Any,
-) -> AsyncGenerator[Scripted, None]:
+) -> AsyncGenerator[ScriptedServer, None]:
     """A server with tools, whose model plays ``turns``, the last one again and again.
 
     ``servers`` are the operator's, ``search`` is the URL of its search engine; a ``toolbox`` goes ahead of all of them.
@@ -120,22 +116,24 @@ async def tooled(
         hosts["browser"] = BrowserHost(backend_of("searxng", search), allowed)
     toolbox = toolbox or Toolbox(hosts, McpServers(servers or {}, allowed))
     engine = ScriptedEngine()
-    plays(engine, encoding, *turns)
+    play_turns(engine, encoding, *turns)
     try:
-        async with serving(engine, encoding, where, toolbox=toolbox, limits=limits or Limits(), **options) as served:
+        async with running_server(
+            engine, encoding, where, toolbox=toolbox, limits=limits or Limits(), **options
+        ) as served:
             yield served
     finally:
         await toolbox.close()
 
 
-def plays(engine: ScriptedEngine, encoding: HarmonyEncoding, *turns: str) -> None:
+def play_turns(engine: ScriptedEngine, encoding: HarmonyEncoding, *turns: str) -> None:
     """Let the model say this in the responses that come."""
-    scripts = [script(encoding, text) for text in (*turns, answer())[: len(turns) or 1]]
+    scripts = [script(encoding, text) for text in (*turns, answer_markup())[: len(turns) or 1]]
     engine.turns, engine.script = scripts, scripts[-1]
 
 
 @dataclass
-class Told:
+class ClientResponse:
     """A response as its client got it, all of its events, and the JSON of each."""
 
     response: Json
@@ -164,47 +162,47 @@ class Told:
         return [name for at, name in enumerate(short) if not at or short[at - 1] != name]
 
 
-async def told(served: Scripted, mode: str, body: Json) -> Told:
+async def respond(served: ScriptedServer, mode: str, body: Json) -> ClientResponse:
     """Ask for a response in this mode; what is stored of it, its log included, is what its client got."""
     wanted = {"input": "Hi", **body, **MODES[mode]}
     if "stream" in wanted:
         raw = await served.stream(wanted)
-        response = Told({}, raw, []).bodies[-1]["response"]
+        response = ClientResponse({}, raw, []).bodies[-1]["response"]
     else:
-        raw, response = b"", await _whole(served, wanted)
+        raw, response = b"", await _respond_whole(served, wanted)
     if response["store"]:
         path = f"/v1/responses/{response['id']}"
         again = await served.again(f"{path}?stream=true")
         assert raw in (b"", again)
-        assert await found(served, response["id"]) == response
+        assert await get_response(served, response["id"]) == response
         raw = again
-    told = Told(response, raw, read_sse(raw) if raw else [])
+    told = ClientResponse(response, raw, read_sse(raw) if raw else [])
     assert not raw or told.bodies[-1]["response"] == response
     return told
 
 
-async def _whole(served: Scripted, wanted: Json) -> Json:
+async def _respond_whole(served: ScriptedServer, wanted: Json) -> Json:
     status, response = await served.post(wanted)
     assert status == 200, response
     if response["background"]:
         assert response["output"] == []
-        return await ended(served, response["id"])
+        return await wait_for_end(served, response["id"])
     return dict(response)
 
 
-def prompts(served: Scripted, encoding: HarmonyEncoding) -> list[str]:
+def prompts_read(served: ScriptedServer, encoding: HarmonyEncoding) -> list[str]:
     """What the model has read so far, turn by turn."""
     return [encoding.decode(prompt.token_ids) for prompt in served.engine.prompts]
 
 
-async def silent(stream: Reading) -> None:
+async def expect_silence(stream: StreamReader) -> None:
     """See that nothing more comes for now."""
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.15):
             await stream.answer.content.readany()
 
 
-def working() -> Counter[str]:
+def running_tasks() -> Counter[str]:
     """What this process is at: its tasks, by what they do, but for those that listen to clients."""
     names = (getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks())
     return Counter(name for name in names if not name.startswith(("RequestHandler.", "Server.", "test_")))
@@ -214,7 +212,7 @@ def working() -> Counter[str]:
 
 
 @dataclass
-class Web:
+class Site:
     """A site with a search engine; ``gate`` holds its page back."""
 
     url: str = ""
@@ -238,9 +236,9 @@ class Web:
 
 
 @asynccontextmanager
-async def webbed() -> AsyncIterator[Web]:
+async def running_site() -> AsyncIterator[Site]:
     """A web for the length of the block, whose gate is open."""
-    site = Web()
+    site = Site()
     site.gate.set()
     app = web.Application()
     app.router.add_get("/{path:.*}", site.handle)
@@ -252,3 +250,93 @@ async def webbed() -> AsyncIterator[Web]:
         yield site
     finally:
         await runner.cleanup()
+
+
+LOOPBACK = AllowedNetworks.parse(["127.0.0.0/8"])
+SAMPLING = Sampling(temperature=1.0, top_p=1.0)
+
+
+@asynccontextmanager
+async def web_server(
+    handler: Callable[[web.Request], Awaitable[web.StreamResponse]], port: int = 0
+) -> AsyncIterator[str]:
+    """The URL of a server whose every request goes to ``handler``, at that port if it is free."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return await handler(request)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", handle)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, "127.0.0.1", port).start()
+        except OSError:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+def conversation_with(
+    history: tuple[Item, ...] = (), given: tuple[Item, ...] = (), results: Mapping[str, str] | None = None
+) -> Conversation:
+    """One with what was said before."""
+    begun = response(status="in_progress", completed_at=None, output=())
+    return Conversation(begun, history, given, SAMPLING, "2026-01-01", results=results or {})
+
+
+RED, BLUE = (255, 0, 0), (0, 0, 255)
+
+
+def png(colour: tuple[int, int, int] = RED, width: int = 8, height: int = 8) -> bytes:
+    """A PNG of one colour."""
+    rows = (b"\0" + bytes(colour) * width) * height
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )
+
+
+def data_url(image: bytes, kind: str = "image/png") -> str:
+    """An image as clients write it."""
+    return f"data:{kind};base64,{base64.b64encode(image).decode()}"
+
+
+IMAGES = {
+    "image/png": png(),
+    "image/jpeg": b"\xff\xd8\xff\xe0\0\x10JFIF",
+    "image/webp": b"RIFF\x24\0\0\0WEBPVP8 ",
+    "image/gif": b"GIF89a\1\0\1\0",
+}
+"""The beginnings of images, by their types; the first is whole."""
+
+
+class Gallery:
+    """A server of pictures, which counts who looks; ``/to`` leads to another URL."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.waiting = asyncio.Event()
+
+    async def show(self, request: web.Request) -> web.StreamResponse:
+        self.seen.append(request.path)
+        match request.path:
+            case "/to":
+                raise web.HTTPFound(request.query["url"])
+            case "/page":
+                return web.Response(text="<html>secret</html>", content_type="image/png")
+            case "/slow":
+                self.waiting.set()
+                await asyncio.Event().wait()
+                raise AssertionError
+            case "/gone":
+                return web.Response(status=404, body=png())
+            case "/blue":
+                return web.Response(body=png(BLUE), content_type="application/octet-stream")
+            case path if path[1:] in ("jpeg", "webp", "gif"):
+                return web.Response(body=IMAGES[f"image{path}"], content_type=f"image{path}")
+            case _:
+                return web.Response(body=png(), content_type="image/png")

@@ -24,7 +24,7 @@ from typing import TypeAlias
 from tests.bench.mutants.choose import FOLDERS, PER_FOLDER, SEED, Mutant, chosen, found, product
 from tests.bench.mutants.covering import CACHE, Covering, affordable, covering
 from tests.bench.mutants.judge import Trial, Verdict, verdicts, warm
-from tests.support.postgres import any_server
+from tests.support.stores import any_postgres
 
 OUTCOMES = ("killed", "timed out", "survived", "not covered")
 DEAD = ("killed", "timed out")
@@ -136,7 +136,7 @@ def main() -> int:
         before = {name: verdict["outcome"] for name, verdict in known.items()}
         mutants = found(everything, before)
     judge = Judge(covering(options.jobs), options.jobs)
-    with any_server() as server:
+    with any_postgres() as server:
         os.environ["TEST_POSTGRES_URL"] = server.url
         warm()
         judge.judge(mutants, options.budget)

@@ -23,9 +23,8 @@ import uvloop
 
 from stages.persist.database import Database
 from tests.bench.soak.kinds import soak
-from tests.support.databases import database, opened
-from tests.support.postgres import FAST, empty_schema, running
-from tests.support.server_process import Process, process
+from tests.support.server_process import ServerProcess, running_process
+from tests.support.stores import FAST, database_at, empty_schema, open_store, running_postgres
 
 TTL = 10
 """Seconds for which responses are kept; a soak that is over before three times that cannot tell whether they go."""
@@ -55,7 +54,7 @@ class Look:
 class Watch:
     """Looks at a server now and then, and shows how far it is."""
 
-    server: Process
+    server: ServerProcess
     database: Database
     count: int
     looks: list[Look] = field(default_factory=list)
@@ -118,8 +117,8 @@ def faults(looks: Sequence[Look]) -> Iterator[str]:
 
 async def soaked(store: str, count: int, folder: Path) -> list[str]:
     """Soak a server over that store; whatever was wrong."""
-    async with process(store, folder, "brisk", *OPTIONS) as server:
-        beside = database(store)
+    async with running_process(store, folder, "brisk", *OPTIONS) as server:
+        beside = database_at(store)
         await beside.open()
         watch = Watch(server, beside, count)
         watching = asyncio.create_task(watch.keep_looking())
@@ -144,7 +143,7 @@ async def soaked(store: str, count: int, folder: Path) -> list[str]:
 
 async def left_over(store: str) -> list[str]:
     """What no server runs any more, though it has not ended."""
-    async with opened(store) as left:
+    async with open_store(store) as left:
         return [f"{orphan.stored.response.id} has not ended" for orphan in await left.orphans()]
 
 
@@ -161,7 +160,7 @@ def report(watch: Watch, seconds: float) -> None:
 async def place(store: str | None, folder: Path) -> AsyncIterator[str]:
     """Where the store is: there, or in a new file, or on a PostgreSQL of our own that cleans up as others do."""
     if store == "postgres":
-        with running(*FAST, "autovacuum=on", "autovacuum_naptime=5") as server:
+        with running_postgres(*FAST, "autovacuum=on", "autovacuum_naptime=5") as server:
             async with empty_schema(server) as url:
                 yield url
     else:

@@ -7,73 +7,73 @@ from collections.abc import Awaitable, Callable
 from itertools import cycle
 from typing import Any, TypeAlias
 
-from tests.support.response_lives import begun, cancelled, ended, reading
-from tests.support.server import Asked
+from tests.support.api_clients import cancel_response, open_stream, start_background, wait_for_end
+from tests.support.server import ApiClient
 
-Kind: TypeAlias = Callable[[Asked], Awaitable[object]]
+Kind: TypeAlias = Callable[[ApiClient], Awaitable[object]]
 
 CONVERSATIONS = "/v1/conversations"
 
 
-async def at_once(server: Asked) -> None:
+async def at_once(server: ApiClient) -> None:
     """One object."""
     await completed(server)
 
 
-async def unstored(server: Asked) -> None:
+async def unstored(server: ApiClient) -> None:
     """One object, of which nothing is kept."""
     await completed(server, store=False)
 
 
-async def streamed(server: Asked) -> None:
+async def streamed(server: ApiClient) -> None:
     """A stream."""
     assert is_whole(await server.stream({"input": "Hi"}))
 
 
-async def in_the_background(server: Asked) -> None:
+async def in_the_background(server: ApiClient) -> None:
     """One that is polled."""
-    assert (await ended(server, await begun(server)))["status"] == "completed"
+    assert (await wait_for_end(server, await start_background(server)))["status"] == "completed"
 
 
-async def followed(server: Asked) -> None:
+async def followed(server: ApiClient) -> None:
     """Two in the background: one is followed, the other's reader leaves and comes back."""
     assert is_whole(await server.stream({"input": "Hi", "background": True}))
-    async with reading(server, {"background": True}) as stream:
+    async with open_stream(server, {"background": True}) as stream:
         response_id = await stream.response_id()
     assert is_whole(await server.again(f"/v1/responses/{response_id}?stream=true"))
 
 
-async def continued(server: Asked) -> None:
+async def continued(server: ApiClient) -> None:
     """Two, one of which goes on from the other."""
     first = await completed(server)
     await completed(server, previous_response_id=first)
 
 
-async def conversing(server: Asked) -> None:
+async def conversing(server: ApiClient) -> None:
     """Two in a conversation, which is deleted behind them."""
     _, conversation = await server.post({}, CONVERSATIONS)
     name = conversation["id"]
     await completed(server, conversation=name)
-    assert (await ended(server, await begun(server, {"conversation": name})))["status"] == "completed"
+    assert (await wait_for_end(server, await start_background(server, {"conversation": name})))["status"] == "completed"
     assert (await server.delete(f"{CONVERSATIONS}/{name}"))[0] == 200
 
 
-async def called_off(server: Asked) -> None:
+async def called_off(server: ApiClient) -> None:
     """One that is cancelled, unless it was quicker."""
-    status, answer = await cancelled(server, await begun(server))
+    status, answer = await cancel_response(server, await start_background(server))
     assert (status, answer["status"] in ("cancelled", "completed")) == (200, True)
 
 
-async def left(server: Asked) -> None:
+async def left(server: ApiClient) -> None:
     """One whose client leaves when it has begun."""
-    async with reading(server) as stream:
+    async with open_stream(server) as stream:
         response_id = await stream.response_id()
-    await ended(server, response_id)
+    await wait_for_end(server, response_id)
 
 
-async def deleted(server: Asked) -> None:
+async def deleted(server: ApiClient) -> None:
     """One that is deleted, before it is over or behind that."""
-    for response_id in (await begun(server), await completed(server)):
+    for response_id in (await start_background(server), await completed(server)):
         assert (await server.delete(f"/v1/responses/{response_id}"))[0] == 200
 
 
@@ -92,7 +92,7 @@ KINDS: dict[Kind, int] = {
 """Each kind, and how many responses it makes."""
 
 
-async def completed(server: Asked, **fields: Any) -> str:
+async def completed(server: ApiClient, **fields: Any) -> str:
     """The id of a response that has completed."""
     status, answer = await server.post({"input": "Hi", **fields})
     assert (status, answer.get("status")) == (200, "completed"), answer
@@ -105,7 +105,9 @@ def is_whole(stream: bytes) -> bool:
     return (end.startswith(b"event: response.completed\n"), done, rest) == (True, b"data: [DONE]", b"")
 
 
-async def soak(server: Asked, count: int, at_a_time: int = 24, tell: Callable[[int], None] = lambda made: None) -> None:
+async def soak(
+    server: ApiClient, count: int, at_a_time: int = 24, tell: Callable[[int], None] = lambda made: None
+) -> None:
     """Make so many responses, of all kinds in turn, so many ``at_a_time``; ``tell`` how many are made."""
     taken_on = made = 0
     kinds = cycle(KINDS.items())

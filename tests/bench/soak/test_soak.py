@@ -15,9 +15,8 @@ from stages.persist.live import LiveResponse
 from stages.persist.log import EventLog
 from tests.bench.soak.__main__ import Look, faults
 from tests.bench.soak.kinds import soak
-from tests.support.response_lives import until
-from tests.support.scripts import script
-from tests.support.server import Asked, serving
+from tests.support.api_clients import wait_until
+from tests.support.server import ApiClient, running_server, script
 
 RESPONSES = 150
 HELD = (LiveResponse, EventLog, asyncio.Task, asyncio.Future)
@@ -33,13 +32,13 @@ def held() -> Counter[str]:
 async def test_finished_responses_leave_nothing_in_memory(encoding: HarmonyEncoding, store_at: str) -> None:
     """After many responses of all kinds there are no more runs, tasks and futures than before."""
     engine = ScriptedEngine(script(encoding, latency=0.001))
-    async with serving(engine, encoding, store_at) as served:
+    async with running_server(engine, encoding, store_at) as served:
         await served.get("/health")
         before = held()
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as client:
-            await soak(Asked(served.url, client), RESPONSES)
-        await until(lambda: not len(served.runs.live) and not served.store.backlog)
-        await until(lambda: not held() - before)
+            await soak(ApiClient(served.url, client), RESPONSES)
+        await wait_until(lambda: not len(served.runs.live) and not served.store.backlog)
+        await wait_until(lambda: not held() - before)
         background = served.runs.background
         assert (background._waiting, background._tasks, served.runs._interrupts) == ({}, {}, {})
         assert served.runs.admission.running == 0

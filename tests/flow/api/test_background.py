@@ -13,10 +13,16 @@ from pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidP
 from pipeline.protocol.events import ResponseCreated, ResponseInProgress, ResponseQueued
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding
+from tests.support.api_clients import (
+    get_response,
+    open_stream,
+    start_background,
+    wait_for_end,
+    wait_until,
+    wait_until_idle,
+)
 from tests.support.event_streams import final, read_sse
-from tests.support.response_lives import begun, ended, found, idle, reading, until
-from tests.support.scripts import ENDLESS, HELLO, Scripted, script
-from tests.support.server import serving
+from tests.support.server import ENDLESS, HELLO, ScriptedServer, running_server, script
 
 
 @pytest.fixture
@@ -25,25 +31,25 @@ def where(store_at: str) -> str:
 
 
 @pytest.mark.defect("B21")
-async def test_background_response_waits_runs_and_ends(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_background_response_waits_runs_and_ends(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """It is queued at first, in progress in the engine, and complete at its end, with usage."""
     served.engine.script = script(encoding, latency=0.05)
-    response_id = await begun(served)
-    while (status := (await found(served, response_id))["status"]) == "queued":
+    response_id = await start_background(served)
+    while (status := (await get_response(served, response_id))["status"]) == "queued":
         await asyncio.sleep(0.005)
     assert status == "in_progress"
-    answer = await ended(served, response_id)
+    answer = await wait_for_end(served, response_id)
     assert (answer["status"], len(answer["output"])) == ("completed", 2)
     assert answer["usage"]["output_tokens"] == len(served.engine.script.token_ids)
 
 
 @pytest.mark.defect("B21")
-async def test_store_has_the_status_of_a_background_response(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_store_has_the_status_of_a_background_response(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """Another server, which reads only the store, sees it queued, then in progress."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.01)
     served.runs.background.limit = 1
-    running, waiting = await begun(served), await begun(served)
-    await until(lambda: served.engine.running == 1)
+    running, waiting = await start_background(served), await start_background(served)
+    await wait_until(lambda: served.engine.running == 1)
     for response_id, status in ((running, "in_progress"), (waiting, "queued")):
         stored = await served.store.get(response_id, "")
         assert stored is not None
@@ -51,7 +57,7 @@ async def test_store_has_the_status_of_a_background_response(served: Scripted, e
 
 
 @pytest.mark.defect("B21")
-async def test_stream_of_a_background_response_begins_queued(served: Scripted) -> None:
+async def test_stream_of_a_background_response_begins_queued(served: ScriptedServer) -> None:
     """It is queued, then in progress, then as any other."""
     events = read_sse(await served.stream({"input": "Hi", "background": True}))
     assert [type(event) for event in events[:3]] == [ResponseCreated, ResponseQueued, ResponseInProgress]
@@ -73,15 +79,15 @@ async def test_stream_of_a_background_response_begins_queued(served: Scripted) -
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_failure_ends_a_background_response(
-    served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any], stream: bool
+    served: ScriptedServer, encoding: HarmonyEncoding, fault: dict[str, Any], stream: bool
 ) -> None:
     """A failure at any point, before or after the start, ends the response and its stream as failed."""
     served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), **fault)
     if stream:
         response = final(read_sse(await served.stream({"input": "Hi", "background": True})))
-        answer = await found(served, response.id)
+        answer = await get_response(served, response.id)
     else:
-        answer = await ended(served, await begun(served))
+        answer = await wait_for_end(served, await start_background(served))
     assert (answer["status"], answer["error"]["code"]) == ("failed", fault_code(fault))
     assert "bug" not in answer["error"]["message"]
     assert final(read_sse(await served.again(f"/v1/responses/{answer['id']}?stream=true"))).status == "failed"
@@ -89,7 +95,7 @@ async def test_failure_ends_a_background_response(
 
 @pytest.mark.defect("V1")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_dead_engine_refuses_background_responses(served: Scripted, stream: bool) -> None:
+async def test_dead_engine_refuses_background_responses(served: ScriptedServer, stream: bool) -> None:
     """A response that could only fail is refused, and its conversation is free."""
     served.engine.is_alive = False
     _, conversation = await served.post({}, "/v1/conversations")
@@ -107,23 +113,23 @@ def fault_code(fault: dict[str, Any]) -> str:
 async def test_background_responses_run_in_order(encoding: HarmonyEncoding, where: str, limit: int) -> None:
     """Their number is limited, and the others wait in order; those that start together may overtake each other."""
     engine = ScriptedEngine(script(encoding, latency=0.01))
-    async with serving(engine, encoding, where, limit=limit) as served:
-        ids = [await begun(served) for _ in range(7)]
+    async with running_server(engine, encoding, where, limit=limit) as served:
+        ids = [await start_background(served) for _ in range(7)]
         together = set[int]()
         while len(engine.prompts) < len(ids):
             together.add(engine.running)
             await asyncio.sleep(0.01)
         assert max(together) == limit
         assert all(abs(at - ids.index(prompt.response.id)) < limit for at, prompt in enumerate(engine.prompts))
-        assert [(await ended(served, each))["status"] for each in ids] == ["completed"] * 7
+        assert [(await wait_for_end(served, each))["status"] for each in ids] == ["completed"] * 7
 
 
-async def test_background_queue_is_bounded(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_background_queue_is_bounded(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """A response too many is a 503 with a time to retry, and is not stored."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.01)
     served.runs.background.limit, served.runs.background.longest = 1, 2
     for _ in range(3):
-        await begun(served)
+        await start_background(served)
     wanted = {"input": "Hi", "background": True}
     async with served.client.post(f"{served.url}/v1/responses", json=wanted) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
@@ -132,27 +138,27 @@ async def test_background_queue_is_bounded(served: Scripted, encoding: HarmonyEn
 
 
 @pytest.mark.defect("31")
-async def test_background_response_needs_no_client(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_background_response_needs_no_client(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """It completes after its client has left."""
     served.engine.script = script(encoding, latency=0.01)
-    async with reading(served, {"background": True}) as stream:
+    async with open_stream(served, {"background": True}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_item.added")
-    assert (await ended(served, response_id))["status"] == "completed"
+    assert (await wait_for_end(served, response_id))["status"] == "completed"
     assert served.engine.aborted == 0
 
 
-async def test_busy_engine_is_retried(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_busy_engine_is_retried(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The response stays queued until the engine has room."""
     served.engine.script = Script(refusal=EngineOverloaded("Full."))
-    response_id = await begun(served)
+    response_id = await start_background(served)
     await asyncio.sleep(0.05)
-    assert (await found(served, response_id))["status"] == "queued"
+    assert (await get_response(served, response_id))["status"] == "queued"
     served.engine.script = script(encoding)
-    assert (await ended(served, response_id))["status"] == "completed"
+    assert (await wait_for_end(served, response_id))["status"] == "completed"
 
 
-async def test_impossible_background_request_is_refused(served: Scripted) -> None:
+async def test_impossible_background_request_is_refused(served: ScriptedServer) -> None:
     """A wrong grammar or too long an input is a 400, and nothing is stored."""
     served.engine.context_length = 8192
     grammar = {"type": "custom", "name": "g", "format": {"type": "grammar", "syntax": "lark", "definition": "start: ("}}
@@ -166,26 +172,28 @@ async def test_impossible_background_request_is_refused(served: Scripted) -> Non
 @pytest.mark.parametrize(
     "fault", [{}, {"error": EngineFailed("It failed.")}, {"refusal": InvalidPrompt("Too odd.")}], ids=str
 )
-async def test_finished_run_is_released(served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any]) -> None:
+async def test_finished_run_is_released(
+    served: ScriptedServer, encoding: HarmonyEncoding, fault: dict[str, Any]
+) -> None:
     """After a response is stored, the process holds nothing of it, whatever its end was."""
     served.engine.script = script(encoding, HELLO, **fault)
     for body in ({"background": True}, {"stream": True}, {}, {"store": False}):
         await served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body})
-    await until(lambda: len(served.runs.live) == 0)
-    await idle(served)
+    await wait_until(lambda: len(served.runs.live) == 0)
+    await wait_until_idle(served)
     background = served.runs.background
     assert (background._waiting, background._tasks, served.runs._interrupts) == ({}, {}, {})
 
 
-async def test_background_response_locks_its_conversation(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_background_response_locks_its_conversation(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """Nothing else is added until it has ended; then all of it is."""
     served.engine.script = script(encoding, latency=0.01)
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "conversation": conversation["id"]}
-    response_id = await begun(served, body)
+    response_id = await start_background(served, body)
     status, error = await served.post(body)
     assert (status, error["error"]["code"]) == (409, "conversation_locked")
-    await ended(served, response_id)
+    await wait_for_end(served, response_id)
     _, items = await served.get(f"/v1/conversations/{conversation['id']}/items?order=asc")
     assert [item["type"] for item in items["data"]] == ["message", "reasoning", "message"]
     assert (await served.post(body))[0] == 200
@@ -213,10 +221,10 @@ async def test_openai_python_polls_and_resumes(sdk: openai.AsyncOpenAI) -> None:
 async def test_detached_response_survives_its_client(encoding: HarmonyEncoding, where: str) -> None:
     """With ``--detach`` a stored response completes without its client."""
     engine = ScriptedEngine(script(encoding, latency=0.01))
-    async with serving(engine, encoding, where, detaches=True) as served:
-        async with reading(served) as stream:
+    async with running_server(engine, encoding, where, detaches=True) as served:
+        async with open_stream(served) as stream:
             response_id = await stream.response_id()
-        assert (await ended(served, response_id))["status"] == "completed"
+        assert (await wait_for_end(served, response_id))["status"] == "completed"
         again = await served.again(f"/v1/responses/{response_id}?stream=true")
         assert read_sse(await served.stream({"input": "Hi"}))[-1].sequence_number == len(read_sse(again)) - 1
         assert (await served.post({"input": "Hi"}))[1]["status"] == "completed"
@@ -226,17 +234,17 @@ async def test_detached_response_survives_its_client(encoding: HarmonyEncoding, 
 async def test_unstored_response_ends_with_its_client(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """It could not be fetched later, so it is aborted, with ``--detach`` or without."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
-    async with serving(engine, encoding, tmp_path, detaches=True) as served:
-        async with reading(served, {"store": False}) as stream:
+    async with running_server(engine, encoding, tmp_path, detaches=True) as served:
+        async with open_stream(served, {"store": False}) as stream:
             await stream.response_id()
-        await idle(served)
+        await wait_until_idle(served)
         assert engine.aborted == 1
 
 
 async def test_detached_response_may_be_refused_by_a_status(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """An error before its start is an HTTP status, as for any other."""
     engine = ScriptedEngine(Script(refusal=InvalidPrompt("Too odd.")))
-    async with serving(engine, encoding, tmp_path, detaches=True) as served:
+    async with running_server(engine, encoding, tmp_path, detaches=True) as served:
         for stream in (False, True):
             status, error = await served.post({"input": "Hi", "stream": stream})
             assert (status, error["error"]["code"]) == (400, "invalid_prompt")

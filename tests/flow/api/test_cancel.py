@@ -19,12 +19,18 @@ from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.persist.database import Row, Value
 from stages.persist.live import RunMoved
-from tests.support.databases import database, opened
+from tests.support.api_clients import (
+    cancel_response,
+    get_response,
+    open_stream,
+    start_background,
+    wait_for_end,
+    wait_until,
+    wait_until_idle,
+)
 from tests.support.event_streams import final, read_sse
-from tests.support.faulty_database import Faulty
-from tests.support.response_lives import begun, cancelled, ended, found, idle, reading, until
-from tests.support.scripts import ENDLESS, Scripted, script
-from tests.support.server import serving
+from tests.support.server import ENDLESS, ScriptedServer, running_server, script
+from tests.support.stores import FaultyDatabase, database_at, open_store
 
 ENDINGS: list[dict[str, Any]] = [{}, {"error": EngineFailed("It failed.")}]
 
@@ -34,7 +40,7 @@ def where(store_at: str) -> str:
     return store_at
 
 
-def endless(served: Scripted, encoding: HarmonyEncoding, latency: float = 0.005) -> None:
+def endless(served: ScriptedServer, encoding: HarmonyEncoding, latency: float = 0.005) -> None:
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=latency)
 
 
@@ -47,71 +53,71 @@ FIELDS = ("status", "error", "incomplete_details", "completed_at")
 
 
 @pytest.mark.defect("13")
-async def test_cancel_of_an_unknown_response_is_not_found(served: Scripted) -> None:
+async def test_cancel_of_an_unknown_response_is_not_found(served: ScriptedServer) -> None:
     """An unknown id is a 404."""
-    status, error = await cancelled(served, "resp_0")
+    status, error = await cancel_response(served, "resp_0")
     assert (status, error["error"]["code"]) == (404, "response_not_found")
 
 
 @pytest.mark.defect("13")
 @pytest.mark.parametrize("fault", ENDINGS, ids=["completed", "failed"])
 async def test_finished_background_response_cannot_be_cancelled(
-    served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any]
+    served: ScriptedServer, encoding: HarmonyEncoding, fault: dict[str, Any]
 ) -> None:
     """The answer is the unchanged response."""
     served.engine.script = script(encoding, **fault)
-    answer = await ended(served, await begun(served))
+    answer = await wait_for_end(served, await start_background(served))
     for _ in range(2):
-        assert await cancelled(served, answer["id"]) == (200, answer)
-    assert await found(served, answer["id"]) == answer
+        assert await cancel_response(served, answer["id"]) == (200, answer)
+    assert await get_response(served, answer["id"]) == answer
 
 
 @pytest.mark.defect("13")
 @pytest.mark.parametrize("fault", ENDINGS, ids=["completed", "failed"])
 async def test_finished_foreground_response_is_not_cancellable(
-    served: Scripted, encoding: HarmonyEncoding, fault: dict[str, Any]
+    served: ScriptedServer, encoding: HarmonyEncoding, fault: dict[str, Any]
 ) -> None:
     """The cancel is a 400 with the reason."""
     served.engine.script = script(encoding, **fault)
     _, answer = await served.post({"input": "Hi"})
-    status, error = await cancelled(served, answer["id"])
+    status, error = await cancel_response(served, answer["id"])
     assert (status, error["error"]["param"]) == (400, "response_id")
     assert "background" in error["error"]["message"]
 
 
 @pytest.mark.defect("13")
-async def test_cancelled_queued_response_never_runs(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_cancelled_queued_response_never_runs(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """It never reaches the engine, and its stream has the queued event and an end."""
     endless(served, encoding)
     served.runs.background.limit = 1
-    running, waiting = await begun(served), await begun(served)
-    status, answer = await cancelled(served, waiting)
+    running, waiting = await start_background(served), await start_background(served)
+    status, answer = await cancel_response(served, waiting)
     assert status == 200
     assert_cancelled(answer)
     assert (answer["output"], answer["usage"]) == ([], None)
-    assert await found(served, waiting) == answer
+    assert await get_response(served, waiting) == answer
     events = read_sse(await served.again(f"/v1/responses/{waiting}?stream=true"))
     assert [event.__struct_config__.tag for event in events] == [
         "response.created",
         "response.queued",
         "response.incomplete",
     ]
-    await cancelled(served, running)
-    await until(lambda: len(served.runs.live) == 0)
+    await cancel_response(served, running)
+    await wait_until(lambda: len(served.runs.live) == 0)
     assert [prompt.response.id for prompt in served.engine.prompts] == [running]
 
 
 @pytest.mark.defect("V17", "B22")
 async def test_cancelled_background_response_keeps_its_output(
-    served: Scripted, encoding: HarmonyEncoding, monkeypatch: pytest.MonkeyPatch
+    served: ScriptedServer, encoding: HarmonyEncoding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is cancelled with its output and usage so far, and its reader gets an end."""
     monkeypatch.setattr(runs, "CANCEL_WAIT", 3600)
     endless(served, encoding)
-    async with reading(served, {"background": True}) as stream:
+    async with open_stream(served, {"background": True}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
-        status, answer = await cancelled(served, response_id)
+        status, answer = await cancel_response(served, response_id)
         assert (status, served.engine.running) == (200, 0)
         events = read_sse(await stream.rest())
     assert_cancelled(answer)
@@ -120,49 +126,49 @@ async def test_cancelled_background_response_keeps_its_output(
     assert answer["output"][-1]["status"] == "incomplete"
     assert answer["output"][-1]["content"][0]["text"].startswith("la")
     assert answer["usage"]["output_tokens"] > 0
-    assert await found(served, response_id) == answer
+    assert await get_response(served, response_id) == answer
     assert await served.again(f"/v1/responses/{response_id}?stream=true") == stream.read
 
 
 @pytest.mark.defect("42")
 @pytest.mark.parametrize("store", [True, False])
-async def test_any_stream_can_be_cancelled(served: Scripted, encoding: HarmonyEncoding, store: bool) -> None:
+async def test_any_stream_can_be_cancelled(served: ScriptedServer, encoding: HarmonyEncoding, store: bool) -> None:
     """A foreground response is cancelled by its id, stored or not, and its stream has a terminal event."""
     endless(served, encoding)
-    async with reading(served, {"store": store}) as stream:
+    async with open_stream(served, {"store": store}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
-        status, answer = await cancelled(served, response_id)
+        status, answer = await cancel_response(served, response_id)
         response = final(read_sse(await stream.rest()))
     assert (status, served.engine.running) == (200, 0)
     assert_cancelled(answer)
     assert_cancelled(response)
     if store:
-        assert await cancelled(served, response_id) == (200, answer)
-        assert await found(served, response_id) == answer
+        assert await cancel_response(served, response_id) == (200, answer)
+        assert await get_response(served, response_id) == answer
     else:
-        assert (await cancelled(served, response_id))[0] == 404
+        assert (await cancel_response(served, response_id))[0] == 404
 
 
 @pytest.mark.defect("42")
-async def test_unstreamed_response_can_be_cancelled(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_unstreamed_response_can_be_cancelled(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The waiting client gets the cancelled response."""
     endless(served, encoding)
     asked = asyncio.create_task(served.post({"input": "Hi"}))
-    await until(lambda: len(served.runs.live.running) == 1)
+    await wait_until(lambda: len(served.runs.live.running) == 1)
     (run,) = served.runs.live
-    _, answer = await cancelled(served, run.response.id)
+    _, answer = await cancel_response(served, run.response.id)
     assert await asked == (200, answer)
     assert_cancelled(answer)
 
 
 @pytest.mark.defect("B22")
-async def test_concurrent_cancels_agree(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_concurrent_cancels_agree(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """All of them get the same answer."""
     endless(served, encoding)
-    response_id = await begun(served)
-    await until(lambda: served.engine.running == 1)
-    first, *others = await asyncio.gather(*(cancelled(served, response_id) for _ in range(5)))
+    response_id = await start_background(served)
+    await wait_until(lambda: served.engine.running == 1)
+    first, *others = await asyncio.gather(*(cancel_response(served, response_id) for _ in range(5)))
     assert first[0] == 200
     assert_cancelled(first[1])
     assert others == [first] * 4
@@ -170,16 +176,18 @@ async def test_concurrent_cancels_agree(served: Scripted, encoding: HarmonyEncod
 
 @pytest.mark.defect("B22")
 @pytest.mark.parametrize("background", [False, True])
-async def test_first_end_of_a_response_counts(served: Scripted, encoding: HarmonyEncoding, background: bool) -> None:
+async def test_first_end_of_a_response_counts(
+    served: ScriptedServer, encoding: HarmonyEncoding, background: bool
+) -> None:
     """A response that completes while it is cancelled has one end, which everybody gets."""
     served.engine.script = script(encoding, latency=0.001)
     for pause in range(12):
-        async with reading(served, {"background": background}) as stream:
+        async with open_stream(served, {"background": background}) as stream:
             response_id = await stream.response_id()
             await asyncio.sleep(pause * 0.004)
-            status, answer = await cancelled(served, response_id)
+            status, answer = await cancel_response(served, response_id)
             response = final(read_sse(await stream.rest()))
-        stored = await found(served, response_id)
+        stored = await get_response(served, response_id)
         assert stored["status"] == response.status
         assert (status, answer) in ((200, stored), (400, answer))
         assert status == 200 or (response.status == "completed" and not background)
@@ -218,18 +226,18 @@ async def test_hanging_stage_is_cancelled(encoding: HarmonyEncoding, where: str,
         return whole.after("generate", "hanging", stage)
 
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.001))
-    async with serving(engine, encoding, where, edit=hanging) as served:
-        async with reading(served, {"background": background}) as stream:
+    async with running_server(engine, encoding, where, edit=hanging) as served:
+        async with open_stream(served, {"background": background}) as stream:
             response_id = await stream.response_id()
             await asyncio.sleep(0.2)
-            status, answer = await cancelled(served, response_id)
+            status, answer = await cancel_response(served, response_id)
             assert status == 200
             response = final(read_sse(await stream.rest()))
         assert_cancelled(answer)
         assert_cancelled(response)
-        assert await found(served, response_id) == answer
-        await idle(served)
-        await until(lambda: served.runs.admission.running == 0)
+        assert await get_response(served, response_id) == answer
+        await wait_until_idle(served)
+        await wait_until(lambda: served.runs.admission.running == 0)
 
 
 async def loud(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
@@ -242,45 +250,45 @@ async def loud(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame
 async def test_client_that_does_not_read_gets_an_end(encoding: HarmonyEncoding, where: str) -> None:
     """The response is cancelled while its stream is blocked, and the client can read its end later."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.001))
-    async with serving(engine, encoding, where, edit=lambda whole: whole.after("parse", "loud", loud)) as served:
-        async with reading(served) as stream:
+    async with running_server(engine, encoding, where, edit=lambda whole: whole.after("parse", "loud", loud)) as served:
+        async with open_stream(served) as stream:
             response_id = await stream.response_id()
             (run,) = served.runs.live
             written = -1
             while written < (written := run._log.last_number):  # until the stream takes no more
                 await asyncio.sleep(0.2)
-            status, answer = await cancelled(served, response_id)
+            status, answer = await cancel_response(served, response_id)
             assert (status, engine.running) == (200, 0)
             events = read_sse(await stream.rest())
         assert_cancelled(answer)
         assert_cancelled(final(events))
-        assert await found(served, response_id) == answer
+        assert await get_response(served, response_id) == answer
 
 
 @pytest.mark.defect("13")
 async def test_answered_cancel_is_durable(encoding: HarmonyEncoding, where: str) -> None:
     """The answer comes after the end is stored, so no other server runs the response after a crash."""
-    kept = Faulty(database(where))
-    async with serving(ScriptedEngine(script(encoding)), encoding, kept, limit=0) as served:
-        response_id = await begun(served)
+    kept = FaultyDatabase(database_at(where))
+    async with running_server(ScriptedEngine(script(encoding)), encoding, kept, limit=0) as served:
+        response_id = await start_background(served)
         kept.stalls.clear()
-        answer = asyncio.ensure_future(cancelled(served, response_id))
+        answer = asyncio.ensure_future(cancel_response(served, response_id))
         await asyncio.sleep(0.2)
         is_answered = answer.done()
         kept.stalls.set()
         assert not is_answered
         assert (await answer)[0] == 200
-        async with opened(where) as after:
+        async with open_store(where) as after:
             stored = await after.get(response_id, "")
             assert stored
             assert stored.response.status == "cancelled"
 
 
 @pytest.mark.defect("13")
-async def test_cancel_of_a_moved_response_is_retried(served: Scripted) -> None:
+async def test_cancel_of_a_moved_response_is_retried(served: ScriptedServer) -> None:
     """A cancel that meets a response on its way to another server answers that it must be retried."""
     served.runs.background.limit = 0
-    response_id = await begun(served)
+    response_id = await start_background(served)
     run = served.runs.live.get(response_id, "")
     assert run
     served.runs.background.release()
@@ -291,10 +299,10 @@ async def test_cancel_of_a_moved_response_is_retried(served: Scripted) -> None:
 # What goes with it
 
 
-async def test_deleting_a_running_response_cancels_it(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_deleting_a_running_response_cancels_it(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The engine is free, the reader gets an end, and the response is gone."""
     endless(served, encoding)
-    async with reading(served, {"background": True}) as stream:
+    async with open_stream(served, {"background": True}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         assert (await served.delete(f"/v1/responses/{response_id}"))[1]["deleted"] is True
@@ -305,23 +313,23 @@ async def test_deleting_a_running_response_cancels_it(served: Scripted, encoding
 
 @pytest.mark.parametrize("limit", [0, 1])
 async def test_cancelled_response_unlocks_its_conversation(
-    served: Scripted, encoding: HarmonyEncoding, limit: int
+    served: ScriptedServer, encoding: HarmonyEncoding, limit: int
 ) -> None:
     """Queued or running, it adds nothing to its conversation, which is free again."""
     endless(served, encoding)
     served.runs.background.limit = limit
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "conversation": conversation["id"]}
-    response_id = await begun(served, body)
-    await until(lambda: served.engine.running == limit)
-    await cancelled(served, response_id)
+    response_id = await start_background(served, body)
+    await wait_until(lambda: served.engine.running == limit)
+    await cancel_response(served, response_id)
     served.engine.script = script(encoding)
     assert (await served.post(body))[1]["status"] == "completed"
     _, items = await served.get(f"/v1/conversations/{conversation['id']}/items")
     assert len(items["data"]) == 3
 
 
-class Interrupted(Faulty):
+class Interrupted(FaultyDatabase):
     """A database behind whose next answer about responses something happens."""
 
     happens: Callable[[], Awaitable[object]] | None = None
@@ -336,23 +344,23 @@ class Interrupted(Faulty):
 
 async def test_input_items_stay_the_same_when_a_response_ends(encoding: HarmonyEncoding, where: str) -> None:
     """The input of a response that ends while it is listed has none of its output."""
-    kept = Interrupted(database(where))
+    kept = Interrupted(database_at(where))
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.005))
-    async with serving(engine, encoding, kept) as served, reading(served) as stream:
+    async with running_server(engine, encoding, kept) as served, open_stream(served) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
-        kept.happens = partial(cancelled, served, response_id)
+        kept.happens = partial(cancel_response, served, response_id)
         _, listed = await served.get(f"/v1/responses/{response_id}/input_items")
         assert [item["role"] for item in listed["data"]] == ["user"]
         _, again = await served.get(f"/v1/responses/{response_id}/input_items")
         assert again == listed
 
 
-async def test_cancelled_response_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_cancelled_response_cannot_be_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The continuation is a 400 with the reason."""
     endless(served, encoding)
-    response_id = await begun(served)
-    await cancelled(served, response_id)
+    response_id = await start_background(served)
+    await cancel_response(served, response_id)
     status, error = await served.post({"input": "Go on", "previous_response_id": response_id})
     assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
     assert "cancelled" in error["error"]["message"]

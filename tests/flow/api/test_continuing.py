@@ -11,9 +11,9 @@ import pytest
 
 from pipeline.errors import EngineFailed
 from stages.harmony import HarmonyEncoding
-from tests.support.conversations_api import ended
+from tests.support.api_clients import wait_for_end
 from tests.support.event_streams import final, read_sse
-from tests.support.scripts import CALL, ENDLESS, WEATHER, Scripted, script
+from tests.support.server import CALL, ENDLESS, WEATHER, ScriptedServer, script
 
 
 def name_of(frame: bytes) -> str:
@@ -25,7 +25,7 @@ def name_of(frame: bytes) -> str:
 @pytest.mark.defect("V16", "B19")
 @pytest.mark.parametrize("way", [{}, {"stream": True}, {"background": True}], ids=str)
 async def test_running_response_cannot_be_continued(
-    served: Scripted, encoding: HarmonyEncoding, way: dict[str, Any]
+    served: ScriptedServer, encoding: HarmonyEncoding, way: dict[str, Any]
 ) -> None:
     """A continuation is a 400 until the response has ended; then all of it is there."""
     served.engine.script = script(encoding, latency=0.02)
@@ -45,32 +45,32 @@ async def test_running_response_cannot_be_continued(
 
 
 @pytest.mark.defect("V16")
-async def test_queued_response_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_queued_response_cannot_be_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """A background response can be continued only after its end."""
     served.engine.script = script(encoding, latency=0.02)
     _, queued = await served.post({"input": "Hi", "background": True})
     following = {"input": "Go on", "previous_response_id": queued["id"]}
     status, error = await served.post(following)
     assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
-    assert (await ended(served, queued["id"]))["status"] == "completed"
+    assert (await wait_for_end(served, queued["id"]))["status"] == "completed"
     assert (await served.post(following))[0] == 200
 
 
 @pytest.mark.defect("V16")
-async def test_abandoned_response_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_abandoned_response_cannot_be_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """Its client left, so it is stored as cancelled."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer:
         left = name_of(await answer.content.readuntil(b"\n\n"))
         await answer.content.readuntil(b"output_text.delta")
         answer.close()
-    assert (await ended(served, left))["status"] == "cancelled"
+    assert (await wait_for_end(served, left))["status"] == "cancelled"
     status, error = await served.post({"input": "Go on", "previous_response_id": left})
     assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
 
 
 @pytest.mark.defect("V16")
-async def test_failed_response_cannot_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_failed_response_cannot_be_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """Its output is partial without the client's wish."""
     served.engine.script = script(encoding, ENDLESS, error=EngineFailed("It failed."))
     _, failed = await served.post({"input": "Hi"})
@@ -79,7 +79,7 @@ async def test_failed_response_cannot_be_continued(served: Scripted, encoding: H
     assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
 
 
-async def test_truncated_response_can_be_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_truncated_response_can_be_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """A response at its token limit is continued from its partial output."""
     served.engine.script = script(encoding, ENDLESS)
     _, cut = await served.post({"input": "Hi", "max_output_tokens": 16})
@@ -89,7 +89,7 @@ async def test_truncated_response_can_be_continued(served: Scripted, encoding: H
 
 
 @pytest.mark.defect("V11", "B20")
-async def test_continuation_has_its_own_parameters(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_continuation_has_its_own_parameters(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The prompt has instructions, tools and effort of the new request only."""
     before = {"instructions": "Rhyme.", "tools": [{**WEATHER, "name": "old"}], "reasoning": {"effort": "high"}}
     after = {"instructions": "Sing.", "tools": [{**WEATHER, "name": "new"}], "reasoning": {"effort": "low"}}
@@ -106,7 +106,7 @@ async def test_continuation_has_its_own_parameters(served: Scripted, encoding: H
 
 
 @pytest.mark.defect("V12", "19", "B28")
-async def test_tool_loop_is_continued(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_tool_loop_is_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """Reasoning, calls and results are in the next prompt, though the request has only an id."""
     custom = {"type": "custom", "name": "say"}
     asked = {"tools": [WEATHER, custom]}
@@ -126,7 +126,7 @@ async def test_tool_loop_is_continued(served: Scripted, encoding: HarmonyEncodin
 
 
 @pytest.mark.defect("B18", "46")
-async def test_branches_are_isolated(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_branches_are_isolated(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """Concurrent continuations of one response do not see each other, and their parent is unchanged."""
     _, root = await served.post({"input": "root"})
     seen = [await served.get(f"/v1/responses/{root['id']}{end}") for end in ("", "/input_items")]
@@ -140,7 +140,7 @@ async def test_branches_are_isolated(served: Scripted, encoding: HarmonyEncoding
     assert [await served.get(f"/v1/responses/{root['id']}{end}") for end in ("", "/input_items")] == seen
 
 
-async def test_chain_continues_without_deleted_responses(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_chain_continues_without_deleted_responses(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """A deleted response and its ancestors are missing from its continuations, which still work."""
     chain = list[str]()
     for said in ("one", "two", "three"):
@@ -153,7 +153,7 @@ async def test_chain_continues_without_deleted_responses(served: Scripted, encod
 
 
 @pytest.mark.defect("28", "B30")
-async def test_client_cannot_choose_an_id(served: Scripted) -> None:
+async def test_client_cannot_choose_an_id(served: ScriptedServer) -> None:
     """A response always has an id of the server, so none can replace another."""
     _, first = await served.post({"input": "one"})
     own: dict[str, Any] = {"request_id": first["id"], "id": first["id"], "response_id": first["id"]}

@@ -15,10 +15,17 @@ from pydantic import TypeAdapter
 from api.keys import Keys
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
-from tests.support.conversations_api import CONVERSATIONS, HI, ITEMS, Json, created, items_of, name_of
-from tests.support.images import data_url, png
-from tests.support.scripts import Scripted, script
-from tests.support.server import serving
+from tests.support.api_clients import (
+    CONVERSATION_ITEMS,
+    CONVERSATIONS,
+    USER_MESSAGE,
+    Json,
+    conversation_id,
+    conversation_items,
+    create_conversation,
+)
+from tests.support.server import ScriptedServer, running_server, script
+from tests.support.tool_servers import data_url, png
 
 
 @pytest.fixture
@@ -49,16 +56,16 @@ async def test_openai_python_manages_conversations(sdk: openai.AsyncOpenAI) -> N
 @pytest.mark.defect("33")
 async def test_openai_python_manages_items(sdk: openai.AsyncOpenAI) -> None:
     """The client lists, adds, retrieves and deletes them."""
-    first: Any = ITEMS[:3]
+    first: Any = CONVERSATION_ITEMS[:3]
     conversation = await sdk.conversations.create(items=first)
-    more: Any = ITEMS[3:]
+    more: Any = CONVERSATION_ITEMS[3:]
     includes: Any = ["reasoning.encrypted_content"]
     added = await sdk.conversations.items.create(conversation.id, items=more, include=includes)
     assert [item.type for item in added.data] == [item["type"] for item in more]
     pages = sdk.conversations.items.list(conversation.id, order="asc", limit=3, include=includes)
     listed = [item async for item in pages]
     first_id = listed[0].id or ""
-    assert [item.type for item in listed] == ["message", "message", *(item["type"] for item in ITEMS[2:])]
+    assert [item.type for item in listed] == ["message", "message", *(item["type"] for item in CONVERSATION_ITEMS[2:])]
     for item in listed:
         assert await sdk.conversations.items.retrieve(item.id or "", conversation_id=conversation.id) == item
     assert await sdk.conversations.items.delete(first_id, conversation_id=conversation.id) == conversation
@@ -69,9 +76,9 @@ async def test_openai_python_manages_items(sdk: openai.AsyncOpenAI) -> None:
 
 
 @pytest.mark.parametrize("base", ["/v1", "/openresponses/v1"])
-async def test_answers_match_the_sdk_types(served: Scripted, base: str) -> None:
+async def test_answers_match_the_sdk_types(served: ScriptedServer, base: str) -> None:
     """Every object has exactly the fields of the SDK's type."""
-    _, conversation = await served.post({"items": ITEMS, "metadata": {"a": "b"}}, f"{base}/conversations")
+    _, conversation = await served.post({"items": CONVERSATION_ITEMS, "metadata": {"a": "b"}}, f"{base}/conversations")
     assert Conversation.model_validate(conversation, strict=True).to_dict() == conversation
     path = f"{base}/conversations/{conversation['id']}"
     _, page = await served.get(f"{path}/items")
@@ -87,28 +94,32 @@ async def test_answers_match_the_sdk_types(served: Scripted, base: str) -> None:
 
 
 @pytest.mark.defect("V14")
-async def test_text_model_refuses_a_conversation_with_images(served: Scripted) -> None:
+async def test_text_model_refuses_a_conversation_with_images(served: ScriptedServer) -> None:
     """The images are listed unchanged, and none is dropped."""
     image = {"type": "input_image", "image_url": data_url(png()), "detail": "high"}
     call = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
     output = {"type": "function_call_output", "call_id": "c", "output": [image | {"detail": "auto"}]}
-    path = await created(served, {"role": "user", "content": [{"type": "input_text", "text": "Look."}, image]})
+    path = await create_conversation(
+        served, {"role": "user", "content": [{"type": "input_text", "text": "Look."}, image]}
+    )
     status, _ = await served.post({"items": [call, output]}, f"{path}/items")
     assert status == 200
-    message, _, shown = await items_of(served, path)
+    message, _, shown = await conversation_items(served, path)
     read: TypeAdapter[Any] = TypeAdapter(ConversationItem)
     assert [read.validate_python(item).type for item in (message, shown)] == ["message", "function_call_output"]
     assert (message["content"][1], shown["output"]) == (image, output["output"])
-    status, answer = await served.post({"input": "Hi", "conversation": name_of(path)})
+    status, answer = await served.post({"input": "Hi", "conversation": conversation_id(path)})
     assert (status, answer["error"]["param"]) == (400, "conversation")
     assert answer["error"]["message"] == "This model reads text only, no input_image."
 
 
-async def test_items_get_ids_of_the_server(served: Scripted) -> None:
+async def test_items_get_ids_of_the_server(served: ScriptedServer) -> None:
     """An item without an id, or with one that is taken, gets one; other ids of clients are kept."""
-    path = await created(served, HI, {**HI, "id": "mine"}, {**HI, "id": "mine"})
-    _, page = await served.post({"items": [HI, {**HI, "id": "mine"}]}, f"{path}/items")
-    ids = [item["id"] for item in await items_of(served, path)]
+    path = await create_conversation(
+        served, USER_MESSAGE, {**USER_MESSAGE, "id": "mine"}, {**USER_MESSAGE, "id": "mine"}
+    )
+    _, page = await served.post({"items": [USER_MESSAGE, {**USER_MESSAGE, "id": "mine"}]}, f"{path}/items")
+    ids = [item["id"] for item in await conversation_items(served, path)]
     assert [item["id"] for item in page["data"]] == ids[3:]
     assert ids[1] == "mine"
     assert len(set(ids)) == 5
@@ -118,24 +129,24 @@ async def test_items_get_ids_of_the_server(served: Scripted) -> None:
 @pytest.mark.parametrize("item_id", ["a/b", "ü 🐍", "...", "%2F", "?#", "x" * 200])
 async def test_items_are_found_by_any_id(sdk: openai.AsyncOpenAI, item_id: str) -> None:
     """Clients may choose any ids."""
-    item: Any = {**HI, "id": item_id, "type": "message"}
+    item: Any = {**USER_MESSAGE, "id": item_id, "type": "message"}
     conversation = await sdk.conversations.create(items=[item])
     assert (await sdk.conversations.items.retrieve(item_id, conversation_id=conversation.id)).id == item_id
     await sdk.conversations.items.delete(item_id, conversation_id=conversation.id)
     assert not [item async for item in sdk.conversations.items.list(conversation.id)]
 
 
-async def test_items_are_added_by_reference(served: Scripted) -> None:
+async def test_items_are_added_by_reference(served: ScriptedServer) -> None:
     """Any stored item can be added by its id; one that is there already is not added again."""
     _, response = await served.post({"input": "Hi"})
     thought, answer = response["output"]
-    path = await created(served, {"type": "item_reference", "id": answer["id"]})
+    path = await create_conversation(served, {"type": "item_reference", "id": answer["id"]})
     _, page = await served.post({"items": [{"id": answer["id"]}, {"id": thought["id"]}]}, f"{path}/items")
     assert page["data"] == [thought]
-    assert await items_of(served, path) == [answer, thought]
+    assert await conversation_items(served, path) == [answer, thought]
 
 
-async def test_metadata_can_be_removed(served: Scripted) -> None:
+async def test_metadata_can_be_removed(served: ScriptedServer) -> None:
     """It is replaced as a whole, and null removes it."""
     _, conversation = await served.post({"metadata": {"a": "b", "c": "d"}}, CONVERSATIONS)
     path = f"{CONVERSATIONS}/{conversation['id']}"
@@ -144,11 +155,11 @@ async def test_metadata_can_be_removed(served: Scripted) -> None:
         assert await served.get(path) == (200, conversation | {"metadata": left})
 
 
-async def test_items_are_paginated(served: Scripted) -> None:
+async def test_items_are_paginated(served: ScriptedServer) -> None:
     """By default a page has twenty items, newest first; ``after`` leads to the next one."""
-    path = await created(served, *[HI] * 20)
-    assert (await served.post({"items": [HI] * 5}, f"{path}/items"))[0] == 200
-    listed = [item["id"] for item in await items_of(served, path)]
+    path = await create_conversation(served, *[USER_MESSAGE] * 20)
+    assert (await served.post({"items": [USER_MESSAGE] * 5}, f"{path}/items"))[0] == 200
+    listed = [item["id"] for item in await conversation_items(served, path)]
     _, page = await served.get(f"{path}/items")
     assert [item["id"] for item in page["data"]] == listed[:4:-1]
     assert (page["object"], page["first_id"], page["last_id"], page["has_more"]) == (
@@ -169,19 +180,29 @@ async def test_items_are_paginated(served: Scripted) -> None:
         ("POST", "", {}, "metadata"),
         ("POST", "", {"metadata": {"a": 5}}, "metadata.a"),
         ("POST", "/items", {}, "items"),
-        ("POST", "/items", {"items": [HI] * 21}, "items"),
+        ("POST", "/items", {"items": [USER_MESSAGE] * 21}, "items"),
         ("POST", "/items", {"items": [{"type": "image_generation_call", "id": "x"}]}, "items[0].type"),
-        ("POST", "/items", {"items": [HI, {"id": "msg_nowhere"}]}, "items[1].id"),
+        ("POST", "/items", {"items": [USER_MESSAGE, {"id": "msg_nowhere"}]}, "items[1].id"),
         ("POST", "/items", {"items": [{"id": "msg_mine"}] * 2}, "items[1].id"),
-        ("POST", "/items", {"items": [HI, {**ITEMS[4], "call_id": "e"}]}, "items[1].call_id"),
+        ("POST", "/items", {"items": [USER_MESSAGE, {**CONVERSATION_ITEMS[4], "call_id": "e"}]}, "items[1].call_id"),
         (
             "POST",
             "/items",
             {"items": [{"role": "user", "content": [{"type": "input_image"}]}]},
             "items[0].content[0].image_url",
         ),
-        ("POST", "/items", {"items": [{**ITEMS[7], "tools": [{"type": "unheard_of"}]}]}, "items[0].tools[0].type"),
-        ("POST", "/items", {"items": [{**ITEMS[7], "tools": [{"type": "mcp"}]}]}, "items[0].tools[0].server_label"),
+        (
+            "POST",
+            "/items",
+            {"items": [{**CONVERSATION_ITEMS[7], "tools": [{"type": "unheard_of"}]}]},
+            "items[0].tools[0].type",
+        ),
+        (
+            "POST",
+            "/items",
+            {"items": [{**CONVERSATION_ITEMS[7], "tools": [{"type": "mcp"}]}]},
+            "items[0].tools[0].server_label",
+        ),
         ("POST", "/items?include=x", {"items": []}, "include"),
         ("GET", "/items?limit=101", None, "limit"),
         ("GET", "/items?limit=0", None, "limit"),
@@ -191,29 +212,32 @@ async def test_items_are_paginated(served: Scripted) -> None:
         ("GET", "/items/msg_mine?include=x", None, "include"),
     ],
 )
-async def test_bad_value_is_refused(served: Scripted, method: str, end: str, body: Any, param: str) -> None:
+async def test_bad_value_is_refused(served: ScriptedServer, method: str, end: str, body: Any, param: str) -> None:
     """The 400 names it, and nothing is changed."""
-    path = await created(served, *ITEMS)
+    path = await create_conversation(served, *CONVERSATION_ITEMS)
     status, error = await served.ask(method, path + end, body)
     assert (status, error["error"]["param"]) == (400, param)
-    assert len(await items_of(served, path)) == len(ITEMS)
+    assert len(await conversation_items(served, path)) == len(CONVERSATION_ITEMS)
 
 
-async def test_new_conversation_has_the_same_checks(served: Scripted) -> None:
+async def test_new_conversation_has_the_same_checks(served: ScriptedServer) -> None:
     """The items of a new conversation are checked like added ones."""
-    for items, param in (([{"id": "msg_nowhere"}], "items[0].id"), ([HI, ITEMS[4]], "items[1].call_id")):
+    for items, param in (
+        ([{"id": "msg_nowhere"}], "items[0].id"),
+        ([USER_MESSAGE, CONVERSATION_ITEMS[4]], "items[1].call_id"),
+    ):
         status, error = await served.post({"items": items}, CONVERSATIONS)
         assert (status, error["error"]["param"]) == (400, param)
 
 
-async def test_missing_item_is_not_found(served: Scripted) -> None:
+async def test_missing_item_is_not_found(served: ScriptedServer) -> None:
     """An item is found in its own conversation only."""
-    other = await created(served, {**HI, "id": "msg_1"})
-    path = await created(served, HI)
+    other = await create_conversation(served, {**USER_MESSAGE, "id": "msg_1"})
+    path = await create_conversation(served, USER_MESSAGE)
     for method in ("GET", "DELETE"):
         status, error = await served.ask(method, f"{path}/items/msg_1")
         assert (status, error["error"]["code"], error["error"]["param"]) == (404, "item_not_found", "item_id")
-    assert len(await items_of(served, other)) == 1
+    assert len(await conversation_items(served, other)) == 1
 
 
 # Owners
@@ -222,9 +246,9 @@ ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
 
 
 @pytest.fixture
-async def shared(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Scripted, None]:
+async def shared(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
     """A server that Alice and Bob have keys of."""
-    async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, keys=Keys((ALICE, BOB))) as served:
+    async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, keys=Keys((ALICE, BOB))) as served:
         yield served
 
 
@@ -236,14 +260,14 @@ async def shared(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Sc
         ("POST", "/v1/conversations/{}", {"metadata": {}}),
         ("DELETE", "/v1/conversations/{}", None),
         ("GET", "/v1/conversations/{}/items", None),
-        ("POST", "/v1/conversations/{}/items", {"items": [HI]}),
+        ("POST", "/v1/conversations/{}/items", {"items": [USER_MESSAGE]}),
         ("GET", "/v1/conversations/{}/items/msg_1", None),
         ("DELETE", "/v1/conversations/{}/items/msg_1", None),
         ("POST", "/v1/responses", {"input": "Hi", "conversation": "{}"}),
     ],
 )
 async def test_other_owners_conversation_does_not_exist(
-    shared: Scripted, method: str, path: str, body: Json | None
+    shared: ScriptedServer, method: str, path: str, body: Json | None
 ) -> None:
     """Bob gets the same answers for Alice's conversation as for one that does not exist."""
 
@@ -254,7 +278,7 @@ async def test_other_owners_conversation_does_not_exist(
             return answer.status, await answer.json()
 
     async with openai.AsyncOpenAI(base_url=f"{shared.url}/v1", api_key=ALICE) as alice:
-        item: Any = {**HI, "id": "msg_1", "type": "message"}
+        item: Any = {**USER_MESSAGE, "id": "msg_1", "type": "message"}
         conversation = await alice.conversations.create(items=[item])
     nothing = f"conv_{'0' * 32}"
     status, theirs = await ask(BOB, conversation.id)

@@ -15,10 +15,17 @@ from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.persist.database import Unit
 from stages.persist.sqlite import SqliteDatabase
-from tests.support.conversations_api import HI, ITEMS, Json, created, ended, items_of, name_of
+from tests.support.api_clients import (
+    CONVERSATION_ITEMS,
+    USER_MESSAGE,
+    Json,
+    conversation_id,
+    conversation_items,
+    create_conversation,
+    wait_for_end,
+)
 from tests.support.event_streams import final, read_sse
-from tests.support.scripts import CALL, ENDLESS, HELLO, WEATHER, Scripted, script
-from tests.support.server import serving
+from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, ScriptedServer, running_server, script
 
 
 @pytest.fixture
@@ -28,17 +35,17 @@ def where(store_at: str) -> str:
 
 
 @pytest.mark.defect("33")
-async def test_responses_are_added_one_after_another(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_responses_are_added_one_after_another(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """Unstreamed, streamed or in the background, each response reads the earlier ones, and is added."""
-    path = await created(served, {"role": "developer", "content": "Be kind."})
-    conversation = {"conversation": name_of(path)}
+    path = await create_conversation(served, {"role": "developer", "content": "Be kind."})
+    conversation = {"conversation": conversation_id(path)}
     _, first = await served.post({"input": "one", **conversation})
-    assert first["conversation"] == {"id": name_of(path)}
+    assert first["conversation"] == {"id": conversation_id(path)}
     second = final(read_sse(await served.stream({"input": "two", **conversation})))
     _, third = await served.post({"input": "three", "background": True, **conversation})
-    third = await ended(served, third["id"])
+    third = await wait_for_end(served, third["id"])
     assert first["status"] == second.status == third["status"] == "completed"
-    listed = await items_of(served, path)
+    listed = await conversation_items(served, path)
     spoken = [item["content"][0]["text"] for item in listed if item["type"] == "message"]
     assert spoken == ["Be kind.", "one", "Hello!", "two", "Hello!", "three", "Hello!"]
     assert [item for item in listed if item in first["output"]] == first["output"]
@@ -47,22 +54,22 @@ async def test_responses_are_added_one_after_another(served: Scripted, encoding:
     assert prompt.index("Be kind.") < prompt.index("one") < prompt.index("two") < prompt.index("three")
 
 
-async def test_input_items_include_the_conversation(served: Scripted) -> None:
+async def test_input_items_include_the_conversation(served: ScriptedServer) -> None:
     """The input of a response is its conversation at that time, and its own input."""
-    path = await created(served, *ITEMS)
-    asked = {"input": "Hi", "conversation": name_of(path)}
+    path = await create_conversation(served, *CONVERSATION_ITEMS)
+    asked = {"input": "Hi", "conversation": conversation_id(path)}
     responses = [(await served.post(asked))[1] for _ in range(2)]
-    listed = await items_of(served, path)
+    listed = await conversation_items(served, path)
     for response, length in zip(responses, (9, 12), strict=True):
         assert await served.get(f"/v1/responses/{response['id']}") == (200, response)
         _, page = await served.get(f"/v1/responses/{response['id']}/input_items?order=asc")
         assert page["data"] == listed[:length]
 
 
-async def test_counting_tokens_reads_the_conversation(served: Scripted) -> None:
+async def test_counting_tokens_reads_the_conversation(served: ScriptedServer) -> None:
     """It neither locks the conversation nor adds to it."""
-    path = await created(served, *ITEMS)
-    asked = {"input": "Hi", "conversation": name_of(path)}
+    path = await create_conversation(served, *CONVERSATION_ITEMS)
+    asked = {"input": "Hi", "conversation": conversation_id(path)}
     _, counted = await served.post(asked, "/v1/responses/input_tokens")
     _, response = await served.post(asked)
     assert counted["input_tokens"] == response["usage"]["input_tokens"]
@@ -80,16 +87,16 @@ async def test_openai_python_continues_a_conversation(sdk: openai.AsyncOpenAI) -
 
 
 @pytest.mark.defect("V12", "19")
-async def test_calls_and_outputs_go_through_a_conversation(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_calls_and_outputs_go_through_a_conversation(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """A tool call is kept there, and the next request's output finds it."""
-    path = await created(served)
+    path = await create_conversation(served)
     served.engine.script = script(encoding, CALL)
-    asked = {"conversation": name_of(path), "tools": [WEATHER]}
+    asked = {"conversation": conversation_id(path), "tools": [WEATHER]}
     _, first = await served.post({"input": "How is Paris?", **asked})
     served.engine.script = script(encoding)
     output = {"type": "function_call_output", "call_id": first["output"][-1]["call_id"], "output": "rain"}
     assert (await served.post({"input": [output], **asked}))[0] == 200
-    kinds = [item["type"] for item in await items_of(served, path)]
+    kinds = [item["type"] for item in await conversation_items(served, path)]
     assert kinds == ["message", "reasoning", "function_call", "function_call_output", "reasoning", "message"]
     assert '{"city":"Paris"}<|call|>' in encoding.decode(served.engine.prompts[-1].token_ids)
 
@@ -104,38 +111,38 @@ async def test_calls_and_outputs_go_through_a_conversation(served: Scripted, enc
     ],
 )
 async def test_failed_response_is_not_added(
-    served: Scripted, encoding: HarmonyEncoding, background: bool, outcome: tuple[Json, int | None, str, int]
+    served: ScriptedServer, encoding: HarmonyEncoding, background: bool, outcome: tuple[Json, int | None, str, int]
 ) -> None:
     """Input and output are added together or not at all."""
     options, limit, status, added = outcome
-    path = await created(served)
+    path = await create_conversation(served)
     served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), **options)
-    asked = {"input": "Hi", "conversation": name_of(path), "max_output_tokens": limit, "background": background}
+    asked = {"input": "Hi", "conversation": conversation_id(path), "max_output_tokens": limit, "background": background}
     _, response = await served.post(asked)
-    assert (await ended(served, response["id"]))["status"] == status
-    assert len(await items_of(served, path)) == added
+    assert (await wait_for_end(served, response["id"]))["status"] == status
+    assert len(await conversation_items(served, path)) == added
     served.engine.script = script(encoding)
-    assert (await served.post({"input": "Hi", "conversation": name_of(path)}))[0] == 200
+    assert (await served.post({"input": "Hi", "conversation": conversation_id(path)}))[0] == 200
 
 
-async def test_cancelled_response_is_not_added(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_cancelled_response_is_not_added(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """Its conversation is unchanged and free."""
-    path = await created(served)
+    path = await create_conversation(served)
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
-    asked = {"input": "Hi", "conversation": name_of(path)}
+    asked = {"input": "Hi", "conversation": conversation_id(path)}
     _, response = await served.post({**asked, "background": True})
     _, cancelled = await served.ask("POST", f"/v1/responses/{response['id']}/cancel")
     assert cancelled["status"] == "cancelled"
-    assert await items_of(served, path) == []
+    assert await conversation_items(served, path) == []
     served.engine.script = script(encoding)
     assert (await served.post(asked))[0] == 200
 
 
-async def test_abandoned_response_is_not_added(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_abandoned_response_is_not_added(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """A client that leaves its stream frees the conversation."""
-    path = await created(served)
+    path = await create_conversation(served)
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
-    asked = {"input": "Hi", "conversation": name_of(path)}
+    asked = {"input": "Hi", "conversation": conversation_id(path)}
     async with served.client.post(f"{served.url}/v1/responses", json={**asked, "stream": True}) as answer:
         await answer.content.readuntil(b"output_text.delta")
         answer.close()
@@ -143,24 +150,24 @@ async def test_abandoned_response_is_not_added(served: Scripted, encoding: Harmo
     async with asyncio.timeout(120):
         while (await served.post(asked))[0] != 200:
             await asyncio.sleep(0.02)
-    assert len(await items_of(served, path)) == 3
+    assert len(await conversation_items(served, path)) == 3
 
 
-async def test_unstored_response_is_added(served: Scripted) -> None:
+async def test_unstored_response_is_added(served: ScriptedServer) -> None:
     """With ``store: false`` the response is not stored, but its conversation has its items."""
-    path = await created(served)
-    _, response = await served.post({"input": "Hi", "conversation": name_of(path), "store": False})
+    path = await create_conversation(served)
+    _, response = await served.post({"input": "Hi", "conversation": conversation_id(path), "store": False})
     assert (await served.get(f"/v1/responses/{response['id']}"))[0] == 404
-    assert len(await items_of(served, path)) == 3
+    assert len(await conversation_items(served, path)) == 3
 
 
 @pytest.mark.parametrize("background", [False, True])
 async def test_second_concurrent_response_is_refused(
-    served: Scripted, encoding: HarmonyEncoding, background: bool
+    served: ScriptedServer, encoding: HarmonyEncoding, background: bool
 ) -> None:
     """While a response runs, others in its conversation get a 409 and can retry later."""
-    path = await created(served, {**HI, "id": "msg_1"})
-    asked = {"input": "Hi", "conversation": name_of(path)}
+    path = await create_conversation(served, {**USER_MESSAGE, "id": "msg_1"})
+    asked = {"input": "Hi", "conversation": conversation_id(path)}
     served.engine.script = script(encoding, latency=0.05)
     running = asyncio.create_task(served.post({**asked, "background": background}))
     async with asyncio.timeout(120):
@@ -170,51 +177,51 @@ async def test_second_concurrent_response_is_refused(
         ("POST", "/v1/responses", asked),
         ("POST", "/v1/responses", {**asked, "stream": True}),
         ("POST", "/v1/responses", {**asked, "background": True}),
-        ("POST", f"{path}/items", {"items": [HI]}),
+        ("POST", f"{path}/items", {"items": [USER_MESSAGE]}),
         ("DELETE", f"{path}/items/msg_1", None),
     ):
         status, error = await served.ask(method, where, body)
         assert (status, error["error"]["code"]) == (409, "conversation_locked")
-    assert len(await items_of(served, path)) == 1
+    assert len(await conversation_items(served, path)) == 1
     _, first = await running
-    await ended(served, first["id"])
+    await wait_for_end(served, first["id"])
     assert (await served.post(asked))[0] == 200
-    assert len(await items_of(served, path)) == 7
+    assert len(await conversation_items(served, path)) == 7
 
 
-async def test_openai_python_retries_after_a_conflict(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_openai_python_retries_after_a_conflict(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The client retries the 409: both responses are added, one after the other."""
-    path = await created(served)
+    path = await create_conversation(served)
     served.engine.script = script(encoding, latency=0.01)
     async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=9) as client:
-        asked: Any = {"conversation": name_of(path)}
+        asked: Any = {"conversation": conversation_id(path)}
         await asyncio.gather(*(client.responses.create(input=said, **asked) for said in ("one", "two")))
-    assert len(await items_of(served, path)) == 6
+    assert len(await conversation_items(served, path)) == 6
 
 
-async def test_conversation_may_be_deleted_during_a_response(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_conversation_may_be_deleted_during_a_response(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """Its items are deleted, its responses stay, and the running one completes."""
-    path = await created(served)
-    asked = {"input": "Hi", "conversation": name_of(path)}
+    path = await create_conversation(served)
+    asked = {"input": "Hi", "conversation": conversation_id(path)}
     _, first = await served.post(asked)
     served.engine.script = script(encoding, latency=0.02)
     _, second = await served.post({**asked, "background": True})
-    deleted = {"id": name_of(path), "object": "conversation.deleted", "deleted": True}
+    deleted = {"id": conversation_id(path), "object": "conversation.deleted", "deleted": True}
     assert await served.delete(path) == (200, deleted)
-    assert (await ended(served, second["id"]))["status"] == "completed"
+    assert (await wait_for_end(served, second["id"]))["status"] == "completed"
     assert await served.get(f"/v1/responses/{first['id']}") == (200, first)
     assert (await served.post({"input": "Go on", "previous_response_id": first["id"]}))[0] == 200
     status, error = await served.post(asked)
     assert (status, error["error"]["code"], error["error"]["param"]) == (404, "conversation_not_found", "conversation")
 
 
-async def test_call_may_be_deleted_before_its_output(served: Scripted) -> None:
+async def test_call_may_be_deleted_before_its_output(served: ScriptedServer) -> None:
     """After any deletion the rest of a conversation can be continued."""
-    path = await created(served, *ITEMS)
-    calls = [item["id"] for item in await items_of(served, path) if item["type"].endswith("_call")]
+    path = await create_conversation(served, *CONVERSATION_ITEMS)
+    calls = [item["id"] for item in await conversation_items(served, path) if item["type"].endswith("_call")]
     for call in calls:
         assert (await served.delete(f"{path}/items/{call}"))[0] == 200
-    status, response = await served.post({"input": "Go on", "conversation": name_of(path)})
+    status, response = await served.post({"input": "Go on", "conversation": conversation_id(path)})
     assert (status, response["status"]) == (200, "completed")
 
 
@@ -235,9 +242,9 @@ class Stalled(SqliteDatabase):
 async def test_cancelled_request_leaves_no_lock(encoding: HarmonyEncoding, tmp_path: Path, way: Json) -> None:
     """If a client leaves while the store stalls, the conversation is free afterwards."""
     database = Stalled(tmp_path / "store.sqlite3")
-    async with serving(ScriptedEngine(script(encoding)), encoding, database) as served:
-        path = await created(served)
-        asked = {"input": "Hi", "conversation": name_of(path)}
+    async with running_server(ScriptedEngine(script(encoding)), encoding, database) as served:
+        path = await create_conversation(served)
+        asked = {"input": "Hi", "conversation": conversation_id(path)}
         database.flows.clear()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
@@ -246,4 +253,4 @@ async def test_cancelled_request_leaves_no_lock(encoding: HarmonyEncoding, tmp_p
         async with asyncio.timeout(120):
             while (await served.post(asked))[0] != 200:
                 await asyncio.sleep(0.02)
-        assert len(await items_of(served, path)) % 3 == 0
+        assert len(await conversation_items(served, path)) % 3 == 0

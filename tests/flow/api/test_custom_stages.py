@@ -17,10 +17,9 @@ from pipeline.frames import ConversedFrame, EmittedFrame, ItemClosed, ItemDelta,
 from pipeline.protocol.events import OutputTextDelta
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
+from tests.support.api_clients import wait_for_end, wait_until, wait_until_idle
 from tests.support.event_streams import final, read_sse
-from tests.support.response_lives import ended, idle, until
-from tests.support.scripts import Scripted, script
-from tests.support.server import serving
+from tests.support.server import ScriptedServer, running_server, script
 
 Frame = TypeVar("Frame")
 
@@ -79,7 +78,7 @@ def is_harmless(place: str, fault: str) -> bool:
     )
 
 
-async def streamed(served: Scripted) -> str:
+async def streamed(served: ScriptedServer) -> str:
     """How a stream ends: as a response of that status, once and in good order, or as an HTTP error."""
     body = {"input": "Hi", "stream": True}
     async with served.client.post(f"{served.url}/v1/responses", json=body) as answer:
@@ -88,16 +87,16 @@ async def streamed(served: Scripted) -> str:
         return str(json.loads(raw)["error"]["code"]) if answer.status != 200 else final(read_sse(raw)).status
 
 
-async def in_one(served: Scripted) -> str:
+async def in_one(served: ScriptedServer) -> str:
     """How a request without a stream ends."""
     status, answer = await served.post({"input": "Hi"})
     return str(answer["error"]["code"] if status != 200 else answer["status"])
 
 
-async def behind(served: Scripted) -> str:
+async def behind(served: ScriptedServer) -> str:
     """How a response in the background ends."""
     status, answer = await served.post({"input": "Hi", "background": True})
-    return str(answer["error"]["code"] if status != 200 else (await ended(served, answer["id"]))["status"])
+    return str(answer["error"]["code"] if status != 200 else (await wait_for_end(served, answer["id"]))["status"])
 
 
 @pytest.mark.parametrize("ask", [streamed, in_one, behind])
@@ -107,11 +106,13 @@ async def test_broken_stage_ends_only_its_response(
     place: str, fault: str, ask: Any, encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """There is one error or one terminal event; the log names the stage or the rule; the engine is idle."""
-    async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=breaking(place, fault)) as served:
+    async with running_server(
+        ScriptedEngine(script(encoding)), encoding, tmp_path, edit=breaking(place, fault)
+    ) as served:
         async with asyncio.timeout(PATIENCE):
             outcome = await ask(served)
-            await idle(served)
-            await until(lambda: served.runs.admission.running == 0)
+            await wait_until_idle(served)
+            await wait_until(lambda: served.runs.admission.running == 0)
     if is_harmless(place, fault):
         assert outcome in ("completed", "server_error")
     else:
@@ -180,7 +181,7 @@ async def test_broken_rule_is_logged(
         return pipeline.after(place, "crooked", stage)
 
     async with asyncio.timeout(PATIENCE):
-        async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=edit) as served:
+        async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=edit) as served:
             response = final(read_sse(await served.stream({"input": "Hi"})))
             assert await served.again(f"/v1/responses/{response.id}?stream=true")
     assert response.status == "failed"

@@ -25,27 +25,26 @@ from pipeline.protocol.items import Reasoning
 from pipeline.protocol.response import Response
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import CHANNEL, END, MESSAGE, START, HarmonyEncoding
+from tests.support.api_clients import wait_until, wait_until_idle
 from tests.support.event_streams import final, read_sse
-from tests.support.response_lives import idle, until
-from tests.support.scripts import CALL, ENDLESS, HELLO, WEATHER, Scripted, script
-from tests.support.server import serving
+from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, ScriptedServer, running_server, script
 
 BODY = {"input": "Hi", "tools": [WEATHER]}
 TALK = HELLO.removesuffix("<|return|>") + "<|end|><|start|>assistant" + CALL
 
 
 @asynccontextmanager
-async def drill(served: Scripted) -> AsyncGenerator[None, None]:
+async def drill(served: ScriptedServer) -> AsyncGenerator[None, None]:
     """What must be true after each drill: nothing runs that did not run before, and the server answers."""
     await served.post(BODY)
     before = len(asyncio.all_tasks())
     yield
-    await until(lambda: not served.engine.running and len(asyncio.all_tasks()) <= before)
+    await wait_until(lambda: not served.engine.running and len(asyncio.all_tasks()) <= before)
     served.engine.script = Script(served.engine.script.token_ids)
     assert (await served.post(BODY))[0] == 200
 
 
-async def streamed(served: Scripted) -> Response:
+async def streamed(served: ScriptedServer) -> Response:
     """The end of a stream, checked down to its bytes."""
     return final(read_sse(await served.stream(BODY)))
 
@@ -55,7 +54,7 @@ async def streamed(served: Scripted) -> Response:
     ("error", "step"), [(EngineFailed("It failed."), 1), (EngineDead("It died."), 3), (ValueError("a bug"), 3)], ids=str
 )
 async def test_engine_fault_at_any_token_fails_the_response(
-    served: Scripted, encoding: HarmonyEncoding, error: Exception, step: int
+    served: ScriptedServer, encoding: HarmonyEncoding, error: Exception, step: int
 ) -> None:
     """The stream ends in one ``response.failed``, and the open item is incomplete."""
     tokens = encoding.encode_markup(TALK)
@@ -70,7 +69,7 @@ async def test_engine_fault_at_any_token_fails_the_response(
 
 
 @pytest.mark.defect("12")
-async def test_dead_engine_refuses_later_requests(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_dead_engine_refuses_later_requests(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """It fails its streams, and later requests are a 503 until another engine is up."""
     async with drill(served):
         served.engine.script = script(
@@ -93,7 +92,9 @@ async def test_stopped_engine_refuses_admitted_requests(
             await engine.stop()
             yield prompt
 
-    async with serving(engine, encoding, tmp_path, edit=lambda whole: whole.before("generate", "stop", stop)) as served:
+    async with running_server(
+        engine, encoding, tmp_path, edit=lambda whole: whole.before("generate", "stop", stop)
+    ) as served:
         async with served.client.post(f"{served.url}/v1/responses", json={**BODY, "stream": stream}) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
             assert (await answer.json())["error"]["type"] == "server_error"
@@ -105,7 +106,7 @@ JUNK = [[START], [START, START], [CHANNEL], [MESSAGE], [END, END], [200_010], [2
 
 @pytest.mark.parametrize("shift", [0, 4])
 async def test_malformed_tokens_at_any_place_keep_the_rules(
-    served: Scripted, encoding: HarmonyEncoding, shift: int
+    served: ScriptedServer, encoding: HarmonyEncoding, shift: int
 ) -> None:
     """For any markup all rules hold, and the stream has a terminal event."""
     tokens = encoding.encode_markup(TALK)
@@ -119,7 +120,7 @@ async def test_malformed_tokens_at_any_place_keep_the_rules(
 @pytest.mark.defect("38")
 @pytest.mark.parametrize("ending", ["", "<|end|>", "<|start|>", "<|start|>assistant<|channel|>"])
 async def test_stream_that_ends_in_reasoning_has_an_end(
-    served: Scripted, encoding: HarmonyEncoding, ending: str
+    served: ScriptedServer, encoding: HarmonyEncoding, ending: str
 ) -> None:
     """A model that stops within reasoning gets a terminal event like any other."""
     served.engine.script = script(encoding, "<|channel|>analysis<|message|>Hm" + ending)
@@ -129,7 +130,7 @@ async def test_stream_that_ends_in_reasoning_has_an_end(
 
 
 @pytest.mark.defect("31")
-async def test_client_may_leave_after_any_event(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_client_may_leave_after_any_event(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The engine stops."""
     patient = script(encoding, TALK, latency=0.002)
     async with drill(served):
@@ -140,10 +141,10 @@ async def test_client_may_leave_after_any_event(served: Scripted, encoding: Harm
                 for _ in range(number):
                     await answer.content.readuntil(b"\n\n")
                 answer.close()
-            await idle(served)
+            await wait_until_idle(served)
 
 
-async def connected(served: Scripted, body: dict[str, Any]) -> socket.socket:
+async def connected(served: ScriptedServer, body: dict[str, Any]) -> socket.socket:
     """A connection with a small buffer, over which a request has gone out."""
     loop, connection = asyncio.get_running_loop(), socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -156,7 +157,7 @@ async def connected(served: Scripted, body: dict[str, Any]) -> socket.socket:
     return connection
 
 
-async def test_slow_reader_gets_everything(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_slow_reader_gets_everything(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """It delays no other reader, and gets the whole stream."""
     loop = asyncio.get_running_loop()
     async with drill(served):
@@ -173,7 +174,7 @@ async def test_slow_reader_gets_everything(served: Scripted, encoding: HarmonyEn
     assert (response.status, response.usage and response.usage.output_tokens) == ("incomplete", 8_000)
 
 
-async def test_blocked_reader_stops_the_engine(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_blocked_reader_stops_the_engine(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """Without a reader, generation is bounded; when the reader leaves, the request is aborted."""
     async with drill(served):
         served.engine.script = script(encoding, ENDLESS, endless=True, chunk_size=20)
@@ -205,7 +206,7 @@ def cancelled_at(number: int) -> Any:
 async def test_cancelled_task_closes_its_connection(encoding: HarmonyEncoding, tmp_path: Path, number: int) -> None:
     """A cancelled handler ends at once, and its stream gets no made-up end."""
     engine = ScriptedEngine(script(encoding, TALK))
-    async with serving(engine, encoding, tmp_path, edit=cancelled_at(number)) as served:
+    async with running_server(engine, encoding, tmp_path, edit=cancelled_at(number)) as served:
         with pytest.raises(aiohttp.ClientError):
             await served.stream(BODY)
         assert (engine.running, engine.aborted) == (0, 1)

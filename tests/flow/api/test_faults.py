@@ -14,16 +14,15 @@ from pipeline.errors import EngineDead, EngineFailed
 from pipeline.protocol.events import OutputTextDelta, ResponseEvent
 from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding
+from tests.support.api_clients import open_stream, wait_for_end, wait_until_idle
 from tests.support.event_streams import final, read_sse
-from tests.support.response_lives import ended, idle, reading
-from tests.support.scripts import ENDLESS, HELLO, Scripted, script
-from tests.support.server import serving
+from tests.support.server import ENDLESS, HELLO, ScriptedServer, running_server, script
 
 
 @pytest.mark.defect("V6")
 @pytest.mark.parametrize("error", [EngineDead("The engine has died."), EngineFailed("It failed."), ValueError("a bug")])
 async def test_fault_in_mid_stream_is_one_failed_event(
-    error: Exception, served: Scripted, encoding: HarmonyEncoding
+    error: Exception, served: ScriptedServer, encoding: HarmonyEncoding
 ) -> None:
     """A fault after the headers ends in exactly one ``response.failed``, which is stored."""
     served.engine.script = script(encoding, HELLO.removesuffix("<|return|>"), error=error, dies=False)
@@ -35,7 +34,7 @@ async def test_fault_in_mid_stream_is_one_failed_event(
     assert (await served.get(f"/v1/responses/{response.id}"))[1]["status"] == "failed"
 
 
-async def test_health_reports_a_dead_engine(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_health_reports_a_dead_engine(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """Health is 200 while the engine lives and 503 afterwards; later requests are 503 too."""
     assert await served.get("/health") == (200, {"status": "ok"})
     served.engine.script = script(encoding, error=EngineDead("The engine has died."), dies=True)
@@ -44,7 +43,7 @@ async def test_health_reports_a_dead_engine(served: Scripted, encoding: HarmonyE
     assert (await served.post({"input": "Hi"}))[0] == 503
 
 
-async def test_unstreamed_fault_is_a_failed_response(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_unstreamed_fault_is_a_failed_response(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """A response that fails after its start is answered with status failed."""
     served.engine.script = script(encoding, error=EngineFailed("It failed."))
     status, answer = await served.post({"input": "Hi"})
@@ -64,7 +63,7 @@ async def test_broken_stage_after_emit_ends_the_stream(encoding: HarmonyEncoding
     def broken(pipeline: Pipeline[Any, ResponseEvent]) -> Pipeline[Any, ResponseEvent]:
         return pipeline.then("broken", break_at_text)
 
-    async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=broken) as served:
+    async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=broken) as served:
         body = await served.stream({"input": "Hi"})
     response = final(read_sse(body))
     assert response.status == "failed"
@@ -76,35 +75,35 @@ async def test_broken_stage_after_emit_ends_the_stream(encoding: HarmonyEncoding
 
 
 @pytest.mark.defect("31")
-async def test_leaving_client_aborts_the_engine(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_leaving_client_aborts_the_engine(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The generation ends, and the output so far is stored as a cancelled response."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
-    async with reading(served) as stream:
+    async with open_stream(served) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         assert served.engine.running == 1
-    await idle(served)
+    await wait_until_idle(served)
     assert served.engine.aborted == 1
-    answer = await ended(served, response_id)
+    answer = await wait_for_end(served, response_id)
     assert (answer["status"], answer["output"][-1]["status"]) == ("cancelled", "incomplete")
     again = await served.again(f"/v1/responses/{response_id}?stream=true")
     assert again.startswith(stream.read)
     assert final(read_sse(again)).status == "cancelled"
 
 
-async def test_client_that_leaves_before_the_first_event_aborts(served: Scripted) -> None:
+async def test_client_that_leaves_before_the_first_event_aborts(served: ScriptedServer) -> None:
     """This holds before any header, and without streaming."""
     served.engine.script = Script(token_ids=[5], endless=True, latency=0.01)
     with pytest.raises(asyncio.TimeoutError):
         await asyncio.wait_for(served.post({"input": "Hi"}), 0.3)
-    await idle(served)
+    await wait_until_idle(served)
     assert served.engine.aborted == 1
 
 
 async def test_silence_is_filled_with_comments(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """A silent stream sends comments between whole events."""
     slow = ScriptedEngine(script(encoding, latency=0.3, chunk_size=8))
-    async with serving(slow, encoding, tmp_path, keep_alive=0.05) as served:
+    async with running_server(slow, encoding, tmp_path, keep_alive=0.05) as served:
         body = await served.stream({"input": "Hi"})
     assert body.count(b": keep-alive\n\n") >= 2
     assert final(read_sse(body)).status == "completed"
@@ -113,7 +112,7 @@ async def test_silence_is_filled_with_comments(encoding: HarmonyEncoding, tmp_pa
 # Stopping
 
 
-async def test_stopping_ends_every_stream(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_stopping_ends_every_stream(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """Running responses end as failed, sent and stored; new requests are refused."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
     reading = asyncio.create_task(served.stream({"input": "Hi"}))

@@ -16,8 +16,7 @@ from pipeline.errors import Unauthorized
 from server import greeting, main
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
-from tests.support.scripts import Scripted, script
-from tests.support.server import serving
+from tests.support.server import ScriptedServer, running_server, script
 
 ALICE = "sk-alice-0123456789"
 BOB = "sk-bob-0123456789ab"
@@ -25,9 +24,9 @@ STRANGERS = ["", "Bearer", f"Bearer {ALICE}x", f"Bearer {ALICE[:-1]}", f"Basic {
 
 
 @pytest.fixture
-async def locked(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[Scripted, None]:
+async def locked(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[ScriptedServer, None]:
     """A server that Alice and Bob have keys of."""
-    async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, keys=Keys((ALICE, BOB))) as served:
+    async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, keys=Keys((ALICE, BOB))) as served:
         yield served
 
 
@@ -38,7 +37,7 @@ def key_file(tmp_path: Path) -> Path:
 
 @pytest.mark.defect("V21")
 @pytest.mark.parametrize("authorization", STRANGERS)
-async def test_missing_or_wrong_key_is_unauthorized(locked: Scripted, authorization: str) -> None:
+async def test_missing_or_wrong_key_is_unauthorized(locked: ScriptedServer, authorization: str) -> None:
     """Anything but a whole key is a 401 with OpenAI's error body, on every path, existing or not."""
     headers = {"Authorization": authorization} if authorization else {}
     closed = {route.resource.canonical for route in locked.api.app(1).router.routes() if route.resource}
@@ -49,13 +48,13 @@ async def test_missing_or_wrong_key_is_unauthorized(locked: Scripted, authorizat
             assert (error["code"], error["type"], error["param"]) == ("invalid_api_key", "invalid_request_error", None)
 
 
-async def test_health_and_description_need_no_key(locked: Scripted) -> None:
+async def test_health_and_description_need_no_key(locked: ScriptedServer) -> None:
     """Neither is secret."""
     assert (await locked.get("/health"))[0] == (await locked.get("/openapi.json"))[0] == 200
 
 
 @pytest.mark.parametrize("key", [ALICE, BOB])
-async def test_every_configured_key_is_accepted(locked: Scripted, key: str) -> None:
+async def test_every_configured_key_is_accepted(locked: ScriptedServer, key: str) -> None:
     """The client sends one of several keys; a wrong one is its ``AuthenticationError``."""
     async with openai.AsyncOpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0) as client:
         response = await client.responses.create(input="Hi")
@@ -73,7 +72,7 @@ def test_owner_is_the_digest_of_a_key() -> None:
         Keys([ALICE]).owner("")
 
 
-async def test_keys_are_never_logged(locked: Scripted, caplog: pytest.LogCaptureFixture) -> None:
+async def test_keys_are_never_logged(locked: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
     """Neither valid nor wrong keys are in the log at any level, or in the server's objects."""
     with caplog.at_level(logging.DEBUG):
         for key in (ALICE, "sk-somebody-else"):

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.support.scripts import Scripted
-from tests.support.stored_responses import ITEMS, conversation, keep, stored
+from tests.support.server import ScriptedServer
+from tests.support.stored_responses import ITEMS, store_response, stored_conversation, stored_response
 
 WIRE: list[dict[str, Any]] = [msgspec.to_builtins(item, str_keys=True) for item in ITEMS]
 
@@ -23,7 +23,7 @@ def where(store_at: str) -> str:
     return store_at
 
 
-async def pages(served: Scripted, path: str, limit: int) -> list[dict[str, Any]]:
+async def pages(served: ScriptedServer, path: str, limit: int) -> list[dict[str, Any]]:
     """All items of a list, oldest first, read page by page."""
     items, after = list[dict[str, Any]](), ""
     while True:
@@ -36,17 +36,17 @@ async def pages(served: Scripted, path: str, limit: int) -> list[dict[str, Any]]
 
 
 @pytest.mark.parametrize("limit", [1, 7, 100])
-async def test_items_of_every_type_are_listed(served: Scripted, limit: int) -> None:
+async def test_items_of_every_type_are_listed(served: ScriptedServer, limit: int) -> None:
     """Items of a conversation and inputs of a response come back whole, for any page size."""
-    await served.store.conversations.create(conversation(), "", ITEMS)
-    await keep(served.store, stored("resp_1", *ITEMS))
+    await served.store.conversations.create(stored_conversation(), "", ITEMS)
+    await store_response(served.store, stored_response("resp_1", *ITEMS))
     for path in ("/v1/conversations/conv_1/items", "/v1/responses/resp_1/input_items"):
         assert await pages(served, path, limit) == [listed(item) for item in WIRE]
 
 
-async def test_items_of_every_type_are_found_and_deleted(served: Scripted) -> None:
+async def test_items_of_every_type_are_found_and_deleted(served: ScriptedServer) -> None:
     """Each has an id of its own."""
-    await served.store.conversations.create(conversation(), "", ITEMS)
+    await served.store.conversations.create(stored_conversation(), "", ITEMS)
     for item in WIRE:
         path = f"/v1/conversations/conv_1/items/{item['id']}"
         assert await served.get(path) == (200, listed(item))

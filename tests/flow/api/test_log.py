@@ -14,9 +14,8 @@ from pipeline.logs import name_response
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.log import log_outputs
-from tests.support.response_lives import begun, cancelled, ended, reading, until
-from tests.support.scripts import ENDLESS, Scripted, script
-from tests.support.server import serving
+from tests.support.api_clients import cancel_response, open_stream, start_background, wait_for_end, wait_until
+from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 
 
 @pytest.fixture
@@ -33,7 +32,7 @@ def lines(log: pytest.LogCaptureFixture, logger: str) -> list[tuple[str, str]]:
     return [(getattr(each, "response", ""), each.getMessage()) for each in log.records if each.name == logger]
 
 
-async def test_request_is_logged_in_one_line(served: Scripted, log: pytest.LogCaptureFixture) -> None:
+async def test_request_is_logged_in_one_line(served: ScriptedServer, log: pytest.LogCaptureFixture) -> None:
     """The line has status, end of the response, tokens, seconds and id."""
     _, answer = await served.post({"input": "A secret"})
     await served.stream({"input": "A secret", "previous_response_id": answer["id"]})
@@ -48,7 +47,9 @@ async def test_request_is_logged_in_one_line(served: Scripted, log: pytest.LogCa
     assert "greeting" not in log.text
 
 
-async def test_requests_of_one_connection_have_their_own_ids(served: Scripted, log: pytest.LogCaptureFixture) -> None:
+async def test_requests_of_one_connection_have_their_own_ids(
+    served: ScriptedServer, log: pytest.LogCaptureFixture
+) -> None:
     """A request without a response does not inherit the id of the previous one."""
     _, answer = await served.post({"input": "Hi"})
     await served.get("/v1/models")
@@ -59,7 +60,7 @@ async def test_requests_of_one_connection_have_their_own_ids(served: Scripted, l
 
 
 async def test_abandoned_request_is_logged(
-    served: Scripted, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture
+    served: ScriptedServer, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture
 ) -> None:
     """It has its line too."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
@@ -72,11 +73,13 @@ async def test_abandoned_request_is_logged(
     assert lines(log, "api.log")[0][1].startswith("POST /v1/responses: broken off in ")
 
 
-async def test_background_response_is_logged_in_two_lines(served: Scripted, log: pytest.LogCaptureFixture) -> None:
+async def test_background_response_is_logged_in_two_lines(
+    served: ScriptedServer, log: pytest.LogCaptureFixture
+) -> None:
     """The request's line says queued; at its end another one with the same id has the status."""
-    response_id = await begun(served)
-    await ended(served, response_id)
-    await until(lambda: lines(log, "api.background"))
+    response_id = await start_background(served)
+    await wait_for_end(served, response_id)
+    await wait_until(lambda: lines(log, "api.background"))
     (asked,) = [line for said, line in lines(log, "api.log") if said == response_id and "POST" in line]
     assert asked.startswith("POST /v1/responses: 200, queued in ")
     ((said, line),) = lines(log, "api.background")
@@ -87,22 +90,22 @@ async def test_background_response_is_logged_in_two_lines(served: Scripted, log:
 @pytest.mark.defect("B22")
 @pytest.mark.parametrize("background", [False, True])
 async def test_cancel_logs_no_warning(
-    served: Scripted, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture, background: bool
+    served: ScriptedServer, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture, background: bool
 ) -> None:
     """A cancelled response, queued or running, logs nothing above the level info."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.001)
     served.runs.background.limit = 1
-    async with reading(served, {"background": background}) as stream:
-        running, waiting = await stream.response_id(), await begun(served)
+    async with open_stream(served, {"background": background}) as stream:
+        running, waiting = await stream.response_id(), await start_background(served)
         await stream.upto(b"output_text.delta")
         for response_id in (waiting, running):
-            assert (await cancelled(served, response_id))[0] == 200
+            assert (await cancel_response(served, response_id))[0] == 200
         await stream.rest()
-    await until(lambda: len(served.runs.live) == 0)
+    await wait_until(lambda: len(served.runs.live) == 0)
     assert [each.getMessage() for each in log.records if each.levelno > logging.INFO] == []
 
 
-async def test_tokens_are_logged_once(served: Scripted, log: pytest.LogCaptureFixture) -> None:
+async def test_tokens_are_logged_once(served: ScriptedServer, log: pytest.LogCaptureFixture) -> None:
     """Only the request that made a response has them, so sums over lines are right."""
     response_id = (await served.post({"input": "Hi"}))[1]["id"]
     await served.again(f"/v1/responses/{response_id}?stream=true")
@@ -110,7 +113,7 @@ async def test_tokens_are_logged_once(served: Scripted, log: pytest.LogCaptureFi
 
 
 async def test_failure_is_logged_with_its_response(
-    served: Scripted, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture
+    served: ScriptedServer, encoding: HarmonyEncoding, log: pytest.LogCaptureFixture
 ) -> None:
     """Every line of a stage about a response has its id, and the request's line says failed."""
     served.engine.script = script(encoding, error=EngineFailed("It failed."))
@@ -125,7 +128,7 @@ async def test_outputs_are_logged_with_their_response(
     """With the log stage, each item is logged with the id of its response."""
     folder = tmp_path_factory.mktemp("store")
     logged = lambda pipeline: pipeline.after("emit", "log", log_outputs)  # noqa: E731
-    async with serving(ScriptedEngine(script(encoding, latency=0.001)), encoding, folder, edit=logged) as served:
+    async with running_server(ScriptedEngine(script(encoding, latency=0.001)), encoding, folder, edit=logged) as served:
         answers = await asyncio.gather(*(served.post({"input": "Hi"}) for _ in range(3)))
     said = lines(log, "stages.log")
     for _, answer in answers:

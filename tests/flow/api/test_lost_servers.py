@@ -15,13 +15,18 @@ from api.keys import Keys
 from api.peers import FORWARDED, Peers
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
-from tests.support.databases import database
+from tests.support.api_clients import (
+    StreamReader,
+    cancel_response,
+    get_response,
+    start_background,
+    wait_for_end,
+    wait_until,
+)
 from tests.support.event_streams import final, read_sse
-from tests.support.faulty_database import Faulty
-from tests.support.response_lives import Reading, begun, cancelled, ended, found, until
-from tests.support.scripts import COUNT, ENDLESS, script
-from tests.support.server import serving
-from tests.support.stored_responses import stop_hearts
+from tests.support.server import COUNT, ENDLESS, running_server, script
+from tests.support.stored_responses import expire_heartbeats
+from tests.support.stores import FaultyDatabase, database_at
 
 NEVER = 1000.0
 NOWHERE = "http://127.0.0.1:9"
@@ -102,11 +107,11 @@ async def test_broken_connection_between_servers_is_resumed(encoding: HarmonyEnc
     """For any breaks the reader misses nothing and gets nothing twice."""
     async with (
         cutting(12_000) as way,
-        serving(counting(encoding, 0.006), encoding, store_at, url=way.url) as one,
-        serving(quick(encoding), encoding, store_at) as other,
+        running_server(counting(encoding, 0.006), encoding, store_at, url=way.url) as one,
+        running_server(quick(encoding), encoding, store_at) as other,
     ):
         way.target = one.url
-        response_id = await begun(one)
+        response_id = await start_background(one)
         stream = await other.again(stream_of(response_id))
         assert way.cuts > 1
         assert final(read_sse(stream)).status == "completed"
@@ -117,14 +122,14 @@ async def test_broken_connection_between_servers_is_resumed(encoding: HarmonyEnc
 async def test_unreachable_server_blocks_no_reader(encoding: HarmonyEncoding, store_at: str) -> None:
     """Its streams end when they end there, and a cancel is a 503."""
     async with (
-        serving(counting(encoding, 0.003), encoding, store_at, url=NOWHERE) as one,
-        serving(quick(encoding), encoding, store_at, peers=Peers(patience=0.1)) as other,
+        running_server(counting(encoding, 0.003), encoding, store_at, url=NOWHERE) as one,
+        running_server(quick(encoding), encoding, store_at, peers=Peers(patience=0.1)) as other,
     ):
-        response_id = await begun(one)
+        response_id = await start_background(one)
         stream = asyncio.create_task(other.again(stream_of(response_id)))
-        status, error = await cancelled(other, response_id)
+        status, error = await cancel_response(other, response_id)
         assert (status, error["error"]["type"]) == (503, "server_error")
-        assert (await found(other, response_id))["status"] in ("queued", "in_progress")
+        assert (await get_response(other, response_id))["status"] in ("queued", "in_progress")
         assert events_of(await stream) == events_of(await one.again(stream_of(response_id)))
 
 
@@ -139,10 +144,10 @@ async def test_mute_server_blocks_no_reader(encoding: HarmonyEncoding, store_at:
     silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
     host, port = silent.sockets[0].getsockname()
     async with (
-        serving(counting(encoding, 0.003), encoding, store_at, url=f"http://{host}:{port}") as one,
-        serving(quick(encoding), encoding, store_at, peers=Peers(silence=0.2)) as other,
+        running_server(counting(encoding, 0.003), encoding, store_at, url=f"http://{host}:{port}") as one,
+        running_server(quick(encoding), encoding, store_at, peers=Peers(silence=0.2)) as other,
     ):
-        response_id = await begun(one)
+        response_id = await start_background(one)
         assert final(read_sse(await other.again(stream_of(response_id)))).status == "completed"
         assert held
     for writer in held:
@@ -156,14 +161,14 @@ async def test_key_is_passed_to_the_other_server(encoding: HarmonyEncoding, stor
     keys = Keys(["sk-alice-0123456789", "sk-bob-0123456789ab"])
     alice, bob = ({"Authorization": f"Bearer {key}"} for key in ("sk-alice-0123456789", "sk-bob-0123456789ab"))
     async with (
-        serving(endless(encoding), encoding, store_at, keys=keys) as one,
-        serving(quick(encoding), encoding, store_at, keys=keys) as other,
+        running_server(endless(encoding), encoding, store_at, keys=keys) as one,
+        running_server(quick(encoding), encoding, store_at, keys=keys) as other,
         aiohttp.ClientSession(headers=alice) as client,
     ):
         one.client.headers.update(alice)
-        response_id = await begun(one)
+        response_id = await start_background(one)
         async with client.get(other.url + stream_of(response_id)) as answer:
-            await Reading(answer).upto(b"output_text.delta")
+            await StreamReader(answer).upto(b"output_text.delta")
         for method, path in (("GET", "?stream=true"), ("GET", ""), ("POST", "/cancel"), ("DELETE", "")):
             url = f"{other.url}/v1/responses/{response_id}{path}"
             async with client.request(method, url, headers=bob) as answer:
@@ -175,44 +180,44 @@ async def test_key_is_passed_to_the_other_server(encoding: HarmonyEncoding, stor
 async def test_silent_server_cannot_overwrite_settled_responses(encoding: HarmonyEncoding, store_at: str) -> None:
     """A server that was taken for dead changes nothing that others have settled."""
     async with (
-        serving(counting(encoding, 0.004), encoding, store_at, heartbeat=NEVER) as one,
-        serving(quick(encoding), encoding, store_at, heartbeat=0.1, stale=0.5) as other,
+        running_server(counting(encoding, 0.004), encoding, store_at, heartbeat=NEVER) as one,
+        running_server(quick(encoding), encoding, store_at, heartbeat=0.1, stale=0.5) as other,
     ):
-        response_id = await begun(one)
-        answer = await ended(other, response_id)
+        response_id = await start_background(one)
+        answer = await wait_for_end(other, response_id)
         assert (answer["status"], answer["error"]["code"]) == ("failed", "server_error")
         stream = await other.again(stream_of(response_id))
         assert final(read_sse(stream)).status == "failed"
-        await until(lambda: len(one.runs.live) == 0)
+        await wait_until(lambda: len(one.runs.live) == 0)
         for served in (one, other):
-            assert await found(served, response_id) == answer
+            assert await get_response(served, response_id) == answer
             assert await served.again(stream_of(response_id)) == stream
 
 
 async def test_server_that_was_silent_releases_its_responses(encoding: HarmonyEncoding, store_at: str) -> None:
     """It no longer runs what others have settled or taken, and its readers reconnect."""
     async with (
-        serving(endless(encoding), encoding, store_at, limit=1, heartbeat=1.0, stale=0.5) as one,
-        serving(quick(encoding), encoding, store_at, heartbeat=0.1, stale=0.5) as other,
+        running_server(endless(encoding), encoding, store_at, limit=1, heartbeat=1.0, stale=0.5) as one,
+        running_server(quick(encoding), encoding, store_at, heartbeat=0.1, stale=0.5) as other,
     ):
-        running, waiting = await begun(one), await begun(one)
+        running, waiting = await start_background(one), await start_background(one)
         async with one.client.get(one.url + stream_of(running)) as answer:
-            await Reading(answer).upto(b"output_text.delta")
+            await StreamReader(answer).upto(b"output_text.delta")
             with pytest.raises(aiohttp.ClientError):
-                await Reading(answer).rest()
+                await StreamReader(answer).rest()
         assert one.engine.running == 0
         assert final(read_sse(await one.again(stream_of(running)))).status == "failed"
-        assert (await ended(other, waiting))["output"][-1]["content"][0]["text"] == "Hello!"
+        assert (await wait_for_end(other, waiting))["output"][-1]["content"][0]["text"] == "Hello!"
 
 
 async def test_store_outage_settles_no_server(encoding: HarmonyEncoding, store_at: str) -> None:
     """After an outage the first server waits for the others before it takes them for dead."""
-    near, far = (Faulty(database(store_at)) for _ in range(2))
+    near, far = (FaultyDatabase(database_at(store_at)) for _ in range(2))
     async with (
-        serving(endless(encoding), encoding, far, heartbeat=0.1, stale=1.0) as one,
-        serving(quick(encoding), encoding, near, heartbeat=0.1, stale=1.0) as other,
+        running_server(endless(encoding), encoding, far, heartbeat=0.1, stale=1.0) as one,
+        running_server(quick(encoding), encoding, near, heartbeat=0.1, stale=1.0) as other,
     ):
-        response_id = await begun(one)
+        response_id = await start_background(one)
         near.is_down = far.is_down = True
         await asyncio.sleep(1.2)
         near.is_down = False
@@ -220,18 +225,18 @@ async def test_store_outage_settles_no_server(encoding: HarmonyEncoding, store_a
         far.is_down = False
         await asyncio.sleep(0.5)
         assert one.engine.running == 1
-        assert (await found(other, response_id))["status"] == "in_progress"
+        assert (await get_response(other, response_id))["status"] == "in_progress"
 
 
 async def test_clock_jump_settles_no_server(encoding: HarmonyEncoding, store_at: str) -> None:
     """If all servers look dead at once, as after a suspend, the first that beats waits for the others."""
     async with (
-        serving(endless(encoding), encoding, store_at, heartbeat=0.4, stale=2.0) as one,
-        serving(quick(encoding), encoding, store_at, heartbeat=0.05, stale=2.0) as other,
+        running_server(endless(encoding), encoding, store_at, heartbeat=0.4, stale=2.0) as one,
+        running_server(quick(encoding), encoding, store_at, heartbeat=0.05, stale=2.0) as other,
     ):
-        response_id = await begun(one)
-        await until(lambda: one.engine.running == 1)
-        await stop_hearts(other.store)
+        response_id = await start_background(one)
+        await wait_until(lambda: one.engine.running == 1)
+        await expire_heartbeats(other.store)
         await asyncio.sleep(1.5)
         assert one.engine.running == 1
-        assert (await found(other, response_id))["status"] == "in_progress"
+        assert (await get_response(other, response_id))["status"] == "in_progress"

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.scripts import WEATHER, Scripted
+from tests.support.server import WEATHER, ScriptedServer
 
 NAMES = ("tiny", "folder/tiny-lora")
 
@@ -17,7 +17,7 @@ def models() -> tuple[str, ...]:
     return NAMES
 
 
-async def test_every_name_is_a_model(served: Scripted) -> None:
+async def test_every_name_is_a_model(served: ScriptedServer) -> None:
     """The list has all names, adapters included, and each of them by itself."""
     status, models = await served.get("/v1/models")
     assert (status, models["object"]) == (200, "list")
@@ -28,7 +28,7 @@ async def test_every_name_is_a_model(served: Scripted) -> None:
         assert (await served.post({"input": "Hi", "model": model["id"]}))[1]["model"] == model["id"]
 
 
-async def test_unknown_model_is_not_found(served: Scripted) -> None:
+async def test_unknown_model_is_not_found(served: ScriptedServer) -> None:
     """It is a 404."""
     status, error = await served.get("/v1/models/gpt-9")
     assert (status, error["error"]["param"], error["error"]["code"]) == (404, "model", "model_not_found")
@@ -42,7 +42,7 @@ BODIES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("body", BODIES)
-async def test_counted_tokens_equal_usage(served: Scripted, body: dict[str, Any]) -> None:
+async def test_counted_tokens_equal_usage(served: ScriptedServer, body: dict[str, Any]) -> None:
     """The count is the usage of the same request, and the engine is not used."""
     status, counted = await served.post(body, "/v1/responses/input_tokens")
     assert served.engine.prompts == []
@@ -51,7 +51,7 @@ async def test_counted_tokens_equal_usage(served: Scripted, body: dict[str, Any]
     assert (status, counted) == (200, {"object": "response.input_tokens", "input_tokens": expected})
 
 
-async def test_count_includes_the_history(served: Scripted) -> None:
+async def test_count_includes_the_history(served: ScriptedServer) -> None:
     """History counts too."""
     _, first = await served.post({"input": "Hi"})
     body = {"input": "And?", "previous_response_id": first["id"]}
@@ -60,7 +60,7 @@ async def test_count_includes_the_history(served: Scripted) -> None:
     assert counted["input_tokens"] == second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
 
 
-async def test_uncountable_request_is_refused(served: Scripted) -> None:
+async def test_uncountable_request_is_refused(served: ScriptedServer) -> None:
     """A body is refused as for a response."""
     for body in ({"input": 7}, {}, {"input": "Hi", "model": "gpt-9"}, b"{"):
         assert await served.post(body, "/v1/responses/input_tokens") == await served.post(body)

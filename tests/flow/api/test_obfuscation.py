@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from api.stream import BLOCK, obfuscated
 from pipeline.protocol.events import FunctionCallArgumentsDelta, OutputTextDelta, OutputTextDone, to_sse
 from tests.support.event_streams import final, read_sse
-from tests.support.scripts import WEATHER, Scripted
+from tests.support.server import WEATHER, ScriptedServer
 
 
 def data(frame: bytes) -> dict[str, Any]:
@@ -44,12 +44,12 @@ def test_other_events_are_unchanged() -> None:
 
 
 @pytest.mark.parametrize("options", [None, {}, {"include_obfuscation": False}])
-async def test_obfuscation_is_off_by_default(served: Scripted, options: Any) -> None:
+async def test_obfuscation_is_off_by_default(served: ScriptedServer, options: Any) -> None:
     """A stream has no obfuscation by itself."""
     assert b"obfuscation" not in await served.stream({"input": "Hi", "tools": [WEATHER], "stream_options": options})
 
 
-async def test_obfuscation_is_on_if_requested(served: Scripted) -> None:
+async def test_obfuscation_is_on_if_requested(served: ScriptedServer) -> None:
     """Each delta of the stream has random characters, and so has the replayed stream."""
     body = await served.stream({"input": "Hi", "stream_options": {"include_obfuscation": True}})
     response = final(read_sse(body))

@@ -10,22 +10,22 @@ import pytest
 from pipeline.errors import EngineFailed
 from stages.harmony import HarmonyEncoding
 from tests.support.event_streams import final, read_sse
-from tests.support.openapi_document import renamed
-from tests.support.scripts import CALL, HELLO, Scripted, script
+from tests.support.openapi import in_responses_names
+from tests.support.server import CALL, HELLO, ScriptedServer, script
 
 BASE = "/openresponses/v1"
 BARE = {"type": "function", "name": "get_weather"}
 SPELLED_OUT = BARE | {"description": None, "parameters": None, "strict": None}
 
 
-async def test_raw_reasoning_events_are_renamed(served: Scripted) -> None:
+async def test_raw_reasoning_events_are_renamed(served: ScriptedServer) -> None:
     """The stream keeps every rule; only the events of raw reasoning have other names."""
     body = await served.stream({"input": "Hi"}, f"{BASE}/responses")
     assert body.count(b"event: response.reasoning.delta\n") == body.count(b'"type":"response.reasoning.delta"') > 0
-    assert final(read_sse(renamed(body))).status == "completed"
+    assert final(read_sse(in_responses_names(body))).status == "completed"
 
 
-async def test_responses_are_found_under_both_base_urls(served: Scripted) -> None:
+async def test_responses_are_found_under_both_base_urls(served: ScriptedServer) -> None:
     """Both share one store, and each sends responses and streams in its own form."""
     _, theirs = await served.post({"input": "Hi", "tools": [BARE]}, f"{BASE}/responses")
     _, ours = await served.get(f"/v1/responses/{theirs['id']}")
@@ -35,20 +35,22 @@ async def test_responses_are_found_under_both_base_urls(served: Scripted) -> Non
     query = f"responses/{theirs['id']}?stream=true&include_obfuscation=true"
     again, told = await served.again(f"{BASE}/{query}"), await served.again(f"/v1/{query}")
     assert again.count(b'"obfuscation":') == told.count(b'"obfuscation":') > 1
-    assert [event.sequence_number for event in read_sse(renamed(again))] == list(range(len(read_sse(told))))
+    assert [event.sequence_number for event in read_sse(in_responses_names(again))] == list(range(len(read_sse(told))))
 
 
 @pytest.mark.parametrize("text", [HELLO, CALL])
-async def test_failing_stream_keeps_its_names(served: Scripted, encoding: HarmonyEncoding, text: str) -> None:
+async def test_failing_stream_keeps_its_names(served: ScriptedServer, encoding: HarmonyEncoding, text: str) -> None:
     """The names hold to the end."""
     cut = text.partition("A greeting" if text == HELLO else "Look")[0]
     served.engine.script = script(encoding, cut + "Hm", error=EngineFailed("It failed."))
-    response = final(read_sse(renamed(await served.stream({"input": "Hi", "tools": [BARE]}, f"{BASE}/responses"))))
+    response = final(
+        read_sse(in_responses_names(await served.stream({"input": "Hi", "tools": [BARE]}, f"{BASE}/responses")))
+    )
     assert response.status == "failed"
     assert response.tools == (SPELLED_OUT,)
 
 
-async def test_all_routes_answer(served: Scripted) -> None:
+async def test_all_routes_answer(served: ScriptedServer) -> None:
     """Every route under /v1 is here as well."""
     _, answer = await served.post({"input": "Hi"}, f"{BASE}/responses")
     path = f"{BASE}/responses/{answer['id']}"

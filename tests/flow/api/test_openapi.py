@@ -10,15 +10,15 @@ import pytest
 
 from api.keys import OPEN
 from pipeline.protocol.request import CreateResponse
-from tests.support.openapi_document import Description
+from tests.support.openapi import Description
 from tests.support.paths import ROOT
-from tests.support.scripts import CALL, WEATHER, Scripted, script
+from tests.support.server import CALL, WEATHER, ScriptedServer, script
 
 README = (ROOT / "README.md").read_text()
 
 
 @pytest.fixture
-async def description(served: Scripted) -> Description:
+async def description(served: ScriptedServer) -> Description:
     """What the server says of itself."""
     status, document = await served.get("/openapi.json")
     assert status == 200
@@ -44,7 +44,7 @@ async def test_every_schema_is_valid(description: Description) -> None:
     assert references(description.document) <= {f"#/components/schemas/{name}" for name in schemas}
 
 
-async def test_every_route_is_described_and_no_other(served: Scripted, description: Description) -> None:
+async def test_every_route_is_described_and_no_other(served: ScriptedServer, description: Description) -> None:
     """The document and the router have the same operations, each with a summary and an answer."""
     described = {(method, path) for method, path, _ in description.operations}
     app = served.api.app(1000)
@@ -74,7 +74,7 @@ async def test_every_parameter_is_described(description: Description) -> None:
     assert set(description.resolved(body["schema"])["properties"]) == set(CreateResponse.model_fields)
 
 
-async def test_answers_match_their_schemas(served: Scripted, description: Description, encoding: Any) -> None:
+async def test_answers_match_their_schemas(served: ScriptedServer, description: Description, encoding: Any) -> None:
     """A response and each event of a stream are valid, under both base URLs."""
     served.engine.script = script(encoding, CALL)
     for base in ("/v1", "/openresponses/v1"):
@@ -86,7 +86,7 @@ async def test_answers_match_their_schemas(served: Scripted, description: Descri
             description.check(json.loads(frame.partition("data: ")[2]), answers["text/event-stream"]["schema"])
 
 
-async def test_schema_requires_every_field(served: Scripted, description: Description) -> None:
+async def test_schema_requires_every_field(served: ScriptedServer, description: Description) -> None:
     """All 31 fields of a response are required, and so are those of some states only."""
     _, answer = await served.post({"input": "Hi"})
     schema = {"$ref": "#/components/schemas/Response"}

@@ -18,10 +18,8 @@ from yarl import URL
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from tests.support.event_streams import read_sse
-from tests.support.openapi_document import Description, Schema, renamed
-from tests.support.openapi_values import ODD, bodies, valid, words
-from tests.support.scripts import CALL, Scripted, script
-from tests.support.server import serving
+from tests.support.openapi import ODD, Description, Schema, any_body, in_responses_names, query_values, valid_values
+from tests.support.server import CALL, ScriptedServer, running_server, script
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 QUICK = settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
@@ -31,7 +29,7 @@ LONG = settings(QUICK, max_examples=150)
 class Target:
     """A server on a loop of its own, for tests that are not."""
 
-    def __init__(self, runner: asyncio.Runner, served: Scripted) -> None:
+    def __init__(self, runner: asyncio.Runner, served: ScriptedServer) -> None:
         self.runner = runner
         self.served = served
         self.description = Description(self.ask("GET", "/openapi.json")[2])
@@ -50,7 +48,7 @@ class Target:
             said = await answer.read()
         if answer.content_type == "text/event-stream":
             if "starting_after" not in path:
-                read_sse(renamed(said) if path.startswith("/openresponses") else said)
+                read_sse(in_responses_names(said) if path.startswith("/openresponses") else said)
             return answer.status, answer.content_type, None
         return answer.status, answer.content_type, json.loads(said)
 
@@ -79,7 +77,7 @@ def target(encoding: HarmonyEncoding, tmp_path_factory: pytest.TempPathFactory) 
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         engine = ScriptedEngine(script(encoding, CALL))
-        served = serving(engine, encoding, tmp_path_factory.mktemp("fuzz"))
+        served = running_server(engine, encoding, tmp_path_factory.mktemp("fuzz"))
         yield Target(runner, runner.run(stack.enter_async_context(served)))
         runner.run(stack.aclose())
 
@@ -89,7 +87,7 @@ def test_strategy_makes_acceptable_requests(target: Target) -> None:
     answered = list[Any]()
 
     @settings(QUICK, max_examples=100)
-    @given(valid(target.description, {"$ref": "#/components/schemas/CreateResponseParam"}))
+    @given(valid_values(target.description, {"$ref": "#/components/schemas/CreateResponseParam"}))
     def ask(body: Any) -> None:
         answered.append(target.check("POST", "/v1/responses", "/v1/responses", json.dumps(body).encode()))
 
@@ -101,10 +99,10 @@ def test_strategy_makes_acceptable_requests(target: Target) -> None:
 def test_no_body_causes_a_server_error(target: Target, path: str) -> None:
     """Valid, damaged or no JSON at all: no 5xx, and every answer matches its schema."""
     (content,) = target.description.operation("POST", path)["requestBody"]["content"].values()
-    wanted = valid(target.description, content["schema"])
+    wanted = valid_values(target.description, content["schema"])
 
     @(LONG if path == "/v1/responses" else QUICK)
-    @given(bodies(st.one_of(wanted, wanted.map(lambda body: body | {"stream": True}))))
+    @given(any_body(st.one_of(wanted, wanted.map(lambda body: body | {"stream": True}))))
     def ask(body: bytes) -> None:
         answer = target.check("POST", path, path, body)
         if answer and answer.get("store"):
@@ -124,7 +122,7 @@ def test_no_conversation_body_causes_a_server_error(target: Target, end: str) ->
     (content,) = target.description.operation("POST", template)["requestBody"]["content"].values()
 
     @LONG
-    @given(bodies(valid(target.description, content["schema"])))
+    @given(any_body(valid_values(target.description, content["schema"])))
     def ask(body: bytes) -> None:
         target.check("POST", template, template.replace("{conversation_id}", target.conversation), body)
 
@@ -152,7 +150,7 @@ PLAIN = [
 def test_no_path_or_query_causes_a_server_error(target: Target, method: str, template: str) -> None:
     """The same holds for any path and query, of every operation without a body."""
     parameters = target.description.operation(method, template)["parameters"]
-    queried = {each["name"]: words(each["schema"]) for each in parameters if each["in"] == "query"}
+    queried = {each["name"]: query_values(each["schema"]) for each in parameters if each["in"] == "query"}
     names = st.one_of(
         st.sampled_from(target.ids),
         st.sampled_from([text for text in ODD if text and isinstance(text, str)]),

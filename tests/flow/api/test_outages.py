@@ -23,13 +23,10 @@ from stages.persist.log import Block
 from stages.persist.postgres import PostgresDatabase
 from stages.persist.sqlite import SqliteDatabase
 from stages.persist.writer import LIMIT
-from tests.support.databases import database
+from tests.support.api_clients import start_background, wait_for_end, wait_until
 from tests.support.event_streams import final, read_sse
-from tests.support.faulty_database import Faulty
-from tests.support.postgres import Postgres, running
-from tests.support.response_lives import begun, ended, until
-from tests.support.scripts import Scripted, script
-from tests.support.server import serving
+from tests.support.server import ScriptedServer, running_server, script
+from tests.support.stores import FaultyDatabase, PostgresServer, database_at, running_postgres
 
 TALK = "<|channel|>final<|message|>" + "la " * 12_000 + "<|return|>"
 CHUNKS = {"chunk_size": 200, "latency": 0.005}
@@ -55,7 +52,7 @@ class Outage(Protocol):
 class Stalled:
     """What is written is taken, and not answered."""
 
-    database: Faulty
+    database: FaultyDatabase
 
     def begin(self) -> None:
         self.database.stalls.clear()
@@ -111,7 +108,7 @@ class Full:
 class Stopped:
     """PostgreSQL is stopped, and started again."""
 
-    server: Postgres
+    server: PostgresServer
     database: PostgresDatabase = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,7 +125,7 @@ class Stopped:
 class Gone:
     """The database cannot be reached."""
 
-    database: Faulty
+    database: FaultyDatabase
 
     def begin(self) -> None:
         self.database.is_down = True
@@ -138,9 +135,9 @@ class Gone:
 
 
 @pytest.fixture(scope="module")
-def own_postgres() -> Iterator[Postgres]:
+def own_postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL that nobody else misses."""
-    with running() as server:
+    with running_postgres() as server:
         yield server
 
 
@@ -156,21 +153,21 @@ def outage(request: pytest.FixtureRequest, tmp_path: Path) -> Outage:
 
 
 @asynccontextmanager
-async def talking(encoding: HarmonyEncoding, where: Database) -> AsyncGenerator[Scripted, None]:
+async def talking(encoding: HarmonyEncoding, where: Database) -> AsyncGenerator[ScriptedServer, None]:
     """A server whose responses take a second."""
     engine = ScriptedEngine(script(encoding, TALK, **CHUNKS))
-    async with serving(engine, encoding, where, heartbeat=0.2, stale=60) as served:
+    async with running_server(engine, encoding, where, heartbeat=0.2, stale=60) as served:
         yield served
 
 
-async def health(served: Scripted, wanted: str) -> None:
+async def health(served: ScriptedServer, wanted: str) -> None:
     """Wait until the server is of that health."""
     async with asyncio.timeout(120):
         while (await served.get("/health"))[1]["status"] != wanted:
             await asyncio.sleep(0.02)
 
 
-async def refused(served: Scripted, **fields: Any) -> None:
+async def refused(served: ScriptedServer, **fields: Any) -> None:
     """A request is a 503 that says why, and when to try again."""
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **fields}) as answer:
         assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
@@ -178,7 +175,7 @@ async def refused(served: Scripted, **fields: Any) -> None:
         assert (error["type"], "store" in error["message"].lower()) == ("server_error", True)
 
 
-async def streamed_through(served: Scripted, outage: Outage) -> bytes:
+async def streamed_through(served: ScriptedServer, outage: Outage) -> bytes:
     """A stream that begins ahead of an outage and ends within it, without a delay."""
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer:
         stream = await answer.content.readuntil(b"\n\n")
@@ -193,10 +190,10 @@ async def streamed_through(served: Scripted, outage: Outage) -> bytes:
     return stream
 
 
-async def is_stored(served: Scripted, stream: bytes) -> None:
+async def is_stored(served: ScriptedServer, stream: bytes) -> None:
     """The store has a response, as the client of its first stream has seen it."""
     await health(served, "ok")
-    await until(lambda: not len(served.runs.live) and not served.store.backlog)
+    await wait_until(lambda: not len(served.runs.live) and not served.store.backlog)
     response = final(read_sse(stream))
     assert await served.again(f"/v1/responses/{response.id}?stream=true") == stream
     stored = await served.store.get(response.id, "")
@@ -206,7 +203,7 @@ async def is_stored(served: Scripted, stream: bytes) -> None:
 
 async def test_stalled_store_delays_no_stream(encoding: HarmonyEncoding, store_at: str) -> None:
     """Neither tokens nor, for long, the end wait for the store; later everything is stored."""
-    await held_up_by(encoding, Stalled(Faulty(database(store_at))))
+    await held_up_by(encoding, Stalled(FaultyDatabase(database_at(store_at))))
 
 
 async def test_locked_file_delays_no_stream(encoding: HarmonyEncoding, tmp_path: Path) -> None:
@@ -226,7 +223,7 @@ async def held_up_by(encoding: HarmonyEncoding, stall: Outage) -> None:
 async def test_outage_harms_no_stream(encoding: HarmonyEncoding, outage: Outage) -> None:
     """A stream goes on and can be replayed; new stored responses are refused, and leave no trace."""
     async with talking(encoding, outage.database) as served:
-        before = await ended(served, await begun(served))
+        before = await wait_for_end(served, await start_background(served))
         kept = (await served.store.sweep(3600, 3600)).responses
         stream = await streamed_through(served, outage)
         await health(served, "degraded")
@@ -240,15 +237,15 @@ async def test_outage_harms_no_stream(encoding: HarmonyEncoding, outage: Outage)
         outage.end()
         await is_stored(served, stream)
         assert (await served.store.sweep(3600, 3600)).responses == kept + 1
-        going_on = await begun(served, {"previous_response_id": response_id})
-        assert (await ended(served, going_on))["status"] == "completed"
+        going_on = await start_background(served, {"previous_response_id": response_id})
+        assert (await wait_for_end(served, going_on))["status"] == "completed"
 
 
 async def test_responses_lost_in_an_outage_are_logged(
     encoding: HarmonyEncoding, store_at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A server stops without its store, and the log names the responses that were lost."""
-    faulty = Faulty(database(store_at))
+    faulty = FaultyDatabase(database_at(store_at))
     async with talking(encoding, faulty) as served:
         stream = await streamed_through(served, Gone(faulty))
         stopping = time.monotonic()
@@ -259,7 +256,7 @@ async def test_responses_lost_in_an_outage_are_logged(
 
 async def test_backlog_of_the_store_is_bounded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Over the limit new stored responses are refused, others go on; afterwards all work again."""
-    faulty = Faulty(SqliteDatabase(tmp_path / "store.sqlite3"))
+    faulty = FaultyDatabase(SqliteDatabase(tmp_path / "store.sqlite3"))
     async with talking(encoding, faulty) as served:
         faulty.stalls.clear()
         served.store.append("resp_huge", Block(0, 1, bytes(LIMIT)))
@@ -267,7 +264,7 @@ async def test_backlog_of_the_store_is_bounded(encoding: HarmonyEncoding, tmp_pa
         await refused(served, stream=True)
         assert (await served.post({"input": "Hi", "store": False}))[1]["status"] == "completed"
         faulty.stalls.set()
-        await until(lambda: not served.store.backlog)
+        await wait_until(lambda: not served.store.backlog)
         assert (await served.post({"input": "Hi"}))[0] == 200
 
 

@@ -18,9 +18,8 @@ from api.app import DIALECTS
 from api.keys import Keys
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
-from tests.support.response_lives import begun, cancelled
-from tests.support.scripts import ENDLESS, Scripted, script
-from tests.support.server import PATIENCE, Asked, serving
+from tests.support.api_clients import cancel_response, start_background
+from tests.support.server import ENDLESS, PATIENCE, ApiClient, ScriptedServer, running_server, script
 
 ALICE, BOB = "sk-alice-0123456789", "sk-bob-0123456789ab"
 SECRET = {"role": "user", "content": "A secret"}
@@ -51,16 +50,16 @@ class Ids:
 
 
 @dataclass
-class Person(Asked):
+class Person(ApiClient):
     """A client with a key of its own."""
 
-    served: Scripted
+    served: ScriptedServer
 
     async def own(self) -> Ids:
         """A response that is being made, and belongs to a conversation with an item."""
         _, conversation = await self.post({"items": [SECRET]}, "/v1/conversations")
         _, items = await self.get(f"/v1/conversations/{conversation['id']}/items")
-        response_id = await begun(self, {"conversation": conversation["id"]})
+        response_id = await start_background(self, {"conversation": conversation["id"]})
         return Ids(response_id, conversation["id"], items["data"][0]["id"])
 
     async def answers(self, asked: Iterable[tuple[str, str, Any]], ids: Ids) -> Answers:
@@ -78,14 +77,14 @@ async def people(encoding: HarmonyEncoding, tmp_path: Path) -> AsyncGenerator[tu
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
     alice, bob = ({"Authorization": f"Bearer {key}"} for key in (ALICE, BOB))
     async with (
-        serving(engine, encoding, tmp_path, keys=Keys((ALICE, BOB))) as served,
+        running_server(engine, encoding, tmp_path, keys=Keys((ALICE, BOB))) as served,
         aiohttp.ClientSession(headers=alice) as hers,
         aiohttp.ClientSession(headers=bob) as his,
     ):
         yield Person(served.url, hers, served), Person(served.url, his, served)
 
 
-def named_in_paths(served: Scripted, ids: Ids, *parameters: str) -> Iterator[tuple[str, str, Any]]:
+def named_in_paths(served: ScriptedServer, ids: Ids, *parameters: str) -> Iterator[tuple[str, str, Any]]:
     """A request for each route whose path has one of those parameters."""
     for route in served.api.app(1).router.routes():
         path = route.resource.canonical if route.resource else ""
@@ -109,7 +108,7 @@ def named_in_bodies(ids: Ids, own: Ids) -> Iterator[tuple[str, str, Any]]:
         yield "GET", f"{base}/conversations/{own.conversation_id}/items?after={ids.item_id}", None
 
 
-def everywhere(served: Scripted, ids: Ids, own: Ids) -> list[tuple[str, str, Any]]:
+def everywhere(served: ScriptedServer, ids: Ids, own: Ids) -> list[tuple[str, str, Any]]:
     """Every way to name them, also an item in a conversation of one's own."""
     misplaced = replace(ids, conversation_id=own.conversation_id)
     return [
@@ -125,9 +124,9 @@ async def test_other_owners_objects_do_not_exist(people: tuple[Person, Person], 
     """For Bob, Alice's objects are like those that do not exist; hers stay."""
     alice, bob = people
     hers, his = await alice.own(), await bob.own()
-    await cancelled(bob, his.response_id)
+    await cancel_response(bob, his.response_id)
     if not live:
-        await cancelled(alice, hers.response_id)
+        await cancel_response(alice, hers.response_id)
     found = await bob.answers(everywhere(bob.served, hers, his), hers)
     nobodys = hers.unknown()
     assert found == await bob.answers(everywhere(bob.served, nobodys, his), nobodys)

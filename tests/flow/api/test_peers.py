@@ -18,12 +18,18 @@ from api.settings import Settings
 from pipeline.protocol.events import DONE, KEEP_ALIVE, Event, to_sse
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
+from tests.support.api_clients import (
+    StreamReader,
+    cancel_response,
+    get_response,
+    open_stream,
+    start_background,
+    wait_for_end,
+    wait_until,
+)
 from tests.support.event_streams import final, read_sse
-from tests.support.frame_strategies import turns
-from tests.support.frames import written
-from tests.support.response_lives import Reading, begun, cancelled, ended, found, reading, until
-from tests.support.scripts import COUNT, Scripted, script
-from tests.support.server import serving
+from tests.support.frames import response_frames, written_events
+from tests.support.server import COUNT, ScriptedServer, running_server, script
 
 
 def settings(**options: Any) -> Settings:
@@ -42,10 +48,10 @@ def pieces(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 @pytest.mark.defect("39")
-@given(turns(), st.lists(st.integers(0), max_size=20), st.booleans())
+@given(response_frames(), st.lists(st.integers(0), max_size=20), st.booleans())
 def test_only_whole_frames_are_passed_on(frames: Any, cuts: list[int], silences: bool) -> None:
     """The bytes of a stream pass in whole frames for any packets, and each event is counted."""
-    events = written(frames)
+    events = written_events(frames)
     data, relayed, passed = body(events, silences=silences), Relayed(), bytearray()
     for piece in pieces(data, cuts):
         whole = relayed.feed(piece)
@@ -88,14 +94,17 @@ def test_unreachable_peer_url_is_refused(options: dict[str, str]) -> None:
         settings(**options)
 
 
-Pair: TypeAlias = tuple[Scripted, Scripted]
+Pair: TypeAlias = tuple[ScriptedServer, ScriptedServer]
 
 
 @pytest.fixture
 async def pair(encoding: HarmonyEncoding, store_at: str) -> AsyncGenerator[Pair, None]:
     """Two servers over one store; the engine of the first one takes its time, and runs one response at once."""
     slow, quick = ScriptedEngine(script(encoding, COUNT, latency=0.004)), ScriptedEngine(script(encoding))
-    async with serving(slow, encoding, store_at, limit=1) as one, serving(quick, encoding, store_at) as other:
+    async with (
+        running_server(slow, encoding, store_at, limit=1) as one,
+        running_server(quick, encoding, store_at) as other,
+    ):
         yield one, other
 
 
@@ -129,7 +138,7 @@ async def test_servers_share_stored_responses(pair: Pair) -> None:
 async def test_live_stream_passes_through_another_server(pair: Pair, base: str) -> None:
     """From any number, for any number of readers, it is the stream of the server that makes it."""
     one, other = pair
-    response_id, numbers = await begun(one), (-1, 0, 7, 40, 41)
+    response_id, numbers = await start_background(one), (-1, 0, 7, 40, 41)
     readers = [other.again(stream_of(response_id, number, base)) for number in numbers]
     first, *bodies = await asyncio.gather(one.again(stream_of(response_id, -1, base)), *readers)
     frames = frames_of(first)
@@ -142,9 +151,9 @@ async def test_live_stream_passes_through_another_server(pair: Pair, base: str) 
 async def test_stream_is_passed_on_as_it_grows(pair: Pair) -> None:
     """Events reach the other server's client before the end, and obfuscation is kept."""
     one, other = pair
-    path = f"{stream_of(await begun(one))}&include_obfuscation=true"
+    path = f"{stream_of(await start_background(one))}&include_obfuscation=true"
     async with other.client.get(other.url + path) as answer:
-        reader = Reading(answer)
+        reader = StreamReader(answer)
         await reader.upto(b'"obfuscation":')
         assert one.engine.running == 1
         assert final(read_sse(await reader.rest())).status == "completed"
@@ -153,10 +162,10 @@ async def test_stream_is_passed_on_as_it_grows(pair: Pair) -> None:
 async def test_leaving_another_server_ends_nothing(pair: Pair) -> None:
     """A reader that leaves closes only its own connections."""
     one, other = pair
-    response_id = await begun(one)
+    response_id = await start_background(one)
     async with other.client.get(other.url + stream_of(response_id)) as answer:
-        await Reading(answer).upto(b"output_text.delta")
-    assert (await ended(other, response_id))["status"] == "completed"
+        await StreamReader(answer).upto(b"output_text.delta")
+    assert (await wait_for_end(other, response_id))["status"] == "completed"
 
 
 @pytest.mark.defect("13", "42")
@@ -164,32 +173,32 @@ async def test_leaving_another_server_ends_nothing(pair: Pair) -> None:
 async def test_cancel_reaches_the_server_that_runs_the_response(pair: Pair, background: bool) -> None:
     """A response that another server runs ends for all, and every cancel has the same answer."""
     one, other = pair
-    async with reading(one, {"background": background}) as first:
+    async with open_stream(one, {"background": background}) as first:
         response_id = await first.response_id()
         await first.upto(b"output_text.delta")
-        status, answer = await cancelled(other, response_id)
+        status, answer = await cancel_response(other, response_id)
         assert (status, answer["status"], one.engine.running) == (200, "cancelled", 0)
         assert final(read_sse(await first.rest())).status == "cancelled"
-    assert await cancelled(other, response_id) == await cancelled(one, response_id) == (200, answer)
-    assert await found(other, response_id) == answer
+    assert await cancel_response(other, response_id) == await cancel_response(one, response_id) == (200, answer)
+    assert await get_response(other, response_id) == answer
 
 
 @pytest.mark.defect("13")
 async def test_queued_response_is_cancelled_at_another_server(pair: Pair) -> None:
     """It never runs at any server."""
     one, other = pair
-    running, waiting = await begun(one), await begun(one)
-    assert (await found(other, waiting))["status"] == "queued"
-    assert (await cancelled(other, waiting))[1]["status"] == "cancelled"
-    assert (await ended(other, running))["status"] == "completed"
+    running, waiting = await start_background(one), await start_background(one)
+    assert (await get_response(other, waiting))["status"] == "queued"
+    assert (await cancel_response(other, waiting))[1]["status"] == "cancelled"
+    assert (await wait_for_end(other, running))["status"] == "completed"
     assert [len(one.engine.prompts), len(other.engine.prompts)] == [1, 0]
 
 
 async def test_response_deleted_at_another_server_ends(pair: Pair) -> None:
     """The server that runs it stops."""
     one, other = pair
-    response_id = await begun(one)
-    await until(lambda: one.engine.running == 1)
+    response_id = await start_background(one)
+    await wait_until(lambda: one.engine.running == 1)
     assert (await other.delete(f"/v1/responses/{response_id}"))[0] == 200
     assert one.engine.running == 0
     assert (await one.get(f"/v1/responses/{response_id}"))[0] == 404
@@ -198,12 +207,12 @@ async def test_response_deleted_at_another_server_ends(pair: Pair) -> None:
 async def test_request_is_forwarded_once(pair: Pair) -> None:
     """A forwarded request is answered from the store, or with a 503."""
     one, other = pair
-    response_id = await begun(one)
-    await until(lambda: one.engine.running == 1)
+    response_id = await start_background(one)
+    await wait_until(lambda: one.engine.running == 1)
     for method, path in (("GET", "?stream=true"), ("POST", "/cancel"), ("DELETE", "")):
         url = f"{other.url}/v1/responses/{response_id}{path}"
         async with other.client.request(method, url, headers={FORWARDED: "1"}) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
-    await ended(other, response_id)
+    await wait_for_end(other, response_id)
     async with other.client.get(other.url + stream_of(response_id), headers={FORWARDED: "1"}) as answer:
         assert final(read_sse(await answer.read())).status == "completed"

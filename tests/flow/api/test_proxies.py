@@ -14,10 +14,9 @@ from aiohttp import web
 
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
+from tests.support.api_clients import wait_until
 from tests.support.event_streams import read_sse
-from tests.support.response_lives import until
-from tests.support.scripts import Scripted, script
-from tests.support.server import serving
+from tests.support.server import ScriptedServer, running_server, script
 
 
 @asynccontextmanager
@@ -56,7 +55,7 @@ VERSIONS = [aiohttp.HttpVersion10, aiohttp.HttpVersion11]
 @pytest.mark.defect("39")
 @pytest.mark.parametrize("size", [1, 17, 100_000])
 @pytest.mark.parametrize("version", VERSIONS, ids=str)
-async def test_stream_passes_a_proxy_unchanged(served: Scripted, version: aiohttp.HttpVersion, size: int) -> None:
+async def test_stream_passes_a_proxy_unchanged(served: ScriptedServer, version: aiohttp.HttpVersion, size: int) -> None:
     """For any packets and any HTTP version, the client reads what was sent."""
     async with (
         proxied(served.url, version=version, size=size) as url,
@@ -81,7 +80,10 @@ async def test_proxy_gets_events_as_they_come(
 ) -> None:
     """The first event passes the proxy long before the last is made."""
     slow = ScriptedEngine(script(encoding, latency=0.05))
-    async with serving(slow, encoding, tmp_path) as served, proxied(served.url, version=version, size=100_000) as url:
+    async with (
+        running_server(slow, encoding, tmp_path) as served,
+        proxied(served.url, version=version, size=100_000) as url,
+    ):
         body = {"input": "Hi", "stream": True}
         async with served.client.post(f"{url}/v1/responses", json=body) as answer:
             first = await answer.content.readuntil(b"\n\n")
@@ -98,9 +100,12 @@ async def test_client_that_leaves_its_proxy_aborts_the_engine(
 ) -> None:
     """The proxy disconnects, and the engine stops."""
     endless = ScriptedEngine(script(encoding, "<|channel|>final<|message|>la la", endless=True, latency=0.005))
-    async with serving(endless, encoding, tmp_path) as served, proxied(served.url, version=version, size=17) as url:
+    async with (
+        running_server(endless, encoding, tmp_path) as served,
+        proxied(served.url, version=version, size=17) as url,
+    ):
         body = {"input": "Hi", "stream": True}
         async with served.client.post(f"{url}/v1/responses", json=body) as answer:
             await answer.content.readuntil(b"\n\n")
             answer.close()
-        await until(lambda: endless.aborted and not endless.running)
+        await wait_until(lambda: endless.aborted and not endless.running)

@@ -30,11 +30,23 @@ from stages.harmony import HarmonyEncoding
 from stages.persist.live import LiveResponses
 from stages.redacted import WithoutTexts, harmony_words
 from stages.responses import harmony_responses
-from tests.support.databases import opened
 from tests.support.event_streams import read_sse
 from tests.support.fixture_cases import Case, check_conversation, check_events, check_turns
-from tests.support.recording_server import DESCRIBED, files, folders, read, recording, the_one
-from tests.support.scripts import CALL, COUNT, ENDLESS, HELLO, WEATHER, script
+from tests.support.server import (
+    CALL,
+    COUNT,
+    ENDLESS,
+    HELLO,
+    RECORDING_HEADER,
+    WEATHER,
+    only_recording,
+    read_stage,
+    recorded_files,
+    recorded_folders,
+    recording_server,
+    script,
+)
+from tests.support.stores import open_store
 
 PLAIN = {"request.json", "conversation.jsonl", "prompt.jsonl", "tokens.jsonl", "parsed.jsonl", "events.jsonl"}
 WHOLE = PLAIN | {"response.json"}
@@ -43,9 +55,9 @@ ASKED: dict[str, Any] = {"model": "tiny", "input": "Say hello.", "temperature": 
 
 async def replayed(folder: Path, stage: str, source: str, encoding: HarmonyEncoding) -> bytes:
     """What a client sees of a recording that is replayed since ``stage``."""
-    async with opened(str(folder.parent / "replay.sqlite3")) as store:
+    async with open_store(str(folder.parent / "replay.sqlite3")) as store:
         pipeline = harmony_responses(("tiny",), ScriptedEngine(), encoding, LiveResponses(store))
-        async with pipeline.since(stage).open(replay_recording(read(folder, source))) as events:
+        async with pipeline.since(stage).open(replay_recording(read_stage(folder, source))) as events:
             return b"".join([to_sse(event) async for event in events]) + DONE
 
 
@@ -53,10 +65,10 @@ async def replayed(folder: Path, stage: str, source: str, encoding: HarmonyEncod
 async def test_recording_replays_to_the_same_bytes(encoding: HarmonyEncoding, tmp_path: Path, text: str) -> None:
     """A replay from the parser or any later stage gives the bytes that the client got."""
     engine = ScriptedEngine(script(encoding, text, chunk_size=3))
-    async with recording(engine, encoding, tmp_path / "recorded") as served:
+    async with recording_server(engine, encoding, tmp_path / "recorded") as served:
         seen = await served.stream({**ASKED, "tools": [WEATHER]})
-    folder = the_one(tmp_path / "recorded")
-    assert files(folder) == WHOLE
+    folder = only_recording(tmp_path / "recorded")
+    assert recorded_files(folder) == WHOLE
     for stage, source in (("parse", "generate"), ("emit", "parse"), ("persist", "emit")):
         assert await replayed(folder, stage, source, encoding) == seen
 
@@ -64,12 +76,12 @@ async def test_recording_replays_to_the_same_bytes(encoding: HarmonyEncoding, tm
 async def test_recording_is_a_fixture(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """It passes the tests of fixtures: every stage gives the recorded output again."""
     engine = ScriptedEngine(script(encoding, CALL, chunk_size=4), models=("tiny",))
-    async with recording(engine, encoding, tmp_path / "recorded") as served:
+    async with recording_server(engine, encoding, tmp_path / "recorded") as served:
         tool = {**WEATHER, "unknown": {"key": 1}}
         await served.stream({**ASKED, "tools": [tool], "metadata": {"a": "b"}, "text": {"verbosity": "low", "more": 1}})
-    copied = shutil.copytree(the_one(tmp_path / "recorded"), tmp_path / "any_name")
+    copied = shutil.copytree(only_recording(tmp_path / "recorded"), tmp_path / "any_name")
     case = Case(copied, regen=False)
-    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+    async with open_store(str(tmp_path / "responses.sqlite3")) as store:
         await check_conversation(case, store, None)
         await check_turns(case, encoding, None)
         await check_events(case, store, "parsed.jsonl")
@@ -77,7 +89,7 @@ async def test_recording_is_a_fixture(encoding: HarmonyEncoding, tmp_path: Path)
 
 async def test_every_kind_of_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """It may be streamed, unstreamed, in the background or detached."""
-    async with recording(ScriptedEngine(script(encoding)), encoding, tmp_path / "r", detaches=True) as served:
+    async with recording_server(ScriptedEngine(script(encoding)), encoding, tmp_path / "r", detaches=True) as served:
         _, once = await served.post({**ASKED, "store": False})
         _, detached = await served.post(ASKED)
         _, queued = await served.post({**ASKED, "background": True})
@@ -85,32 +97,32 @@ async def test_every_kind_of_response_is_recorded(encoding: HarmonyEncoding, tmp
             await asyncio.sleep(0.01)
     for response in (once, detached, queued):
         folder = tmp_path / "r" / response["id"]
-        assert files(folder) == WHOLE
+        assert recorded_files(folder) == WHOLE
         assert json.loads((folder / "response.json").read_bytes())["status"] == "completed"
-        assert not read(folder, "emit").end.abandoned
+        assert not read_stage(folder, "emit").end.abandoned
 
 
 async def test_refused_request_leaves_no_recording(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Neither does a request that only counts tokens."""
     engine = ScriptedEngine(Script(refusal=EngineOverloaded("full")))
-    async with recording(engine, encoding, tmp_path) as served:
+    async with recording_server(engine, encoding, tmp_path) as served:
         assert (await served.post(ASKED))[0] == 503
         assert (await served.post({**ASKED, "include": ["nothing"]}))[0] == 400
         assert (await served.post(ASKED, "/v1/responses/input_tokens"))[0] == 200
-    assert not folders(tmp_path)
+    assert not recorded_folders(tmp_path)
 
 
 async def test_engine_failure_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Each file has the error; after emit it is an event like others."""
     engine = ScriptedEngine(script(encoding, COUNT, error=EngineFailed("the engine broke")))
-    async with recording(engine, encoding, tmp_path / "r") as served:
+    async with recording_server(engine, encoding, tmp_path / "r") as served:
         seen = await served.stream(ASKED)
-    folder = the_one(tmp_path / "r")
+    folder = only_recording(tmp_path / "r")
     for stage in ("generate", "parse"):
-        failure = read(folder, stage).end.failure
+        failure = read_stage(folder, stage).end.failure
         assert failure is not None
         assert (failure.error, failure.message) == ("EngineFailed", "the engine broke")
-    assert read(folder, "emit").end.failure is None
+    assert read_stage(folder, "emit").end.failure is None
     assert json.loads((folder / "response.json").read_bytes())["status"] == "failed"
     assert await replayed(folder, "parse", "generate", encoding) == seen
 
@@ -118,76 +130,76 @@ async def test_engine_failure_is_recorded(encoding: HarmonyEncoding, tmp_path: P
 async def test_abandoned_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """All files have an end with the reason, and there is no final response."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
-    async with recording(engine, encoding, tmp_path) as served:
+    async with recording_server(engine, encoding, tmp_path) as served:
         async with served.client.post(f"{served.url}/v1/responses", json={**ASKED, "stream": True}) as answer:
             await answer.content.readany()
         while engine.running:
             await asyncio.sleep(0.01)
-    folder = the_one(tmp_path)
-    assert files(folder) == PLAIN
-    assert all(read(folder, stage).end.abandoned for stage in ("generate", "parse", "emit"))
+    folder = only_recording(tmp_path)
+    assert recorded_files(folder) == PLAIN
+    assert all(read_stage(folder, stage).end.abandoned for stage in ("generate", "parse", "emit"))
 
 
 async def test_cancelled_response_is_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """The engine's last frame says cancelled, and the stream has an end."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
-    async with recording(engine, encoding, tmp_path) as served:
+    async with recording_server(engine, encoding, tmp_path) as served:
         streaming = asyncio.create_task(served.stream(ASKED))
         while not engine.running:
             await asyncio.sleep(0.01)
         (run,) = served.runs.live
         await served.runs.cancel(run)
         await streaming
-    folder = the_one(tmp_path)
-    assert read(folder, "generate").frames[-1] == GenerationFinished("cancelled", cached_tokens=0, duration=0.0)
+    folder = only_recording(tmp_path)
+    assert read_stage(folder, "generate").frames[-1] == GenerationFinished("cancelled", cached_tokens=0, duration=0.0)
     assert json.loads((folder / "response.json").read_bytes())["status"] == "cancelled"
 
 
 async def test_stopped_server_leaves_complete_files(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Interrupted recordings have an end that says so."""
     engine = ScriptedEngine(script(encoding, ENDLESS, endless=True, latency=0.01))
-    async with recording(engine, encoding, tmp_path) as served:
+    async with recording_server(engine, encoding, tmp_path) as served:
         streaming = asyncio.create_task(served.stream(ASKED))
         while not engine.running:
             await asyncio.sleep(0.01)
         await served.runs.drain(0)
         await streaming
-    folder = the_one(tmp_path)
-    assert read(folder, "generate").end.failure or read(folder, "generate").end.abandoned
+    folder = only_recording(tmp_path)
+    assert read_stage(folder, "generate").end.failure or read_stage(folder, "generate").end.abandoned
 
 
 async def test_turns_share_a_file(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """The conversed frames of several turns are recorded, and replay."""
     lost = '<|channel|>analysis to=browser.search code<|message|>{"query": "height"}<|call|>'
     turns = (script(encoding, lost), script(encoding))
-    async with recording(ScriptedEngine(script(encoding), turns=turns), encoding, tmp_path / "r") as served:
+    async with recording_server(ScriptedEngine(script(encoding), turns=turns), encoding, tmp_path / "r") as served:
         seen = await served.stream(ASKED)
-    folder = the_one(tmp_path / "r")
-    assert files(folder) == WHOLE | {"conversed.jsonl"}
+    folder = only_recording(tmp_path / "r")
+    assert recorded_files(folder) == WHOLE | {"conversed.jsonl"}
     for stage, kind in (("render", Prompt), ("generate", GenerationStarted), ("parse", GenerationStarted)):
-        assert sum(isinstance(frame, kind) for frame in read(folder, stage).frames) == 2
+        assert sum(isinstance(frame, kind) for frame in read_stage(folder, stage).frames) == 2
     assert await replayed(folder, "emit", "converse", encoding) == seen
 
 
 async def test_only_named_junctions_are_recorded(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """``--record-after`` names them."""
     engine = ScriptedEngine(script(encoding))
-    async with recording(engine, encoding, tmp_path, recorder={"after": ("generate",)}) as served:
+    async with recording_server(engine, encoding, tmp_path, recorder={"after": ("generate",)}) as served:
         await served.post(ASKED)
-    assert files(the_one(tmp_path)) == {"tokens.jsonl"}
+    assert recorded_files(only_recording(tmp_path)) == {"tokens.jsonl"}
 
 
 async def test_header_of_the_request_decides(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """With a condition only requests with the header are recorded, and the header is not."""
     condition = Condition.parse("x-record=yes")
     taken: dict[str, Any] = {"recorder": {"condition": condition}, "recorded_if": condition}
-    async with recording(ScriptedEngine(script(encoding)), encoding, tmp_path, **taken) as served:
+    async with recording_server(ScriptedEngine(script(encoding)), encoding, tmp_path, **taken) as served:
         for headers in ({}, {"x-record": "no"}, {"X-Record": "yes"}):
             async with served.client.post(f"{served.url}/v1/responses", json=ASKED, headers=headers) as answer:
                 last = await answer.json()
-    folder = the_one(tmp_path)
+    folder = only_recording(tmp_path)
     assert folder.name == last["id"]
-    assert read(folder, "normalize").frames[0].origin.recorded is False
+    assert read_stage(folder, "normalize").frames[0].origin.recorded is False
 
 
 SECRETS = ("owner", "canary-salt", "canary-trace", "canary-token", "canary-path", "k" * 20)
@@ -209,14 +221,14 @@ async def test_secrets_are_never_recorded(encoding: HarmonyEncoding, tmp_path: P
     headers = {"Authorization": f"Bearer {key}", "traceparent": "canary-trace"}
     engine = ScriptedEngine(script(encoding))
     async with (
-        recording(engine, encoding, tmp_path, keys=Keys([key])) as served,
+        recording_server(engine, encoding, tmp_path, keys=Keys([key])) as served,
         served.client.post(f"{served.url}/v1/responses", json=body, headers=headers) as answer,
     ):
         assert answer.status == 200
         await answer.read()
-    folder = the_one(tmp_path)
-    assert files(folder) == WHOLE | {"conversed.jsonl"}
-    assert isinstance(read(folder, "converse").frames[0], ResponseStarted)
+    folder = only_recording(tmp_path)
+    assert recorded_files(folder) == WHOLE | {"conversed.jsonl"}
+    assert isinstance(read_stage(folder, "converse").frames[0], ResponseStarted)
     written = b"".join(path.read_bytes() for path in folder.iterdir()).decode()
     owner = Keys([key]).owner(f"Bearer {key}")
     assert [secret for secret in (*SECRETS[1:], owner, '"owner"') if secret in written] == []
@@ -224,19 +236,19 @@ async def test_secrets_are_never_recorded(encoding: HarmonyEncoding, tmp_path: P
 
 async def test_recordings_belong_to_their_user(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Other users of the machine cannot read them."""
-    async with recording(ScriptedEngine(script(encoding)), encoding, tmp_path / "r") as served:
+    async with recording_server(ScriptedEngine(script(encoding)), encoding, tmp_path / "r") as served:
         await served.post(ASKED)
-    folder = the_one(tmp_path / "r")
+    folder = only_recording(tmp_path / "r")
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     assert {path.stat().st_mode & 0o777 for path in (folder, tmp_path / "r")} == {0o700}
 
 
 async def test_header_has_model_and_versions(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """It has the served name and the server's versions; times of frames count from there."""
-    async with recording(ScriptedEngine(script(encoding, latency=0.01)), encoding, tmp_path) as served:
+    async with recording_server(ScriptedEngine(script(encoding, latency=0.01)), encoding, tmp_path) as served:
         await served.post(ASKED)
-    recorded = read(the_one(tmp_path), "generate")
-    assert (recorded.header.model, recorded.header.source) == ("tiny", DESCRIBED.source)
+    recorded = read_stage(only_recording(tmp_path), "generate")
+    assert (recorded.header.model, recorded.header.source) == ("tiny", RECORDING_HEADER.source)
     assert recorded.header.recorded_at is not None
     times = [timed.at for timed in recorded.timed if timed.at is not None]
     assert len(times) == len(recorded.timed)
@@ -249,30 +261,30 @@ async def test_slow_disk_cuts_the_recording(
 ) -> None:
     """The stream goes on, the log reports it, and a file with a gap has no end."""
     slow = {"pause": 60.0, "most_waiting": 20}
-    async with recording(ScriptedEngine(script(encoding, COUNT)), encoding, tmp_path, recorder=slow) as served:
+    async with recording_server(ScriptedEngine(script(encoding, COUNT)), encoding, tmp_path, recorder=slow) as served:
         assert (await served.post(ASKED))[1]["status"] == "completed"
     assert "too slow" in caplog.text
-    last = (the_one(tmp_path) / "tokens.jsonl").read_bytes().splitlines()[-1]
+    last = (only_recording(tmp_path) / "tokens.jsonl").read_bytes().splitlines()[-1]
     assert json.loads(last)["type"] == "TokenChunk"
 
 
 async def test_recording_may_be_deleted_at_any_time(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """The response and other recordings go on."""
     engine = ScriptedEngine(script(encoding, COUNT, latency=0.01))
-    async with recording(engine, encoding, tmp_path, recorder={"pause": 0.01}) as served:
+    async with recording_server(engine, encoding, tmp_path, recorder={"pause": 0.01}) as served:
         streaming = asyncio.create_task(served.post(ASKED))
-        while not folders(tmp_path):
+        while not recorded_folders(tmp_path):
             await asyncio.sleep(0.01)
-        shutil.rmtree(the_one(tmp_path))
+        shutil.rmtree(only_recording(tmp_path))
         assert (await streaming)[1]["status"] == "completed"
         _, other = await served.post({**ASKED, "max_output_tokens": 16})
-    assert the_one(tmp_path).name == other["id"]
+    assert only_recording(tmp_path).name == other["id"]
 
 
 async def test_thousand_responses_leave_nothing_open(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Neither files nor entries are left, even if clients leave."""
     engine = ScriptedEngine(script(encoding, chunk_size=8))
-    async with recording(engine, encoding, tmp_path) as served:
+    async with recording_server(engine, encoding, tmp_path) as served:
         await served.post(ASKED)
         before = psutil.Process().num_fds()
         for number in range(1000):
@@ -283,8 +295,8 @@ async def test_thousand_responses_leave_nothing_open(encoding: HarmonyEncoding, 
         while engine.running:
             await asyncio.sleep(0.01)
         assert psutil.Process().num_fds() < before + 10
-    assert len(folders(tmp_path)) == 1001
-    assert all(read(folder, "emit").end for folder in folders(tmp_path))
+    assert len(recorded_folders(tmp_path)) == 1001
+    assert all(read_stage(folder, "emit").end for folder in recorded_folders(tmp_path))
 
 
 CANARY = "quokka"
@@ -324,15 +336,15 @@ async def test_redacted_recording_has_no_text(encoding: HarmonyEncoding, tmp_pat
     logprob = TokenLogprob(-0.5, tuple((token, -1.0) for token in encoding.encode(f" {CANARY}")))
     engine = ScriptedEngine(Script(encoding.encode_markup(TALKATIVE), logprobs=[logprob]))
     without = {"redact": partial(WithoutTexts, harmony_words)}
-    async with recording(engine, encoding, tmp_path / "r", recorder=without) as served:
+    async with recording_server(engine, encoding, tmp_path / "r", recorder=without) as served:
         seen = await served.stream(body)
     assert CANARY.encode() in seen
-    folder = the_one(tmp_path / "r")
-    assert files(folder) == WHOLE - {"request.json"}
+    folder = only_recording(tmp_path / "r")
+    assert recorded_files(folder) == WHOLE - {"request.json"}
     assert [path.name for path in folder.iterdir() if CANARY in path.read_text()] == []
-    spelled = [frame.token_ids for frame in read(folder, "generate").frames if isinstance(frame, TokenChunk)]
+    spelled = [frame.token_ids for frame in read_stage(folder, "generate").frames if isinstance(frame, TokenChunk)]
     assert "xxxxxx!" in encoding.decode([token for ids in spelled for token in ids])
-    assert CANARY not in encoding.decode(read(folder, "render").frames[0].token_ids)
+    assert CANARY not in encoding.decode(read_stage(folder, "render").frames[0].token_ids)
     again = await replayed(folder, "parse", "generate", encoding)
     assert [type(event) for event in read_sse(again) if not isinstance(event, Delta)] == [
         type(event) for event in read_sse(seen) if not isinstance(event, Delta)

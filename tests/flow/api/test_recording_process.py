@@ -15,8 +15,8 @@ from api.settings import Settings
 from pipeline.frames import TokenChunk
 from pipeline.record import FILES, UnreadableRecording, read_recording
 from stages.chat.load import ChatOptions
-from tests.support.recording_server import folders
-from tests.support.server_process import process
+from tests.support.server import recorded_folders
+from tests.support.server_process import running_process
 
 
 def chunks(path: Path) -> Iterator[bytes]:
@@ -27,9 +27,9 @@ def chunks(path: Path) -> Iterator[bytes]:
 async def test_killed_server_leaves_readable_files(tmp_path: Path) -> None:
     """Each file can be read up to its cut, and the error names the line."""
     recorded = tmp_path / "recorded"
-    async with process(str(tmp_path / "store.sqlite3"), tmp_path, "slow", "--record", str(recorded)) as server:
+    async with running_process(str(tmp_path / "store.sqlite3"), tmp_path, "slow", "--record", str(recorded)) as server:
         await server.post({"input": "Count.", "background": True})
-        while not folders(recorded) or not (tokens := folders(recorded)[0] / "tokens.jsonl").exists():
+        while not recorded_folders(recorded) or not (tokens := recorded_folders(recorded)[0] / "tokens.jsonl").exists():
             await asyncio.sleep(0.05)
         while len(list(chunks(tokens))) < 10:
             await asyncio.sleep(0.05)

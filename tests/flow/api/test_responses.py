@@ -9,10 +9,10 @@ import pytest
 from pipeline.errors import EngineDead, EngineOverloaded, InvalidPrompt
 from stages.generate.scripted import Script
 from tests.support.event_streams import final, read_sse
-from tests.support.scripts import Scripted
+from tests.support.server import ScriptedServer
 
 
-async def test_stream_is_complete(served: Scripted) -> None:
+async def test_stream_is_complete(served: ScriptedServer) -> None:
     """A streamed response keeps every rule, down to its bytes."""
     response = final(read_sse(await served.stream({"input": "Hi"})))
     assert response.status == "completed"
@@ -22,7 +22,7 @@ async def test_stream_is_complete(served: Scripted) -> None:
     assert response.usage.input_tokens == len(served.engine.prompts[0].token_ids)
 
 
-async def test_unstreamed_answer_is_the_final_response(served: Scripted) -> None:
+async def test_unstreamed_answer_is_the_final_response(served: ScriptedServer) -> None:
     """It equals the response of the stream's terminal event."""
     status, answer = await served.post({"input": "Hi"})
     streamed = final(read_sse(await served.stream({"input": "Hi"})))
@@ -32,13 +32,13 @@ async def test_unstreamed_answer_is_the_final_response(served: Scripted) -> None
     assert answer["output"][1]["content"][0]["text"] == getattr(streamed.output[1], "text", None)
 
 
-async def test_stored_response_is_found(served: Scripted) -> None:
+async def test_stored_response_is_found(served: ScriptedServer) -> None:
     """GET returns the response of the terminal event, as soon as that was sent."""
     _, answer = await served.post({"input": "Hi"})
     assert await served.get(f"/v1/responses/{answer['id']}") == (200, answer)
 
 
-async def test_unstored_response_is_not_found(served: Scripted) -> None:
+async def test_unstored_response_is_not_found(served: ScriptedServer) -> None:
     """A response that must not be stored is not found."""
     _, answer = await served.post({"input": "Hi", "store": False})
     status, error = await served.get(f"/v1/responses/{answer['id']}")
@@ -70,7 +70,7 @@ BAD: list[tuple[Any, int, str | None, str]] = [
 @pytest.mark.parametrize(("body", "status", "param", "code"), BAD)
 @pytest.mark.parametrize("stream", [False, True])
 async def test_bad_input_is_refused(
-    body: Any, status: int, param: str | None, code: str, stream: bool, served: Scripted
+    body: Any, status: int, param: str | None, code: str, stream: bool, served: ScriptedServer
 ) -> None:
     """It is a 4xx with OpenAI's error body, before any header of a stream."""
     served.engine.context_length = 8192
@@ -84,7 +84,7 @@ async def test_bad_input_is_refused(
     assert served.engine.running == 0
 
 
-async def test_unknown_routes_answer_in_json(served: Scripted) -> None:
+async def test_unknown_routes_answer_in_json(served: ScriptedServer) -> None:
     """A wrong path or method has the error body that clients read."""
     for path, status in (("/v2/nothing", 404), ("/v1/responses", 405), ("/v1/responses/resp_0", 404)):
         answered, answer = await served.get(path)
@@ -92,7 +92,7 @@ async def test_unknown_routes_answer_in_json(served: Scripted) -> None:
         assert answer["error"]["type"] == "invalid_request_error"
 
 
-async def test_body_with_wrong_encoding_is_refused(served: Scripted) -> None:
+async def test_body_with_wrong_encoding_is_refused(served: ScriptedServer) -> None:
     """It is a client error."""
     headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
     async with served.client.post(f"{served.url}/v1/responses", data=b"no gzip", headers=headers) as answer:
@@ -108,7 +108,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("refusal", "status", "code"), REFUSALS, ids=str)
-async def test_refusal_of_the_engine_is_a_status(refusal: Any, status: int, code: str, served: Scripted) -> None:
+async def test_refusal_of_the_engine_is_a_status(refusal: Any, status: int, code: str, served: ScriptedServer) -> None:
     """Before the engine accepts the prompt, its refusal is an HTTP status."""
     served.engine.script = Script(refusal=refusal)
     answered, answer = await served.post({"input": "Hi", "stream": True})

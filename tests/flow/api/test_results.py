@@ -18,17 +18,16 @@ from stages.converse.converse import Converse
 from stages.converse.tools import Outcome, Toolbox
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
-from tests.support.response_lives import until
-from tests.support.scripted_tools import Tool
-from tests.support.scripts import CALL, WEATHER, Scripted, script
-from tests.support.server import serving
+from tests.support.api_clients import wait_until
+from tests.support.scripted_tools import ScriptedTool
+from tests.support.server import CALL, WEATHER, ScriptedServer, running_server, script
 
 CODE = "<|channel|>analysis to=python code<|message|>6 * 7<|call|>"
 RESULT = "The result is 42 🐍."
 
 
 @dataclass
-class Last(Tool):
+class Last(ScriptedTool):
     """A tool behind whose call the model calls a function of the client's."""
 
     engine: ScriptedEngine | None = None
@@ -48,7 +47,7 @@ async def python(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversa
 
 
 @pytest.fixture
-async def calculating(encoding: HarmonyEncoding, store_at: str) -> AsyncIterator[Scripted]:
+async def calculating(encoding: HarmonyEncoding, store_at: str) -> AsyncIterator[ScriptedServer]:
     """A server whose model calculates something, and then wants to know of the weather."""
     engine = ScriptedEngine(script(encoding, CODE))
     tool = Last((Outcome(RESULT),), engine=engine, encoding=encoding)
@@ -57,7 +56,7 @@ async def calculating(encoding: HarmonyEncoding, store_at: str) -> AsyncIterator
         converse = Converse(whole.inner("converse"), Toolbox({"python": tool}))
         return whole.replace("converse", converse).after("normalize", "python", python)
 
-    async with serving(engine, encoding, store_at, edit=edit) as served:
+    async with running_server(engine, encoding, store_at, edit=edit) as served:
         yield served
 
 
@@ -70,7 +69,7 @@ async def calculating(encoding: HarmonyEncoding, store_at: str) -> AsyncIterator
     ids=str,
 )
 async def test_stored_result_is_read_again(
-    calculating: Scripted, encoding: HarmonyEncoding, through: str, way: dict[str, Any]
+    calculating: ScriptedServer, encoding: HarmonyEncoding, through: str, way: dict[str, Any]
 ) -> None:
     """In any continuation the model reads the result of the call, though no item shows it."""
     body: dict[str, Any] = {"input": "What to wear?", "tools": [WEATHER], **way}
@@ -79,7 +78,7 @@ async def test_stored_result_is_read_again(
     async with calculating.client.post(f"{calculating.url}/v1/responses", json=body) as answer:
         told = await answer.text()
     assert (answer.status, RESULT in told) == (200, False)
-    await until(lambda: len(calculating.engine.prompts) == 2 and len(calculating.runs.live) == 0)
+    await wait_until(lambda: len(calculating.engine.prompts) == 2 and len(calculating.runs.live) == 0)
     response_id = calculating.engine.prompts[0].response.id
     past = {"conversation": body["conversation"]} if "conversation" in body else {"previous_response_id": response_id}
     (call_id,) = set(re.findall(r"call_[0-9a-f]{36}", await shown(calculating, response_id, told)))
@@ -89,7 +88,7 @@ async def test_stored_result_is_read_again(
     assert read.index("6 * 7") < read.index(RESULT) < read.index("Paris") < read.index("Rain.")
 
 
-async def test_replayed_call_has_its_result(calculating: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_replayed_call_has_its_result(calculating: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """A client that sends the items itself need not send hidden results."""
     body: dict[str, Any] = {"input": "What to wear?", "tools": [WEATHER]}
     _, first = await calculating.post(body)
@@ -100,6 +99,6 @@ async def test_replayed_call_has_its_result(calculating: Scripted, encoding: Har
     assert read.index("6 * 7") < read.index(RESULT) < read.index("Paris") < read.index("Rain.")
 
 
-async def shown(served: Scripted, response_id: str, told: str) -> str:
+async def shown(served: ScriptedServer, response_id: str, told: str) -> str:
     """What can be known of a response: what was told, and what is stored."""
     return told + str((await served.get(f"/v1/responses/{response_id}"))[1])

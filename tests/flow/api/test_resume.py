@@ -11,10 +11,9 @@ import pytest
 from pipeline.errors import EngineFailed
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
+from tests.support.api_clients import PATIENCE, cancel_response, open_stream, start_background, wait_for_end, wait_until
 from tests.support.event_streams import final, read_sse, renumbered
-from tests.support.response_lives import PATIENCE, begun, cancelled, ended, reading, until
-from tests.support.scripts import CALL, ENDLESS, HELLO, WEATHER, Scripted, script
-from tests.support.server import serving
+from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, ScriptedServer, running_server, script
 
 
 @pytest.fixture
@@ -47,7 +46,7 @@ ENDINGS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 @pytest.mark.parametrize(("text", "options", "body", "status"), ENDINGS)
 @pytest.mark.parametrize("background", [False, True])
 async def test_stored_response_is_streamed_again(
-    served: Scripted,
+    served: ScriptedServer,
     encoding: HarmonyEncoding,
     text: str,
     options: dict[str, Any],
@@ -63,13 +62,13 @@ async def test_stored_response_is_streamed_again(
     assert response.status == status
     path = f"/v1/responses/{response.id}?stream=true"
     assert await served.again(path) == first
-    await until(lambda: len(served.runs.live) == 0)
+    await wait_until(lambda: len(served.runs.live) == 0)
     assert await served.again(path) == first
     assert await served.again(f"{path}&starting_after=7") == rest(first, 7)
 
 
 @pytest.mark.defect("V3", "B15")
-async def test_stream_resumes_after_any_event(served: Scripted) -> None:
+async def test_stream_resumes_after_any_event(served: ScriptedServer) -> None:
     """After each number the rest is the same, and after the last there is only the end, at once."""
     first = await served.stream({"input": "Hi"})
     path = f"/v1/responses/{final(read_sse(first)).id}?stream=true&starting_after"
@@ -80,7 +79,7 @@ async def test_stream_resumes_after_any_event(served: Scripted) -> None:
 
 
 @pytest.mark.defect("V3")
-async def test_reader_beyond_the_end_gets_the_last_event(served: Scripted) -> None:
+async def test_reader_beyond_the_end_gets_the_last_event(served: ScriptedServer) -> None:
     """The number may come from a server that died; the last event comes with the next number."""
     first = await served.stream({"input": "Hi"})
     path = f"/v1/responses/{final(read_sse(first)).id}?stream=true&starting_after=123456789"
@@ -90,11 +89,11 @@ async def test_reader_beyond_the_end_gets_the_last_event(served: Scripted) -> No
 @pytest.mark.defect("B15")
 @pytest.mark.parametrize("background", [False, True])
 async def test_live_stream_has_any_number_of_readers(
-    served: Scripted, encoding: HarmonyEncoding, background: bool
+    served: ScriptedServer, encoding: HarmonyEncoding, background: bool
 ) -> None:
     """They start at any number, even of later events, and read the same."""
     served.engine.script = script(encoding, latency=0.02)
-    async with reading(served, {"background": background}) as stream:
+    async with open_stream(served, {"background": background}) as stream:
         path = f"/v1/responses/{await stream.response_id()}?stream=true"
         others = [asyncio.create_task(served.again(f"{path}&starting_after={number}")) for number in range(18)]
         whole = [asyncio.create_task(served.again(path)) for _ in range(3)]
@@ -106,10 +105,10 @@ async def test_live_stream_has_any_number_of_readers(
 
 
 @pytest.mark.defect("B15")
-async def test_readers_may_join_at_any_time(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_readers_may_join_at_any_time(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """From before the first token until after the last, each reads the whole stream."""
     served.engine.script = script(encoding, latency=0.01)
-    path = f"/v1/responses/{await begun(served)}?stream=true"
+    path = f"/v1/responses/{await start_background(served)}?stream=true"
     readers = list[asyncio.Task[bytes]]()
     for _ in range(30):
         readers.append(asyncio.create_task(served.again(path)))
@@ -120,24 +119,24 @@ async def test_readers_may_join_at_any_time(served: Scripted, encoding: HarmonyE
 
 
 @pytest.mark.defect("V2")
-async def test_readers_of_a_cancelled_response_get_its_end(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_readers_of_a_cancelled_response_get_its_end(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """All of them get the same end, later readers included."""
     served.engine.script = script(encoding, ENDLESS, endless=True, latency=0.005)
-    response_id = await begun(served)
+    response_id = await start_background(served)
     path = f"/v1/responses/{response_id}?stream=true"
     readers = [asyncio.create_task(served.again(path)) for _ in range(3)]
-    await until(lambda: served.engine.running == 1)
+    await wait_until(lambda: served.engine.running == 1)
     await asyncio.sleep(0.1)
-    await cancelled(served, response_id)
+    await cancel_response(served, response_id)
     first, *others = await asyncio.gather(*readers)
     assert final(read_sse(first)).status == "cancelled"
     assert [*others, await served.again(path)] == [first] * 3
 
 
-async def test_leaving_reader_ends_nothing(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_leaving_reader_ends_nothing(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The response goes on for its own client."""
     served.engine.script = script(encoding, latency=0.01)
-    async with reading(served) as stream:
+    async with open_stream(served) as stream:
         path = f"{served.url}/v1/responses/{await stream.response_id()}?stream=true"
         async with served.client.get(path) as follower:
             await follower.content.readuntil(b"\n\n")
@@ -147,8 +146,8 @@ async def test_leaving_reader_ends_nothing(served: Scripted, encoding: HarmonyEn
 async def test_waiting_stream_sends_comments(encoding: HarmonyEncoding, where: str) -> None:
     """A reader of a queued response gets headers and comments at once."""
     engine = ScriptedEngine(script(encoding))
-    async with serving(engine, encoding, where, keep_alive=0.03, limit=0) as served:
-        response_id = await begun(served)
+    async with running_server(engine, encoding, where, keep_alive=0.03, limit=0) as served:
+        response_id = await start_background(served)
         path = f"{served.url}/v1/responses/{response_id}?stream=true&starting_after=1"
         async with asyncio.timeout(PATIENCE), served.client.get(path) as answer:
             assert answer.status == 200
@@ -156,10 +155,10 @@ async def test_waiting_stream_sends_comments(encoding: HarmonyEncoding, where: s
 
 
 @pytest.mark.defect("41")
-async def test_expired_stream_is_an_error(served: Scripted) -> None:
+async def test_expired_stream_is_an_error(served: ScriptedServer) -> None:
     """After ``--stream-ttl`` streaming a response is a 400, and the response stays."""
     _, answer = await served.post({"input": "Hi"})
-    await until(lambda: len(served.runs.live) == 0)
+    await wait_until(lambda: len(served.runs.live) == 0)
     await served.store.sweep(3600, 0)
     for after in ("", "&starting_after=3"):
         status, error = await served.get(f"/v1/responses/{answer['id']}?stream=true{after}")
@@ -170,7 +169,7 @@ async def test_expired_stream_is_an_error(served: Scripted) -> None:
     assert (await served.get(f"/v1/responses/{answer['id']}"))[0] == 404
 
 
-async def test_both_base_urls_read_one_log(served: Scripted) -> None:
+async def test_both_base_urls_read_one_log(served: ScriptedServer) -> None:
     """A stream of one base URL is replayed under the other, with its names and the same numbers."""
     first = await served.stream({"input": "Hi"}, "/openresponses/v1/responses")
     assert b"response.reasoning.delta" in first
@@ -184,7 +183,7 @@ def final_id(body: bytes) -> str:
     return body.partition(b'"id":"')[2].partition(b'"')[0].decode()
 
 
-async def test_openai_python_resumes_a_background_stream(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_openai_python_resumes_a_background_stream(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The client loses its connection again and again, and gets every event once."""
     served.engine.script = script(encoding, latency=0.005)
     async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk:
@@ -202,4 +201,4 @@ async def test_openai_python_resumes_a_background_stream(served: Scripted, encod
         await stream.close()
     assert [event.sequence_number for event in read] == list(range(len(read)))
     assert read[-1].response.output_text == "Hello!"
-    assert (await ended(served, read[0].response.id))["status"] == "completed"
+    assert (await wait_for_end(served, read[0].response.id))["status"] == "completed"

@@ -12,11 +12,9 @@ import pytest
 from api.retention import keep_sweeping
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
-from tests.support.databases import database
-from tests.support.faulty_database import Faulty
-from tests.support.response_lives import until
-from tests.support.scripts import script
-from tests.support.server import serving
+from tests.support.api_clients import wait_until
+from tests.support.server import running_server, script
+from tests.support.stores import FaultyDatabase, database_at
 
 
 @pytest.mark.defect("17")
@@ -24,16 +22,16 @@ async def test_expired_responses_are_swept(
     encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Sweeping begins at once and goes on after an outage; each time the log has what is left."""
-    kept = Faulty(database(str(tmp_path / "store.sqlite3")))
-    async with serving(ScriptedEngine(script(encoding)), encoding, kept) as served:
+    kept = FaultyDatabase(database_at(str(tmp_path / "store.sqlite3")))
+    async with running_server(ScriptedEngine(script(encoding)), encoding, kept) as served:
         _, answer = await served.post({"input": "Hi"})
-        await until(lambda: len(served.runs.live) == 0)
+        await wait_until(lambda: len(served.runs.live) == 0)
         kept.is_down = True
         with caplog.at_level(logging.INFO):
             sweeping = asyncio.create_task(keep_sweeping(served.store, 0, 0))
-            await until(lambda: "could not be deleted" in caplog.text)
+            await wait_until(lambda: "could not be deleted" in caplog.text)
             kept.is_down = False
-            await until(lambda: "Stored: " in caplog.text)
+            await wait_until(lambda: "Stored: " in caplog.text)
         sweeping.cancel()
         assert re.search(r"Stored: 0 responses, [0-9.]+ MB, 0\.0 days", caplog.text)
         assert (await served.get(f"/v1/responses/{answer['id']}"))[0] == 404

@@ -9,10 +9,10 @@ import openai
 import pytest
 
 from stages.harmony import HarmonyEncoding
-from tests.support.scripts import CALL, WEATHER, Scripted, script
+from tests.support.server import CALL, WEATHER, ScriptedServer, script
 
 
-async def test_stream_helper_accumulates_the_response(served: Scripted, sdk: openai.AsyncOpenAI) -> None:
+async def test_stream_helper_accumulates_the_response(served: ScriptedServer, sdk: openai.AsyncOpenAI) -> None:
     """The helper of openai-python ends with the final response."""
     async with sdk.responses.stream(model="tiny", input="Hi") as stream:
         deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
@@ -21,7 +21,7 @@ async def test_stream_helper_accumulates_the_response(served: Scripted, sdk: ope
 
 
 async def test_function_call_makes_the_round(
-    served: Scripted, sdk: openai.AsyncOpenAI, encoding: HarmonyEncoding
+    served: ScriptedServer, sdk: openai.AsyncOpenAI, encoding: HarmonyEncoding
 ) -> None:
     """Call, output and answer go by ``previous_response_id``; the prompt has all of them."""
     served.engine.script = script(encoding, CALL)
@@ -43,7 +43,7 @@ async def test_function_call_makes_the_round(
     )
 
 
-async def test_errors_become_sdk_exceptions(served: Scripted, sdk: openai.AsyncOpenAI) -> None:
+async def test_errors_become_sdk_exceptions(served: ScriptedServer, sdk: openai.AsyncOpenAI) -> None:
     """They have param and code."""
     with pytest.raises(openai.NotFoundError):
         await sdk.responses.retrieve("resp_0")

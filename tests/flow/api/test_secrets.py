@@ -24,11 +24,10 @@ from pipeline.secret import Secret
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.persist.live import LiveResponse
-from tests.support.databases import contents
-from tests.support.response_lives import ended, until
-from tests.support.scripts import Scripted, script
-from tests.support.server import serving
-from tests.support.stored_responses import queued, request
+from tests.support.api_clients import wait_for_end, wait_until
+from tests.support.server import ScriptedServer, running_server, script
+from tests.support.stored_responses import queued_response, request_of
+from tests.support.stores import stored_text
 
 CANARY = "canary-9f2c71d0"
 URL = "http://127.0.0.1:1"
@@ -69,7 +68,7 @@ def where(store_at: str) -> str:
     return store_at
 
 
-async def waiting(served: Scripted) -> LiveResponse:
+async def waiting(served: ScriptedServer) -> LiveResponse:
     """A response that has been queued, with a secret."""
     read = await served.runs.prepare(CreateResponse(input="Hi", background=True))
     return await served.runs.queue(secretive(read))
@@ -79,7 +78,7 @@ async def waiting(served: Scripted) -> LiveResponse:
     "way", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}], ids=str
 )
 async def test_secrets_of_a_request_are_not_shown(
-    served: Scripted, where: str, way: dict[str, Any], caplog: pytest.LogCaptureFixture
+    served: ScriptedServer, where: str, way: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are in no answer, event or log, even if the MCP server fails."""
     server = {"type": "mcp", "server_label": "maps", "server_url": "https://maps.example/mcp"}
@@ -90,11 +89,11 @@ async def test_secrets_of_a_request_are_not_shown(
             told = await answer.text()
         assert answer.status == 200, told
         (response_id,) = set(re.findall(r"resp_[0-9a-f]{32}", told))
-        response = await ended(served, response_id)
+        response = await wait_for_end(served, response_id)
         again = await served.again(f"/v1/responses/{response_id}?stream=true")
     assert [item["type"] for item in response["output"]] == ["mcp_list_tools", "reasoning", "message"]
     assert response["output"][0]["error"]
-    for text in (told, str(response), again.decode(), await contents(where), caplog.text):
+    for text in (told, str(response), again.decode(), await stored_text(where), caplog.text):
         assert CANARY not in text
 
 
@@ -104,15 +103,17 @@ async def test_background_response_has_its_secrets(
     """It waits in the store without them and runs with them; store and log never have them."""
     watched = Watched()
     with caplog.at_level(logging.DEBUG):
-        async with serving(ScriptedEngine(script(encoding)), encoding, where, edit=watched.edit, limit=0) as served:
+        async with running_server(
+            ScriptedEngine(script(encoding)), encoding, where, edit=watched.edit, limit=0
+        ) as served:
             run = await waiting(served)
-            assert CANARY not in await contents(where)
-            assert "maps.example" in await contents(where)
+            assert CANARY not in await stored_text(where)
+            assert "maps.example" in await stored_text(where)
             served.runs.background.limit = 1
             await waiting(served)
-            assert (await ended(served, run.response.id))["status"] == "completed"
-            await until(lambda: len(served.runs.live) == 0)
-            assert CANARY not in await contents(where)
+            assert (await wait_for_end(served, run.response.id))["status"] == "completed"
+            await wait_until(lambda: len(served.runs.live) == 0)
+            assert CANARY not in await stored_text(where)
     assert watched.headers == [{"maps": {"Authorization": f"Bearer {CANARY}"}}] * 2
     assert CANARY not in caplog.text
 
@@ -120,32 +121,32 @@ async def test_background_response_has_its_secrets(
 async def test_other_server_runs_without_secrets(encoding: HarmonyEncoding, where: str) -> None:
     """A response taken over from another server runs, but cannot have its secrets."""
     watched = Watched()
-    async with serving(ScriptedEngine(script(encoding)), encoding, where, limit=0, url=URL) as served:
+    async with running_server(ScriptedEngine(script(encoding)), encoding, where, limit=0, url=URL) as served:
         response_id = (await waiting(served)).response.id
-    async with serving(ScriptedEngine(script(encoding)), encoding, where, url=URL, edit=watched.edit) as after:
-        assert (await ended(after, response_id))["status"] == "completed"
+    async with running_server(ScriptedEngine(script(encoding)), encoding, where, url=URL, edit=watched.edit) as after:
+        assert (await wait_for_end(after, response_id))["status"] == "completed"
     assert watched.headers == [{"maps": {}}]
 
 
-async def _runs(served: Scripted, run: LiveResponse) -> None:
+async def _runs(served: ScriptedServer, run: LiveResponse) -> None:
     served.runs.background.limit = 1
     served.runs.background._begin_next()
     await run.wait()
 
 
-async def _is_cancelled(served: Scripted, run: LiveResponse) -> None:
+async def _is_cancelled(served: ScriptedServer, run: LiveResponse) -> None:
     await served.runs.cancel(run)
 
 
-async def _is_deleted(served: Scripted, run: LiveResponse) -> None:
+async def _is_deleted(served: ScriptedServer, run: LiveResponse) -> None:
     assert (await served.delete(f"/v1/responses/{run.response.id}"))[0] == 200
 
 
-async def _is_handed_over(served: Scripted, run: LiveResponse) -> None:
+async def _is_handed_over(served: ScriptedServer, run: LiveResponse) -> None:
     served.runs.background.release()
 
 
-async def _is_taken_away(served: Scripted, run: LiveResponse) -> None:
+async def _is_taken_away(served: ScriptedServer, run: LiveResponse) -> None:
     served.store.release(run.response.id)
     await served.runs.let_go()
 
@@ -161,21 +162,21 @@ def looked_at() -> Iterator[None]:
 @pytest.mark.usefixtures("looked_at")
 @pytest.mark.parametrize("happens", [_runs, _is_cancelled, _is_deleted, _is_handed_over, _is_taken_away])
 async def test_secrets_are_forgotten_with_the_run(
-    encoding: HarmonyEncoding, tmp_path: Path, happens: Callable[[Scripted, LiveResponse], Awaitable[None]]
+    encoding: HarmonyEncoding, tmp_path: Path, happens: Callable[[ScriptedServer, LiveResponse], Awaitable[None]]
 ) -> None:
     """After any end of a run the process no longer has them."""
     engine, before = ScriptedEngine(script(encoding)), known_secrets()
-    async with serving(engine, encoding, tmp_path, limit=0) as served:
+    async with running_server(engine, encoding, tmp_path, limit=0) as served:
         run = await waiting(served)
         assert known_secrets() == before + 1
         await happens(served, run)
         engine.prompts.clear()
-        await until(lambda: known_secrets() == before)
+        await wait_until(lambda: known_secrets() == before)
 
 
 def test_recordings_have_no_secrets(tmp_path: Path) -> None:
     """A frame of any junction reads back unchanged, except for the secrets."""
-    asked = secretive(request(queued()))
+    asked = secretive(request_of(queued_response()))
     response, tools = asked.response, asked.tools
     for frame in (
         asked,

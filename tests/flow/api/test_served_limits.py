@@ -19,40 +19,45 @@ from stages.converse.exchange import Limits
 from stages.converse.sandbox.probe import Sandbox
 from stages.guard import NOTHING_ALLOWED
 from stages.harmony import HarmonyEncoding
-from tests.support.databases import contents
+from tests.support.api_clients import get_response, open_stream, start_background, wait_for_end
 from tests.support.mcp_servers import HttpServers
-from tests.support.response_lives import begun, ended, found, reading
-from tests.support.scripts import WEATHER, Scripted
+from tests.support.server import WEATHER, ScriptedServer
+from tests.support.stores import stored_text
 from tests.support.tool_servers import (
-    ASKED,
-    CODE,
+    CODE_TOOL,
     MODES,
-    SEARCH,
+    SEARCH_TOOL,
+    STORED_MODES,
+    ClientResponse,
     Json,
-    Told,
-    answer,
-    both,
-    browse,
-    call,
-    mcp,
-    plays,
-    prompts,
-    python,
-    told,
-    tooled,
-    webbed,
+    answer_markup,
+    browser_markup,
+    call_markup,
+    join_calls,
+    mcp_tool,
+    play_turns,
+    prompts_read,
+    python_markup,
+    respond,
+    running_site,
+    tool_server,
 )
 
 USER: Json = {"role": "user", "content": "Go."}
-ASK = call("functions.get_weather", {"city": "Paris"})
-ECHO = call("docs.echo", {"text": "hello"})
+ASK = call_markup("functions.get_weather", {"city": "Paris"})
+ECHO = call_markup("docs.echo", {"text": "hello"})
 
 
 # Limits
 
 TOO_MANY: dict[str, tuple[Sequence[str], Json, int, str]] = {
-    "calls of a turn": ([both(ECHO, python("print(1)")), answer()], {"max_tool_calls": 1}, 1, "max_tool_calls"),
-    "calls of two turns": ([ECHO, ECHO, answer()], {"max_tool_calls": 1}, 1, "max_tool_calls"),
+    "calls of a turn": (
+        [join_calls(ECHO, python_markup("print(1)")), answer_markup()],
+        {"max_tool_calls": 1},
+        1,
+        "max_tool_calls",
+    ),
+    "calls of two turns": ([ECHO, ECHO, answer_markup()], {"max_tool_calls": 1}, 1, "max_tool_calls"),
     "turns": ([ECHO], {}, 2, "max_turns"),
 }
 """What the model says, what the request allows, how many calls are run, and why no more."""
@@ -65,8 +70,8 @@ async def test_call_limit_makes_a_response_incomplete(
 ) -> None:
     """The first call beyond the limit is incomplete, is not run, and is the last item."""
     turns, limit, done, reason = TOO_MANY[many]
-    async with tooled(encoding, tmp_path, turns, sandbox=sandbox, limits=Limits(turns=3)) as served:
-        heard = await told(served, mode, {"tools": [CODE, mcp(url=http.url())], **limit})
+    async with tool_server(encoding, tmp_path, turns, sandbox=sandbox, limits=Limits(turns=3)) as served:
+        heard = await respond(served, mode, {"tools": [CODE_TOOL, mcp_tool(url=http.url())], **limit})
     assert (heard.response["status"], heard.response["incomplete_details"]) == ("incomplete", {"reason": reason})
     assert [item["status"] for item in heard.output[1:]] == ["completed"] * done + ["incomplete"]
     last = heard.ladder(len(heard.output) - 1)
@@ -80,10 +85,10 @@ async def test_truncated_call_is_not_made(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
     """The token limit covers all turns; a call that is cut by it does not run."""
-    hang = call("docs.hang", {"padding": "x " * 30})
+    hang = call_markup("docs.hang", {"padding": "x " * 30})
     before = http.state().get("hang", 0)
-    async with tooled(encoding, tmp_path, [hang]) as served:
-        heard = await told(served, mode, {"tools": [mcp(url=http.url())], "max_output_tokens": 20})
+    async with tool_server(encoding, tmp_path, [hang]) as served:
+        heard = await respond(served, mode, {"tools": [mcp_tool(url=http.url())], "max_output_tokens": 20})
     assert heard.response["incomplete_details"] == {"reason": "max_output_tokens"}
     assert (heard.types, heard.output[1]["status"]) == (["mcp_list_tools", "mcp_call"], "incomplete")
     assert http.state().get("hang", 0) == before
@@ -98,20 +103,20 @@ async def test_mixed_turn_continues_with_the_clients_output(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, http: HttpServers, mode: str, way: str
 ) -> None:
     """The server's calls have run; after the client's output the model reads all results."""
-    turn = both(python("print(6 * 7)"), ECHO, ASK)
+    turn = join_calls(python_markup("print(6 * 7)"), ECHO, ASK)
     include = ["code_interpreter_call.outputs"]
-    async with tooled(encoding, tmp_path, [turn], sandbox=sandbox) as served:
-        body = {"tools": [CODE, WEATHER, mcp(url=http.url())], "include": include}
-        first = await told(served, mode, body | {"input": [USER]})
+    async with tool_server(encoding, tmp_path, [turn], sandbox=sandbox) as served:
+        body = {"tools": [CODE_TOOL, WEATHER, mcp_tool(url=http.url())], "include": include}
+        first = await respond(served, mode, body | {"input": [USER]})
         assert first.types == ["mcp_list_tools", "code_interpreter_call", "mcp_call", "function_call"]
         assert (first.response["status"], len(served.engine.prompts)) == ("completed", 1)
-        plays(served.engine, encoding, answer("Rain."))
+        play_turns(served.engine, encoding, answer_markup("Rain."))
         output = {"type": "function_call_output", "call_id": first.output[-1]["call_id"], "output": "rain"}
         by_id = {"previous_response_id": first.response["id"], "input": [output]}
-        second = await told(
+        second = await respond(
             served, mode, body | (by_id if way != "stateless" else {"input": [USER, *first.output, output]})
         )
-        read = prompts(served, encoding)[-1]
+        read = prompts_read(served, encoding)[-1]
     assert (second.types, second.response["status"]) == (["message"], "completed")
     results = [
         "<|start|>python to=assistant<|channel|>analysis<|message|>42\n",
@@ -132,11 +137,13 @@ async def test_private_url_of_a_request_is_not_reached(
     """Nothing is sent there: the listing fails as an item, and so does opening a page."""
     before = http.state()["requests"]
     async with (
-        webbed() as site,
-        tooled(encoding, tmp_path, allowed=NOTHING_ALLOWED, search="http://127.0.0.1:9") as served,
+        running_site() as site,
+        tool_server(encoding, tmp_path, allowed=NOTHING_ALLOWED, search="http://127.0.0.1:9") as served,
     ):
-        plays(served.engine, encoding, browse("open", {"id": f"{site.url}/gates"}), answer())
-        heard = await told(served, mode, {"tools": [SEARCH, mcp(url=http.url()), mcp("more", http.url(over="sse"))]})
+        play_turns(served.engine, encoding, browser_markup("open", {"id": f"{site.url}/gates"}), answer_markup())
+        heard = await respond(
+            served, mode, {"tools": [SEARCH_TOOL, mcp_tool(url=http.url()), mcp_tool("more", http.url(over="sse"))]}
+        )
     assert heard.types == ["mcp_list_tools", "mcp_list_tools", "web_search_call", "message"]
     assert heard.response["status"] == "completed"
     assert [bool(item["error"]) for item in heard.output[:2]] == [True, True]
@@ -148,8 +155,10 @@ async def test_operator_may_allow_an_address(encoding: HarmonyEncoding, tmp_path
     """With ``--allow-address`` a request's server there is called."""
     for allowed in ([], ["--allow-address", "127.0.0.1"]):
         tools = await toolbox(CliApp.run(Settings, cli_args=["--no-sandbox", *allowed]))
-        async with tooled(encoding, tmp_path / str(len(allowed)), [ECHO, answer()], toolbox=tools) as served:
-            heard = await told(served, "whole", {"tools": [mcp(url=http.url())]})
+        async with tool_server(
+            encoding, tmp_path / str(len(allowed)), [ECHO, answer_markup()], toolbox=tools
+        ) as served:
+            heard = await respond(served, "whole", {"tools": [mcp_tool(url=http.url())]})
         assert bool(heard.output[0].get("error")) == (not allowed)
         assert ("mcp_call" in heard.types) == bool(allowed)
 
@@ -165,18 +174,18 @@ def where(tmp_path: Path) -> str:
     return str(tmp_path / "store" / "responses.sqlite3")
 
 
-@pytest.mark.parametrize(("mode", "store"), ASKED)
+@pytest.mark.parametrize(("mode", "store"), STORED_MODES)
 async def test_secrets_go_to_their_server_only(
     encoding: HarmonyEncoding, where: str, http: HttpServers, caplog: pytest.LogCaptureFixture, mode: str, store: bool
 ) -> None:
     """No item, event, prompt, log or store has them, even if the server reveals them."""
     secret = {"authorization": CANARY, "headers": {"X-Key": CANARY}}
-    tools = [mcp(url=http.url()) | secret, mcp("broken", http.url("broken")) | secret]
+    tools = [mcp_tool(url=http.url()) | secret, mcp_tool("broken", http.url("broken")) | secret]
     with caplog.at_level(logging.DEBUG):
-        async with tooled(encoding, where, [call("docs.leak", {}), answer()]) as served:
-            heard = await told(served, mode, {"tools": tools, "store": store})
-            told_to_model = prompts(served, encoding)
-            kept = await contents(where)
+        async with tool_server(encoding, where, [call_markup("docs.leak", {}), answer_markup()]) as served:
+            heard = await respond(served, mode, {"tools": tools, "store": store})
+            told_to_model = prompts_read(served, encoding)
+            kept = await stored_text(where)
     assert heard.types == ["mcp_list_tools", "mcp_list_tools", "mcp_call", "message"]
     assert http.state()["headers"]["/good/mcp"]["x-key"] == CANARY
     for text in (json.dumps(heard.response), heard.raw.decode(), *told_to_model, kept, caplog.text):
@@ -189,7 +198,7 @@ FULL = EngineOverloaded("The engine's queue is full.")
 SOON = Limits(retry_seconds=0.02)
 
 
-def is_full(served: Scripted, *, full: bool = True) -> None:
+def is_full(served: ScriptedServer, *, full: bool = True) -> None:
     served.engine.script = replace(served.engine.script, refusal=FULL if full else None)
 
 
@@ -199,10 +208,10 @@ async def test_started_response_waits_for_a_full_engine(
 ) -> None:
     """After its first event it cannot be refused: each turn begins when there is room."""
     door = tmp_path / "door"
-    turns = [call("docs.wait", {"path": str(door)}), answer()]
-    async with tooled(encoding, tmp_path, turns, limits=SOON) as served:
+    turns = [call_markup("docs.wait", {"path": str(door)}), answer_markup()]
+    async with tool_server(encoding, tmp_path, turns, limits=SOON) as served:
         is_full(served)
-        asked = asyncio.create_task(told(served, mode, {"tools": [mcp(url=http.url())]}))
+        asked = asyncio.create_task(respond(served, mode, {"tools": [mcp_tool(url=http.url())]}))
         for at in (0, 1):
             await asyncio.sleep(0.3)
             assert (len(served.engine.prompts), asked.done()) == (at, False)
@@ -211,7 +220,7 @@ async def test_started_response_waits_for_a_full_engine(
                 await asyncio.sleep(0.01)
             is_full(served, full=at == 0)
             await asyncio.to_thread(door.touch)
-        heard: Told = await asked
+        heard: ClientResponse = await asked
     assert (heard.response["status"], heard.types) == ("completed", ["mcp_list_tools", "mcp_call", "message"])
 
 
@@ -219,13 +228,13 @@ async def test_new_response_is_refused_by_a_full_engine(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox
 ) -> None:
     """Before its first event it is a 503, with any tools; in the background it waits."""
-    async with tooled(encoding, tmp_path, [answer()], sandbox=sandbox, limits=SOON) as served:
+    async with tool_server(encoding, tmp_path, [answer_markup()], sandbox=sandbox, limits=SOON) as served:
         is_full(served)
-        status, error = await served.post({"input": "Hi", "tools": [CODE]})
+        status, error = await served.post({"input": "Hi", "tools": [CODE_TOOL]})
         assert (status, error["error"]["code"]) == (503, "rate_limit_exceeded")
-        waiting = await begun(served, {"tools": [CODE]})
+        waiting = await start_background(served, {"tools": [CODE_TOOL]})
         is_full(served, full=False)
-        assert (await ended(served, waiting))["status"] == "completed"
+        assert (await wait_for_end(served, waiting))["status"] == "completed"
 
 
 async def test_response_waiting_for_the_engine_can_be_cancelled(
@@ -233,14 +242,14 @@ async def test_response_waiting_for_the_engine_can_be_cancelled(
 ) -> None:
     """It ends at once, with its items so far."""
     async with (
-        tooled(encoding, tmp_path, limits=Limits(retry_seconds=3600)) as served,
+        tool_server(encoding, tmp_path, limits=Limits(retry_seconds=3600)) as served,
     ):
         is_full(served)
-        async with reading(served, {"tools": [mcp(url=http.url())], "background": True}) as stream:
+        async with open_stream(served, {"tools": [mcp_tool(url=http.url())], "background": True}) as stream:
             response_id = await stream.response_id()
             await stream.upto(b"response.output_item.done")
             status, cancelled = await served.ask("POST", f"/v1/responses/{response_id}/cancel")
             await stream.rest()
         assert (status, cancelled["status"]) == (200, "cancelled")
         assert [item["type"] for item in cancelled["output"]] == ["mcp_list_tools"]
-        assert await found(served, response_id) == cancelled
+        assert await get_response(served, response_id) == cancelled

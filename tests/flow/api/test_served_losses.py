@@ -14,55 +14,54 @@ import pytest
 from stages.converse.mcp.config import HttpServer
 from stages.converse.sandbox.probe import Sandbox
 from stages.harmony import HarmonyEncoding
+from tests.support.api_clients import StreamReader, cancel_response, get_response, open_stream, wait_for_end, wait_until
 from tests.support.event_streams import final, read_sse
-from tests.support.mcp_servers import HttpServers
+from tests.support.mcp_servers import HttpServers, stdio_server
 from tests.support.processes import descendants
-from tests.support.response_lives import Reading, cancelled, ended, found, reading, until
-from tests.support.scripts import Scripted
+from tests.support.server import ScriptedServer
 from tests.support.tool_servers import (
-    CODE,
+    CODE_TOOL,
     MODES,
     Json,
-    answer,
-    both,
-    call,
-    child,
-    mcp,
-    plays,
-    python,
-    told,
-    tooled,
-    working,
+    answer_markup,
+    call_markup,
+    join_calls,
+    mcp_tool,
+    play_turns,
+    python_markup,
+    respond,
+    running_tasks,
+    tool_server,
 )
 
 
-async def leave(served: Scripted, stream: Reading, response_id: str) -> None:
+async def leave(served: ScriptedServer, stream: StreamReader, response_id: str) -> None:
     """The client closes its socket."""
     stream.answer.close()
 
 
-async def cancel(served: Scripted, stream: Reading, response_id: str) -> None:
-    status, answer = await cancelled(served, response_id)
+async def cancel(served: ScriptedServer, stream: StreamReader, response_id: str) -> None:
+    status, answer = await cancel_response(served, response_id)
     assert (status, answer["status"], answer["output"][-1]["status"]) == (200, "cancelled", "incomplete")
     assert final(read_sse(await stream.rest())).status == "cancelled"
-    assert await found(served, response_id) == answer
+    assert await get_response(served, response_id) == answer
 
 
-async def delete(served: Scripted, stream: Reading, response_id: str) -> None:
+async def delete(served: ScriptedServer, stream: StreamReader, response_id: str) -> None:
     assert (await served.delete(f"/v1/responses/{response_id}"))[0] == 200
     assert final(read_sse(await stream.rest())).status == "cancelled"
     assert (await served.get(f"/v1/responses/{response_id}"))[0] == 404
 
 
-async def drain(served: Scripted, stream: Reading, response_id: str) -> None:
+async def drain(served: ScriptedServer, stream: StreamReader, response_id: str) -> None:
     """What a server does at SIGTERM, when its seconds are over."""
     reader = asyncio.create_task(stream.rest())
     await served.runs.drain(0.05)
     assert final(read_sse(await reader)).status == "failed"
-    assert (await found(served, response_id))["status"] == "failed"
+    assert (await get_response(served, response_id))["status"] == "failed"
 
 
-End = Callable[[Scripted, Reading, str], Awaitable[None]]
+End = Callable[[ScriptedServer, StreamReader, str], Awaitable[None]]
 ENDS: list[tuple[End, Json]] = [
     (leave, {}),
     (cancel, {}),
@@ -78,7 +77,7 @@ ending = pytest.mark.parametrize(("end", "way"), ENDS, ids=lambda part: getattr(
 
 async def settled(before: Counter[str]) -> None:
     """Wait until this process has nothing more to do than before."""
-    await until(lambda: working() <= before)
+    await wait_until(lambda: running_tasks() <= before)
 
 
 async def hung(http: HttpServers) -> tuple[int, int]:
@@ -95,8 +94,8 @@ async def reaches(http: HttpServers, begun: int, over: int) -> None:
 
 # Broken off
 
-HANG = call("docs.hang", {})
-STATE = call("docs.state", {})
+HANG = call_markup("docs.hang", {})
+STATE = call_markup("docs.state", {})
 
 
 @pytest.mark.defect("30")
@@ -106,37 +105,39 @@ async def test_calls_end_with_their_response(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, owner: str, end: End, way: Json
 ) -> None:
     """The server gets a cancel for each, no task is left, and the next response can call it."""
-    tool, servers = (mcp(), {"docs": HttpServer(http.url())}) if owner == "operator" else (mcp(url=http.url()), {})
-    async with tooled(encoding, tmp_path, servers=servers) as served:
-        plays(served.engine, encoding, STATE, answer())
-        await told(served, "stream", {"tools": [tool]})
-        before, (begun, over) = working(), await hung(http)
-        plays(served.engine, encoding, both(HANG, HANG), answer())
-        async with reading(served, {"tools": [tool], **way}) as stream:
+    tool, servers = (
+        (mcp_tool(), {"docs": HttpServer(http.url())}) if owner == "operator" else (mcp_tool(url=http.url()), {})
+    )
+    async with tool_server(encoding, tmp_path, servers=servers) as served:
+        play_turns(served.engine, encoding, STATE, answer_markup())
+        await respond(served, "stream", {"tools": [tool]})
+        before, (begun, over) = running_tasks(), await hung(http)
+        play_turns(served.engine, encoding, join_calls(HANG, HANG), answer_markup())
+        async with open_stream(served, {"tools": [tool], **way}) as stream:
             response_id = await stream.response_id()
             await reaches(http, begun + 2, over)
             await end(served, stream, response_id)
         await reaches(http, begun + 2, over + 2)
         await settled(before)
-        await until(lambda: len(served.runs.live) == 0)
+        await wait_until(lambda: len(served.runs.live) == 0)
         if end is not drain:
-            plays(served.engine, encoding, STATE, answer())
-            again = await told(served, "whole", {"tools": [tool]})
+            play_turns(served.engine, encoding, STATE, answer_markup())
+            again = await respond(served, "whole", {"tools": [tool]})
             assert [item["status"] for item in again.output if item["type"] == "mcp_call"] == ["completed"]
 
 
 @pytest.mark.defect("30")
 async def test_stdio_server_survives_an_abandoned_call(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Its only connection works after a cancelled call."""
-    async with tooled(encoding, tmp_path, servers={"docs": child()}) as served:
+    async with tool_server(encoding, tmp_path, servers={"docs": stdio_server()}) as served:
         states = []
         for _ in range(2):
-            plays(served.engine, encoding, STATE, answer())
-            heard = await told(served, "stream", {"tools": [mcp()]})
+            play_turns(served.engine, encoding, STATE, answer_markup())
+            heard = await respond(served, "stream", {"tools": [mcp_tool()]})
             states.append(json.loads(heard.output[-2]["output"]))
-            plays(served.engine, encoding, HANG, answer())
-            before = working()
-            async with reading(served, {"tools": [mcp()]}) as stream:
+            play_turns(served.engine, encoding, HANG, answer_markup())
+            before = running_tasks()
+            async with open_stream(served, {"tools": [mcp_tool()]}) as stream:
                 await stream.upto(b"mcp_call_arguments.done")
             await settled(before)
     first, second = states
@@ -149,28 +150,28 @@ async def test_call_ends_with_its_unstreamed_client(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
     """Closing the connection of an unstreamed request ends its call."""
-    async with tooled(encoding, tmp_path, [HANG, answer()]) as served:
-        before, (begun, over) = working(), await hung(http)
-        asked = asyncio.create_task(served.post({"input": "Hi", "tools": [mcp(url=http.url())]}))
+    async with tool_server(encoding, tmp_path, [HANG, answer_markup()]) as served:
+        before, (begun, over) = running_tasks(), await hung(http)
+        asked = asyncio.create_task(served.post({"input": "Hi", "tools": [mcp_tool(url=http.url())]}))
         await reaches(http, begun + 1, over)
         asked.cancel()
         await reaches(http, begun + 1, over + 1)
         await settled(before)
-        await until(lambda: len(served.runs.live) == 0)
+        await wait_until(lambda: len(served.runs.live) == 0)
 
 
 @pytest.mark.defect("30")
 async def test_detached_response_keeps_its_call(encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers) -> None:
     """It goes on with its tools without a client, and then releases them."""
     door = tmp_path / "door"
-    turns = [call("docs.wait", {"path": str(door)}), answer()]
-    async with tooled(encoding, tmp_path, turns, detaches=True) as served:
-        before = working()
-        async with reading(served, {"tools": [mcp(url=http.url())]}) as stream:
+    turns = [call_markup("docs.wait", {"path": str(door)}), answer_markup()]
+    async with tool_server(encoding, tmp_path, turns, detaches=True) as served:
+        before = running_tasks()
+        async with open_stream(served, {"tools": [mcp_tool(url=http.url())]}) as stream:
             response_id = await stream.response_id()
             await stream.upto(b"mcp_call_arguments.done")
         door.touch()
-        assert (await ended(served, response_id))["status"] == "completed"
+        assert (await wait_for_end(served, response_id))["status"] == "completed"
         await settled(before)
 
 
@@ -179,11 +180,11 @@ async def test_response_can_be_cancelled_during_a_listing(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, way: Json
 ) -> None:
     """The listing has failed, and no turn begins."""
-    tools = [mcp("mute", http.url("mute")), mcp(url=http.url())]
-    async with tooled(encoding, tmp_path) as served, reading(served, {"tools": tools, **way}) as stream:
+    tools = [mcp_tool("mute", http.url("mute")), mcp_tool(url=http.url())]
+    async with tool_server(encoding, tmp_path) as served, open_stream(served, {"tools": tools, **way}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"mcp_list_tools.in_progress")
-        status, answer = await cancelled(served, response_id)
+        status, answer = await cancel_response(served, response_id)
         response = final(read_sse(await stream.rest()))
         assert (status, answer["status"], response.status) == (200, "cancelled", "cancelled")
         (listing,) = answer["output"]
@@ -197,27 +198,29 @@ async def test_code_ends_with_its_response(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, end: End, way: Json
 ) -> None:
     """No process of it is left, in any state."""
-    async with tooled(encoding, tmp_path, [python("while True: pass")], sandbox=sandbox) as served:
-        await told(served, "stream", {"tools": [CODE], "tool_choice": "none"})
-        before, others = working(), descendants(os.getpid())
-        async with reading(served, {"tools": [CODE], **way}) as stream:
+    async with tool_server(encoding, tmp_path, [python_markup("while True: pass")], sandbox=sandbox) as served:
+        await respond(served, "stream", {"tools": [CODE_TOOL], "tool_choice": "none"})
+        before, others = running_tasks(), descendants(os.getpid())
+        async with open_stream(served, {"tools": [CODE_TOOL], **way}) as stream:
             response_id = await stream.response_id()
             await stream.upto(b"code_interpreter_call.interpreting")
-            await until(lambda: descendants(os.getpid()) - others)
+            await wait_until(lambda: descendants(os.getpid()) - others)
             await end(served, stream, response_id)
-        await until(lambda: not descendants(os.getpid()) - others)
+        await wait_until(lambda: not descendants(os.getpid()) - others)
         await settled(before)
 
 
 @pytest.mark.defect("30")
 async def test_finished_response_leaves_no_process(encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox) -> None:
     """Processes that its code started end with the response, and not before."""
-    turns = [python("x = 1"), python("print(x)"), answer()]
-    async with tooled(encoding, tmp_path, turns, sandbox=sandbox) as served:
+    turns = [python_markup("x = 1"), python_markup("print(x)"), answer_markup()]
+    async with tool_server(encoding, tmp_path, turns, sandbox=sandbox) as served:
         others = descendants(os.getpid())
-        heard = await told(served, "background", {"tools": [CODE], "include": ["code_interpreter_call.outputs"]})
+        heard = await respond(
+            served, "background", {"tools": [CODE_TOOL], "include": ["code_interpreter_call.outputs"]}
+        )
         assert heard.output[1]["outputs"] == [{"type": "logs", "logs": "1\n"}]
-        await until(lambda: not descendants(os.getpid()) - others)
+        await wait_until(lambda: not descendants(os.getpid()) - others)
 
 
 # Dead
@@ -229,8 +232,8 @@ NOBODY = "http://127.0.0.1:9/mcp"
 @pytest.mark.parametrize("mode", MODES)
 async def test_unavailable_server_is_a_failed_item(encoding: HarmonyEncoding, tmp_path: Path, mode: str) -> None:
     """The model goes on without it, and a made-up call of it ends nothing."""
-    async with tooled(encoding, tmp_path, [answer()], servers={"files": HttpServer(NOBODY)}) as served:
-        heard = await told(served, mode, {"tools": [mcp(url=NOBODY), mcp("files")]})
+    async with tool_server(encoding, tmp_path, [answer_markup()], servers={"files": HttpServer(NOBODY)}) as served:
+        heard = await respond(served, mode, {"tools": [mcp_tool(url=NOBODY), mcp_tool("files")]})
         assert heard.types == ["mcp_list_tools", "mcp_list_tools", "message"]
         assert heard.response["status"] == "completed"
         for index in (0, 1):
@@ -241,8 +244,8 @@ async def test_unavailable_server_is_a_failed_item(encoding: HarmonyEncoding, tm
                 "mcp_list_tools.failed",
                 "output_item.done",
             ]
-        plays(served.engine, encoding, call("docs.echo", {}), answer())
-        heard = await told(served, mode, {"tools": [mcp(url=NOBODY)]})
+        play_turns(served.engine, encoding, call_markup("docs.echo", {}), answer_markup())
+        heard = await respond(served, mode, {"tools": [mcp_tool(url=NOBODY)]})
         assert (heard.types[0], heard.types[-1], heard.response["status"]) == ("mcp_list_tools", "message", "completed")
         assert "mcp_call" not in heard.types
 
@@ -251,9 +254,9 @@ async def test_unavailable_server_is_a_failed_item(encoding: HarmonyEncoding, tm
 @pytest.mark.parametrize("mode", ["background stream"])
 async def test_server_that_dies_in_a_call_is_restarted(encoding: HarmonyEncoding, tmp_path: Path, mode: str) -> None:
     """Its call has failed, and the next one gets a new process."""
-    turns = [STATE, call("docs.die", {}), STATE, answer()]
-    async with tooled(encoding, tmp_path, turns, servers={"docs": child()}) as served:
-        heard = await told(served, mode, {"tools": [mcp()]})
+    turns = [STATE, call_markup("docs.die", {}), STATE, answer_markup()]
+    async with tool_server(encoding, tmp_path, turns, servers={"docs": stdio_server()}) as served:
+        heard = await respond(served, mode, {"tools": [mcp_tool()]})
     assert heard.types == ["mcp_list_tools", *["mcp_call"] * 3, "message"]
     assert [item["status"] for item in heard.output[1:4]] == ["completed", "failed", "completed"]
     assert heard.ladder(2)[-2:] == ["mcp_call.failed", "output_item.done"]

@@ -9,29 +9,28 @@ import pytest
 from stages.converse.exchange import Limits
 from stages.converse.sandbox.probe import Sandbox
 from stages.harmony import HarmonyEncoding
+from tests.support.api_clients import get_response, open_stream
 from tests.support.event_streams import final, read_sse
-from tests.support.mcp_servers import HttpServers
-from tests.support.response_lives import found, reading
+from tests.support.mcp_servers import HttpServers, stdio_server
 from tests.support.tool_servers import (
-    ASKED,
-    CODE,
+    CODE_TOOL,
     MODES,
+    STORED_MODES,
+    ClientResponse,
     Json,
-    Told,
-    answer,
-    call,
-    child,
-    mcp,
-    plays,
-    prompts,
-    python,
-    silent,
-    told,
-    tooled,
+    answer_markup,
+    call_markup,
+    expect_silence,
+    mcp_tool,
+    play_turns,
+    prompts_read,
+    python_markup,
+    respond,
+    tool_server,
 )
 
 
-def assert_echoed(heard: Told, label: str) -> None:
+def assert_echoed(heard: ClientResponse, label: str) -> None:
     """A server was listed, called once, and read."""
     assert heard.response["status"] == "completed"
     assert heard.types == ["mcp_list_tools", "mcp_call", "message"]
@@ -68,14 +67,14 @@ async def test_servers_are_called_in_every_mode(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, owner: str
 ) -> None:
     """A connection lives as long as its response: streamed, in the background, both, and unstored."""
-    tool, servers = (mcp(), {"docs": child()}) if owner == "operator" else (mcp(url=http.url()), {})
-    turns = [call("docs.echo", {"text": "hello"}), answer()]
-    async with tooled(encoding, tmp_path, turns, servers=servers) as served:
-        for mode, store in ASKED:
-            assert_echoed(await told(served, mode, {"tools": [tool], "store": store}), "docs")
+    tool, servers = (mcp_tool(), {"docs": stdio_server()}) if owner == "operator" else (mcp_tool(url=http.url()), {})
+    turns = [call_markup("docs.echo", {"text": "hello"}), answer_markup()]
+    async with tool_server(encoding, tmp_path, turns, servers=servers) as served:
+        for mode, store in STORED_MODES:
+            assert_echoed(await respond(served, mode, {"tools": [tool], "store": store}), "docs")
         assert (
             "<|start|>docs.echo to=assistant<|channel|>commentary<|message|>hello<|end|>"
-            in prompts(served, encoding)[-1]
+            in prompts_read(served, encoding)[-1]
         )
 
 
@@ -86,17 +85,17 @@ async def test_running_call_has_not_completed(
 ) -> None:
     """While the call runs, its stream has no event after the arguments."""
     door = tmp_path / "door"
-    turns = [call("docs.wait", {"path": str(door)}), answer()]
+    turns = [call_markup("docs.wait", {"path": str(door)}), answer_markup()]
     async with (
-        tooled(encoding, tmp_path, turns) as served,
-        reading(served, {"tools": [mcp(url=http.url())], **way}) as stream,
+        tool_server(encoding, tmp_path, turns) as served,
+        open_stream(served, {"tools": [mcp_tool(url=http.url())], **way}) as stream,
     ):
         read = await stream.upto(b"response.mcp_call_arguments.done")
-        assert Told({}, read, []).ladder(1)[-1] == "mcp_call_arguments.done"
-        await silent(stream)
-        assert (await found(served, await stream.response_id()))["status"] == "in_progress"
+        assert ClientResponse({}, read, []).ladder(1)[-1] == "mcp_call_arguments.done"
+        await expect_silence(stream)
+        assert (await get_response(served, await stream.response_id()))["status"] == "in_progress"
         door.touch()
-        heard = Told({}, await stream.rest(), [])
+        heard = ClientResponse({}, await stream.rest(), [])
     assert heard.ladder(1)[-3:] == ["mcp_call_arguments.done", "mcp_call.completed", "output_item.done"]
 
 
@@ -105,9 +104,9 @@ async def test_stream_sends_comments_during_a_call(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
     """No proxy takes it for dead, and its events are the same."""
-    turns = [call("docs.slow", {"seconds": 0.3}), answer()]
-    async with tooled(encoding, tmp_path, turns, keep_alive=0.05) as served:
-        raw = await served.stream({"input": "Hi", "tools": [mcp(url=http.url())]})
+    turns = [call_markup("docs.slow", {"seconds": 0.3}), answer_markup()]
+    async with tool_server(encoding, tmp_path, turns, keep_alive=0.05) as served:
+        raw = await served.stream({"input": "Hi", "tools": [mcp_tool(url=http.url())]})
     _, _, behind = raw.partition(b"event: response.mcp_call_arguments.done")
     assert b"\n\n:" in behind.partition(b"event: response.mcp_call.completed")[0]
     assert final(read_sse(raw)).status == "completed"
@@ -119,10 +118,15 @@ async def test_failed_call_is_a_failed_item(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str
 ) -> None:
     """The model reads the error, also of a wrong name or arguments, and the response completes."""
-    turns = [call("docs.boom", {}), call("docs.add", {"a": "x"}), call("docs.add", '{"a":'), answer()]
-    async with tooled(encoding, tmp_path, turns) as served:
-        heard = await told(served, mode, {"tools": [mcp(url=http.url())]})
-        read = prompts(served, encoding)[-1]
+    turns = [
+        call_markup("docs.boom", {}),
+        call_markup("docs.add", {"a": "x"}),
+        call_markup("docs.add", '{"a":'),
+        answer_markup(),
+    ]
+    async with tool_server(encoding, tmp_path, turns) as served:
+        heard = await respond(served, mode, {"tools": [mcp_tool(url=http.url())]})
+        read = prompts_read(served, encoding)[-1]
     assert heard.types == ["mcp_list_tools"] + ["mcp_call"] * 3 + ["message"]
     for index in (1, 2, 3):
         item = heard.output[index]
@@ -138,11 +142,11 @@ async def test_hanging_call_times_out(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, mode: str
 ) -> None:
     """The response completes without its result."""
-    turns = [call("docs.hang", {}), answer()]
-    async with tooled(encoding, tmp_path, turns, sandbox=sandbox, limits=Limits(call_seconds=0.3)) as served:
-        hanging = await told(served, mode, {"tools": [mcp(url=http.url())]})
-        plays(served.engine, encoding, python("while True: pass"), answer())
-        looping = await told(served, mode, {"tools": [CODE]})
+    turns = [call_markup("docs.hang", {}), answer_markup()]
+    async with tool_server(encoding, tmp_path, turns, sandbox=sandbox, limits=Limits(call_seconds=0.3)) as served:
+        hanging = await respond(served, mode, {"tools": [mcp_tool(url=http.url())]})
+        play_turns(served.engine, encoding, python_markup("while True: pass"), answer_markup())
+        looping = await respond(served, mode, {"tools": [CODE_TOOL]})
     for heard in (hanging, looping):
         assert (heard.response["status"], heard.output[-2]["status"]) == ("completed", "failed")
     assert hanging.ladder(1)[-2:] == ["mcp_call.failed", "output_item.done"]
@@ -154,9 +158,9 @@ async def test_all_turns_have_the_priority_of_the_request(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers
 ) -> None:
     """None precedes the first one, or needs a scheduler with priorities."""
-    turns = [call("docs.add", {"a": 1, "b": 2})] * 2 + [answer()]
-    async with tooled(encoding, tmp_path, turns) as served:
+    turns = [call_markup("docs.add", {"a": 1, "b": 2})] * 2 + [answer_markup()]
+    async with tool_server(encoding, tmp_path, turns) as served:
         for priority in (0, 3):
             served.engine.prompts.clear()
-            await told(served, "stream", {"tools": [mcp(url=http.url())], "priority": priority})
+            await respond(served, "stream", {"tools": [mcp_tool(url=http.url())], "priority": priority})
             assert [prompt.scheduling.priority for prompt in served.engine.prompts] == [priority] * 3

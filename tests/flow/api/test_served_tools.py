@@ -10,26 +10,26 @@ import pytest
 
 from stages.converse.sandbox.probe import Sandbox
 from stages.harmony import HarmonyEncoding
+from tests.support.api_clients import cancel_response, open_stream, wait_until
 from tests.support.mcp_servers import HttpServers
-from tests.support.response_lives import cancelled, reading, until
 from tests.support.tool_servers import (
-    CODE,
+    CODE_TOOL,
     MODES,
-    SEARCH,
+    SEARCH_TOOL,
+    ClientResponse,
     Json,
-    Told,
-    Web,
-    answer,
-    both,
-    browse,
-    call,
-    mcp,
-    prompts,
-    python,
-    silent,
-    told,
-    tooled,
-    webbed,
+    Site,
+    answer_markup,
+    browser_markup,
+    call_markup,
+    expect_silence,
+    join_calls,
+    mcp_tool,
+    prompts_read,
+    python_markup,
+    respond,
+    running_site,
+    tool_server,
 )
 
 OUTPUTS = "code_interpreter_call.outputs"
@@ -38,8 +38,8 @@ THOUGHT = "<|channel|>analysis<|message|>Let me see.<|end|>"
 
 
 @pytest.fixture
-async def site() -> AsyncIterator[Web]:
-    async with webbed() as site:
+async def site() -> AsyncIterator[Site]:
+    async with running_site() as site:
         yield site
 
 
@@ -52,10 +52,10 @@ async def test_code_call_is_one_item_with_outputs(
     encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, mode: str
 ) -> None:
     """It streams from its first letter to its outputs; variables live as long as the response."""
-    turns = [both(THOUGHT, python("n = 6\nprint(n * 7)")), python("print(n)"), answer("42.")]
-    async with tooled(encoding, tmp_path, turns, sandbox=sandbox) as served:
-        heard = await told(served, mode, {"tools": [CODE], "include": [OUTPUTS]})
-        _, second, third = prompts(served, encoding)
+    turns = [join_calls(THOUGHT, python_markup("n = 6\nprint(n * 7)")), python_markup("print(n)"), answer_markup("42.")]
+    async with tool_server(encoding, tmp_path, turns, sandbox=sandbox) as served:
+        heard = await respond(served, mode, {"tools": [CODE_TOOL], "include": [OUTPUTS]})
+        _, second, third = prompts_read(served, encoding)
     assert heard.types == ["reasoning", "code_interpreter_call", "code_interpreter_call", "message"]
     assert heard.response["status"] == "completed"
     assert [item["outputs"] for item in heard.output[1:3]] == [
@@ -84,14 +84,14 @@ async def test_running_code_has_not_completed(
 ) -> None:
     """While endless code runs, its stream shows only that it runs; then it is incomplete."""
     async with (
-        tooled(encoding, tmp_path, [python("while True: pass")], sandbox=sandbox) as served,
-        reading(served, {"tools": [CODE], "include": [OUTPUTS], **way}) as stream,
+        tool_server(encoding, tmp_path, [python_markup("while True: pass")], sandbox=sandbox) as served,
+        open_stream(served, {"tools": [CODE_TOOL], "include": [OUTPUTS], **way}) as stream,
     ):
         response_id = await stream.response_id()
         await stream.upto(b"code_interpreter_call.interpreting")
-        await silent(stream)
-        assert (await cancelled(served, response_id))[0] == 200
-        heard = Told({}, await stream.rest(), [])
+        await expect_silence(stream)
+        assert (await cancel_response(served, response_id))[0] == 200
+        heard = ClientResponse({}, await stream.rest(), [])
     assert heard.ladder(0)[-2:] == ["code_interpreter_call.interpreting", "output_item.done"]
     assert heard.bodies[-1]["response"]["output"][0]["status"] == "incomplete"
     assert heard.bodies[-1]["response"]["output"][0]["outputs"] is None
@@ -99,15 +99,15 @@ async def test_running_code_has_not_completed(
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_outputs_and_sources_are_optional(
-    encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, site: Web, mode: str
+    encoding: HarmonyEncoding, tmp_path: Path, sandbox: Sandbox, site: Site, mode: str
 ) -> None:
     """Items have them only with ``include``; the model reads the same."""
-    turns = [both(python("print(1)"), browse("search", {"query": "gates"})), answer()]
-    async with tooled(encoding, tmp_path, turns, sandbox=sandbox, search=site.url) as served:
-        body = {"tools": [CODE, SEARCH]}
-        plain = await told(served, mode, body)
-        full = await told(served, mode, {**body, "include": [OUTPUTS, SOURCES]})
-        _, first, _, second = prompts(served, encoding)
+    turns = [join_calls(python_markup("print(1)"), browser_markup("search", {"query": "gates"})), answer_markup()]
+    async with tool_server(encoding, tmp_path, turns, sandbox=sandbox, search=site.url) as served:
+        body = {"tools": [CODE_TOOL, SEARCH_TOOL]}
+        plain = await respond(served, mode, body)
+        full = await respond(served, mode, {**body, "include": [OUTPUTS, SOURCES]})
+        _, first, _, second = prompts_read(served, encoding)
     assert first == second
     assert [item["type"] for item in full.output] == ["code_interpreter_call", "web_search_call", "message"]
     assert (plain.output[0]["outputs"], full.output[0]["outputs"]) == (None, [{"type": "logs", "logs": "1\n"}])
@@ -121,16 +121,16 @@ async def test_outputs_and_sources_are_optional(
 
 @pytest.mark.defect("V9", "V10", "B12")
 @pytest.mark.parametrize("mode", MODES)
-async def test_page_is_found_opened_and_cited(encoding: HarmonyEncoding, tmp_path: Path, site: Web, mode: str) -> None:
+async def test_page_is_found_opened_and_cited(encoding: HarmonyEncoding, tmp_path: Path, site: Site, mode: str) -> None:
     """Every call is one item with the real URL, and the final text cites the page."""
     turns = [
-        browse("search", {"query": "gates"}),
-        browse("open", {"id": 0}),
-        browse("find", {"pattern": "closes"}),
-        answer("It closes【1†L1-L2】."),
+        browser_markup("search", {"query": "gates"}),
+        browser_markup("open", {"id": 0}),
+        browser_markup("find", {"pattern": "closes"}),
+        answer_markup("It closes【1†L1-L2】."),
     ]
-    async with tooled(encoding, tmp_path, turns, search=site.url) as served:
-        heard = await told(served, mode, {"tools": [SEARCH]})
+    async with tool_server(encoding, tmp_path, turns, search=site.url) as served:
+        heard = await respond(served, mode, {"tools": [SEARCH_TOOL]})
     page = f"{site.url}/gates"
     assert heard.types == ["web_search_call"] * 3 + ["message"]
     assert [item["action"] for item in heard.output[:3]] == [
@@ -156,21 +156,21 @@ async def test_page_is_found_opened_and_cited(encoding: HarmonyEncoding, tmp_pat
 @pytest.mark.defect("V7")
 @pytest.mark.parametrize("way", [{}, {"background": True}], ids=str)
 async def test_page_being_fetched_has_not_completed(
-    encoding: HarmonyEncoding, tmp_path: Path, site: Web, way: Json
+    encoding: HarmonyEncoding, tmp_path: Path, site: Site, way: Json
 ) -> None:
     """While a page is fetched, the item's stream shows only the search."""
     site.gate.clear()
-    turns = [browse("open", {"id": f"{site.url}/gates"}), answer()]
+    turns = [browser_markup("open", {"id": f"{site.url}/gates"}), answer_markup()]
     async with (
-        tooled(encoding, tmp_path, turns, search=site.url) as served,
-        reading(served, {"tools": [SEARCH], **way}) as stream,
+        tool_server(encoding, tmp_path, turns, search=site.url) as served,
+        open_stream(served, {"tools": [SEARCH_TOOL], **way}) as stream,
     ):
         read = await stream.upto(b"web_search_call.searching")
-        assert Told({}, read, []).ladder(0)[-1] == "web_search_call.searching"
-        await silent(stream)
+        assert ClientResponse({}, read, []).ladder(0)[-1] == "web_search_call.searching"
+        await expect_silence(stream)
         assert served.engine.running == 0
         site.gate.set()
-        heard = Told({}, await stream.rest(), [])
+        heard = ClientResponse({}, await stream.rest(), [])
     assert heard.ladder(0)[-3:] == ["web_search_call.searching", "web_search_call.completed", "output_item.done"]
 
 
@@ -178,12 +178,14 @@ async def test_page_being_fetched_has_not_completed(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("arguments", ['{"query":', "cursor:3", "[]", "{}", ""])
 async def test_broken_arguments_fail_their_call(
-    encoding: HarmonyEncoding, tmp_path: Path, site: Web, arguments: str, mode: str
+    encoding: HarmonyEncoding, tmp_path: Path, site: Site, arguments: str, mode: str
 ) -> None:
     """The model reads the reason, and no URL is made up."""
-    async with tooled(encoding, tmp_path, [browse("search", arguments), answer()], search=site.url) as served:
-        heard = await told(served, mode, {"tools": [SEARCH]})
-        _, second = prompts(served, encoding)
+    async with tool_server(
+        encoding, tmp_path, [browser_markup("search", arguments), answer_markup()], search=site.url
+    ) as served:
+        heard = await respond(served, mode, {"tools": [SEARCH_TOOL]})
+        _, second = prompts_read(served, encoding)
     assert heard.types == ["web_search_call", "message"]
     assert (heard.response["status"], heard.output[0]["status"]) == ("completed", "failed")
     assert heard.output[0]["action"] == {"type": "search", "query": "", "queries": []}
@@ -196,18 +198,23 @@ async def test_broken_arguments_fail_their_call(
 
 
 async def test_stream_with_tools_can_be_resumed_anywhere(
-    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, site: Web
+    encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, sandbox: Sandbox, site: Site
 ) -> None:
     """After any number the rest is byte for byte the same."""
     turns = [
-        both(THOUGHT, python("print(1)"), call("docs.echo", {"text": "é"}), browse("search", {"query": "gates"})),
-        answer("A gate【0†L0】."),
+        join_calls(
+            THOUGHT,
+            python_markup("print(1)"),
+            call_markup("docs.echo", {"text": "é"}),
+            browser_markup("search", {"query": "gates"}),
+        ),
+        answer_markup("A gate【0†L0】."),
     ]
-    body: Any = {"tools": [CODE, SEARCH, mcp(url=http.url())], "include": [OUTPUTS, SOURCES]}
-    async with tooled(encoding, tmp_path, turns, sandbox=sandbox, search=site.url) as served:
-        heard = await told(served, "stream", body)
+    body: Any = {"tools": [CODE_TOOL, SEARCH_TOOL, mcp_tool(url=http.url())], "include": [OUTPUTS, SOURCES]}
+    async with tool_server(encoding, tmp_path, turns, sandbox=sandbox, search=site.url) as served:
+        heard = await respond(served, "stream", body)
         frames = heard.raw.split(b"\n\n")
-        await until(lambda: len(served.runs.live) == 0)
+        await wait_until(lambda: len(served.runs.live) == 0)
         for number in range(len(heard.bodies) - 1):
             path = f"/v1/responses/{heard.response['id']}?stream=true&starting_after={number}"
             assert await served.again(path) == b"\n\n".join(frames[number + 1 :])

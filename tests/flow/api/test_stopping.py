@@ -16,13 +16,18 @@ from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.persist.database import Row, Unavailable, Unit, Value
 from stages.persist.live import FLUSH_SECONDS
-from tests.support.databases import database, opened
+from tests.support.api_clients import (
+    StreamReader,
+    get_response,
+    open_stream,
+    start_background,
+    wait_for_end,
+    wait_until,
+)
 from tests.support.event_streams import final, read_sse
-from tests.support.faulty_database import Faulty
-from tests.support.response_lives import Reading, begun, ended, found, reading, until
-from tests.support.scripts import COUNT, ENDLESS, Scripted, script
-from tests.support.server import serving
-from tests.support.stored_responses import damage
+from tests.support.server import COUNT, ENDLESS, ScriptedServer, running_server, script
+from tests.support.stored_responses import execute_sql
+from tests.support.stores import FaultyDatabase, database_at, open_store
 
 URL = "http://one.example"
 """Where each server in a row is found: the next one takes the one before for dead."""
@@ -35,9 +40,9 @@ def endless(encoding: HarmonyEncoding) -> ScriptedEngine:
 
 
 @asynccontextmanager
-async def next_server(encoding: HarmonyEncoding, store_at: str, **options: Any) -> AsyncGenerator[Scripted, None]:
+async def next_server(encoding: HarmonyEncoding, store_at: str, **options: Any) -> AsyncGenerator[ScriptedServer, None]:
     """The server that comes after another one, with an engine that says hello."""
-    async with serving(ScriptedEngine(script(encoding)), encoding, store_at, url=URL, **options) as served:
+    async with running_server(ScriptedEngine(script(encoding)), encoding, store_at, url=URL, **options) as served:
         yield served
 
 
@@ -47,18 +52,18 @@ async def next_server(encoding: HarmonyEncoding, store_at: str, **options: Any) 
 async def test_running_responses_may_finish(encoding: HarmonyEncoding, store_at: str) -> None:
     """A response that ends within the drain time completes, in the background or not."""
     engine = ScriptedEngine(script(encoding, latency=0.01))
-    async with serving(engine, encoding, store_at) as served:
-        background = await begun(served)
-        async with reading(served) as stream:
+    async with running_server(engine, encoding, store_at) as served:
+        background = await start_background(served)
+        async with open_stream(served) as stream:
             await stream.response_id()
-            await until(lambda: engine.running == 2)
+            await wait_until(lambda: engine.running == 2)
             await served.runs.drain(5)
             assert final(read_sse(await stream.rest())).status == "completed"
-        assert (await found(served, background))["status"] == "completed"
+        assert (await get_response(served, background))["status"] == "completed"
 
 
 @pytest.mark.parametrize("body", [{}, {"stream": True}, {"background": True}, {"background": True, "stream": True}])
-async def test_stopping_server_refuses_new_responses(served: Scripted, body: dict[str, Any]) -> None:
+async def test_stopping_server_refuses_new_responses(served: ScriptedServer, body: dict[str, Any]) -> None:
     """From the first moment on each is a 503 with a time to retry."""
     await served.runs.drain(0)
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", **body}) as answer:
@@ -68,7 +73,7 @@ async def test_stopping_server_refuses_new_responses(served: Scripted, body: dic
 
 async def test_late_detached_response_holds_no_conversation(encoding: HarmonyEncoding, store_at: str) -> None:
     """If the server stops between reading a request and its start, the conversation is free."""
-    async with serving(ScriptedEngine(script(encoding)), encoding, store_at, detaches=True) as served:
+    async with running_server(ScriptedEngine(script(encoding)), encoding, store_at, detaches=True) as served:
         _, conversation = await served.post({}, "/v1/conversations")
         read = await served.runs.prepare(CreateResponse(input="Hi", conversation=conversation["id"]))
         served.runs.admission.stopping = True
@@ -82,14 +87,17 @@ async def test_slow_response_fails_at_the_stop(
     encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine, background: bool
 ) -> None:
     """A response that exceeds the drain time fails with its output so far, sent and stored."""
-    async with serving(endless, encoding, store_at) as served, reading(served, {"background": background}) as stream:
+    async with (
+        running_server(endless, encoding, store_at) as served,
+        open_stream(served, {"background": background}) as stream,
+    ):
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         await served.runs.drain(0.1)
         response = final(read_sse(await stream.rest()))
         assert (response.status, response.error and response.error.code) == ("failed", "server_error")
         assert getattr(response.output[-1], "text", "").startswith("la")
-        answer = await found(served, response_id)
+        answer = await get_response(served, response_id)
         assert (answer["status"], endless.running, served.runs.admission.running) == ("failed", 0, 0)
 
 
@@ -97,19 +105,19 @@ async def test_queued_responses_are_left_to_the_next_server(
     encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine
 ) -> None:
     """Their readers' connections break, and the next server runs them."""
-    async with serving(endless, encoding, store_at, url=URL, limit=1) as served:
-        await begun(served)
-        await until(lambda: endless.running == 1)
-        waiting = [await begun(served) for _ in range(3)]
+    async with running_server(endless, encoding, store_at, url=URL, limit=1) as served:
+        await start_background(served)
+        await wait_until(lambda: endless.running == 1)
+        waiting = [await start_background(served) for _ in range(3)]
         async with served.client.get(f"{served.url}/v1/responses/{waiting[0]}?stream=true") as answer:
-            stream = Reading(answer)
+            stream = StreamReader(answer)
             await stream.upto(b"response.queued")
             await served.runs.drain(0.05)
             with pytest.raises(aiohttp.ClientPayloadError):
                 await stream.rest()
         assert [prompt.response.id in waiting for prompt in endless.prompts] == [False]
     async with next_server(encoding, store_at, limit=1) as served:
-        assert [(await ended(served, each))["status"] for each in waiting] == ["completed"] * 3
+        assert [(await wait_for_end(served, each))["status"] for each in waiting] == ["completed"] * 3
         again = await served.again(f"/v1/responses/{waiting[0]}?stream=true")
         assert again.startswith(stream.read)
         assert final(read_sse(again)).status == "completed"
@@ -120,17 +128,17 @@ async def test_interrupted_responses_may_be_restarted(
     encoding: HarmonyEncoding, store_at: str, endless: ScriptedEngine, restarts: bool, status: str
 ) -> None:
     """With ``--resume-interrupted`` a stop requeues background responses; the next server decides again."""
-    async with serving(endless, encoding, store_at, url=URL, restarts=True) as served:
-        async with reading(served) as stream:
+    async with running_server(endless, encoding, store_at, url=URL, restarts=True) as served:
+        async with open_stream(served) as stream:
             in_front = await stream.response_id()
-            response_id = await begun(served)
-            await until(lambda: endless.running == 2)
+            response_id = await start_background(served)
+            await wait_until(lambda: endless.running == 2)
             await served.runs.drain(0.1)
             assert final(read_sse(await stream.rest())).status == "failed"
         assert endless.running == 0
     async with next_server(encoding, store_at, restarts=restarts) as served:
-        answer = await ended(served, response_id)
-        assert (answer["status"], (await found(served, in_front))["status"]) == (status, "failed")
+        answer = await wait_for_end(served, response_id)
+        assert (answer["status"], (await get_response(served, in_front))["status"]) == (status, "failed")
         events = read_sse(await served.again(f"/v1/responses/{response_id}?stream=true"))
         assert final(events).status == status
 
@@ -141,18 +149,21 @@ async def test_interrupted_responses_may_be_restarted(
 @asynccontextmanager
 async def dead_server(
     encoding: HarmonyEncoding, store_at: str, **options: Any
-) -> AsyncGenerator[tuple[Scripted, Faulty], None]:
+) -> AsyncGenerator[tuple[ScriptedServer, FaultyDatabase], None]:
     """A server that counts slowly; once its database is down, all that it does is as if it were dead."""
-    kept = Faulty(database(store_at))
+    kept = FaultyDatabase(database_at(store_at))
     engine = ScriptedEngine(script(encoding, COUNT, latency=0.01))
-    async with serving(engine, encoding, kept, url=URL, **options) as served:
+    async with running_server(engine, encoding, kept, url=URL, **options) as served:
         yield served, kept
 
 
 @pytest.mark.parametrize("background", [False, True])
 async def test_response_of_a_dead_server_fails(encoding: HarmonyEncoding, store_at: str, background: bool) -> None:
     """The next server ends it after its stored events, and every reader gets that end."""
-    async with dead_server(encoding, store_at) as (served, kept), reading(served, {"background": background}) as stream:
+    async with (
+        dead_server(encoding, store_at) as (served, kept),
+        open_stream(served, {"background": background}) as stream,
+    ):
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         await asyncio.sleep(1.5 * FLUSH_SECONDS)
@@ -164,7 +175,7 @@ async def test_response_of_a_dead_server_fails(encoding: HarmonyEncoding, store_
             assert (response.status, response.error and response.error.code) == ("failed", "server_error")
             assert response.output[-1].status == "incomplete"
             assert again.count(b"output_text.delta") > 10
-            assert (await found(after, response_id))["output"][-1]["content"][0]["text"].startswith("1 2 3")
+            assert (await get_response(after, response_id))["output"][-1]["content"][0]["text"].startswith("1 2 3")
             assert after.engine.prompts == []
             had = again.partition(b"event: response.output_text.done")[0]
             assert (await stream.rest()).startswith(had)
@@ -173,10 +184,10 @@ async def test_response_of_a_dead_server_fails(encoding: HarmonyEncoding, store_
 async def test_queue_of_a_dead_server_is_run(encoding: HarmonyEncoding, store_at: str) -> None:
     """The next server runs the queued responses in order."""
     async with dead_server(encoding, store_at, limit=0) as (served, kept):
-        waiting = [await begun(served, {"input": str(number)}) for number in range(4)]
+        waiting = [await start_background(served, {"input": str(number)}) for number in range(4)]
         kept.is_down = True
         async with next_server(encoding, store_at, limit=1) as after:
-            assert [(await ended(after, each))["status"] for each in waiting] == ["completed"] * 4
+            assert [(await wait_for_end(after, each))["status"] for each in waiting] == ["completed"] * 4
             assert [prompt.response.id for prompt in after.engine.prompts] == waiting
 
 
@@ -185,30 +196,33 @@ async def test_response_of_a_dead_server_may_be_restarted(
     encoding: HarmonyEncoding, store_at: str, background: bool
 ) -> None:
     """With ``--resume-interrupted`` a background response starts again; a foreground one has failed."""
-    async with dead_server(encoding, store_at) as (served, kept), reading(served, {"background": background}) as stream:
+    async with (
+        dead_server(encoding, store_at) as (served, kept),
+        open_stream(served, {"background": background}) as stream,
+    ):
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         kept.is_down = True
         async with next_server(encoding, store_at, restarts=True) as after:
-            answer = await ended(after, response_id)
+            answer = await wait_for_end(after, response_id)
             assert answer["status"] == ("completed" if background else "failed")
             events = read_sse(await after.again(f"/v1/responses/{response_id}?stream=true"))
             assert final(events).status == answer["status"]
 
 
 @asynccontextmanager
-async def settled_over(encoding: HarmonyEncoding, store_at: str, kept: Faulty) -> AsyncGenerator[None, None]:
+async def settled_over(encoding: HarmonyEncoding, store_at: str, kept: FaultyDatabase) -> AsyncGenerator[None, None]:
     """What a dead server was at ends as failed at one over the database ``kept``, which is then to be looked at."""
-    async with dead_server(encoding, store_at) as (served, dead), reading(served) as stream:
+    async with dead_server(encoding, store_at) as (served, dead), open_stream(served) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
         dead.is_down = True
-        async with serving(ScriptedEngine(script(encoding)), encoding, kept, url=URL, heartbeat=0.1) as after:
-            assert (await ended(after, response_id))["status"] == "failed"
+        async with running_server(ScriptedEngine(script(encoding)), encoding, kept, url=URL, heartbeat=0.1) as after:
+            assert (await wait_for_end(after, response_id))["status"] == "failed"
             yield
 
 
-class Forgetful(Faulty):
+class Forgetful(FaultyDatabase):
     """A database that fails the first time that it is asked for events."""
 
     asked = 0
@@ -222,12 +236,12 @@ class Forgetful(Faulty):
 
 async def test_unsettled_response_is_settled_later(encoding: HarmonyEncoding, store_at: str) -> None:
     """A server that claimed a response and could not read it tries again."""
-    forgetful = Forgetful(database(store_at))
+    forgetful = Forgetful(database_at(store_at))
     async with settled_over(encoding, store_at, forgetful):
         assert forgetful.asked > 1
 
 
-class Unsure(Faulty):
+class Unsure(FaultyDatabase):
     """A database that takes a response over, and loses its connection before it says so."""
 
     claims = 0
@@ -243,7 +257,7 @@ class Unsure(Faulty):
 
 async def test_uncertain_claim_is_retried(encoding: HarmonyEncoding, store_at: str) -> None:
     """A server that does not know if its claim succeeded tries again."""
-    unsure = Unsure(database(store_at))
+    unsure = Unsure(database_at(store_at))
     async with settled_over(encoding, store_at, unsure):
         assert unsure.claims > 1
 
@@ -252,8 +266,8 @@ async def test_unreadable_log_does_not_prevent_the_end(encoding: HarmonyEncoding
     """A response with a damaged log fails, and later ones are settled too."""
     async with (
         dead_server(encoding, store_at) as (served, kept),
-        reading(served) as broken,
-        reading(served) as whole,
+        open_stream(served) as broken,
+        open_stream(served) as whole,
     ):
         asked = [await stream.response_id() for stream in (broken, whole)]
         for stream in (broken, whole):
@@ -261,10 +275,10 @@ async def test_unreadable_log_does_not_prevent_the_end(encoding: HarmonyEncoding
         await asyncio.sleep(1.5 * FLUSH_SECONDS)
         await served.store._writer.settled()
         kept.is_down = True
-        async with opened(store_at) as store:
-            await damage(store, f"update events set data = 'x' where response_id = '{asked[0]}'")
+        async with open_store(store_at) as store:
+            await execute_sql(store, f"update events set data = 'x' where response_id = '{asked[0]}'")
         async with next_server(encoding, store_at) as after:
-            assert [(await ended(after, each))["status"] for each in asked] == ["failed", "failed"]
+            assert [(await wait_for_end(after, each))["status"] for each in asked] == ["failed", "failed"]
 
 
 async def test_dead_server_holds_no_conversation(encoding: HarmonyEncoding, store_at: str) -> None:
@@ -272,7 +286,7 @@ async def test_dead_server_holds_no_conversation(encoding: HarmonyEncoding, stor
     async with dead_server(encoding, store_at) as (served, kept):
         _, conversation = await served.post({}, "/v1/conversations")
         body = {"input": "Hi", "conversation": conversation["id"]}
-        async with reading(served, body) as stream:
+        async with open_stream(served, body) as stream:
             await stream.upto(b"output_text.delta")
             kept.is_down = True
             async with next_server(encoding, store_at) as after:

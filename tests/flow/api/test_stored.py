@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.scripts import Scripted
+from tests.support.server import ScriptedServer
 
 
 @pytest.mark.defect("V4")
@@ -25,21 +25,21 @@ from tests.support.scripts import Scripted
         ("include[]=message.output_text.logprobs&include[]=x", "include"),
     ],
 )
-async def test_bad_query_is_refused(served: Scripted, query: str, param: str) -> None:
+async def test_bad_query_is_refused(served: ScriptedServer, query: str, param: str) -> None:
     """A negative number, a wrong type or an unknown value is a 400 that names the parameter."""
     _, answer = await served.post({"input": "Hi"})
     status, error = await served.get(f"/v1/responses/{answer['id']}?{query}")
     assert (status, error["error"]["param"]) == (400, param)
 
 
-async def test_known_includes_are_accepted(served: Scripted) -> None:
+async def test_known_includes_are_accepted(served: ScriptedServer) -> None:
     """Both spellings of ``include`` work, and do not change the stored response."""
     _, answer = await served.post({"input": "Hi"})
     query = "include=message.output_text.logprobs&include[]=reasoning.encrypted_content"
     assert await served.get(f"/v1/responses/{answer['id']}?{query}") == (200, answer)
 
 
-async def test_deleted_response_is_gone(served: Scripted) -> None:
+async def test_deleted_response_is_gone(served: ScriptedServer) -> None:
     """Any later use of its id is an error."""
     _, answer = await served.post({"input": "Hi"})
     path = f"/v1/responses/{answer['id']}"
@@ -54,7 +54,7 @@ async def test_deleted_response_is_gone(served: Scripted) -> None:
 # Input items
 
 
-async def chained(served: Scripted) -> tuple[str, list[str]]:
+async def chained(served: ScriptedServer) -> tuple[str, list[str]]:
     """The id of a response that continues another one, and the texts of all that it was given to read, oldest first."""
     _, first = await served.post({"input": "one"})
     _, second = await served.post({"input": "two", "previous_response_id": first["id"]})
@@ -65,7 +65,7 @@ def texts(page: dict[str, Any]) -> list[str]:
     return [item["content"][0]["text"] for item in page["data"]]
 
 
-async def test_input_items_are_the_whole_input(served: Scripted) -> None:
+async def test_input_items_are_the_whole_input(served: ScriptedServer) -> None:
     """The history counts as input; the newest item comes first by default."""
     response_id, said = await chained(served)
     status, page = await served.get(f"/v1/responses/{response_id}/input_items")
@@ -80,7 +80,7 @@ async def test_input_items_are_the_whole_input(served: Scripted) -> None:
 
 
 @pytest.mark.parametrize("order", ["asc", "desc"])
-async def test_input_items_are_paginated(served: Scripted, order: str) -> None:
+async def test_input_items_are_paginated(served: ScriptedServer, order: str) -> None:
     """Pages of any size join to the list, and only the last has no more."""
     response_id, said = await chained(served)
     path, read, after = f"/v1/responses/{response_id}/input_items?limit=3&order={order}", list[str](), ""
@@ -104,14 +104,14 @@ async def test_input_items_are_paginated(served: Scripted, order: str) -> None:
         ("include=x", "include"),
     ],
 )
-async def test_bad_page_query_is_refused(served: Scripted, query: str, param: str) -> None:
+async def test_bad_page_query_is_refused(served: ScriptedServer, query: str, param: str) -> None:
     """The 400 names the parameter."""
     response_id, _ = await chained(served)
     status, error = await served.get(f"/v1/responses/{response_id}/input_items?{query}")
     assert (status, error["error"]["param"]) == (400, param)
 
 
-async def test_pages_end_with_repeated_ids(served: Scripted) -> None:
+async def test_pages_end_with_repeated_ids(served: ScriptedServer) -> None:
     """A client may send items of one id: their pages still come to an end."""
     items = [{"type": "message", "role": "user", "id": "msg_same", "content": str(number)} for number in range(5)]
     _, answer = await served.post({"input": items})
@@ -121,7 +121,7 @@ async def test_pages_end_with_repeated_ids(served: Scripted) -> None:
         assert pages <= 5
 
 
-async def test_repeated_item_is_listed_once(served: Scripted) -> None:
+async def test_repeated_item_is_listed_once(served: ScriptedServer) -> None:
     """A reference to an item of the history adds no second one."""
     _, first = await served.post({"input": "Hi"})
     again = [{"type": "item_reference", "id": first["output"][0]["id"]}, {"role": "user", "content": "More!"}]

@@ -18,11 +18,10 @@ from stages.converse.converse import Converse
 from stages.converse.tools import Toolbox
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
+from tests.support.api_clients import PATIENCE, StreamReader, cancel_response, get_response, open_stream, wait_until
 from tests.support.event_streams import final, read_sse
-from tests.support.response_lives import PATIENCE, Reading, cancelled, found, reading, until
-from tests.support.scripted_tools import Tool
-from tests.support.scripts import Scripted, script
-from tests.support.server import serving
+from tests.support.scripted_tools import ScriptedTool
+from tests.support.server import ScriptedServer, running_server, script
 
 CODE = "<|channel|>analysis to=python code<|message|>while True: pass<|call|>"
 
@@ -42,24 +41,24 @@ async def python(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversa
 
 
 @pytest.fixture
-def tool() -> Tool:
+def tool() -> ScriptedTool:
     """What would run for an hour."""
-    return Tool(seconds=3600)
+    return ScriptedTool(seconds=3600)
 
 
 @dataclass
 class Busy:
     """A response whose tool runs: its server, its stream, and its id; ``needs_client`` tells how it is made."""
 
-    served: Scripted
-    stream: Reading
+    served: ScriptedServer
+    stream: StreamReader
     response_id: str
     needs_client: bool
 
 
 @pytest.fixture(params=WAYS)
 async def busy(
-    request: pytest.FixtureRequest, encoding: HarmonyEncoding, store_at: str, tool: Tool
+    request: pytest.FixtureRequest, encoding: HarmonyEncoding, store_at: str, tool: ScriptedTool
 ) -> AsyncIterator[Busy]:
     """A response of each way, in the middle of its tool."""
     body, detaches = WAYS[request.param]
@@ -70,11 +69,11 @@ async def busy(
 
     engine = ScriptedEngine(script(encoding, CODE))
     async with (
-        serving(engine, encoding, store_at, edit=edit, detaches=detaches) as served,
-        reading(served, body) as stream,
+        running_server(engine, encoding, store_at, edit=edit, detaches=detaches) as served,
+        open_stream(served, body) as stream,
     ):
         response_id = await stream.response_id()
-        await until(lambda: tool.running == 1)
+        await wait_until(lambda: tool.running == 1)
         yield Busy(served, stream, response_id, not detaches and "background" not in body)
 
 
@@ -86,22 +85,22 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.defect("V17", "B22")
-async def test_cancel_ends_a_running_tool(busy: Busy, tool: Tool) -> None:
+async def test_cancel_ends_a_running_tool(busy: Busy, tool: ScriptedTool) -> None:
     """The tool is cancelled and its session closed without the engine, which has nothing to end."""
     served, stream, response_id = busy.served, busy.stream, busy.response_id
     async with asyncio.timeout(PATIENCE):
-        status, answer = await cancelled(served, response_id)
-        await until(lambda: (tool.running, tool.cancelled, tool.closed) == (0, 1, 1))
+        status, answer = await cancel_response(served, response_id)
+        await wait_until(lambda: (tool.running, tool.cancelled, tool.closed) == (0, 1, 1))
     response = final(read_sse(await stream.rest()))
     assert (status, answer["status"], response.status) == (200, "cancelled", "cancelled")
     assert answer["output"][-1]["type"] == "code_interpreter_call"
     assert answer["output"][-1]["status"] == "incomplete"
     if response.store:
-        assert await found(served, response_id) == answer
-    await until(lambda: (len(served.runs.live), served.runs.admission.running) == (0, 0))
+        assert await get_response(served, response_id) == answer
+    await wait_until(lambda: (len(served.runs.live), served.runs.admission.running) == (0, 0))
 
 
-async def test_tool_ends_with_its_server(busy: Busy, tool: Tool) -> None:
+async def test_tool_ends_with_its_server(busy: Busy, tool: ScriptedTool) -> None:
     """After the drain time the response fails, sent and stored, and its tool is cancelled."""
     served, stream, response_id = busy.served, busy.stream, busy.response_id
     async with asyncio.timeout(PATIENCE):
@@ -112,15 +111,15 @@ async def test_tool_ends_with_its_server(busy: Busy, tool: Tool) -> None:
     assert (tool.running, tool.cancelled, tool.closed) == (0, 1, 1)
     assert served.runs.admission.running == 0
     if response.store:
-        assert (await found(served, response_id))["status"] == "failed"
+        assert (await get_response(served, response_id))["status"] == "failed"
 
 
-async def test_tool_ends_with_its_foreground_client(busy: Busy, tool: Tool) -> None:
+async def test_tool_ends_with_its_foreground_client(busy: Busy, tool: ScriptedTool) -> None:
     """A detached or background response keeps its tool."""
     busy.stream.answer.close()
     if busy.needs_client:
-        await until(lambda: (tool.running, tool.cancelled, tool.closed) == (0, 1, 1))
-        await until(lambda: len(busy.served.runs.live) == 0)
+        await wait_until(lambda: (tool.running, tool.cancelled, tool.closed) == (0, 1, 1))
+        await wait_until(lambda: len(busy.served.runs.live) == 0)
     else:
         await asyncio.sleep(0.1)
-        assert (tool.running, (await found(busy.served, busy.response_id))["status"]) == (1, "in_progress")
+        assert (tool.running, (await get_response(busy.served, busy.response_id))["status"]) == (1, "in_progress")

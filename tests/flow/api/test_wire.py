@@ -18,9 +18,8 @@ from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.persist.sqlite import SqliteDatabase
 from tests.support.event_streams import final, read_sse
-from tests.support.faulty_database import Faulty
-from tests.support.scripts import CALL, WEATHER, Scripted, script
-from tests.support.server import serving
+from tests.support.server import CALL, WEATHER, ScriptedServer, running_server, script
+from tests.support.stores import FaultyDatabase
 
 FIELDS = {
     *("id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "previous_response_id"),
@@ -33,7 +32,7 @@ FIELDS = {
 
 
 @pytest.mark.defect("24")
-async def test_reasoning_is_an_item_and_is_counted(served: Scripted) -> None:
+async def test_reasoning_is_an_item_and_is_counted(served: ScriptedServer) -> None:
     """Reasoning is a separate item, and its tokens are part of the output tokens."""
     _, answer = await served.post({"input": "Hi"})
     details = answer["usage"]["output_tokens_details"]
@@ -47,7 +46,7 @@ async def test_reasoning_is_an_item_and_is_counted(served: Scripted) -> None:
     ("body", "refusal"),
     [({"input": 7}, None), ({"input": "Hi", "model": "x"}, None), ({"input": "Hi"}, EngineOverloaded("Full."))],
 )
-async def test_error_body_has_an_error_status(served: Scripted, body: Any, refusal: Any, stream: bool) -> None:
+async def test_error_body_has_an_error_status(served: ScriptedServer, body: Any, refusal: Any, stream: bool) -> None:
     """No error is sent with status 200."""
     served.engine.script = Script(refusal=refusal)
     status, answer = await served.post(body | {"stream": stream})
@@ -57,7 +56,7 @@ async def test_error_body_has_an_error_status(served: Scripted, body: Any, refus
 
 @pytest.mark.defect("36", "45", "B29")
 @pytest.mark.parametrize("said", [{}, {"store": None}, {"store": True}])
-async def test_storing_is_the_default(served: Scripted, said: dict[str, Any]) -> None:
+async def test_storing_is_the_default(served: ScriptedServer, said: dict[str, Any]) -> None:
     """A response is stored unless the request says otherwise, and ``store`` is echoed."""
     _, answer = await served.post({"input": "Hi", **said})
     assert answer["store"] is True
@@ -65,7 +64,7 @@ async def test_storing_is_the_default(served: Scripted, said: dict[str, Any]) ->
 
 
 @pytest.mark.defect("B29")
-async def test_unstored_response_echoes_store_false(served: Scripted) -> None:
+async def test_unstored_response_echoes_store_false(served: ScriptedServer) -> None:
     """The response is not found later."""
     _, answer = await served.post({"input": "Hi", "store": False})
     assert answer["store"] is False
@@ -75,8 +74,8 @@ async def test_unstored_response_echoes_store_false(served: Scripted) -> None:
 @pytest.mark.defect("B29")
 async def test_failing_store_is_reported(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Streams are unharmed, health is degraded, and the response is stored once the store is back."""
-    database = Faulty(SqliteDatabase(tmp_path / "responses.sqlite3"))
-    async with serving(ScriptedEngine(script(encoding)), encoding, database) as served:
+    database = FaultyDatabase(SqliteDatabase(tmp_path / "responses.sqlite3"))
+    async with running_server(ScriptedEngine(script(encoding)), encoding, database) as served:
         database.is_down = True
         response = final(read_sse(await served.stream({"input": "Hi"})))
         assert response.status == "completed"
@@ -90,7 +89,7 @@ async def test_failing_store_is_reported(encoding: HarmonyEncoding, tmp_path: Pa
 
 @pytest.mark.defect("37")
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
-async def test_stream_closes_after_its_terminal_event(served: Scripted, version: str) -> None:
+async def test_stream_closes_after_its_terminal_event(served: ScriptedServer, version: str) -> None:
     """A reader that waits for the end of the body does not wait longer."""
     data = json.dumps({"input": "Hi", "stream": True}).encode()
     reader, writer = await asyncio.open_connection(*served.url.removeprefix("http://").split(":"))
@@ -104,7 +103,7 @@ async def test_stream_closes_after_its_terminal_event(served: Scripted, version:
 
 
 @pytest.mark.defect("40")
-async def test_first_event_has_every_field(served: Scripted) -> None:
+async def test_first_event_has_every_field(served: ScriptedServer) -> None:
     """``response.created`` and ``in_progress`` have all 31 fields of a response, as the last event does."""
     stream = await served.stream({"input": "Hi", "tools": [WEATHER]})
     bodies = [json.loads(frame.partition("data: ")[2]) for frame in stream.decode().split("\n\n")[:-2]]
@@ -116,7 +115,7 @@ async def test_first_event_has_every_field(served: Scripted) -> None:
 
 
 @pytest.mark.defect("40")
-async def test_echoed_namespace_has_a_description(served: Scripted) -> None:
+async def test_echoed_namespace_has_a_description(served: ScriptedServer) -> None:
     """Clients require it, so a namespace without one gets an empty one."""
     bare = {"type": "namespace", "name": "maps", "tools": [WEATHER]}
     response = final(read_sse(await served.stream({"input": "Hi", "tools": [bare]})))
@@ -124,7 +123,7 @@ async def test_echoed_namespace_has_a_description(served: Scripted) -> None:
 
 
 @pytest.mark.defect("40")
-async def test_client_inputs_are_tolerated(served: Scripted, encoding: HarmonyEncoding) -> None:
+async def test_client_inputs_are_tolerated(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """Outputs in parts, custom tools, hosted tools and unknown keys are accepted."""
     served.engine.script = script(encoding, CALL)
     tools: list[dict[str, Any]] = [WEATHER, {"type": "custom", "name": "shell"}, {"type": "web_search"}]
@@ -141,7 +140,7 @@ async def test_client_inputs_are_tolerated(served: Scripted, encoding: HarmonyEn
 async def test_streams_are_not_buffered(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """A header forbids it, comments fill silence, and each event is sent when it is made."""
     slow = ScriptedEngine(script(encoding, latency=0.1, chunk_size=4))
-    async with serving(slow, encoding, tmp_path, keep_alive=0.03) as served:
+    async with running_server(slow, encoding, tmp_path, keep_alive=0.03) as served:
         body = {"input": "Hi", "stream": True}
         async with served.client.post(f"{served.url}/v1/responses", json=body) as answer:
             assert answer.headers["X-Accel-Buffering"] == "no"
@@ -154,7 +153,7 @@ async def test_streams_are_not_buffered(encoding: HarmonyEncoding, tmp_path: Pat
 
 @pytest.mark.defect("B31")
 @pytest.mark.parametrize("stream", [False, True])
-async def test_early_errors_have_their_status(served: Scripted, stream: bool) -> None:
+async def test_early_errors_have_their_status(served: ScriptedServer, stream: bool) -> None:
     """An error before the first event has its own code, streamed or not, never a 500."""
     served.engine.context_length = 8192
     for body, code in (
@@ -166,7 +165,7 @@ async def test_early_errors_have_their_status(served: Scripted, stream: bool) ->
         assert (status, answer["error"]["code"]) == (400, code)
 
 
-async def test_traces_are_passed_to_the_engine(served: Scripted) -> None:
+async def test_traces_are_passed_to_the_engine(served: ScriptedServer) -> None:
     """The headers of W3C Trace Context travel with the prompt, and no others."""
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "vendor=1"}
     headers = {"Traceparent": trace["traceparent"], "TRACESTATE": trace["tracestate"], "Authorization": "Bearer x"}
@@ -177,7 +176,7 @@ async def test_traces_are_passed_to_the_engine(served: Scripted) -> None:
     assert served.engine.prompts[-1].scheduling.trace_headers == {}
 
 
-async def test_head_of_a_stream_is_refused(served: Scripted) -> None:
+async def test_head_of_a_stream_is_refused(served: ScriptedServer) -> None:
     """The headers of a stream could not give the end of its body."""
     _, answer = await served.post({"input": "Hi"})
     async with served.client.head(f"{served.url}/v1/responses/{answer['id']}?stream=true") as refused:

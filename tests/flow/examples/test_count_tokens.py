@@ -15,12 +15,11 @@ from pipeline.frames import TokenFrame
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from tests.flow.examples.count_tokens import TOKENS, count, install
+from tests.support.api_clients import start_background, wait_for_end
 from tests.support.event_streams import final, read_sse
-from tests.support.example_flows import any_case, few, response, unedited
+from tests.support.fixture_cases import FEW_EXAMPLES, any_case, response_with, unedited
 from tests.support.processes import free_port
-from tests.support.response_lives import begun, ended
-from tests.support.scripts import CALL, COUNT, WEATHER, script
-from tests.support.server import serving
+from tests.support.server import CALL, COUNT, WEATHER, running_server, script
 
 
 def counting(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
@@ -33,14 +32,14 @@ def counted() -> Counter[str]:
     return Counter({one.labels["channel"]: int(one.value) for one in family.samples if one.name.endswith("_total")})
 
 
-@few
+@FEW_EXAMPLES
 @given(any_case())
 def test_each_token_is_counted_once(frames: list[TokenFrame]) -> None:
     """For any output the channels sum to the usage."""
     already = counted()
-    answer = response(frames, counting)
+    answer = response_with(frames, counting)
     new = counted() - already
-    assert answer == response(frames, unedited)
+    assert answer == response_with(frames, unedited)
     assert answer.usage is not None
     assert new.total() == answer.usage.output_tokens
     assert set(new) <= {"analysis", "commentary", "final", "other"}
@@ -61,11 +60,11 @@ async def test_prometheus_reads_the_counts(
     monkeypatch.setenv("METRICS_PORT", str(port := free_port()))
     engine = ScriptedEngine(script(encoding, COUNT))
     already = counted()
-    async with serving(engine, encoding, tmp_path, edit=install) as served:
+    async with running_server(engine, encoding, tmp_path, edit=install) as served:
         first = final(read_sse(await served.stream({"input": "Hi"})))
         again = read_sse(await served.again(f"/v1/responses/{first.id}?stream=true"))
         assert final(again) == first
-        second = await ended(served, await begun(served))
+        second = await wait_for_end(served, await start_background(served))
         engine.script = script(encoding, CALL)
         third = final(read_sse(await served.stream({"input": "Hi", "tools": [WEATHER]})))
         found = await asyncio.to_thread(scraped, f"http://127.0.0.1:{port}/metrics")

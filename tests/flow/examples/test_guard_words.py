@@ -13,11 +13,10 @@ from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.responses import recorded_responses
 from tests.flow.examples.guard_words import Guard, install
+from tests.support.api_clients import get_response, start_background, wait_for_end, wait_until_idle
 from tests.support.event_streams import final, read_sse
-from tests.support.example_flows import any_case, few, response, text_of, texts, unedited
-from tests.support.response_lives import begun, ended, found, idle
-from tests.support.scripts import script
-from tests.support.server import Served, serving
+from tests.support.fixture_cases import FEW_EXAMPLES, any_case, item_texts, response_with, text_of, unedited
+from tests.support.server import Server, running_server, script
 
 SAYS = "<|channel|>analysis<|message|>A riddle.<|end|><|start|>assistant<|channel|>final<|message|>"
 TELLS = f"{SAYS}The word is sword" + "fish. " + "And so on. " * 50
@@ -44,22 +43,22 @@ def at_the(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
     return guarded("th", pipeline)
 
 
-@few
+@FEW_EXAMPLES
 @given(any_case())
 def test_guard_without_a_match_changes_nothing(frames: list[TokenFrame]) -> None:
     """Every fixture gives the same response as without the guard."""
-    assert response(frames, never) == response(frames, unedited)
+    assert response_with(frames, never) == response_with(frames, unedited)
 
 
-@few
+@FEW_EXAMPLES
 @given(any_case(), st.sampled_from([(at_e, "e"), (at_the, "th")]))
 def test_response_ends_at_the_word(frames: list[TokenFrame], guard: tuple[Any, str]) -> None:
     """The text before it stays, the item is incomplete, and the usage counts the tokens until then."""
     install_guard, word = guard
-    before, after = response(frames, unedited), response(frames, install_guard)
+    before, after = response_with(frames, unedited), response_with(frames, install_guard)
     assert before.usage is not None
     assert after.usage is not None
-    at = next((at for at, text in enumerate(texts(before)) if word in text.lower()), None)
+    at = next((at for at, text in enumerate(item_texts(before)) if word in text.lower()), None)
     if at is None:
         assert after == before
         return
@@ -81,9 +80,9 @@ def test_guard_needs_words(monkeypatch: pytest.MonkeyPatch) -> None:
         install(recorded_responses())
 
 
-async def stopped(served: Served[ScriptedEngine], answer: dict[str, Any]) -> None:
+async def stopped(served: Server[ScriptedEngine], answer: dict[str, Any]) -> None:
     """It ended because of the word, and so did its generation."""
-    await idle(served)
+    await wait_until_idle(served)
     assert (answer["status"], answer["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})
     assert [item["status"] for item in answer["output"]] == ["completed", "incomplete"]
     assert answer["output"][1]["content"][0]["text"].startswith("The word is ")
@@ -95,11 +94,11 @@ async def stopped(served: Served[ScriptedEngine], answer: dict[str, Any]) -> Non
 async def test_guard_stops_the_engine(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """In every mode the generation is aborted, and the sent text stays."""
     engine = ScriptedEngine(script(encoding, TELLS, endless=True, latency=0.001))
-    async with serving(engine, encoding, tmp_path, edit=install) as served:
+    async with running_server(engine, encoding, tmp_path, edit=install) as served:
         body = await served.stream({"input": "Hi"})
         first = final(read_sse(body))
-        await stopped(served, await found(served, first.id))
+        await stopped(served, await get_response(served, first.id))
         assert await served.again(f"/v1/responses/{first.id}?stream=true") == body
         await stopped(served, (await served.post({"input": "Hi"}))[1])
-        await stopped(served, await ended(served, await begun(served)))
+        await stopped(served, await wait_for_end(served, await start_background(served)))
         assert engine.aborted == 3

@@ -22,10 +22,9 @@ from stages.harmony import HarmonyEncoding
 from stages.responses import recorded_responses
 from tests.flow.examples import redact_emails
 from tests.support.event_streams import final, read_sse
-from tests.support.example_flows import texts
+from tests.support.fixture_cases import item_texts
 from tests.support.paths import ROOT
-from tests.support.scripts import script
-from tests.support.server import serving
+from tests.support.server import running_server, script
 
 GUIDE = (ROOT / "README.md").read_text().split("## Stages of your own\n")[1].split("\n## ")[0]
 CODE = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", GUIDE, re.DOTALL))
@@ -46,8 +45,8 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], I
 
 async def answered(install: Install, encoding: HarmonyEncoding, where: Path) -> list[str]:
     said = "<|channel|>final<|message|>Write to joe@example.com, please.<|return|>"
-    async with serving(ScriptedEngine(script(encoding, said)), encoding, where, edit=install) as served:
-        return texts(final(read_sse(await served.stream({"input": "Hi"}))))
+    async with running_server(ScriptedEngine(script(encoding, said)), encoding, where, edit=install) as served:
+        return item_texts(final(read_sse(await served.stream({"input": "Hi"}))))
 
 
 async def test_redaction_of_the_guide_works(plugin: Any, encoding: HarmonyEncoding, tmp_path: Path) -> None:

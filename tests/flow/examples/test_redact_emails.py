@@ -17,11 +17,20 @@ from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.rewrite import Rewrite
 from tests.flow.examples.redact_emails import ADDRESS, install, redacted
+from tests.support.api_clients import start_background, wait_for_end
 from tests.support.event_streams import final, read_sse
-from tests.support.example_flows import any_case, events, few, in_any_chunks, response, said, text_of, texts, unedited
-from tests.support.response_lives import begun, ended
-from tests.support.scripts import script
-from tests.support.server import serving
+from tests.support.fixture_cases import (
+    FEW_EXAMPLES,
+    any_case,
+    events_with,
+    generation_of,
+    in_any_chunks,
+    item_texts,
+    response_with,
+    text_of,
+    unedited,
+)
+from tests.support.server import running_server, script
 
 SECRET = "joe.doe+x@mail.example.co.uk"
 ANSWER = (
@@ -37,14 +46,14 @@ pieces = st.one_of(
 )
 
 
-@few
+@FEW_EXAMPLES
 @given(st.lists(pieces, max_size=12).map("".join).flatmap(lambda text: st.tuples(st.just(text), st.data())))
 def test_chunks_do_not_change_the_redaction(drawn: tuple[str, st.DataObject]) -> None:
     """The output is that of the whole text."""
     text, data = drawn
-    frames = said(f"<|channel|>final<|message|>{_harmless(text)}<|return|>")
-    answer = response(data.draw(in_any_chunks(frames)), install)
-    assert texts(answer) == [redacted(_harmless(text))]
+    frames = generation_of(f"<|channel|>final<|message|>{_harmless(text)}<|return|>")
+    answer = response_with(data.draw(in_any_chunks(frames)), install)
+    assert item_texts(answer) == [redacted(_harmless(text))]
 
 
 def _harmless(text: str) -> str:
@@ -61,11 +70,11 @@ def _mark(text: str) -> str:
     return re.sub(r"[a-z]+", "~", text)
 
 
-@few
+@FEW_EXAMPLES
 @given(any_case())
 def test_messages_and_reasoning_are_redacted(frames: list[TokenFrame]) -> None:
     """Every fixture's texts are redacted as a whole; calls are unchanged."""
-    before, after = response(frames, unedited), response(frames, marked)
+    before, after = response_with(frames, unedited), response_with(frames, marked)
     for old, new in zip(before.output, after.output, strict=True):
         assert type(old) is type(new)
         if isinstance(old, Message | Reasoning):
@@ -75,18 +84,18 @@ def test_messages_and_reasoning_are_redacted(frames: list[TokenFrame]) -> None:
     assert (before.status, before.usage) == (after.status, after.usage)
 
 
-@few
+@FEW_EXAMPLES
 @given(any_case())
 def test_texts_without_addresses_are_unchanged(frames: list[TokenFrame]) -> None:
     """Texts, statuses and usage are the same."""
-    before, after = response(frames, unedited), response(frames, install)
-    assert texts(before) == texts(after)
+    before, after = response_with(frames, unedited), response_with(frames, install)
+    assert item_texts(before) == item_texts(after)
     assert (before.status, before.usage) == (after.status, after.usage)
 
 
 def test_only_a_possible_address_is_held() -> None:
     """The words before the last one are sent when that begins."""
-    told = events(said("<|channel|>final<|message|>One two three four<|return|>"), install)
+    told = events_with(generation_of("<|channel|>final<|message|>One two three four<|return|>"), install)
     deltas = [event.delta for event in told if isinstance(event, OutputTextDelta)]
     assert deltas == ["One two three ", "four"]
 
@@ -94,13 +103,13 @@ def test_only_a_possible_address_is_held() -> None:
 async def test_no_address_leaves_the_server(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """This holds for every mode, for raw messages, and for continuations."""
     engine = ScriptedEngine(script(encoding, ANSWER))
-    async with serving(engine, encoding, tmp_path, edit=install) as served:
+    async with running_server(engine, encoding, tmp_path, edit=install) as served:
         wanted = {"input": "Hi", "enable_response_messages": True, "include": ["message.output_text.logprobs"]}
         body = await served.stream(wanted)
         first = final(read_sse(body))
-        assert texts(first) == ["It is [e-mail].", "Write to [e-mail], or to no one@all."]
-        background = await begun(served)
-        assert (await ended(served, background))["status"] == "completed"
+        assert item_texts(first) == ["It is [e-mail].", "Write to [e-mail], or to no one@all."]
+        background = await start_background(served)
+        assert (await wait_for_end(served, background))["status"] == "completed"
         seen = [body, await served.again(f"/v1/responses/{first.id}?stream=true&starting_after=3")]
         seen += [await served.again(f"/v1/responses/{background}?stream=true")]
         seen += [json.dumps(await served.post({"input": "And?", "previous_response_id": first.id})).encode()]
@@ -116,6 +125,6 @@ async def test_arguments_of_calls_are_unchanged(encoding: HarmonyEncoding, tmp_p
     call = f'<|channel|>commentary to=functions.send<|constrain|>json<|message|>{{"to":"{SECRET}"}}<|call|>'
     tool = {"type": "function", "name": "send", "parameters": {"type": "object"}, "strict": False}
     engine = ScriptedEngine(script(encoding, call, chunk_size=chunk_size))
-    async with serving(engine, encoding, tmp_path, edit=install) as served:
+    async with running_server(engine, encoding, tmp_path, edit=install) as served:
         answer = final(read_sse(await served.stream({"input": "Hi", "tools": [tool]})))
     assert json.loads(text_of(answer.output[0])) == {"to": SECRET}

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.lifecycle_clients import MODES, Mode
+from tests.support.api_clients import MODES, Mode
 
 
 @pytest.fixture(params=MODES, ids=str)

@@ -12,9 +12,9 @@ import aiohttp
 import openai
 import pytest
 
+from tests.support.api_clients import StreamReader, open_stream, start_background, wait_for_end
 from tests.support.event_streams import final, read_sse
-from tests.support.response_lives import Reading, begun, ended, reading
-from tests.support.server_process import process
+from tests.support.server_process import running_process
 
 FLUSHED = 1.0
 """Seconds after which the store has whatever was said."""
@@ -51,12 +51,12 @@ def assert_ends_once(seen: Events, stored: Events) -> None:
 async def test_response_of_a_killed_server_ends_at_another(store_at: str, tmp_path: Path) -> None:
     """Its reader gets the stored events and one end; queued responses run at the other server."""
     async with AsyncExitStack() as stack:
-        servers = (process(store_at, tmp_path, "slow", "--max-background", "1") for _ in range(2))
+        servers = (running_process(store_at, tmp_path, "slow", "--max-background", "1") for _ in range(2))
         one, other = await asyncio.gather(*map(stack.enter_async_context, servers))
-        running, waiting = await begun(one), await begun(one)
+        running, waiting = await start_background(one), await start_background(one)
         made_there = asyncio.create_task(other.again(stream_of(waiting)))
         async with other.client.get(other.url + stream_of(running)) as answer:
-            reader = Reading(answer)
+            reader = StreamReader(answer)
             await reader.upto(b'"delta":"20"')
             await asyncio.sleep(FLUSHED)
             await one.kill()
@@ -64,14 +64,14 @@ async def test_response_of_a_killed_server_ends_at_another(store_at: str, tmp_pa
         stored = await other.again(stream_of(running))
         assert final(read_sse(stored)).status == "failed"
         assert_ends_once(seen, events_of(stored))
-        assert "20" in (await ended(other, running))["output"][-1]["content"][0]["text"]
+        assert "20" in (await wait_for_end(other, running))["output"][-1]["content"][0]["text"]
         assert final(read_sse(await made_there)).status == "completed"
 
 
 async def test_openai_python_resumes_after_a_kill(store_at: str, tmp_path: Path) -> None:
     """A restarted server settles at once, and the client reads on to the end."""
-    async with process(store_at, tmp_path, "slow") as server:
-        async with reading(server, {"background": True}) as stream:
+    async with running_process(store_at, tmp_path, "slow") as server:
+        async with open_stream(server, {"background": True}) as stream:
             response_id = await stream.response_id()
             await stream.upto(b'"delta":"20"')
             await asyncio.sleep(FLUSHED)

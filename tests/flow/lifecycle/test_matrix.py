@@ -16,11 +16,9 @@ from api import runs
 from pipeline.errors import EngineDead, EngineFailed
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
-from tests.support.lifecycle_aftermath import Aftermath
-from tests.support.lifecycle_clients import Client, Mode
-from tests.support.response_lives import cancelled, until
-from tests.support.scripts import COUNT, ENDLESS, HELLO, Scripted, script
-from tests.support.server import serving
+from tests.support.api_clients import Client, Mode, cancel_response, wait_until
+from tests.support.lifecycle import FinishedResponse
+from tests.support.server import COUNT, ENDLESS, HELLO, ScriptedServer, running_server, script
 
 BEGUN = COUNT[: COUNT.index(" 20 ")]
 """The first half of a message."""
@@ -30,7 +28,7 @@ BEGUN = COUNT[: COUNT.index(" 20 ")]
 class Cell:
     """A server, and one client of it."""
 
-    served: Scripted
+    served: ScriptedServer
     client: Client
     encoding: HarmonyEncoding
 
@@ -46,19 +44,19 @@ class Cell:
     async def is_at_it(self) -> asyncio.Task[None]:
         """Let the client ask, and return when its response is in the middle."""
         asking = asyncio.create_task(self.client.ask())
-        await until(lambda: len(self.served.engine.prompts) == 1)
+        await wait_until(lambda: len(self.served.engine.prompts) == 1)
         prompt = self.served.engine.prompts[0]
         run = self.served.runs.live.get(prompt.response.id, prompt.origin.owner)
         assert run
-        await until(lambda: run._log.last_number > 30)
+        await wait_until(lambda: run._log.last_number > 30)
         return asking
 
-    async def check(self, status: str) -> Aftermath:
+    async def check(self, status: str) -> FinishedResponse:
         """It is over, nothing of it is left in this process, and the server goes on as if nothing had been."""
-        await until(lambda: not (self.served.engine.running or len(self.served.runs.live) or at_work()))
+        await wait_until(lambda: not (self.served.engine.running or len(self.served.runs.live) or at_work()))
         assert self.served.runs.admission.running == 0
         self.served.engine.script = script(self.encoding, HELLO)
-        aftermath = await Aftermath.of(self.served, self.response_id)
+        aftermath = await FinishedResponse.of(self.served, self.response_id)
         await aftermath.check(status, self.client)
         return aftermath
 
@@ -73,7 +71,7 @@ def at_work() -> list[str]:
 
 @pytest.fixture
 async def cell(encoding: HarmonyEncoding, store_at: str, mode: Mode) -> AsyncGenerator[Cell, None]:
-    async with serving(ScriptedEngine(), encoding, store_at) as served:
+    async with running_server(ScriptedEngine(), encoding, store_at) as served:
         yield Cell(served, Client(served, mode), encoding)
 
 
@@ -118,7 +116,7 @@ async def test_engine_death_fails_the_response(cell: Cell) -> None:
     assert cell.client.was_told
     assert (await cell.served.get("/health"))[0] == 503
     assert (await cell.served.post({"input": "Hi"}))[0] == 503
-    dead = await Aftermath.of(cell.served, cell.response_id)
+    dead = await FinishedResponse.of(cell.served, cell.response_id)
     cell.served.engine.is_alive = True
     told = await cell.check("failed")
     assert told == dead
@@ -131,7 +129,7 @@ async def test_cancelled_response_keeps_its_output(cell: Cell, monkeypatch: pyte
     monkeypatch.setattr(runs, "CANCEL_WAIT", 3600)
     cell.let_say(ENDLESS, endless=True)
     asking = await cell.is_at_it()
-    status, answer = await cancelled(cell.served, cell.response_id)
+    status, answer = await cancel_response(cell.served, cell.response_id)
     assert (status, answer["status"], cell.served.engine.running) == (200, "cancelled", 0)
     await asking
     assert cell.client.was_told
@@ -148,7 +146,7 @@ async def test_leaving_client_cancels_a_foreground_response(cell: Cell) -> None:
     asking = await cell.is_at_it()
     asking.cancel()
     if goes_on:
-        await until(lambda: cell.served.engine.running == 0)
+        await wait_until(lambda: cell.served.engine.running == 0)
     told = await cell.check("completed" if goes_on else "cancelled")
     assert told.text.startswith("1 2 3 ")
     assert cell.served.engine.aborted == (not goes_on)

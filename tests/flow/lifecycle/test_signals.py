@@ -16,12 +16,21 @@ import pytest
 import pytest_asyncio
 
 from pipeline.protocol.events import DONE
-from tests.support.databases import PLACES, empty_store, opened
+from tests.support.api_clients import (
+    BACKGROUND_STREAM,
+    MODES,
+    STREAM,
+    SYNC,
+    Client,
+    Mode,
+    sse_frames,
+    start_background,
+    wait_until,
+)
 from tests.support.event_streams import renumbered
-from tests.support.lifecycle_aftermath import Aftermath
-from tests.support.lifecycle_clients import BACKGROUND_STREAM, MODES, STREAM, SYNC, Client, Mode, frames
-from tests.support.response_lives import begun, until
-from tests.support.server_process import Process, process
+from tests.support.lifecycle import FinishedResponse
+from tests.support.server_process import ServerProcess, running_process
+from tests.support.stores import DATABASES, empty_store, open_store
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -36,7 +45,7 @@ DRAIN, BRIEF = 4.0, 40
 class Scene:
     """The clients of a server that was ended by a signal: by their mode, and one that waited for its turn."""
 
-    server: Process
+    server: ServerProcess
     middle: dict[Mode, Client]
     near_the_end: dict[Mode, Client]
     waiting: Client
@@ -46,28 +55,28 @@ class Scene:
     """The status of a request that came while the server stopped."""
     exit_status: int = 0
 
-    async def after(self, client: Client) -> Aftermath:
+    async def after(self, client: Client) -> FinishedResponse:
         """What the server that came next tells of a client's response."""
-        return await Aftermath.of(self.server, client.response_id)
+        return await FinishedResponse.of(self.server, client.response_id)
 
 
 @asynccontextmanager
-async def at_work(server: Process) -> AsyncGenerator[Scene, None]:
+async def at_work(server: ServerProcess) -> AsyncGenerator[Scene, None]:
     """A server that is in the middle of something for everybody; behind the block all of them have had their end."""
     middle, near_the_end = ({mode: Client(server, mode) for mode in MODES} for _ in range(2))
     waiting = Client(server, BACKGROUND_STREAM)
     asking = [asyncio.create_task(client.ask()) for client in middle.values()]
     asking += [asyncio.create_task(client.ask(max_output_tokens=BRIEF)) for client in near_the_end.values()]
-    await until(lambda: all(b"output_text.delta" in middle[mode].seen for mode in (STREAM, BACKGROUND_STREAM)))
+    await wait_until(lambda: all(b"output_text.delta" in middle[mode].seen for mode in (STREAM, BACKGROUND_STREAM)))
     for _ in MODES:  # more of them than can come to their turn
-        await begun(server)
+        await start_background(server)
     asking += [asyncio.create_task(waiting.ask())]
-    await until(lambda: b"response.queued" in waiting.seen)
+    await wait_until(lambda: b"response.queued" in waiting.seen)
     yield Scene(server, middle, near_the_end, waiting)
     await asyncio.gather(*asking)
 
 
-async def start_again(server: Process) -> None:
+async def start_again(server: ServerProcess) -> None:
     """The next server, which takes no time for anything."""
     server.script = "quick"
     await server.start()
@@ -77,7 +86,7 @@ async def start_again(server: Process) -> None:
 async def stopping(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
     """A server was stopped in good order, and another one is up where it was."""
     options = ("--max-background", "4", "--drain-timeout", str(DRAIN))
-    async with process(store, folder, "long", *options) as server:
+    async with running_process(store, folder, "long", *options) as server:
         async with at_work(server) as scene:
             ending = asyncio.create_task(server.kill(signal.SIGTERM))
             await asyncio.sleep(0.2)
@@ -90,11 +99,11 @@ async def stopping(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
 @asynccontextmanager
 async def killing(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
     """A server was killed, and another one is up where it was."""
-    async with process(store, folder, "long", "--max-background", "4") as server:
+    async with running_process(store, folder, "long", "--max-background", "4") as server:
         async with at_work(server) as scene:
             scene.flushed = {mode: client.seen for mode, client in scene.middle.items()}
             await asyncio.sleep(FLUSHED)
-            await until(lambda: all(client.was_told for client in scene.near_the_end.values()))
+            await wait_until(lambda: all(client.was_told for client in scene.near_the_end.values()))
             scene.exit_status = await server.kill()
         scene.middle[SYNC].answer = {"id": await id_of_what_was_for(scene.middle[SYNC], store)}
         await start_again(server)
@@ -103,13 +112,13 @@ async def killing(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
 
 async def id_of_what_was_for(client: Client, store_at: str) -> str:
     """The id of a response, which its client has never learned, from the store that a dead server has left."""
-    async with opened(store_at, stale=0.0) as store:
+    async with open_store(store_at, stale=0.0) as store:
         left = [orphan.stored.response for orphan in await store.orphans()]
     (response_id,) = [each.id for each in left if each.conversation and each.conversation.id == client.conversation]
     return response_id
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=PLACES)
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=DATABASES)
 async def scenes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[list[Scene]]:
@@ -188,10 +197,10 @@ async def test_sigkill_fails_a_running_response(killed: Scene, mode: Mode) -> No
 async def test_sigkill_ends_a_resumed_stream(killed: Scene, mode: Mode) -> None:
     """A reader gets an end after any number, even if the store has fewer events."""
     told = await killed.after(killed.middle[mode])
-    number = len(frames(killed.middle[mode].seen)) - 1
+    number = len(sse_frames(killed.middle[mode].seen)) - 1
     for beyond in range(number, number + 12):
         rest = await told.behind(beyond)
-        assert rest == told.stream[-len(rest) :] or rest == renumbered(frames(told.stream)[-1], beyond + 1) + DONE
+        assert rest == told.stream[-len(rest) :] or rest == renumbered(sse_frames(told.stream)[-1], beyond + 1) + DONE
         assert rest.count(b"event: response.failed") == 1
 
 

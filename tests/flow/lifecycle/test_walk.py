@@ -16,9 +16,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from stages.harmony import HarmonyEncoding
-from tests.support.databases import PLACES, empty_store
-from tests.support.lifecycle_clients import MODES
-from tests.support.lifecycle_world import World
+from tests.support.api_clients import MODES
+from tests.support.lifecycle import World
+from tests.support.stores import DATABASES, empty_store
 
 WHICH = st.integers(0, 3)
 
@@ -37,7 +37,7 @@ DEATHS = [*ALL_AT_ONCE, ("say", 12), ("save",), ("say", 3), ("kill",), *ALL_AT_O
 
 
 @pytest.mark.usefixtures("postgres")  # is up before any example runs
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", DATABASES)
 def test_random_walk_loses_no_response(request: pytest.FixtureRequest, encoding: HarmonyEncoding, place: str) -> None:
     """No accepted response is lost, left hanging, or read in two versions."""
 

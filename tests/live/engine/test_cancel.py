@@ -12,8 +12,9 @@ from prometheus_client import REGISTRY
 from pipeline.frames import EngineFrame, Prompt
 from stages.generate.vllm import VllmEngine
 from stages.harmony import HarmonyEncoding
-from tests.support.engine_requests import generate, last, prompt, rename, sampled, stoppable, token_ids, until_idle
-from tests.support.server import serving
+from tests.support.engine_requests import prompt, rename, sampled, stoppable, until_idle
+from tests.support.event_streams import generate, last, token_ids
+from tests.support.server import running_server
 from tests.support.tiny_engine import QUEUE
 
 pytestmark = [
@@ -91,7 +92,7 @@ async def test_cancelled_response_frees_the_engine(
     engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path
 ) -> None:
     """After the cancel over HTTP, the scheduler has nothing left of it."""
-    async with serving(stoppable(engine), encoding, tmp_path) as served:
+    async with running_server(stoppable(engine), encoding, tmp_path) as served:
         before = told("generation_tokens")
         _, queued = await served.post({"input": "Never stop talking.", "background": True})
         path = f"/v1/responses/{queued['id']}"

@@ -14,11 +14,11 @@ import pytest
 from pipeline.errors import ContextTooLong
 from pipeline.protocol.items import FunctionCall, Message, Reasoning
 from stages.generate.vllm import UnknownModel, VllmEngine
-from tests.support.databases import opened
 from tests.support.engine_chat import HELLO, WEATHER, Model
 from tests.support.engine_requests import answer, stoppable, until_idle
 from tests.support.event_streams import final, run
-from tests.support.server import Served, serving
+from tests.support.server import Server, running_server
+from tests.support.stores import open_store
 
 pytestmark = [
     pytest.mark.engine,
@@ -50,7 +50,7 @@ async def test_thinking_can_be_switched_off(model: Model, said: dict[str, Any]) 
 
 async def test_function_is_called_and_answered(model: Model, tmp_path: Path) -> None:
     """The call is an item, and its output continues the response."""
-    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+    async with open_store(str(tmp_path / "responses.sqlite3")) as store:
         pipeline = model.pipeline(store)
         body = {"tools": [WEATHER], "temperature": 0, "max_output_tokens": 400}
         called = final(await run(pipeline, body | {"input": "What is the weather in Paris?"}))
@@ -103,8 +103,8 @@ async def test_too_long_prompt_is_refused(model: Model) -> None:
 
 
 @asynccontextmanager
-async def served(model: Model, folder: Path) -> AsyncIterator[Served[VllmEngine]]:
-    async with serving(stoppable(model.engine), model.chat, folder, models=model.engine.models) as server:
+async def served(model: Model, folder: Path) -> AsyncIterator[Server[VllmEngine]]:
+    async with running_server(stoppable(model.engine), model.chat, folder, models=model.engine.models) as server:
         yield server
 
 

@@ -12,9 +12,8 @@ from stages.generate.vllm import VllmEngine
 from stages.harmony import HarmonyEncoding
 from stages.persist.live import LiveResponses
 from stages.responses import harmony_responses
-from tests.support.databases import opened
-from tests.support.engine_requests import token_ids
-from tests.support.event_streams import Tap, final, run
+from tests.support.event_streams import Tap, final, run, token_ids
+from tests.support.stores import open_store
 
 pytestmark = [
     pytest.mark.engine,
@@ -32,7 +31,7 @@ async def test_prompt_after_a_call_is_cached(engine: VllmEngine, encoding: Harmo
     body: dict[str, Any] = {"input": "What is the weather in Paris?", "tools": [WEATHER], "tool_choice": "required"}
     body |= {"instructions": "word " * 300, "temperature": 0, "max_output_tokens": 400}
     prompts, generated = Tap(), Tap()
-    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+    async with open_store(str(tmp_path / "responses.sqlite3")) as store:
         pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(store))
         pipeline = pipeline.after("render", "prompts", prompts).after("generate", "generated", generated)
         called = final(await run(pipeline, body))

@@ -26,19 +26,10 @@ from stages.generate.generate import Generate
 from stages.generate.http import HttpEngine, start_http
 from stages.generate.vllm import VllmEngine
 from stages.harmony import HarmonyEncoding
-from tests.support.chat_models import chat_model
+from tests.support.chat_families import load_model
 from tests.support.engine_chat import HELLO, WEATHER, respond
-from tests.support.engine_requests import (
-    answer,
-    generate,
-    last,
-    logprobs,
-    prompt,
-    rename,
-    sampled,
-    scheduled,
-    token_ids,
-)
+from tests.support.engine_requests import answer, prompt, rename, sampled, scheduled
+from tests.support.event_streams import generate, last, logprobs, token_ids
 from tests.support.fixture_cases import HARMONY_CASES
 from tests.support.paths import TINY_QWEN
 from tests.support.processes import free_port
@@ -213,7 +204,7 @@ async def qwen(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[HttpE
 async def test_chat_model_works_over_http(qwen: HttpEngine) -> None:
     """Template, parsers and grammar are in this process, the weights elsewhere."""
     assert (qwen.models, qwen.speaks_harmony, qwen.root) == (("tiny-qwen",), False, str(TINY_QWEN))
-    chat = chat_model()
+    chat = load_model()
     thought, said = (await respond(qwen, chat, "Say hello.")).output
     assert isinstance(thought, Reasoning)
     assert isinstance(said, Message)
@@ -227,8 +218,8 @@ async def test_chat_model_works_over_http(qwen: HttpEngine) -> None:
 async def test_chat_output_is_constrained_over_http(qwen: HttpEngine, thinking: bool) -> None:
     """This holds with thinking or without, for any reasoning parser of the server."""
     thinks = {"chat_template_kwargs": {"enable_thinking": thinking}}
-    chosen = await respond(qwen, chat_model(), "Say hello.", structured_outputs={"choice": ["yes", "no"]}, **thinks)
+    chosen = await respond(qwen, load_model(), "Say hello.", structured_outputs={"choice": ["yes", "no"]}, **thinks)
     assert answer(chosen) in {"yes", "no"}
     assert isinstance(chosen.output[0], Reasoning) is thinking
-    called = await respond(qwen, chat_model(), "Say hello.", tools=[WEATHER], tool_choice="required", **thinks)
+    called = await respond(qwen, load_model(), "Say hello.", tools=[WEATHER], tool_choice="required", **thinks)
     assert isinstance(called.output[-1], FunctionCall)

@@ -29,11 +29,10 @@ from stages.persist.store import Store
 from stages.render.chat.chat import RenderChat
 from stages.render.chat.images import Images
 from stages.responses import chat_responses
-from tests.support.databases import opened
-from tests.support.engine_requests import generate, prompt
-from tests.support.event_streams import Tap, final, run
-from tests.support.images import BLUE, RED, Gallery, data_url, png
-from tests.support.local_web import LOCAL, serving
+from tests.support.engine_requests import prompt
+from tests.support.event_streams import Tap, final, generate, run
+from tests.support.stores import open_store
+from tests.support.tool_servers import BLUE, LOOPBACK, RED, Gallery, data_url, png, web_server
 
 pytestmark = [
     pytest.mark.engine,
@@ -143,8 +142,8 @@ async def test_answer_depends_on_the_image(seeing: Seeing) -> None:
 async def test_fetched_image_equals_its_data_url(seeing: Seeing) -> None:
     """It is seen as the same image in a data URL is."""
     gallery = Gallery()
-    async with serving(gallery.show) as url:
-        shown = read(await seeing.answer(text(), image(f"{url}/a.png"), allowed=LOCAL))
+    async with web_server(gallery.show) as url:
+        shown = read(await seeing.answer(text(), image(f"{url}/a.png"), allowed=LOOPBACK))
         assert gallery.seen == ["/a.png"]
     fetched = seeing.first()
     assert read(await seeing.answer(text(), image())) == shown
@@ -166,7 +165,7 @@ async def test_image_in_a_tool_output_is_seen(seeing: Seeing) -> None:
 
 async def test_stored_image_is_seen_again(seeing: Seeing, tmp_path: Path) -> None:
     """A continuation has the images of its history."""
-    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+    async with open_store(str(tmp_path / "responses.sqlite3")) as store:
         seeing.store = store
         first = await seeing.answer(text(), image())
         await seeing.answer(text("And now?"), previous_response_id=first.id)
@@ -196,7 +195,7 @@ async def test_salt_separates_prompts_with_images(seeing: Seeing) -> None:
 async def test_forbidden_image_url_never_reaches_the_engine(url: str, seeing: Seeing) -> None:
     """It is a 400, and nothing is fetched."""
     gallery = Gallery()
-    async with serving(gallery.show) as server:
+    async with web_server(gallery.show) as server:
         with pytest.raises(InvalidRequest) as refused:
             await seeing.answer(text(), image(url.format(port=server.rpartition(":")[2])))
     assert refused.value.status == 400
@@ -206,7 +205,7 @@ async def test_forbidden_image_url_never_reaches_the_engine(url: str, seeing: Se
 async def test_redirect_of_an_image_is_checked(seeing: Seeing) -> None:
     """An allowed server cannot redirect to another one."""
     gallery = Gallery()
-    async with serving(gallery.show) as url:
+    async with web_server(gallery.show) as url:
         inside = url.replace("127.0.0.1", "127.0.0.2")
         with pytest.raises(InvalidRequest, match="not one that may be opened"):
             await seeing.answer(

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.databases import opened
 from tests.support.processes import free_port
 from tests.support.serve_command import Command, running
+from tests.support.stores import open_store
 
 pytestmark = pytest.mark.engine
 
@@ -97,7 +97,7 @@ def test_sigterm_ends_running_responses(killed: Killed) -> None:
 
 async def status(path: Path, response_id: str) -> str:
     """How a response is stored."""
-    async with opened(str(path)) as store:
+    async with open_store(str(path)) as store:
         stored = await store.get(response_id, "")
     assert stored is not None
     return stored.response.status

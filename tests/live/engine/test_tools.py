@@ -26,11 +26,11 @@ from stages.harmony import HarmonyEncoding
 from stages.persist.live import LiveResponses
 from stages.persist.store import Store
 from stages.responses import harmony_responses
-from tests.support.databases import opened
 from tests.support.engine_requests import answer
 from tests.support.event_streams import Tap, final, run
-from tests.support.local_web import serving
 from tests.support.mcp_servers import HttpServers, http_servers, stdio_config
+from tests.support.stores import open_store
+from tests.support.tool_servers import web_server
 
 pytestmark = [
     pytest.mark.engine,
@@ -67,7 +67,7 @@ async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Tool
     """What the command would run for the model, with these settings."""
     config = tmp_path_factory.mktemp("mcp") / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"calculator": stdio_config("good")}}))
-    async with serving(site, PORT) as url:
+    async with web_server(site, PORT) as url:
         chosen = {"mcp_config": config, "web_search": f"searxng={url}", "allow_address": ["127.0.0.1"]}
         tools = await toolbox(Settings.model_validate({"engine_arguments": []} | chosen))
         assert {"python", "container", "browser"} <= tools.kinds, "the sandboxes do not work here"
@@ -113,7 +113,7 @@ class Turns:
 async def turns(
     engine: VllmEngine, encoding: HarmonyEncoding, tools: Toolbox, tmp_path: Path
 ) -> AsyncGenerator[Turns, None]:
-    async with opened(str(tmp_path / "responses.sqlite3")) as store:
+    async with open_store(str(tmp_path / "responses.sqlite3")) as store:
         yield Turns(engine, encoding, tools, store)
 
 

@@ -35,9 +35,6 @@ from stages.render.grammar import WARM_UP
 from tests.support.engine_requests import (
     adapted,
     answer,
-    generate,
-    last,
-    logprobs,
     prompt,
     rename,
     respond,
@@ -45,12 +42,11 @@ from tests.support.engine_requests import (
     scheduled,
     spoken,
     stoppable,
-    token_ids,
     until_idle,
 )
-from tests.support.event_streams import final, read_sse
+from tests.support.event_streams import final, generate, last, logprobs, read_sse, token_ids
 from tests.support.fixture_cases import HARMONY_CASES, HARMONY_HEADER
-from tests.support.server import serving
+from tests.support.server import running_server
 from tests.support.tiny_engine import CONTEXT_LENGTH, QUEUE
 
 pytestmark = [
@@ -130,7 +126,7 @@ async def test_client_that_leaves_aborts_the_engine(
     engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path
 ) -> None:
     """A closed connection frees the engine."""
-    async with serving(stoppable(engine), encoding, tmp_path) as served:
+    async with running_server(stoppable(engine), encoding, tmp_path) as served:
         body = {"input": "Never stop talking.", "stream": True}
         answer = await served.client.post(f"{served.url}/v1/responses", json=body)
         await answer.content.readline()
@@ -452,7 +448,7 @@ async def test_dead_engine_fails_streams_and_health(
     engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path
 ) -> None:
     """Its stream has one ``response.failed``; this test is the last, as the engine is gone."""
-    async with serving(stoppable(engine), encoding, tmp_path) as served:
+    async with running_server(stoppable(engine), encoding, tmp_path) as served:
         reading = asyncio.create_task(served.stream({"input": "Never stop talking."}))
         await asyncio.sleep(0.5)
         for child in psutil.Process().children(recursive=True):

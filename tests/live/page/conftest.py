@@ -6,10 +6,10 @@ Every page that is opened here is watched: whatever it complains of, and whateve
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -17,7 +17,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from pipeline.page.layout import layout_of
 from pipeline.page.page import page_of
 from stages.harmony import HarmonyEncoding, load_encoding
-from tests.support.browser_pages import UNPACKED, ShowPage, flow_at
+from tests.support.fixture_cases import flow_at
+from tests.support.paths import BROWSER
+
+ShowPage: TypeAlias = Callable[..., Page]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,11 +33,11 @@ def browser(request: pytest.FixtureRequest) -> Generator[Browser, None, None]:
     named = request.config.getoption("--browser")
     environment = dict(os.environ)
     if not named:
-        environment["LD_LIBRARY_PATH"] = str(UNPACKED / "lib")
+        environment["LD_LIBRARY_PATH"] = str(BROWSER / "lib")
         if not Path("/etc/fonts").is_dir():
-            environment["FONTCONFIG_PATH"] = str(UNPACKED)
+            environment["FONTCONFIG_PATH"] = str(BROWSER)
     with sync_playwright() as playwright:
-        program = named or str(UNPACKED / "chromium")
+        program = named or str(BROWSER / "chromium")
         browser = playwright.chromium.launch(executable_path=program, env=dict(environment))
         yield browser
         browser.close()

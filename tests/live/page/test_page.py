@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -14,10 +15,13 @@ from pipeline.record import FORMAT, End, Header, line, read_recording, replay, w
 from pipeline.trace import traced
 from stages.harmony import HarmonyEncoding
 from stages.recorded import model_of
-from tests.support.browser_pages import UNPACKED, ShowPage, flow_at, run_in_thread
+from tests.support.fixture_cases import flow_at, run_in_thread
+from tests.support.paths import BROWSER
+
+ShowPage: TypeAlias = Callable[..., Page]
 
 FIXTURES = Path("fixtures/harmony")
-AXE = UNPACKED.parent / "axe-core" / "axe.min.js"
+AXE = BROWSER.parent / "axe-core" / "axe.min.js"
 HOSTILE = (
     "</script><script>document.title = 'run'</script><img src=x onerror=\"document.title = 'run'\"> {{layout}} ${1}"
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.errors import InvalidRequest
 from pipeline.protocol.request import CreateResponse
 from tests.support.request_bodies import EVERYTHING
-from tests.support.request_errors import Json, read
+from tests.support.requests import Json, read_body
 
 Place: TypeAlias = tuple[int | str, ...]
 
@@ -71,7 +71,7 @@ json_values: st.SearchStrategy[Json] = st.recursive(
 def blamed(body: Json) -> str:
     """The place that a body is refused for; empty where there is none, or nothing is wrong."""
     try:
-        read(body)
+        read_body(body)
     except InvalidRequest as error:
         return error.param or ""
     return ""
@@ -96,4 +96,4 @@ def test_refusal_names_the_wrong_value(place: Place, new: Json) -> None:
 
 def test_body_with_everything_is_accepted() -> None:
     """The other tests start from a good body."""
-    read(EVERYTHING)
+    read_body(EVERYTHING)

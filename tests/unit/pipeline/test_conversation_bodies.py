@@ -10,7 +10,7 @@ from pipeline.protocol.conversation import AddItems, CreateConversation, UpdateC
 from pipeline.protocol.given import Body
 from pipeline.protocol.given_items import ItemReference, MessageItem
 from pipeline.protocol.reading import read_body
-from tests.support.request_errors import MANY, MESSAGE, PART, Json
+from tests.support.requests import MANY, MESSAGE, PART, Json
 
 
 def read(shape: type[Body], body: Json) -> Body:

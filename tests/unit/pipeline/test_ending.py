@@ -48,37 +48,37 @@ from pipeline.protocol.items import (
 from pipeline.protocol.response import ErrorDetails, Response
 from pipeline.steps import NOT_LISTED
 from tests.support.event_streams import checked, final
-from tests.support.frame_strategies import turns
 from tests.support.frames import (
-    LISTED,
-    NOTE,
-    SUMMARISED,
-    WRITTEN,
+    CITATION,
+    LISTED_TOOL,
+    SHELL_OUTPUT,
+    SUMMARY_OPTIONS,
     Frames,
     approval,
-    asking_turn,
+    client_turn,
     code_call,
     custom_tool_call,
+    event_types,
     finished,
     form_call,
     function_call,
-    is_news,
+    is_unforeseen,
     mcp_call,
     mcp_list,
     message,
     rare_turn,
     reasoning,
     refusal,
-    served_turns,
+    response_frames,
+    server_turns,
     shell_call,
     shell_output,
-    spelled,
+    spelled_delta,
     started,
-    summarised_turn,
-    types,
+    summary_turn,
     web_call,
     whole_turn,
-    written,
+    written_events,
 )
 
 BROKE = EngineFailed("It broke.")
@@ -94,7 +94,7 @@ def broken_off(events: Iterable[ResponseEvent], error: Exception | None = BROKE)
 
 
 def upto_last_delta(frames: Frames) -> list[ResponseEvent]:
-    events = written(frames)
+    events = written_events(frames)
     last = max(at for at, event in enumerate(events) if isinstance(event, TextDelta))
     return events[: last + 1]
 
@@ -103,7 +103,7 @@ def upto_last_delta(frames: Frames) -> list[ResponseEvent]:
     ("item", "fields", "last"),
     [
         (reasoning("So", "."), {}, {"content": (ReasoningText("So."),), "summary": ()}),
-        (reasoning("So", "."), {"reasoning": SUMMARISED}, {"content": UNSET, "summary": (SummaryText("So."),)}),
+        (reasoning("So", "."), {"reasoning": SUMMARY_OPTIONS}, {"content": UNSET, "summary": (SummaryText("So."),)}),
         (refusal("N", "o."), {}, {"content": (Refusal("No."),)}),
         (function_call('{"', "a"), {}, {"arguments": '{"a'}),
         (custom_tool_call("l", "s"), {}, {"input": "ls"}),
@@ -121,23 +121,23 @@ def test_open_item_keeps_its_text_as_incomplete(item: Frames, fields: Any, last:
 
 def test_open_message_keeps_annotations_and_logprobs() -> None:
     """An interrupted message has the annotations and logprobs that were sent."""
-    tokens = spelled("Hé")
-    events = upto_last_delta((started(), *message(AnnotationAdded(NOTE), tokens), finished()))
+    tokens = spelled_delta("Hé")
+    events = upto_last_delta((started(), *message(AnnotationAdded(CITATION), tokens), finished()))
     (cut,) = final(broken_off(events)).output
     assert cut == Message(
-        "msg_10000", "incomplete", "assistant", (OutputText("Hé", (NOTE,), tokens.logprobs),), "final_answer"
+        "msg_10000", "incomplete", "assistant", (OutputText("Hé", (CITATION,), tokens.logprobs),), "final_answer"
     )
 
 
 def test_message_without_a_part_gets_an_empty_one() -> None:
     """Clients expect a message to have a first part."""
-    (cut,) = final(broken_off(written((started(), *message("Hello!"), finished()))[:3])).output
+    (cut,) = final(broken_off(written_events((started(), *message("Hello!"), finished()))[:3])).output
     assert cut == Message("msg_10000", "incomplete", "assistant", (OutputText(""),), "final_answer")
 
 
 def test_queued_response_fails_with_one_event() -> None:
     """An error before the response is in progress yields only ``response.failed``."""
-    events = written(whole_turn())
+    events = written_events(whole_turn())
     assert isinstance(events[0], ResponseCreated)
     waiting = replace(events[0].response, status="queued")
     ended = broken_off([ResponseCreated(0, waiting), ResponseQueued(1, waiting)])
@@ -153,7 +153,7 @@ def test_stream_that_has_not_begun_cannot_end() -> None:
 
 def upto(kind: type[Event], item: Frames) -> list[ResponseEvent]:
     """The events of a turn up to the last one of that kind."""
-    events = written((started(), *item, finished()))
+    events = written_events((started(), *item, finished()))
     last = max(at for at, event in enumerate(events) if type(event) is kind)
     return events[: last + 1]
 
@@ -180,7 +180,7 @@ def upto(kind: type[Event], item: Frames) -> list[ResponseEvent]:
             OutputItemAdded,
             [f"shell_call_command.{step}" for _ in range(2) for step in ("added", "delta", "done")],
         ),
-        ((*shell_call("{}"), *shell_output(WRITTEN)), ShellCallOutputContentDelta, []),
+        ((*shell_call("{}"), *shell_output(SHELL_OUTPUT)), ShellCallOutputContentDelta, []),
         (form_call("local_shell"), OutputItemAdded, []),
         (form_call("apply_patch"), OutputItemAdded, []),
     ],
@@ -189,7 +189,7 @@ def test_interrupted_call_is_incomplete(item: Frames, at: type[Event], rest: lis
     """No event says that it ran, worked or failed; the item is incomplete and has no result."""
     events = upto(at, item)
     ended = broken_off(events)
-    assert types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
+    assert event_types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
     cut = final(ended).output[-1]
     assert getattr(cut, "status", None) == "incomplete"
     assert not [getattr(cut, name, None) for name in ("output", "outputs", "error") if getattr(cut, name, None)]
@@ -199,17 +199,17 @@ def test_interrupted_call_is_incomplete(item: Frames, at: type[Event], rest: lis
 @pytest.mark.parametrize(
     ("item", "at", "rest"),
     [
-        (mcp_list(LISTED), OutputItemAdded, ["mcp_list_tools.in_progress", "mcp_list_tools.failed"]),
-        (mcp_list(LISTED), McpListToolsInProgress, ["mcp_list_tools.failed"]),
+        (mcp_list(LISTED_TOOL), OutputItemAdded, ["mcp_list_tools.in_progress", "mcp_list_tools.failed"]),
+        (mcp_list(LISTED_TOOL), McpListToolsInProgress, ["mcp_list_tools.failed"]),
         (mcp_list(error="It is down."), McpListToolsFailed, []),
-        (mcp_list(LISTED), McpListToolsCompleted, []),
+        (mcp_list(LISTED_TOOL), McpListToolsCompleted, []),
     ],
 )
 def test_interrupted_tool_list_has_an_error(item: Frames, at: type[Event], rest: list[str]) -> None:
     """The item has no status, and must not look like the list of a server without tools."""
     events = upto(at, item)
     ended = broken_off(events)
-    assert types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
+    assert event_types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
     assert final(ended).output == (McpListTools("mcpl_10000", "wiki", (), NOT_LISTED),)
 
 
@@ -221,10 +221,10 @@ def test_interrupted_approval_request_is_done() -> None:
 
 @pytest.mark.defect("11", "V2")
 @settings(max_examples=100, deadline=None)
-@given(frames=turns(), error=st.sampled_from([BROKE, None]), data=st.data())
+@given(frames=response_frames(), error=st.sampled_from([BROKE, None]), data=st.data())
 def test_stream_can_end_after_any_event(frames: Frames, error: Exception | None, data: st.DataObject) -> None:
     """Sent events stand, and a terminal event follows them."""
-    events = written(frames)
+    events = written_events(frames)
     at = data.draw(st.integers(1, len(events) - 1))
     ended = broken_off(events[:at], error)
     assert ended[:at] == events[:at]
@@ -244,24 +244,24 @@ def test_cancelled_response_has_neither_error_nor_reason() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(frames=turns())
+@given(frames=response_frames())
 def test_predictable_events_are_predicted(frames: Frames) -> None:
     """In a stream that keeps the rules, every event without news is predicted."""
     stream = Follower()
-    events = written(frames)
+    events = written_events(frames)
     for event in events:
         if isinstance(event, TextDelta):
             logprobs = event.logprobs if isinstance(event, OutputTextDelta) else ()
             assert stream.deltas([event.delta], logprobs) == [event]
-        elif not is_news(event):
+        elif not is_unforeseen(event):
             assert event in stream.guesses(final(events))
         stream.feed(event)
 
 
-@pytest.mark.parametrize("turn", [whole_turn(), rare_turn(), summarised_turn(), served_turns(), asking_turn()])
+@pytest.mark.parametrize("turn", [whole_turn(), rare_turn(), summary_turn(), server_turns(), client_turn()])
 def test_deltas_are_taken_many_at_once(turn: Frames) -> None:
     """All deltas that continue the open text are taken at once, and the text is the same as one by one."""
-    stream, events, at = Follower(), written(turn), 0
+    stream, events, at = Follower(), written_events(turn), 0
     while at < len(events):
         at += len(stream.growth(events, at))
         event = events[at]
@@ -274,7 +274,7 @@ def test_deltas_are_taken_many_at_once(turn: Frames) -> None:
 @pytest.mark.parametrize("changed", [{"sequence_number": 99}, {"item_id": "rs_other"}, {"output_index": 7}])
 def test_deltas_of_another_place_are_not_taken(changed: dict[str, Any]) -> None:
     """A delta with another number, item or index ends the run of deltas that are taken."""
-    events = written((started(), *message("one", " two", " three"), finished()))
+    events = written_events((started(), *message("one", " two", " three"), finished()))
     first = next(at for at, event in enumerate(events) if isinstance(event, TextDelta))
     events[first + 1] = replace(events[first + 1], **changed)
     stream = Follower()
@@ -285,11 +285,11 @@ def test_deltas_of_another_place_are_not_taken(changed: dict[str, Any]) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(frames=turns())
+@given(frames=response_frames())
 def test_follower_notices_the_end(frames: Frames) -> None:
     """It knows the end when it comes, and the response from the first event on."""
     stream = Follower()
-    events = written(frames)
+    events = written_events(frames)
     for event in events:
         assert not stream.ended
         stream.feed(event)

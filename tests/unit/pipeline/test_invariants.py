@@ -20,19 +20,18 @@ from pipeline.protocol.events import (
 )
 from pipeline.record import replay
 from pipeline.rules import InvariantBroken
-from tests.support.broken_calls import BROKEN_CALLS
-from tests.support.broken_streams import ASKED, BROKEN, CUT_TURN, ERROR, RARE, SERVED, SUMMARY, TWO_CALLS
-from tests.support.frame_strategies import turns
+from tests.support.broken_streams import ASKED, BROKEN, BROKEN_CALLS, CUT_TURN, ERROR, RARE, SERVED, SUMMARY, TWO_CALLS
 from tests.support.frames import (
     Frames,
     finished,
     message,
-    spelled,
+    response_frames,
+    spelled_delta,
     started,
     whole_turn,
-    written,
+    written_events,
 )
-from tests.support.stream_changes import Change, Events, begun, drop, outputs, queued, renumbered, repeat
+from tests.support.stream_changes import Change, Events, done_outputs, drop, first_response, queued, renumber, repeat
 
 RULES = BROKEN | BROKEN_CALLS
 
@@ -48,7 +47,7 @@ def fed(events: Events) -> None:
 def test_broken_rule_is_named(rule: str, change: Change) -> None:
     """Each rule, broken alone in an otherwise good stream, is the one that is named."""
     with pytest.raises(InvariantBroken) as caught:
-        fed(change(written(whole_turn())))
+        fed(change(written_events(whole_turn())))
     assert str(caught.value) == rule
 
 
@@ -74,37 +73,37 @@ def test_table_has_every_rule() -> None:
 )
 def test_good_streams_pass(frames: Frames) -> None:
     """The writer's events of a turn keep the rules, and so do those of a response that waited."""
-    fed(written(frames))
-    fed(queued(written(frames)))
+    fed(written_events(frames))
+    fed(queued(written_events(frames)))
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("y", "y STOP"), ("y ST", "y ")])
 def test_stop_text_may_cut_the_last_token(text: str, tokens: str) -> None:
     """The tokens of a text may extend beyond its cut, and the last one may be missing."""
-    cut = replace(spelled(text), logprobs=spelled(tokens).logprobs)
-    fed(written((started(), *message(spelled("Hé"), cut), finished())))
+    cut = replace(spelled_delta(text), logprobs=spelled_delta(tokens).logprobs)
+    fed(written_events((started(), *message(spelled_delta("Hé"), cut), finished())))
 
 
 @pytest.mark.parametrize("status", ["failed", "cancelled"])
 def test_queued_response_may_end(status: Any) -> None:
     """A response that fails or is cancelled in the queue was never in progress."""
-    events = queued(written(whole_turn()))[:2]
-    response = replace(begun(events), status=status, error=ERROR if status == "failed" else None)
+    events = queued(written_events(whole_turn()))[:2]
+    response = replace(first_response(events), status=status, error=ERROR if status == "failed" else None)
     end = ResponseFailed if status == "failed" else ResponseIncomplete
     fed([*events, end(sequence_number=2, response=response)])
 
 
 def test_cancelled_response_ends_as_incomplete() -> None:
     """Clients know no event for cancelled responses, so status and event name differ."""
-    *events, _ = written(CUT_TURN)
-    response = replace(begun(events), status="cancelled", output=outputs(events))
+    *events, _ = written_events(CUT_TURN)
+    response = replace(first_response(events), status="cancelled", output=done_outputs(events))
     fed([*events, ResponseIncomplete(sequence_number=len(events), response=response)])
 
 
 def test_failed_response_may_end_between_items() -> None:
     """A failure needs no usage, and its last item may be incomplete."""
-    *events, _ = written(CUT_TURN)
-    response = replace(begun(events), status="failed", output=outputs(events), error=ERROR)
+    *events, _ = written_events(CUT_TURN)
+    response = replace(first_response(events), status="failed", output=done_outputs(events), error=ERROR)
     fed([*events, ResponseFailed(sequence_number=len(events), response=response)])
 
 
@@ -120,10 +119,10 @@ def commute(first: ResponseEvent, second: ResponseEvent) -> bool:
 
 
 @settings(max_examples=100, deadline=None)
-@given(frames=turns(), data=st.data())
+@given(frames=response_frames(), data=st.data())
 def test_missing_event_is_refused(frames: Frames, data: st.DataObject) -> None:
     """A good stream without any one of its events is refused, even if the rest is renumbered."""
-    events = written(frames)
+    events = written_events(frames)
     fed(events)
     at = data.draw(st.integers(0, len(events) - 1))
     for changed in (drop(at)(events), [*events[:at], *events[at + 1 :]]):
@@ -132,14 +131,14 @@ def test_missing_event_is_refused(frames: Frames, data: st.DataObject) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(frames=turns(), data=st.data())
+@given(frames=response_frames(), data=st.data())
 def test_swapped_events_are_refused(frames: Frames, data: st.DataObject) -> None:
     """A good stream with two neighbours swapped is refused, unless they are deltas that commute."""
-    events = written(frames)
+    events = written_events(frames)
     at = data.draw(st.integers(0, len(events) - 2))
     assume(not commute(*events[at : at + 2]))
     swapped = [*events[:at], events[at + 1], events[at], *events[at + 2 :]]
-    for changed in (renumbered(swapped), swapped):
+    for changed in (renumber(swapped), swapped):
         with pytest.raises(InvariantBroken):
             fed(changed)
 
@@ -149,7 +148,7 @@ def test_swapped_events_are_refused(frames: Frames, data: st.DataObject) -> None
 
 async def test_check_passes_events_on() -> None:
     """The stage yields every event unchanged."""
-    events = written(whole_turn())
+    events = written_events(whole_turn())
     async with aclosing(check(replay(events))) as passed:
         assert all(event is given for event, given in zip([event async for event in passed], events, strict=True))
 
@@ -159,6 +158,6 @@ async def test_check_stops_at_the_broken_rule(change: Change, good: int) -> None
     """Events pass up to the first that breaks a rule, or up to an early end."""
     passed = []
     with pytest.raises(InvariantBroken):
-        async for event in check(replay(change(written(whole_turn())))):
+        async for event in check(replay(change(written_events(whole_turn())))):
             passed.append(event)  # noqa: PERF401 - a comprehension would be lost with the error
     assert len(passed) == good

@@ -20,9 +20,8 @@ from stages.harmony import HarmonyEncoding
 from stages.render.harmony import RenderHarmony
 from stages.responses import recorded_responses
 from tests.support.event_streams import final, read_sse
-from tests.support.example_flows import texts
-from tests.support.scripts import script
-from tests.support.server import serving
+from tests.support.fixture_cases import item_texts
+from tests.support.server import running_server, script
 
 SHOUT = """
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -327,7 +326,7 @@ def around(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
 
 async def test_plugins_surround_stages_at_which_the_server_cuts(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Plug-in stages around ``normalize`` and ``render`` affect responses and token counts alike."""
-    async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=around) as served:
+    async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=around) as served:
         first = final(read_sse(await served.stream({"input": "Hi"})))
         assert (first.instructions, first.status) == ("Be brief.", "completed")
         status, queued = await served.post({"input": "Hi", "background": True})
@@ -341,8 +340,8 @@ async def test_plugins_surround_stages_at_which_the_server_cuts(encoding: Harmon
 async def test_serve_command_installs_plugins(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """The output of a plug-in is served."""
     install = load(["shouting.py:install"])
-    async with serving(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=install) as served:
-        assert texts(final(read_sse(await served.stream({"input": "Hi"})))) == ["A GREETING.", "HELLO!"]
+    async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=install) as served:
+        assert item_texts(final(read_sse(await served.stream({"input": "Hi"})))) == ["A GREETING.", "HELLO!"]
 
 
 def test_serve_command_refuses_wrong_plugin(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.support.request_errors import (
+from tests.support.requests import (
     MANY,
     MESSAGE,
     PART,
@@ -15,13 +15,13 @@ from tests.support.request_errors import (
     choice,
     custom,
     function,
+    input_tools,
     item,
-    more_tools,
     namespace,
     output_format,
     part,
-    raw,
-    refused,
+    raw_input,
+    refusal,
 )
 
 
@@ -32,7 +32,7 @@ from tests.support.request_errors import (
 )
 def test_body_that_is_not_json_is_refused(body: bytes) -> None:
     """The error mentions JSON once, and has no param."""
-    message, param = refused(body)
+    message, param = refusal(body)
     assert message.count("JSON") == 1
     assert param is None
 
@@ -42,7 +42,7 @@ def test_body_that_is_not_json_is_refused(body: bytes) -> None:
 def test_nan_and_infinity_are_refused(number: bytes, blank: int) -> None:
     """Python reads them, but JSON does not have them, and no client could read an echo of them."""
     tool = b'{"type": "computer", "x": %b}' % number
-    message, param = refused(b'{"input": "%b", "tools": [%b]}' % (b"x" * blank, tool))
+    message, param = refusal(b'{"input": "%b", "tools": [%b]}' % (b"x" * blank, tool))
     assert message.startswith("The body is not valid JSON")
     assert param is None
 
@@ -50,7 +50,7 @@ def test_nan_and_infinity_are_refused(number: bytes, blank: int) -> None:
 @pytest.mark.parametrize("body", [[], "hello", 5, None, True, [{"input": "hello"}]], ids=repr)
 def test_body_that_is_no_object_is_refused(body: Json) -> None:
     """JSON of any other type is refused without a param."""
-    assert refused(json.dumps(body).encode()) == ("Input should be an object", None)
+    assert refusal(json.dumps(body).encode()) == ("Input should be an object", None)
 
 
 TYPES = [
@@ -146,8 +146,8 @@ ITEMS = [
     (item(type="custom_tool_call_output", call_id="", output=""), "at least 1", "input[0].call_id"),
     (item(type="additional_tools", role="developer"), "Field required", "input[0].tools"),
     (item(type="additional_tools", role="user", tools=[]), "'developer'", "input[0].role"),
-    (more_tools({"type": "function"}), "Field required", "input[0].tools[0].name"),
-    (more_tools(*namespace({"type": "custom"})["tools"]), "Field required", "input[0].tools[0].tools[0].name"),
+    (input_tools({"type": "function"}), "Field required", "input[0].tools[0].name"),
+    (input_tools(*namespace({"type": "custom"})["tools"]), "Field required", "input[0].tools[0].tools[0].name"),
 ]
 
 VALUES = [
@@ -197,10 +197,10 @@ VALUES = [
     ({"prompt_cache_options": {"ttl": "1h"}}, "'30m' or '12h'", "prompt_cache_options.ttl"),
     ({"reasoning": {"generate_summary": "long"}}, "'concise'", "reasoning.generate_summary"),
     ({"reasoning": {"context": "none"}}, "'auto', 'current_turn' or 'all_turns'", "reasoning.context"),
-    (raw(role="user"), "Field required", "previous_input_messages[0].content"),
-    (raw(role="critic", content="x"), "'system', 'developer'", "previous_input_messages[0].role"),
-    (raw(author={}, content="x"), "Field required", "previous_input_messages[0].author.role"),
-    (raw(role="user", content=[{"type": "image"}]), "'text'", "previous_input_messages[0].content[0].type"),
+    (raw_input(role="user"), "Field required", "previous_input_messages[0].content"),
+    (raw_input(role="critic", content="x"), "'system', 'developer'", "previous_input_messages[0].role"),
+    (raw_input(author={}, content="x"), "Field required", "previous_input_messages[0].author.role"),
+    (raw_input(role="user", content=[{"type": "image"}]), "'text'", "previous_input_messages[0].content[0].type"),
     ({"text": {"verbosity": "chatty"}}, "'low', 'medium' or 'high'", "text.verbosity"),
     ({"metadata": {str(number): "" for number in range(17)}}, "at most 16", "metadata"),
     ({"metadata": {"k" * 65: ""}}, "at most 64 characters", "metadata." + "k" * 65),
@@ -234,7 +234,7 @@ VALUES = [
 @pytest.mark.parametrize(("body", "says", "param"), TYPES + ITEMS + VALUES, ids=lambda value: json.dumps(value)[:60])
 def test_bad_value_is_refused_with_its_place(body: Json, says: str, param: str) -> None:
     """The message describes the mistake, and ends with the place that ``param`` names."""
-    message, found = refused(json.dumps(body).encode())
+    message, found = refusal(json.dumps(body).encode())
     assert found == param
     assert says in message
     assert message.endswith(f" (at {param})")
@@ -242,8 +242,8 @@ def test_bad_value_is_refused_with_its_place(body: Json, says: str, param: str) 
 
 def test_first_bad_value_is_named() -> None:
     """Of several mistakes the first is named, in the order of the API's parameters; long lists come last."""
-    assert refused(b'{"tools": [5], "input": [{}], "model": "m"}')[1] == "input[0].role"
-    assert refused(b'{"tools": [5], "input": [{}], "model": 5, "stream": 5}')[1] == "model"
+    assert refusal(b'{"tools": [5], "input": [{}], "model": "m"}')[1] == "input[0].role"
+    assert refusal(b'{"tools": [5], "input": [{}], "model": 5, "stream": 5}')[1] == "model"
 
 
 FAR = [
@@ -254,7 +254,7 @@ FAR = [
     ({"input": [MESSAGE] * MANY + [{"role": "user", "content": [PART, 5]}]}, f"input[{MANY}].content[1]"),
     ({"tools": [{"type": "computer"}] * MANY + [{"type": "function"}]}, f"tools[{MANY}].name"),
     ({"input": "x", "tools": [{"type": "function", "name": "f", "strict": "x" * MANY}]}, "tools[0].strict"),
-    (more_tools(*[{"type": "computer"}] * MANY, {"type": "function"}), f"input[0].tools[{MANY}].name"),
+    (input_tools(*[{"type": "computer"}] * MANY, {"type": "function"}), f"input[0].tools[{MANY}].name"),
     (
         {"previous_input_messages": [{"role": "user", "content": "x"}] * MANY + [{"role": "user"}]},
         f"previous_input_messages[{MANY}].content",
@@ -265,7 +265,7 @@ FAR = [
 @pytest.mark.parametrize(("body", "param"), FAR, ids=[param for _, param in FAR])
 def test_distant_place_is_found(body: Json, param: str) -> None:
     """``param`` counts from the start of the body, however many pieces the body is read in."""
-    assert refused(json.dumps(body).encode())[1] == param
+    assert refusal(json.dumps(body).encode())[1] == param
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_distant_place_is_found(body: Json, param: str) -> None:
 )
 def test_refusal_is_short(body: Json) -> None:
     """At most a hundred characters of the request are quoted."""
-    message, param = refused(json.dumps(body).encode())
+    message, param = refusal(json.dumps(body).encode())
     assert len(message) < 600
     assert len(param or "") < 150
 
@@ -290,6 +290,6 @@ def test_refusal_is_short(body: Json) -> None:
 def test_long_broken_body_is_refused(cut: int) -> None:
     """A syntax error deep in a long body makes all of it invalid JSON."""
     broken = [b'{"role": user}', rb'"\x"', b"[" * 100_000, b'"\xff"'][cut]
-    message, param = refused(b'{"input": [%b%b]}' % (b'{"role": "user", "content": "x"}, ' * MANY, broken))
+    message, param = refusal(b'{"input": [%b%b]}' % (b'{"role": "user", "content": "x"}, ' * MANY, broken))
     assert message.startswith("The body is not valid JSON: ")
     assert param is None

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.support.request_errors import Json, choice, item, refused, server
+from tests.support.requests import Json, choice, item, refusal, server
 
 SHELL = {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}}
 SHELL_OUTPUT = {"type": "shell_call_output", "call_id": "c", "output": []}
@@ -102,7 +102,7 @@ TOOLS = [
 @pytest.mark.parametrize(("body", "says", "param"), CALLS + TOOLS, ids=lambda value: json.dumps(value)[:60])
 def test_bad_value_is_refused_with_its_place(body: Json, says: str, param: str) -> None:
     """The message describes the mistake, and ends with the place that ``param`` names."""
-    message, found = refused(json.dumps(body).encode())
+    message, found = refusal(json.dumps(body).encode())
     assert found == param
     assert says in message
     assert message.endswith(f" (at {param})")

@@ -22,7 +22,7 @@ from pipeline.protocol.given_tools import (
 from pipeline.protocol.reading import read_request
 from pipeline.protocol.request import CreateResponse
 from tests.support.request_bodies import CLIENTS, CODEX
-from tests.support.request_errors import (
+from tests.support.requests import (
     MANY,
     MESSAGE,
     PART,
@@ -30,11 +30,11 @@ from tests.support.request_errors import (
     Json,
     call,
     function,
+    input_tools,
     item,
-    more_tools,
     namespace,
     output_format,
-    read,
+    read_body,
     server,
 )
 
@@ -43,7 +43,7 @@ from tests.support.request_errors import (
 def test_bodies_of_real_clients_are_accepted(client: str) -> None:
     """They are read whole: no parameter of the API is lost."""
     body = CLIENTS[client]
-    request = read(body)
+    request = read_body(body)
     assert len(request.tools or ()) == len(body.get("tools", ()))
     assert len(request.input or ()) == len(body["input"])
     said = request.model_dump(
@@ -54,33 +54,33 @@ def test_bodies_of_real_clients_are_accepted(client: str) -> None:
 
 def test_unknown_keys_are_ignored() -> None:
     """Clients send keys of their own at every depth; these neither fail nor arrive."""
-    request = read(CODEX)
+    request = read_body(CODEX)
     assert not hasattr(request, "client_metadata")
     assert isinstance(request.input, list)
     assert isinstance(request.input[3], FunctionCallItem)
     assert request.input[3].namespace == "multi_agent_v1"
-    assert request == read({name: value for name, value in CODEX.items() if name != "client_metadata"})
+    assert request == read_body({name: value for name, value in CODEX.items() if name != "client_metadata"})
 
 
 @pytest.mark.parametrize("name", CreateResponse.model_fields)
 def test_null_means_absent(name: str) -> None:
     """Every parameter may be null, which is the same as leaving it out."""
-    assert read({name: None}) == read({})
+    assert read_body({name: None}) == read_body({})
 
 
 def test_item_without_a_type_is_a_message() -> None:
     """``type`` is optional for messages, and may be null."""
-    request = read({"input": [MESSAGE, {"type": None, **MESSAGE}]})
+    request = read_body({"input": [MESSAGE, {"type": None, **MESSAGE}]})
     assert request.input == [MessageItem(role="user", content="x")] * 2
 
 
 def test_item_with_only_an_id_is_a_reference() -> None:
     """The type of a reference is optional and may be null; any field of a message makes it a message."""
     given = [{"type": "item_reference", "id": "x"}, {"id": "x"}, {"type": None, "id": "x", "status": None}]
-    read_as = read({"input": given}).input
+    read_as = read_body({"input": given}).input
     assert isinstance(read_as, list)
     assert [item.id for item in read_as if isinstance(item, ItemReference)] == ["x"] * 3
-    assert read({"input": [{"id": "x", **MESSAGE}]}).input == [MessageItem(id="x", role="user", content="x")]
+    assert read_body({"input": [{"id": "x", **MESSAGE}]}).input == [MessageItem(id="x", role="user", content="x")]
 
 
 @pytest.mark.parametrize("wide", [1, MANY])
@@ -97,7 +97,7 @@ def test_tool_is_read_by_its_type(wide: int) -> None:
         {"type": "shell", "environment": {"type": "container_reference", "container_id": "c"}},
         {"type": "local_shell", "name": 5, "server_label": "x"},
     ]
-    f, c, g, n, m, i, s, o = read({"tools": tools}).tools or []
+    f, c, g, n, m, i, s, o = read_body({"tools": tools}).tools or []
     assert isinstance(f, FunctionTool)
     assert isinstance(c, CustomTool)
     assert c.format == TextFormat(type="text")
@@ -117,13 +117,13 @@ def test_tool_is_read_by_its_type(wide: int) -> None:
 @pytest.mark.parametrize("said", ["conv_1", {"id": "conv_1"}, {"id": "conv_1", "object": "conversation"}], ids=str)
 def test_conversation_is_named_by_its_id(said: Json) -> None:
     """The id stands alone, or in an object."""
-    assert read({"conversation": said}).conversation_id == "conv_1"
-    assert read({}).conversation_id is None
+    assert read_body({"conversation": said}).conversation_id == "conv_1"
+    assert read_body({}).conversation_id is None
 
 
 def test_body_cannot_set_the_owner() -> None:
     """The owner comes from the server that admits the request."""
-    request = read({"input": "x", "owner": "a", "_owner": "a"})
+    request = read_body({"input": "x", "owner": "a", "_owner": "a"})
     assert request.owner == ""
     assert (request.owned_by("b").owner, request.owned_by("b").input) == ("b", "x")
     assert request.owner == ""
@@ -132,7 +132,7 @@ def test_body_cannot_set_the_owner() -> None:
 def test_trace_is_read_from_headers_only() -> None:
     """The trace headers are kept, and a body cannot set them."""
     said = {"trace_headers": {"traceparent": "00-1"}, "_trace_headers": {"traceparent": "00-1"}}
-    request = read({"input": "x", **said})
+    request = read_body({"input": "x", **said})
     assert request.trace_headers == {}
     traced = request.traced({"TraceParent": "00-2", "tracestate": "a=1", "Authorization": "secret"})
     assert traced.trace_headers == {"traceparent": "00-2", "tracestate": "a=1"}
@@ -167,7 +167,7 @@ def test_trace_is_read_from_headers_only() -> None:
 )
 def test_values_on_the_limit_are_accepted(body: Json) -> None:
     """Limits are inclusive."""
-    read(body)
+    read_body(body)
 
 
 @pytest.mark.parametrize("blank", [0, 10**5], ids=["at once", "in pieces"])
@@ -205,8 +205,8 @@ def test_body_in_pieces_makes_the_same_request(wide: int) -> None:
         "tools": [function(name=f"f{number}", parameters={"a": [{}]})["tools"][0] for number in range(wide)],
         "previous_input_messages": [{"role": "user", "content": f"x{number}"} for number in range(wide)],
     }
-    body["input"].append(more_tools(*body["tools"])["input"][0])
-    assert read(body) == CreateResponse.model_validate(body)
+    body["input"].append(input_tools(*body["tools"])["input"][0])
+    assert read_body(body) == CreateResponse.model_validate(body)
 
 
 def test_long_list_costs_its_own_length() -> None:
@@ -215,7 +215,7 @@ def test_long_list_costs_its_own_length() -> None:
     def cost(tools: int, keys: int) -> float:
         unknown = {f"k{number}": 0 for number in range(keys)}
         body = item(type="additional_tools", role="developer", tools=[{"type": "web_search"}] * tools, **unknown)
-        return min(timeit(lambda: read(body), timer=process_time, number=1) for _ in range(3))
+        return min(timeit(lambda: read_body(body), timer=process_time, number=1) for _ in range(3))
 
     assert cost(2_000, 20_000) < 3 * (cost(2_000, 0) + cost(0, 20_000))
 

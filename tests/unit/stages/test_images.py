@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipeline.protocol.body import Pace
 from stages import images
 from stages.images import NoImage, as_data_url, check_data_url, image_in, kind_of
-from tests.support.images import IMAGES, data_url, png
+from tests.support.tool_servers import IMAGES, data_url, png
 
 _starts = st.sampled_from(sorted(IMAGES.values()))
 _kinds = st.sampled_from([*IMAGES, "image/jpg", "IMAGE/PNG"])

@@ -28,12 +28,12 @@ from pipeline.protocol.items import (
 )
 from pipeline.record import replay
 from stages.log import in_words, log_outputs
-from tests.support.frames import FOUND, WRITTEN, whole_turn, written
+from tests.support.frames import FOUND_PAGES, SHELL_OUTPUT, whole_turn, written_events
 
 
 async def test_each_item_is_logged_when_it_is_done(caplog: pytest.LogCaptureFixture) -> None:
     """Events pass unchanged, and every item gets one line."""
-    events = written(whole_turn())
+    events = written_events(whole_turn())
     with caplog.at_level(logging.INFO):
         logged: Pipeline[ResponseEvent, ResponseEvent] = Pipeline.start("log", log_outputs)
         async with logged.open(replay(events)) as stream:
@@ -54,9 +54,9 @@ async def test_each_item_is_logged_when_it_is_done(caplog: pytest.LogCaptureFixt
         (McpCall("mcp_1", "wiki", "ask", "{}", "completed", "A\nB"), "call of wiki.ask, completed: '{}'"),
         (McpApprovalRequest("mcpr_1", "wiki", "ask", "{}"), "request to approve of wiki.ask: '{}'"),
         (CodeInterpreterCall("ci_1", "1\n2", "cntr_1", "failed"), r"code, failed: '1\n2'"),
-        (WebSearchCall("ws_1", FOUND, "completed"), "web search, completed: {'type': 'search', 'query': 'Oslo'}"),
+        (WebSearchCall("ws_1", FOUND_PAGES, "completed"), "web search, completed: {'type': 'search', 'query': 'Oslo'}"),
         (ShellCall("sh_1", "call_1", {"commands": ["ls"]}, "completed"), """shell_call: '{"commands":["ls"]}'"""),
-        (ShellCallOutput("sho_1", "call_1", (WRITTEN,), "completed"), "output of a shell, completed: 1 commands"),
+        (ShellCallOutput("sho_1", "call_1", (SHELL_OUTPUT,), "completed"), "output of a shell, completed: 1 commands"),
         (
             LocalShellCall("lsh_1", "call_1", {"command": ["ls"]}, "completed"),
             """local_shell_call: '{"command":["ls"]}'""",

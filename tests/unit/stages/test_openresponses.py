@@ -10,17 +10,17 @@ from pipeline.frames import AnnotationAdded
 from pipeline.protocol.events import ResponseEvent, to_sse
 from pipeline.record import replay
 from stages.openresponses import OpenResponsesEvent, open_responses
-from tests.support.frame_strategies import turns
 from tests.support.frames import (
     Frames,
     finished,
     message,
-    on_the_wire,
     reasoning,
-    served_turns,
+    response_frames,
+    server_turns,
+    sse_json,
     started,
     whole_turn,
-    written,
+    written_events,
 )
 
 RENAMED = {
@@ -36,8 +36,8 @@ async def renamed(events: Iterable[ResponseEvent]) -> list[OpenResponsesEvent]:
 
 async def test_raw_reasoning_events_are_renamed() -> None:
     """They have the names of Open Responses, with the same fields in the same order."""
-    events = await renamed(written(whole_turn()))
-    wire = [on_the_wire(event) for event in events[4:7]]
+    events = await renamed(written_events(whole_turn()))
+    wire = [sse_json(event) for event in events[4:7]]
     place = {"item_id": "rs_10000", "output_index": 0, "content_index": 0}
     assert wire == [
         {"type": "response.reasoning.delta", "sequence_number": 4, **place, "delta": "Let me "},
@@ -48,25 +48,25 @@ async def test_raw_reasoning_events_are_renamed() -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(turn=turns())
+@given(turn=response_frames())
 async def test_other_events_are_unchanged(turn: Frames) -> None:
     """No event is added, lost, moved or changed except for the two names."""
-    events = written(turn)
-    ours = [on_the_wire(event) for event in events]
-    theirs = [on_the_wire(event) for event in await renamed(events)]
+    events = written_events(turn)
+    ours = [sse_json(event) for event in events]
+    theirs = [sse_json(event) for event in await renamed(events)]
     assert theirs == [{**body, "type": RENAMED.get(body["type"], body["type"])} for body in ours]
 
 
 async def test_unchanged_events_are_not_copied() -> None:
     """Most events pass as the same object."""
-    events = written((started(), *message("Hel", AnnotationAdded({}), "lo!"), finished()))
+    events = written_events((started(), *message("Hel", AnnotationAdded({}), "lo!"), finished()))
     passed = await renamed(events)
     assert all(event is given for event, given in zip(passed, events, strict=True))
 
 
 async def test_server_side_calls_are_unchanged() -> None:
     """Open Responses has no names of its own for them."""
-    events = written(served_turns())
+    events = written_events(server_turns())
     passed = await renamed(events)
     told = [(event, given) for event, given in zip(passed, events, strict=True) if event is not given]
     assert {given.__struct_config__.tag for _, given in told} == set(RENAMED)
@@ -74,8 +74,8 @@ async def test_server_side_calls_are_unchanged() -> None:
 
 async def test_absent_fields_are_left_out() -> None:
     """Open Responses allows no null in the fields of reasoning."""
-    for event in await renamed(written((started(), *reasoning("So."), *message("Hello!"), finished()))):
-        items = [on_the_wire(event).get("item"), *(on_the_wire(event).get("response") or {}).get("output", ())]
+    for event in await renamed(written_events((started(), *reasoning("So."), *message("Hello!"), finished()))):
+        items = [sse_json(event).get("item"), *(sse_json(event).get("response") or {}).get("output", ())]
         for item in items:
             if item and item["type"] == "reasoning":
                 assert None not in item.values()

@@ -21,7 +21,7 @@ from pipeline.secret import unread
 from stages.harmony import MESSAGE, RETURN, HarmonyEncoding
 from stages.parse.harmony import ParseHarmony
 from stages.redacted import HarmonyWords, WithoutTexts, harmony_words
-from tests.support.event_streams import through
+from tests.support.event_streams import run_stage
 from tests.support.fixture_cases import HARMONY_CASES
 
 SPELLED = frozenset(
@@ -90,8 +90,8 @@ def test_no_word_survives(folder: Path, words_of: Any) -> None:
 async def test_replay_has_the_same_items(folder: Path, encoding: HarmonyEncoding) -> None:
     """The parser finds the same items, calls and repairs in redacted tokens."""
     told = redacted(folder, "generate", WithoutTexts(harmony_words))
-    before = await through(ParseHarmony(encoding), read_frames(folder / "tokens.jsonl", TokenFrame))
-    after = await through(ParseHarmony(encoding), told)
+    before = await run_stage(ParseHarmony(encoding), read_frames(folder / "tokens.jsonl", TokenFrame))
+    after = await run_stage(ParseHarmony(encoding), told)
     assert kinds(after, folder) == kinds(before, folder)
 
 

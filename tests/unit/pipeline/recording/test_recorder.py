@@ -38,8 +38,7 @@ from stages.persist.live import LiveResponses
 from stages.persist.store import Store
 from stages.redacted import WithoutTexts, harmony_words
 from stages.responses import harmony_responses
-from tests.support.recording_server import files, read, the_one
-from tests.support.scripts import COUNT, script
+from tests.support.server import COUNT, only_recording, read_stage, recorded_files, script
 
 LOST = '<|channel|>analysis to=browser.search code<|message|>{"query": "height"}<|call|>'
 """A call of a tool that is not there, upon which the model gets another turn."""
@@ -98,10 +97,10 @@ async def test_turn_that_waited_for_room_is_recorded_once(encoding: HarmonyEncod
     async with recorder(tmp_path / "r") as taps:
         assert (await asked(flow(taps, engine, encoding)))[-1].response.status == "completed"
     assert not engine.refusals
-    folder = the_one(tmp_path / "r")
-    assert len(read(folder, "render").frames) == 2
+    folder = only_recording(tmp_path / "r")
+    assert len(read_stage(folder, "render").frames) == 2
     for stage in ("generate", "parse"):
-        recording = read(folder, stage)
+        recording = read_stage(folder, stage)
         assert sum(isinstance(frame, GenerationStarted) for frame in recording.frames) == 2
         assert (recording.end.failure, recording.end.abandoned) == (None, False)
 
@@ -112,7 +111,7 @@ async def test_refused_turn_is_recorded_as_a_failure(encoding: HarmonyEncoding, 
     async with recorder(tmp_path / "r") as taps:
         assert (await asked(flow(taps, engine, encoding)))[-1].response.status == "failed"
     for stage in ("generate", "parse"):
-        failure = read(the_one(tmp_path / "r"), stage).end.failure
+        failure = read_stage(only_recording(tmp_path / "r"), stage).end.failure
         assert failure is not None
         assert (failure.error, failure.message) == ("EngineFailed", "no more")
 
@@ -126,8 +125,8 @@ async def test_request_is_recorded_with_its_own_response_only(encoding: HarmonyE
         assert isinstance(waiting, Conversation)
         await asked(pipeline, "Another one.")
         await passed(pipeline.since("record normalize"), waiting)
-    assert "request.json" not in files(tmp_path / "r" / waiting.response.id)
-    assert sum("request.json" in files(folder) for folder in (tmp_path / "r").iterdir()) == 1
+    assert "request.json" not in recorded_files(tmp_path / "r" / waiting.response.id)
+    assert sum("request.json" in recorded_files(folder) for folder in (tmp_path / "r").iterdir()) == 1
 
 
 async def test_frame_times_count_from_start_of_response(encoding: HarmonyEncoding, tmp_path: Path) -> None:
@@ -135,9 +134,9 @@ async def test_frame_times_count_from_start_of_response(encoding: HarmonyEncodin
     ticks = count(start=1000)
     async with recorder(tmp_path / "r", clock=lambda: next(ticks) / 1_000_000) as taps:
         await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
-    folder = the_one(tmp_path / "r")
+    folder = only_recording(tmp_path / "r")
     stages = ("normalize", "render", "generate", "parse", "emit")
-    times = sorted(timed.at for stage in stages for timed in read(folder, stage).timed if timed.at is not None)
+    times = sorted(timed.at for stage in stages for timed in read_stage(folder, stage).timed if timed.at is not None)
     converse_too = next(ticks) - 1001
     assert times[0] == 1e-6
     assert len(set(times)) == len(times) <= converse_too
@@ -148,7 +147,7 @@ async def test_conversed_frames_are_kept_if_recorded_alone(encoding: HarmonyEnco
     """The file stays even after a single turn, if no other file has the parsed frames."""
     async with recorder(tmp_path / "r", after=("converse",)) as taps:
         await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
-    assert files(the_one(tmp_path / "r")) == {"conversed.jsonl"}
+    assert recorded_files(only_recording(tmp_path / "r")) == {"conversed.jsonl"}
 
 
 async def test_error_message_is_redacted_as_text(encoding: HarmonyEncoding, tmp_path: Path) -> None:
@@ -156,8 +155,8 @@ async def test_error_message_is_redacted_as_text(encoding: HarmonyEncoding, tmp_
     engine = ScriptedEngine(script(encoding, error=EngineFailed("It broke at quokka 7.")))
     async with recorder(tmp_path / "r", redact=partial(WithoutTexts, harmony_words)) as taps:
         await asked(flow(taps, engine, encoding))
-    folder = the_one(tmp_path / "r")
-    failure = read(folder, "generate").end.failure
+    folder = only_recording(tmp_path / "r")
+    failure = read_stage(folder, "generate").end.failure
     assert failure == Failure("EngineFailed", "xx xxxxx xx xxxxxx 0.")
     error = json.loads((folder / "response.json").read_bytes())["error"]
     assert error == {"code": "server_error", "message": "xx xxxxx xx xxxxxx 0."}
@@ -204,14 +203,14 @@ async def test_recording_ends_at_its_first_gap(
         taps.waiting.extendleft(reversed(noted))
     assert written[-1].response.status == "completed"
     assert caplog.text.count("is too slow") == 1
-    assert is_beginning(tokens_in(the_one(tmp_path / "r") / "tokens.jsonl"), engine.script.token_ids)
+    assert is_beginning(tokens_in(only_recording(tmp_path / "r") / "tokens.jsonl"), engine.script.token_ids)
 
 
 async def test_nothing_is_recorded_without_room(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Not even the first frame is recorded."""
     async with recorder(tmp_path / "r", most_waiting=0) as taps:
         await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
-    assert not files(the_one(tmp_path / "r")) & {"tokens.jsonl", "parsed.jsonl", "events.jsonl"}
+    assert not recorded_files(only_recording(tmp_path / "r")) & {"tokens.jsonl", "parsed.jsonl", "events.jsonl"}
 
 
 class Failing(Redaction):
@@ -240,10 +239,10 @@ async def test_failing_redaction_cuts_its_recording_only(
     [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert record.getMessage() == f"The recording of {cut.id} is cut: what is this?"
     assert record.exc_info
-    for name in files(tmp_path / "r" / cut.id) & {"tokens.jsonl", "parsed.jsonl", "events.jsonl"}:
+    for name in recorded_files(tmp_path / "r" / cut.id) & {"tokens.jsonl", "parsed.jsonl", "events.jsonl"}:
         assert b'"type":"End"' not in (tmp_path / "r" / cut.id / name).read_bytes()
-    assert "response.json" not in files(tmp_path / "r" / cut.id)
-    assert read(tmp_path / "r" / whole.id, "generate").end.failure is None
+    assert "response.json" not in recorded_files(tmp_path / "r" / cut.id)
+    assert read_stage(tmp_path / "r" / whole.id, "generate").end.failure is None
 
 
 async def until(happened: Callable[[], object]) -> None:
@@ -283,7 +282,7 @@ async def test_disk_that_was_full_leaves_no_gap(
         rest = [event async for event in events]
     assert rest[-1].response.status == "completed"
     assert "is cut: [Errno 28] No space left on device" in caplog.text
-    assert is_beginning(tokens_in(the_one(tmp_path / "r") / "tokens.jsonl"), engine.script.token_ids)
+    assert is_beginning(tokens_in(only_recording(tmp_path / "r") / "tokens.jsonl"), engine.script.token_ids)
 
 
 @pytest.mark.parametrize(("stage", "name", "told"), [("emit", "say", "'emit'"), ("persist", "record parse", "repeat")])
@@ -335,7 +334,7 @@ async def test_partial_writes_are_completed(
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:100]))
     async with recorder(tmp_path / "r", after=("generate",)) as taps:
         await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
-    assert read(the_one(tmp_path / "r"), "generate").end == End(len(script(encoding).token_ids) + 2)
+    assert read_stage(only_recording(tmp_path / "r"), "generate").end == End(len(script(encoding).token_ids) + 2)
 
 
 async def test_shutdown_does_not_wait_for_a_hanging_disk(

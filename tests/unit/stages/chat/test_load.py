@@ -14,7 +14,7 @@ import pytest
 
 from stages.chat.families import REASONING, TOOL_CALLS
 from stages.chat.load import ChatModelsNeedVllm, WrongChatOptions, read_config
-from tests.support.chat_models import chat_model
+from tests.support.chat_families import load_model
 from tests.support.paths import TINY_QWEN
 
 LOG = "stages.chat.load"
@@ -31,7 +31,7 @@ def without_weights(folder: Path, **changed: Any) -> Path:
 
 def test_model_is_loaded_without_its_weights(tmp_path: Path) -> None:
     """Vocabulary, template, parsers and end-of-turn tokens need neither an engine nor weights."""
-    model = chat_model(without_weights(tmp_path))
+    model = load_model(without_weights(tmp_path))
     assert model.vocabulary.decode(model.stop_token_ids) == "<|endoftext|><|im_end|>"
     prompt = model.template.render([{"role": "user", "content": "Say hello."}], [], model.variables)
     assert "Say hello." in prompt.text
@@ -41,17 +41,17 @@ def test_model_is_loaded_without_its_weights(tmp_path: Path) -> None:
 
 def test_sampling_defaults_come_from_generation_config(tmp_path: Path) -> None:
     """They hold for requests that set nothing else."""
-    assert chat_model().sampling == {}
+    assert load_model().sampling == {}
     folder = without_weights(tmp_path)
     advice = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
     (folder / "generation_config.json").write_text(json.dumps(advice))
-    assert chat_model(folder).sampling == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    assert load_model(folder).sampling == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
 
 
 def test_selected_parsers_and_reasons_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     """An operator who named none reads which were selected."""
     with caplog.at_level(logging.INFO, LOG):
-        chat_model.__wrapped__()
+        load_model.__wrapped__()
     told = [record.getMessage() for record in caplog.records if record.name == LOG]
     assert told == [
         "The reasoning parser is qwen3, as its template has <think> and </think>",
@@ -61,7 +61,7 @@ def test_selected_parsers_and_reasons_are_logged(caplog: pytest.LogCaptureFixtur
 
 def test_parsers_can_be_switched_off() -> None:
     """With ``none``, reasoning stays in the text."""
-    assert chat_model(reasoning_parser="none", tool_call_parser="none").parsers.thinking is None
+    assert load_model(reasoning_parser="none", tool_call_parser="none").parsers.thinking is None
 
 
 def test_guessed_parser_that_does_not_fit_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -69,7 +69,7 @@ def test_guessed_parser_that_does_not_fit_is_dropped(tmp_path: Path, caplog: pyt
     folder = without_weights(tmp_path)
     (folder / "chat_template.jinja").write_text("<|python_tag|>{{ messages }}")
     with caplog.at_level(logging.WARNING, LOG):
-        assert chat_model(folder).parsers.thinking is None
+        assert load_model(folder).parsers.thinking is None
     (told,) = [record.getMessage() for record in caplog.records if record.name == LOG]
     assert told.startswith("No tool-call parser: llama3_json would fit, as its template has <|python_tag|>, but ")
 
@@ -78,13 +78,13 @@ def test_guessed_parser_that_does_not_fit_is_dropped(tmp_path: Path, caplog: pyt
 def test_unknown_parser_ends_the_start(option: str) -> None:
     """The message lists the known ones."""
     with pytest.raises(WrongChatOptions, match=f"--{option.replace('_', '-')} hermez: .*there are .*qwen3"):
-        chat_model(**{option: "hermez"})
+        load_model(**{option: "hermez"})
 
 
 def test_parser_that_does_not_fit_ends_the_start() -> None:
     """A parser that the operator named is never replaced silently."""
     with pytest.raises(WrongChatOptions, match=r"--tool-call-parser deepseek_v3: .*tokenizer"):
-        chat_model(tool_call_parser="deepseek_v3")
+        load_model(tool_call_parser="deepseek_v3")
 
 
 def test_template_of_the_operator_takes_precedence(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_template_of_the_operator_takes_precedence(tmp_path: Path) -> None:
     source = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
     (tmp_path / "other.jinja").write_text(source)
     for said in (str(tmp_path / "other.jinja"), source):
-        model = chat_model(chat_template=said)
+        model = load_model(chat_template=said)
         assert model.template.render([{"role": "user", "content": "Hi"}], [], {}).text == "<Hi>"
         assert model.parsers.thinking is None
 
@@ -100,7 +100,7 @@ def test_template_of_the_operator_takes_precedence(tmp_path: Path) -> None:
 def test_missing_template_ends_the_start() -> None:
     """A path to no file is not taken for a template."""
     with pytest.raises(WrongChatOptions, match=r"--chat-template: .*lost\.jinja"):
-        chat_model(chat_template="lost.jinja")
+        load_model(chat_template="lost.jinja")
 
 
 def test_missing_vllm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,7 @@ def test_missing_vllm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_guessable_parser_exists() -> None:
     """Each parser that a sign names is one of vLLM's."""
-    chat_model()  # vLLM's imports warn
+    load_model()  # vLLM's imports warn
     reasoning = import_module("vllm.reasoning").ReasoningParserManager.list_registered()
     tools = import_module("vllm.tool_parsers").ToolParserManager.list_registered()
     assert {sign.parser for sign in REASONING} <= set(reasoning)

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.frames import GenerationStarted
 from stages.chat.model import Argued, Called, ChatModel, Said
-from tests.support.chat_models import chat_model
+from tests.support.chat_families import load_model
 from tests.support.stored_responses import response
 
 CONFIG = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1}
@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
     (folder / "config.json").write_text(json.dumps(CONFIG | SIZES))
     # What vLLM knows Mistral's own repositories by; there are no weights in it.
     (folder / "consolidated.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
-    return chat_model(folder)
+    return load_model(folder)
 
 
 @pytest.mark.parametrize("text", ["Hello world", "naïve 한국어 🧑‍🚀", " a\n\n  b\t"])

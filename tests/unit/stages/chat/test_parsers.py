@@ -14,13 +14,24 @@ from stages.chat.model import Argued, Called, ChatModel, Piece, Said, Thought
 from stages.chat.names import ToolNames
 from stages.chat.parsers import UnknownParser, VllmParsers
 from stages.chat.vocabulary import Vocabulary
-from tests.support.chat_families import THINK, Ending, chat_model, tokenizer_of
-from tests.support.chat_output import TOOLS, WEATHER, chunks, cut, ended, parse, prompt, run, told
-from tests.support.parsed_items import items, started
+from tests.support.chat_families import THINK, EndingTemplate, family_model, tokenizer_with
+from tests.support.parsed_output import (
+    CHAT_TOOLS,
+    WEATHER_TOOL,
+    chat_prompt,
+    ended_chat_tokens,
+    items_in_brief,
+    parse_chat,
+    parse_chat_frames,
+    parse_cut_chat,
+    parsed_items,
+    token_chunks,
+    turn_started,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports warn
 
-ONE = functions(Toolset((WEATHER,)), ToolNames(Toolset((WEATHER,))))
+ONE = functions(Toolset((WEATHER_TOOL,)), ToolNames(Toolset((WEATHER_TOOL,))))
 PARIS = ("FunctionCall", "get_weather", '{"city": "Paris"}')
 NOON = ("FunctionCall", "get_time", "{}")
 
@@ -39,20 +50,20 @@ NOON = ("FunctionCall", "get_time", "{}")
 def test_unknown_parser_lists_the_known_ones(names: tuple[str | None, str | None], said: str) -> None:
     """The message has the correct spelling."""
     with pytest.raises(UnknownParser, match=said):
-        VllmParsers(chat_model("qwen3").vocabulary.tokenizer, *names)
+        VllmParsers(family_model("qwen3").vocabulary.tokenizer, *names)
 
 
 @pytest.mark.parametrize("names", [(None, "deepseek_v3"), (None, "mistral"), ("qwen3", "lfm2")])
 def test_parser_without_its_marks_in_the_vocabulary_is_refused(names: tuple[str | None, str | None]) -> None:
     """The error comes when the server starts, not at the first request."""
     with pytest.raises(UnknownParser, match=f"cannot be read with {names[0] or names[1]}.*token"):
-        VllmParsers(chat_model("qwen3").vocabulary.tokenizer, *names)
+        VllmParsers(family_model("qwen3").vocabulary.tokenizer, *names)
 
 
 def test_missing_package_of_a_parser_is_named() -> None:
     """Cohere's parsers are in a package of their own."""
     with pytest.raises(UnknownParser, match="cohere"):
-        VllmParsers(chat_model("qwen3").vocabulary.tokenizer, None, "cohere_command3")
+        VllmParsers(family_model("qwen3").vocabulary.tokenizer, None, "cohere_command3")
 
 
 # How calls are written
@@ -71,7 +82,7 @@ def test_missing_package_of_a_parser_is_named() -> None:
 )
 def test_family_describes_its_calls(family: str, mark: str) -> None:
     """The grammar has the family's marks and the functions' names; parallel calls have another one."""
-    parsers = chat_model(family).parsers
+    parsers = family_model(family).parsers
     several, single = (parsers.calls(ONE, parallel=parallel) for parallel in (True, False))
     assert mark in str(several)
     assert "get_weather" in str(several)
@@ -81,7 +92,7 @@ def test_family_describes_its_calls(family: str, mark: str) -> None:
 @pytest.mark.parametrize("family", ["granite", "lfm2", "ernie45", "step3"])
 def test_family_without_a_grammar_has_no_description(family: str) -> None:
     """Its calls are a JSON list instead."""
-    assert chat_model(family).parsers.calls(ONE, parallel=True) is None
+    assert family_model(family).parsers.calls(ONE, parallel=True) is None
 
 
 # What is put right
@@ -91,8 +102,8 @@ def test_mistral_text_after_a_call_is_a_message() -> None:
     """The arguments end where their JSON does, though vLLM's parser gives the text as part of them."""
     arguments = '{"city": "Paris"}'
     for between in ("", "\n", "\n\n"):
-        parsed = parse("mistral", f"[TOOL_CALLS]get_weather[ARGS]{arguments}{between}I have asked.")
-        assert told(parsed) == [PARIS, ("Message", "commentary", "I have asked.")]
+        parsed = parse_chat("mistral", f"[TOOL_CALLS]get_weather[ARGS]{arguments}{between}I have asked.")
+        assert items_in_brief(parsed) == [PARIS, ("Message", "commentary", "I have asked.")]
 
 
 class Failing:
@@ -114,12 +125,12 @@ class Failing:
 
 def test_failing_parser_leaves_text(caplog: pytest.LogCaptureFixture) -> None:
     """All that it has not parsed comes as text, with one line in the log."""
-    model = chat_model("qwen3")
-    output: Any = model.parsers.start(started(chat=ChatTurn(), prompt=prompt("qwen3")), ONE)
+    model = family_model("qwen3")
+    output: Any = model.parsers.start(turn_started(chat=ChatTurn(), prompt=chat_prompt("qwen3")), ONE)
     output._parser = Failing(output._parser)
     pieces: list[Piece] = []
     with caplog.at_level(logging.WARNING, "stages.chat.output"):
-        for token in ended("qwen3", "<think>Hm <tool_call> {1}"):
+        for token in ended_chat_tokens("qwen3", "<think>Hm <tool_call> {1}"):
             pieces += output.feed(token, model.vocabulary.decode([token]))
         pieces += output.finish(cut=False)
     assert isinstance(pieces[0], Thought)
@@ -144,18 +155,18 @@ WHOLE = {
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
-    return Vocabulary(tokenizer_of(("<|end|>", *MARKS, *THINK)))
+    return Vocabulary(tokenizer_with(("<|end|>", *MARKS, *THINK)))
 
 
 def read_whole(vocabulary: Vocabulary, parser: str, text: str, *, is_cut: bool = False) -> list[tuple[str, str, str]]:
     """What comes of ``text``; nothing but its last item is incomplete."""
     end = vocabulary.marks["<|end|>"]
-    model = ChatModel(vocabulary, Ending(""), VllmParsers(vocabulary.tokenizer, None, parser), (end,), {})
-    written = chunks([*vocabulary.encode(text), *([] if is_cut else [end])])
+    model = ChatModel(vocabulary, EndingTemplate(""), VllmParsers(vocabulary.tokenizer, None, parser), (end,), {})
+    written = token_chunks([*vocabulary.encode(text), *([] if is_cut else [end])])
     finish = GenerationFinished("length" if is_cut else "stop", 0, 0.0)
-    parsed = items(run(model, [started(tools=TOOLS, chat=ChatTurn()), *written, finish]))
+    parsed = parsed_items(parse_chat_frames(model, [turn_started(tools=CHAT_TOOLS, chat=ChatTurn()), *written, finish]))
     assert all(item.complete for item in parsed[:-1])
-    return told(parsed)
+    return items_in_brief(parsed)
 
 
 @pytest.mark.parametrize("parser", WHOLE)
@@ -199,8 +210,8 @@ def test_answer_with_brackets_is_text(parser: str, vocabulary: Vocabulary) -> No
 def test_truncated_list_is_no_text() -> None:
     """The beginning of a call is not part of an answer."""
     turn = ChatTurn(calls="list")
-    assert cut("granite", '[{"name": "get_w', turn=turn) == []
-    assert told(cut("granite", '[{"name": "get_weather", "parameters": {"ci', turn=turn)) == [
+    assert parse_cut_chat("granite", '[{"name": "get_w', turn=turn) == []
+    assert items_in_brief(parse_cut_chat("granite", '[{"name": "get_weather", "parameters": {"ci', turn=turn)) == [
         ("FunctionCall", "get_weather", '{"ci')
     ]
-    assert told(cut("granite", "I cannot", turn=turn)) == [("Message", "", "I cannot")]
+    assert items_in_brief(parse_cut_chat("granite", "I cannot", turn=turn)) == [("Message", "", "I cannot")]

@@ -10,13 +10,13 @@ from pipeline.errors import InvalidRequest
 from stages.chat.model import ChatMessage, ChatModel
 from stages.chat.template import VllmTemplate
 from stages.render.chat.arguments import Arguments
-from tests.support.chat_models import chat_model
+from tests.support.chat_families import load_model
 
 HELLO: ChatMessage = {"role": "user", "content": "Hello."}
 
 
 def template(source: str | None = None, content_format: Any = "auto") -> VllmTemplate:
-    model: ChatModel = chat_model()
+    model: ChatModel = load_model()
     own = model.template
     assert isinstance(own, VllmTemplate)
     return VllmTemplate(own._renderer, source, content_format)

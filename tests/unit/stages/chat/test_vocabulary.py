@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from stages.chat.vocabulary import Vocabulary
 from stages.parse.text import TokenDecoder
-from tests.support.chat_families import chat_model
+from tests.support.chat_families import family_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports warn
 
@@ -24,7 +24,7 @@ TEXTS = st.text(alphabet=st.sampled_from("abc \n<s>é日🧑Ġ0xE\u0301"), max_s
 @cache
 def vocabulary(kind: str) -> Vocabulary:
     if kind == "bytes":
-        return chat_model("qwen3").vocabulary
+        return family_model("qwen3").vocabulary
     return Vocabulary(falling_back(begins_with_blank=kind != "text"))
 
 

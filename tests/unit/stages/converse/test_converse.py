@@ -39,16 +39,16 @@ from pipeline.record import replay
 from stages.converse.tools import Outcome, Source
 from tests.support.scripted_tools import (
     DOCS,
-    Table,
-    Tool,
+    ScriptedConverse,
+    ScriptedTool,
     answer,
     code,
     conversation,
+    finish_reasons,
+    frame_kinds,
     function,
     item,
-    kinds,
     mcp,
-    reasons,
     shell,
     thought,
     turn,
@@ -57,7 +57,7 @@ from tests.support.scripted_tools import (
 
 async def test_turn_without_calls_passes_unchanged() -> None:
     """The response is one turn of the model, frame by frame."""
-    table = Table([turn(thought(), function(), answer())])
+    table = ScriptedConverse([turn(thought(), function(), answer())])
     told = await table.talk()
     assert told[1:] == [*thought(), *function(), *answer(), told[-1]]
     assert isinstance(told[0], GenerationStarted)
@@ -67,9 +67,9 @@ async def test_turn_without_calls_passes_unchanged() -> None:
 
 async def test_call_runs_between_two_turns() -> None:
     """The frames of a call surround its run, and the model reads its result."""
-    table = Table([turn(thought(), code("1 + 1")), turn(answer())])
+    table = ScriptedConverse([turn(thought(), code("1 + 1")), turn(answer())])
     told = await table.talk()
-    assert kinds(told) == [
+    assert frame_kinds(told) == [
         *("GenerationStarted", "ReasoningOpened", "ItemClosed"),
         *("CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed", "TurnFinished"),
         *("GenerationStarted", "MessageOpened", "ItemClosed", "TurnFinished"),
@@ -85,7 +85,7 @@ async def test_call_runs_between_two_turns() -> None:
 @pytest.mark.defect("V7")
 async def test_call_frames_are_sent_as_the_call_runs() -> None:
     """The frame of the start comes before the run, that of the end after it."""
-    table = Table([turn(code()), turn(answer())], tool=Tool(seconds=0.05))
+    table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(seconds=0.05))
     async with aclosing(table.converse(replay([conversation()]))) as frames:
         async for frame in frames:
             if isinstance(frame, CodeCallOpened | CallStarted):
@@ -98,9 +98,9 @@ async def test_call_frames_are_sent_as_the_call_runs() -> None:
 async def test_shell_output_has_an_item_of_its_own() -> None:
     """The call's item closes when it runs, and its output opens at the same time."""
     wrote = ({"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}},)
-    table = Table([turn(shell()), turn(answer())], tool=Tool([Outcome("a", data=wrote)]))
+    table = ScriptedConverse([turn(shell()), turn(answer())], tool=ScriptedTool([Outcome("a", data=wrote)]))
     told = await table.talk()
-    assert kinds(told)[1:8] == [
+    assert frame_kinds(told)[1:8] == [
         *("ShellCallOpened", "ItemClosed"),
         *("ShellOutputOpened", "CallStarted", "CallFinished", "ItemClosed", "TurnFinished"),
     ]
@@ -120,7 +120,9 @@ async def test_tokens_and_results_are_kept_by_item_id() -> None:
     """They are kept for later turns, beside those of the history."""
     ran = written(CodeCallOpened(), "1", 1, 2)
     spoken, listed = written(MessageOpened("commentary"), "So.", 4, 5), written(ShellCallOpened(), '{"cmd": ["ls"]}', 3)
-    table = Table([turn(ran), turn(spoken, listed), turn(answer())], tool=Tool([Outcome("a"), Outcome("b")]))
+    table = ScriptedConverse(
+        [turn(ran), turn(spoken, listed), turn(answer())], tool=ScriptedTool([Outcome("a"), Outcome("b")])
+    )
     await table.talk(replace(conversation(), tokens={"rs_0": (9,)}, results={"ci_0": "z"}))
     assert table.model.read[0].tokens == {"rs_0": (9,)}
     assert table.model.read[1].tokens == {"rs_0": (9,), "ci_10000": (1, 2)}
@@ -134,7 +136,7 @@ async def test_items_before_a_call_are_part_of_the_conversation() -> None:
     """They are read again as they were written."""
     waits, hopes = item(MessageOpened("commentary"), "Wait."), item(MessageOpened(), "Maybe.")
     said = [waits, hopes, item(RefusalOpened(), "No."), code()]
-    table = Table([turn(*said), turn(answer())], tool=Tool([Outcome(error="It died.")]))
+    table = ScriptedConverse([turn(*said), turn(answer())], tool=ScriptedTool([Outcome(error="It died.")]))
     await table.talk()
     assert table.model.read[1].input[1:] == (
         Message("msg_10000", "completed", "assistant", (OutputText("Wait."),), "commentary"),
@@ -147,14 +149,14 @@ async def test_items_before_a_call_are_part_of_the_conversation() -> None:
 
 async def test_browser_call_starts_with_its_action() -> None:
     """The action of a call to the browser comes with its start."""
-    table = Table([turn(item(WebCallOpened("search"), "ferrets")), turn(answer())])
+    table = ScriptedConverse([turn(item(WebCallOpened("search"), "ferrets")), turn(answer())])
     told = await table.talk()
     assert CallStarted({"type": "search", "query": "ferrets"}) in told
     found = table.model.read[1].input[-1]
     assert found == WebSearchCall("ws_10000", {"type": "search", "query": "ferrets"}, "completed")
 
 
-class Browser(Tool):
+class Browser(ScriptedTool):
     """A tool whose pages may be cited: there is one, behind cursor 0."""
 
     def source(self, cursor: int) -> Source | None:
@@ -167,7 +169,7 @@ MARKED = "Yes【0†L3】【1†L3】"
 async def test_pages_of_the_browser_are_cited() -> None:
     """From the turn after its first call on, marks of pages become links with annotations."""
     search = item(WebCallOpened("search"), "ferrets")
-    table = Table([turn(answer(MARKED), search), turn(answer(MARKED))], tool=Browser())
+    table = ScriptedConverse([turn(answer(MARKED), search), turn(answer(MARKED))], tool=Browser())
     told = await table.talk()
     begun = [at for at, frame in enumerate(told) if isinstance(frame, GenerationStarted)]
     assert told[begun[0] + 1 : begun[0] + 4] == answer(MARKED)[:3]
@@ -175,12 +177,12 @@ async def test_pages_of_the_browser_are_cited() -> None:
     assert text == "Yes ([ferrets.example](https://ferrets.example/all))【1†L3】"
     (note,) = (frame.annotation for frame in told if isinstance(frame, AnnotationAdded))
     assert text[note["start_index"] : note["end_index"]] == "([ferrets.example](https://ferrets.example/all))"
-    assert kinds(told)[-4:] == ["MessageOpened", "AnnotationAdded", "ItemClosed", "TurnFinished"]
+    assert frame_kinds(told)[-4:] == ["MessageOpened", "AnnotationAdded", "ItemClosed", "TurnFinished"]
 
 
 async def test_pages_of_the_history_are_cited() -> None:
     """They are known before any call."""
-    table = Table([turn(answer(MARKED))], tool=Browser())
+    table = ScriptedConverse([turn(answer(MARKED))], tool=Browser())
     history = (WebSearchCall("ws_1", {"type": "search", "query": "ferrets"}, "completed"),)
     told = await table.talk(replace(conversation(), history=history))
     assert sum(isinstance(frame, AnnotationAdded) for frame in told) == 1
@@ -206,7 +208,7 @@ async def test_call_data_is_shown_if_included(
     call: list[ParsedFrame], data: dict[str, Any], include: tuple[str, ...], shown: tuple[dict[str, Any], ...]
 ) -> None:
     """The model reads the result in any case."""
-    table = Table([turn(call), turn(answer())], tool=Tool([Outcome("2", data=(data,))]))
+    table = ScriptedConverse([turn(call), turn(answer())], tool=ScriptedTool([Outcome("2", data=(data,))]))
     told = await table.talk(conversation(include=include))
     assert [frame.data for frame in told if isinstance(frame, CallFinished)] == [shown]
     assert list(table.model.read[1].results.values()) == ["2"]
@@ -218,30 +220,33 @@ async def test_call_data_is_shown_if_included(
 @pytest.mark.parametrize(("parallel", "most"), [(True, 2), (False, 1)])
 async def test_calls_of_one_turn_run_in_parallel_if_allowed(parallel: bool, most: int) -> None:
     """Each item is sent whole before the next."""
-    table = Table([turn(code("a"), code("b")), turn(answer())], tool=Tool(seconds=0.02))
+    table = ScriptedConverse([turn(code("a"), code("b")), turn(answer())], tool=ScriptedTool(seconds=0.02))
     given = conversation()
     told = await table.talk(replace(given, tools=replace(given.tools, parallel=parallel)))
     assert table.tool.most == most
-    assert kinds(told)[1:10] == [*("CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed") * 2, "TurnFinished"]
+    assert frame_kinds(told)[1:10] == [
+        *("CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed") * 2,
+        "TurnFinished",
+    ]
     assert [call.text for call in table.model.read[1].input[1:] if isinstance(call, CodeInterpreterCall)] == ["a", "b"]
 
 
 async def test_mixed_turn_waits_for_the_client() -> None:
     """The server's calls run, then the response ends for the client's calls."""
-    table = Table([turn(code(), function(), thought())])
+    table = ScriptedConverse([turn(code(), function(), thought())])
     told = await table.talk()
-    assert kinds(told)[4:] == [
+    assert frame_kinds(told)[4:] == [
         *("ItemClosed", "FunctionCallOpened", "ItemClosed", "ReasoningOpened", "ItemClosed", "TurnFinished")
     ]
     assert table.tool.calls == [("python", "1 + 1")]
-    assert reasons(told) == ["stop"]
+    assert finish_reasons(told) == ["stop"]
     assert len(table.model.read) == 1
 
 
 async def test_items_keep_the_order_of_the_model() -> None:
     """A client's call before a server's call stays before it."""
-    told = await Table([turn(function(), code())]).talk()
-    assert kinds(told)[1:] == [
+    told = await ScriptedConverse([turn(function(), code())]).talk()
+    assert frame_kinds(told)[1:] == [
         *("FunctionCallOpened", "ItemClosed", "CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed"),
         "TurnFinished",
     ]
@@ -249,7 +254,7 @@ async def test_items_keep_the_order_of_the_model() -> None:
 
 async def test_required_choice_holds_until_a_call_was_made() -> None:
     """Otherwise it would demand calls without end."""
-    table = Table([turn(code()), turn(answer())])
+    table = ScriptedConverse([turn(code()), turn(answer())])
     given = conversation()
     await table.talk(replace(given, tools=replace(given.tools, choice="required")))
     assert [read.tools.choice for read in table.model.read] == ["required", "auto"]
@@ -258,18 +263,18 @@ async def test_required_choice_holds_until_a_call_was_made() -> None:
 @pytest.mark.defect("V22")
 async def test_later_turns_are_scheduled_like_the_first() -> None:
     """All turns have the priority of the request."""
-    table = Table([turn(code()), turn(answer())])
+    table = ScriptedConverse([turn(code()), turn(answer())])
     await table.talk()
     assert table.model.read[0].scheduling == table.model.read[1].scheduling
 
 
 async def test_turn_duration_includes_its_calls() -> None:
     """It is the time of the engine and of the calls after it."""
-    told = await Table([turn(code()), turn(answer())]).talk()
+    told = await ScriptedConverse([turn(code()), turn(answer())]).talk()
     assert [frame.duration for frame in told if isinstance(frame, TurnFinished)] == [2.0, 1.0]
 
 
 async def test_first_turn_duration_includes_the_listing() -> None:
     """The completion time then includes the time for listing tools."""
-    told = await Table([turn(mcp()), turn(answer())]).talk(conversation(tools=DOCS))
+    told = await ScriptedConverse([turn(mcp()), turn(answer())]).talk(conversation(tools=DOCS))
     assert [frame.duration for frame in told if isinstance(frame, TurnFinished)] == [3.0, 1.0]

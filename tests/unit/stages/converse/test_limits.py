@@ -28,15 +28,15 @@ from stages.converse.exchange import Limits
 from stages.converse.tools import Outcome, Toolbox
 from tests.support.scripted_tools import (
     DOCS,
-    Servers,
-    Table,
-    Tool,
+    ScriptedConverse,
+    ScriptedServers,
+    ScriptedTool,
     answer,
     code,
     conversation,
-    kinds,
+    finish_reasons,
+    frame_kinds,
     mcp,
-    reasons,
     thought,
     turn,
 )
@@ -52,32 +52,34 @@ from tests.support.scripted_tools import (
 )
 async def test_failed_call_is_read_by_the_model(outcome: Outcome | Exception, told: CallFinished) -> None:
     """An error of a tool ends its call, not the response."""
-    table = Table([turn(mcp()), turn(answer())], servers=Servers(tool=Tool([outcome])))
+    table = ScriptedConverse([turn(mcp()), turn(answer())], servers=ScriptedServers(tool=ScriptedTool([outcome])))
     frames = await table.talk(conversation(tools=DOCS))
     assert told in frames
     failed = table.model.read[1].input[-1]
     assert isinstance(failed, McpCall)
     assert failed.status == "failed"
     assert failed.error is not None
-    assert reasons(frames) == ["stop", "stop"]
+    assert finish_reasons(frames) == ["stop", "stop"]
 
 
 async def test_missing_tool_fails_as_an_item() -> None:
     """Another server, which has the tool, may have accepted the response."""
-    table = Table([turn(code()), turn(answer())])
+    table = ScriptedConverse([turn(code()), turn(answer())])
     converse = dataclasses.replace(table.converse, toolbox=Toolbox())
     told = [frame async for frame in converse(replay([conversation()]))]
     assert [frame.error for frame in told if isinstance(frame, CallFinished)] == [
         "There is no tool python.python here."
     ]
-    assert reasons(told) == ["stop", "stop"]
+    assert finish_reasons(told) == ["stop", "stop"]
 
 
 @pytest.mark.defect("V23")
 async def test_hanging_call_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool that never answers holds a response only for the time that a call may take."""
     monkeypatch.setattr("stages.converse.sessions.GRACE", 0.0)
-    table = Table([turn(code()), turn(answer())], tool=Tool(seconds=60), limits=Limits(call_seconds=0.02))
+    table = ScriptedConverse(
+        [turn(code()), turn(answer())], tool=ScriptedTool(seconds=60), limits=Limits(call_seconds=0.02)
+    )
     (finished,) = (frame for frame in await table.talk() if isinstance(frame, CallFinished))
     assert finished.error == "The call took longer than 0.02 seconds."
     assert table.tool.cancelled == 1
@@ -85,7 +87,9 @@ async def test_hanging_call_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_result_is_bounded() -> None:
     """The model reads both ends of a long result, and how much is missing."""
-    table = Table([turn(code()), turn(answer())], tool=Tool([Outcome("x" * 600)]), limits=Limits(result_characters=100))
+    table = ScriptedConverse(
+        [turn(code()), turn(answer())], tool=ScriptedTool([Outcome("x" * 600)]), limits=Limits(result_characters=100)
+    )
     await table.talk()
     (result,) = table.model.read[1].results.values()
     assert result == "x" * 50 + "\n[... 500 characters left out ...]\n" + "x" * 50
@@ -93,7 +97,7 @@ async def test_result_is_bounded() -> None:
 
 async def test_error_of_a_later_turn_is_raised() -> None:
     """The sessions are closed, and the next stage ends the response."""
-    table = Table([turn(code())], error=ContextTooLong(9, 8))
+    table = ScriptedConverse([turn(code())], error=ContextTooLong(9, 8))
     told = []
     with pytest.raises(ContextTooLong):
         async with aclosing(table.converse(replay([conversation()]))) as frames:
@@ -105,18 +109,18 @@ async def test_error_of_a_later_turn_is_raised() -> None:
 async def test_full_engine_refuses_a_new_response() -> None:
     """Before the first frame the client can be turned away."""
     with pytest.raises(EngineOverloaded):
-        await Table([], error=EngineOverloaded("Full.")).talk()
+        await ScriptedConverse([], error=EngineOverloaded("Full.")).talk()
 
 
 async def test_started_response_waits_for_a_full_engine() -> None:
     """It continues with the turn that was refused, and no call runs twice."""
-    table = Table([turn(code())], error=EngineOverloaded("Full."), limits=Limits(retry_seconds=0.0))
+    table = ScriptedConverse([turn(code())], error=EngineOverloaded("Full."), limits=Limits(retry_seconds=0.0))
     task = asyncio.create_task(table.talk())
     async with asyncio.timeout(120):
         while len(table.model.read) < 4:
             await asyncio.sleep(0)
     table.model.turns, table.model.error = [turn(answer())], None
-    assert kinds(await task)[1:] == [
+    assert frame_kinds(await task)[1:] == [
         *("CodeCallOpened", "CallStarted", "CallFinished", "ItemClosed", "TurnFinished"),
         *("GenerationStarted", "MessageOpened", "ItemClosed", "TurnFinished"),
     ]
@@ -125,7 +129,7 @@ async def test_started_response_waits_for_a_full_engine() -> None:
 
 async def test_leaving_ends_a_running_call() -> None:
     """The call is cancelled, and the session is closed."""
-    table = Table([turn(code()), turn(answer())], tool=Tool(seconds=600))
+    table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(seconds=600))
     frames = table.converse(replay([conversation()]))
     async for frame in frames:
         if isinstance(frame, CallStarted):
@@ -135,7 +139,7 @@ async def test_leaving_ends_a_running_call() -> None:
     assert (table.tool.running, table.tool.cancelled, table.tool.closed) == (0, 1, 1)
 
 
-class Lingering(Tool):
+class Lingering(ScriptedTool):
     """A tool that takes a moment to end a call."""
 
     async def run(self, name: str, text: str, seconds: float) -> Outcome:
@@ -153,7 +157,7 @@ class Lingering(Tool):
 
 async def test_session_is_closed_after_its_calls() -> None:
     """Calls that still use it are waited for."""
-    table = Table([turn(code()), turn(answer())], tool=Lingering(seconds=60))
+    table = ScriptedConverse([turn(code()), turn(answer())], tool=Lingering(seconds=60))
     async with aclosing(table.converse(replay([conversation()]))) as frames:
         async for frame in frames:
             if isinstance(frame, CallStarted):
@@ -164,7 +168,7 @@ async def test_session_is_closed_after_its_calls() -> None:
 
 async def test_cancelling_ends_a_running_call() -> None:
     """The call is cancelled, and the session is closed."""
-    table = Table([turn(code()), turn(answer())], tool=Tool(seconds=600))
+    table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(seconds=600))
     task = asyncio.create_task(table.talk())
     async with asyncio.timeout(120):
         while not table.tool.running:
@@ -178,18 +182,18 @@ async def test_cancelling_ends_a_running_call() -> None:
 @pytest.mark.parametrize("reason", ["length", "content_filter", "cancelled"])
 async def test_interrupted_turn_runs_no_calls(reason: FinishReason) -> None:
     """The call's item is left incomplete, and is the last."""
-    table = Table([turn(code("a"), answer(), reason=reason)])
+    table = ScriptedConverse([turn(code("a"), answer(), reason=reason)])
     told = await table.talk()
-    assert kinds(told)[1:] == ["CodeCallOpened", "ItemClosed", "TurnFinished"]
+    assert frame_kinds(told)[1:] == ["CodeCallOpened", "ItemClosed", "TurnFinished"]
     assert told[-2:] == [ItemClosed(complete=False), told[-1]]
-    assert reasons(told) == [reason]
+    assert finish_reasons(told) == [reason]
     assert not table.tool.calls
 
 
 async def test_truncated_call_is_not_run() -> None:
     """Half the arguments are none."""
-    table = Table([turn(code("a", complete=False), reason="length")])
-    assert kinds(await table.talk())[1:] == ["CodeCallOpened", "ItemClosed", "TurnFinished"]
+    table = ScriptedConverse([turn(code("a", complete=False), reason="length")])
+    assert frame_kinds(await table.talk())[1:] == ["CodeCallOpened", "ItemClosed", "TurnFinished"]
     assert not table.tool.calls
 
 
@@ -199,29 +203,29 @@ async def test_truncated_call_is_not_run() -> None:
 @pytest.mark.parametrize(("most", "ran"), [(1, 1), (2, 2), (3, 3), (4, 3)])
 async def test_number_of_calls_is_limited(most: int, ran: int) -> None:
     """The first call beyond the limit is left incomplete, and ends the response."""
-    table = Table([turn(code("a")), turn(code("b"), code("c")), turn(answer())])
+    table = ScriptedConverse([turn(code("a")), turn(code("b"), code("c")), turn(answer())])
     told = await table.talk(conversation(max_tool_calls=most))
     assert len(table.tool.calls) == ran
-    assert reasons(told)[-1] == ("stop" if most >= 3 else "max_tool_calls")
+    assert finish_reasons(told)[-1] == ("stop" if most >= 3 else "max_tool_calls")
     if most < 3:
         assert told[-2] == ItemClosed(complete=False)
 
 
 async def test_number_of_turns_is_limited() -> None:
     """A model that calls without end is stopped, and its last call is not run."""
-    table = Table([turn(code())], limits=Limits(turns=3))
+    table = ScriptedConverse([turn(code())], limits=Limits(turns=3))
     told = await table.talk()
-    assert reasons(told) == ["stop", "stop", "max_turns"]
+    assert finish_reasons(told) == ["stop", "stop", "max_turns"]
     assert len(table.tool.calls) == 2
 
 
 async def test_turns_share_the_token_limit() -> None:
     """Each turn gets the tokens that are left, and none starts without any."""
     given = conversation()
-    table = Table([turn(code())])
+    table = ScriptedConverse([turn(code())])
     told = await table.talk(replace(given, sampling=replace(given.sampling, max_tokens=12)))
     assert [read.sampling.max_tokens for read in table.model.read] == [12, 7, 2]
-    assert reasons(told) == ["stop", "stop", "length"]
+    assert finish_reasons(told) == ["stop", "stop", "length"]
     assert len(table.tool.calls) == 2
 
 
@@ -237,9 +241,9 @@ async def test_turns_share_the_token_limit() -> None:
 )
 async def test_undeclared_tool_is_answered_once(recipient: str, read: tuple[object, ...]) -> None:
     """The model learns that the tool does not exist, and continues; a second attempt ends the response."""
-    table = Table([turn(thought("{}", recipient))])
+    table = ScriptedConverse([turn(thought("{}", recipient))])
     told = await table.talk(conversation(tools=Toolset()))
-    assert kinds(told) == ["GenerationStarted", "ReasoningOpened", "ItemClosed", "TurnFinished"] * 2
+    assert frame_kinds(told) == ["GenerationStarted", "ReasoningOpened", "ItemClosed", "TurnFinished"] * 2
     assert table.model.read[1].input[1:2] == read
     outputs = [given.text for given in table.model.read[1].input if isinstance(given, FunctionCallOutput)]
     assert [*outputs, *table.model.read[1].results.values()] == [
@@ -250,13 +254,13 @@ async def test_undeclared_tool_is_answered_once(recipient: str, read: tuple[obje
 async def test_undeclared_tool_is_not_answered_without_tokens_left() -> None:
     """The token limit holds for the answer as well."""
     given = conversation(tools=Toolset())
-    table = Table([turn(thought("{}", "python"))])
+    table = ScriptedConverse([turn(thought("{}", "python"))])
     told = await table.talk(replace(given, sampling=replace(given.sampling, max_tokens=5)))
-    assert reasons(told) == ["stop"]
+    assert finish_reasons(told) == ["stop"]
 
 
 async def test_undeclared_call_before_an_answer_is_ignored() -> None:
     """It is answered only if it ends the turn."""
-    table = Table([turn(thought("{}", "browser.search"), answer())])
+    table = ScriptedConverse([turn(thought("{}", "browser.search"), answer())])
     await table.talk(conversation(tools=Toolset()))
     assert len(table.model.read) == 1

@@ -31,15 +31,15 @@ from pipeline.protocol.tools import McpServer, McpTool, ToolFilter, Toolset
 from stages.converse.exchange import Limits
 from tests.support.scripted_tools import (
     DOCS,
-    DOWN,
-    Servers,
-    Table,
+    SERVER_DOWN,
+    ScriptedConverse,
+    ScriptedServers,
     answer,
     approval,
     conversation,
-    kinds,
+    finish_reasons,
+    frame_kinds,
     mcp,
-    reasons,
     turn,
 )
 
@@ -47,7 +47,7 @@ from tests.support.scripted_tools import (
 async def test_servers_are_listed_once_before_the_first_turn() -> None:
     """The list is sent first, and is in the prompt."""
     tool = ListedTool("add", {"type": "object"}, "Adds.")
-    table = Table([turn(mcp()), turn(answer())], servers=Servers([tool]))
+    table = ScriptedConverse([turn(mcp()), turn(answer())], servers=ScriptedServers([tool]))
     started, *told = await table.talk(conversation(tools=DOCS))
     assert isinstance(started, ResponseStarted)
     assert told[:4] == [
@@ -63,22 +63,22 @@ async def test_servers_are_listed_once_before_the_first_turn() -> None:
 
 async def test_unavailable_server_fails_as_an_item() -> None:
     """The model continues without it."""
-    table = Table([turn(answer())], servers=Servers(DOWN))
+    table = ScriptedConverse([turn(answer())], servers=ScriptedServers(SERVER_DOWN))
     told = await table.talk(conversation(tools=DOCS))
-    assert CallFinished(error=str(DOWN)) in told
+    assert CallFinished(error=str(SERVER_DOWN)) in told
     assert table.model.read[0].tools.tools == ()
-    assert reasons(told) == ["stop"]
+    assert finish_reasons(told) == ["stop"]
 
 
 async def test_hanging_server_fails_as_an_item() -> None:
     """It times out."""
 
-    class Hanging(Servers):
+    class Hanging(ScriptedServers):
         async def tools(self, server: McpServer, seconds: float) -> tuple[ListedTool, ...]:
             await asyncio.sleep(60)
             return ()
 
-    table = Table([turn(answer())], servers=Hanging(), limits=Limits(listing_seconds=0.01))
+    table = ScriptedConverse([turn(answer())], servers=Hanging(), limits=Limits(listing_seconds=0.01))
     assert CallFinished(error="The server did not answer within 0.01 seconds.") in await table.talk(
         conversation(tools=DOCS)
     )
@@ -86,7 +86,7 @@ async def test_hanging_server_fails_as_an_item() -> None:
 
 async def test_server_listed_earlier_is_not_listed_again() -> None:
     """The list in the conversation is used."""
-    table = Table([turn(answer())])
+    table = ScriptedConverse([turn(answer())])
     history = (McpListTools("mcpl_1", "docs", (ListedTool("add", {}),)),)
     told = await table.talk(replace(conversation(tools=DOCS), history=history))
     assert isinstance(told[0], GenerationStarted)
@@ -96,7 +96,7 @@ async def test_server_listed_earlier_is_not_listed_again() -> None:
 
 async def test_server_that_failed_earlier_is_listed_again() -> None:
     """It may be up by now."""
-    table = Table([turn(answer())])
+    table = ScriptedConverse([turn(answer())])
     history = (McpListTools("mcpl_1", "docs", (), "It was down."),)
     await table.talk(replace(conversation(tools=DOCS), history=history))
     assert table.servers.asked == 1
@@ -106,7 +106,7 @@ async def test_server_that_failed_earlier_is_listed_again() -> None:
 async def test_server_description_is_that_of_its_namespace() -> None:
     """It joins those of other namespaces."""
     given = Toolset(servers=(McpServer("docs", description="The manual."),), descriptions={"crm": "Customers."})
-    table = Table([turn(answer())])
+    table = ScriptedConverse([turn(answer())])
     await table.talk(conversation(tools=given))
     assert table.model.read[0].tools.descriptions == {"crm": "Customers.", "docs": "The manual."}
 
@@ -130,7 +130,7 @@ async def test_filters_decide_what_is_offered_and_needs_approval(server: McpServ
     ]
     if server.allowed is None:
         listed.pop()
-    table = Table([turn(answer())], servers=Servers(listed))
+    table = ScriptedConverse([turn(answer())], servers=ScriptedServers(listed))
     await table.talk(conversation(tools=Toolset(servers=(server,))))
     tools = table.model.read[0].tools.tools
     assert {tool.name: tool.needs_approval for tool in tools if isinstance(tool, McpTool)} == offered
@@ -148,15 +148,15 @@ def approving(*, approve: bool = True, request: McpApprovalRequest = REQUEST) ->
 
 async def test_call_that_needs_approval_waits_for_the_client() -> None:
     """Nothing runs before it."""
-    table = Table([turn(approval())])
+    table = ScriptedConverse([turn(approval())])
     told = await table.talk(conversation(tools=DOCS))
-    assert reasons(told) == ["stop"]
+    assert finish_reasons(told) == ["stop"]
     assert not table.servers.tool.calls
 
 
 async def test_approved_call_is_made_first() -> None:
     """It has the approved arguments, and the model reads its result."""
-    table = Table([turn(answer())])
+    table = ScriptedConverse([turn(answer())])
     told = await table.talk(approving())
     assert told[1:3] == [McpCallOpened("docs", "add", "mcpr_1"), ItemDelta('{"a": 1}')]
     assert table.servers.tool.calls == [("add", '{"a": 1}')]
@@ -168,15 +168,15 @@ async def test_approved_call_is_made_first() -> None:
 async def test_approved_call_counts_for_the_limit() -> None:
     """It counts among the calls of its response."""
     given = approving()
-    table = Table([turn(mcp())])
+    table = ScriptedConverse([turn(mcp())])
     told = await table.talk(replace(given, response=replace(given.response, max_tool_calls=1)))
-    assert reasons(told) == ["max_tool_calls"]
+    assert finish_reasons(told) == ["max_tool_calls"]
     assert len(table.servers.tool.calls) == 1
 
 
 async def test_refused_call_is_not_made() -> None:
     """The model reads the refusal in the history."""
-    table = Table([turn(answer())])
+    table = ScriptedConverse([turn(answer())])
     assert isinstance((await table.talk(approving(approve=False)))[0], GenerationStarted)
     assert not table.servers.tool.calls
 
@@ -185,7 +185,7 @@ async def test_refused_call_is_not_made() -> None:
 async def test_approval_cannot_run_built_in_tools(label: str, name: str) -> None:
     """A client cannot run code by a made-up call."""
     request = replace(REQUEST, server_label=label, name=name, arguments='{"cmd": ["ls"]}')
-    table = Table([turn(answer())])
+    table = ScriptedConverse([turn(answer())])
     given = conversation(request, McpApprovalResponse("mcpa_1", request.id, True))
     told = await table.talk(given)
     assert CallFinished(error="The servers of this request offer no such tool.") in told
@@ -196,15 +196,15 @@ async def test_approved_call_is_made_once() -> None:
     """A used approval is not used again."""
     given = approving()
     made = McpCall("mcp_1", "docs", "add", "{}", "completed", "2", approval_request_id="mcpr_1")
-    table = Table([turn(answer())])
+    table = ScriptedConverse([turn(answer())])
     await table.talk(replace(given, history=(*given.history, made)))
     assert not table.servers.tool.calls
 
 
 async def test_approval_is_limited_to_tools_of_the_request() -> None:
     """An approved call of any other tool fails."""
-    table = Table([turn(answer())])
+    table = ScriptedConverse([turn(answer())])
     told = await table.talk(approving(request=replace(REQUEST, name="drop")))
-    assert kinds(told)[1:5] == ["McpCallOpened", "CallStarted", "CallFinished", "ItemClosed"]
+    assert frame_kinds(told)[1:5] == ["McpCallOpened", "CallStarted", "CallFinished", "ItemClosed"]
     assert CallFinished(error="The servers of this request offer no such tool.") in told
     assert not table.servers.tool.calls

@@ -55,20 +55,20 @@ from pipeline.protocol.response import ErrorDetails, IncompleteDetails, InputTok
 from pipeline.rules import InvariantBroken
 from stages.emit.emit import emit
 from tests.support.event_streams import checked, final
-from tests.support.frame_strategies import turns
 from tests.support.frames import (
     Frames,
+    client_events,
     custom_tool_call,
+    event_types,
     finished,
+    frame_source,
     function_call,
     message,
-    on_the_wire,
-    only_events,
     reasoning,
     refusal,
-    source,
+    response_frames,
+    sse_json,
     started,
-    types,
     whole_turn,
 )
 
@@ -76,12 +76,12 @@ from tests.support.frames import (
 async def emitted(frames: Iterable[ConversedFrame], error: BaseException | None = None) -> list[ResponseEvent]:
     """The events of a stream that began, checked; what it began with goes ahead of them, to the store."""
     frames = tuple(frames)
-    async with aclosing(emit(source(frames, error))) as out:
+    async with aclosing(emit(frame_source(frames, error))) as out:
         first, *rest = [frame async for frame in out]
     begun = frames[0]
     assert isinstance(begun, GenerationStarted | ResponseStarted)
     assert first == ResponseStarted(begun.response, begun.input, begun.origin)
-    return checked(only_events(rest))
+    return checked(client_events(rest))
 
 
 BEGIN = ["created", "in_progress"]
@@ -116,7 +116,7 @@ async def test_completion_time_is_start_plus_durations() -> None:
 async def test_turn_without_items_completes() -> None:
     """A response without items is complete."""
     events = await emitted((started(), finished()))
-    assert types(events) == [*BEGIN, "completed"]
+    assert event_types(events) == [*BEGIN, "completed"]
 
 
 @pytest.mark.defect("14", "16")
@@ -125,7 +125,7 @@ async def test_truncated_item_is_incomplete(cut: Any) -> None:
     """At the token limit the open item and the response are incomplete, earlier items are complete."""
     events = await emitted((started(), *reasoning("So."), *cut("Hel", complete=False), finished("length")))
     response = final(events)
-    assert types(events)[-2:] == ["output_item.done", "incomplete"]
+    assert event_types(events)[-2:] == ["output_item.done", "incomplete"]
     assert [item.status for item in response.output] == ["completed", "incomplete"]
     assert (response.status, response.completed_at) == ("incomplete", None)
     assert response.incomplete_details == IncompleteDetails("max_output_tokens")
@@ -146,7 +146,7 @@ async def test_cancelled_response_keeps_its_output(cut: Any) -> None:
     """The status is cancelled, with the output and usage so far."""
     events = await emitted((started(), *message("Hello!"), *cut("Hel", complete=False), finished("cancelled")))
     response = final(events)
-    assert types(events)[-2:] == ["output_item.done", "incomplete"]
+    assert event_types(events)[-2:] == ["output_item.done", "incomplete"]
     assert [item.status for item in response.output] == ["completed", "incomplete"]
     assert (response.status, response.incomplete_details, response.error) == ("cancelled", None, None)
     assert response.completed_at is None
@@ -168,8 +168,8 @@ async def test_tool_limit_is_the_reason_of_an_incomplete_response(reason: Finish
 async def test_queued_response_begins_in_progress() -> None:
     """A background response is created and queued, and is in progress in all later events."""
     events = await emitted((started(status="queued", background=True), *message("Hello!"), finished()))
-    assert types(events)[:3] == ["created", "queued", "in_progress"]
-    assert [on_the_wire(event)["response"]["status"] for event in events[:3]] == ["queued", "queued", "in_progress"]
+    assert event_types(events)[:3] == ["created", "queued", "in_progress"]
+    assert [sse_json(event)["response"]["status"] for event in events[:3]] == ["queued", "queued", "in_progress"]
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert final(events).status == "completed"
 
@@ -190,11 +190,11 @@ async def test_limit_between_items_leaves_them_complete() -> None:
 async def test_tokens_follow_their_item() -> None:
     """After the done event of an item comes a frame with its tokens, for the store."""
     texts = (ReasoningOpened(), ItemDelta("So."), ItemClosed(complete=True, token_ids=(1, 2)))
-    async with aclosing(emit(source((started(), *texts, *message("Hello!"), finished())))) as out:
+    async with aclosing(emit(frame_source((started(), *texts, *message("Hello!"), finished())))) as out:
         frames = [frame async for frame in out]
     (at,) = (at for at, frame in enumerate(frames) if isinstance(frame, ItemTokens))
     assert frames[at] == ItemTokens("rs_10000", (1, 2))
-    assert types([frame for frame in frames[at - 1 : at + 2] if isinstance(frame, Event)]) == [
+    assert event_types([frame for frame in frames[at - 1 : at + 2] if isinstance(frame, Event)]) == [
         "output_item.done",
         "output_item.added",
     ]
@@ -209,9 +209,9 @@ async def test_raw_messages_are_in_the_last_event() -> None:
     """If they were requested, it has the prompt and the answer as the model's messages."""
     events = await emitted((started(raw_messages=RAW), *message("Hello!"), finished(raw_messages=SAID)))
     assert (final(events).input_messages, final(events).output_messages) == (RAW, SAID)
-    assert "input_messages" not in on_the_wire(events[0])["response"]
+    assert "input_messages" not in sse_json(events[0])["response"]
     events = await emitted((started(), *message("Hello!"), finished()))
-    assert not {"input_messages", "output_messages"} & set(on_the_wire(events[-1])["response"])
+    assert not {"input_messages", "output_messages"} & set(sse_json(events[-1])["response"])
 
 
 async def test_failed_response_has_its_raw_prompt() -> None:
@@ -243,7 +243,7 @@ async def test_error_in_an_item_closes_it_and_fails(opening: ConversedFrame, err
     """The open item is closed as incomplete with its text, then one ``response.failed`` has the reason."""
     events = await emitted((started(), *message("Hello!"), opening, ItemDelta("So")), error)
     response = final(events)
-    assert types(events)[-2:] == ["output_item.done", "failed"]
+    assert event_types(events)[-2:] == ["output_item.done", "failed"]
     assert response.error == ErrorDetails(error.code, error.message)
     assert [item.status for item in response.output] == ["completed", "incomplete"]
     assert text_of(response.output[-1]) == "So"
@@ -268,7 +268,7 @@ async def test_answer_that_breaks_its_json_format_fails(text_format: str, phase:
     answer = message(*filter(None, [said]), phase=phase)
     events = await emitted((promised(text_format), *reasoning("So."), *answer, finished()))
     response = final(events)
-    assert types(events)[-1] == "failed"
+    assert event_types(events)[-1] == "failed"
     assert [item.status for item in response.output] == ["completed", "incomplete"]
     assert text_of(response.output[-1]) == said
     assert response.error is not None
@@ -281,7 +281,7 @@ async def test_answer_that_breaks_its_json_format_fails(text_format: str, phase:
 async def test_answer_in_json_completes(text_format: str, said: str) -> None:
     """Any JSON passes, with numbers of any size, and so does all other output."""
     whole = (*message("Let me see.", phase="commentary"), *function_call("{"), *refusal("No."), *message(said))
-    assert types(await emitted((promised(text_format), *whole, finished())))[-1] == "completed"
+    assert event_types(await emitted((promised(text_format), *whole, finished())))[-1] == "completed"
 
 
 @pytest.mark.parametrize(
@@ -290,13 +290,13 @@ async def test_answer_in_json_completes(text_format: str, said: str) -> None:
 )
 async def test_answer_without_promised_json_completes(begun: GenerationStarted) -> None:
     """Text is free, a stop text may cut any answer, and a stored response is sent again unchanged."""
-    assert types(await emitted((begun, *message('{"a'), finished())))[-1] == "completed"
+    assert event_types(await emitted((begun, *message('{"a'), finished())))[-1] == "completed"
 
 
 async def test_truncated_json_is_incomplete() -> None:
     """At the token limit a partial answer is expected."""
     turn = (promised("json_object"), *message('{"a', complete=False), finished("length"))
-    assert types(await emitted(turn))[-1] == "incomplete"
+    assert event_types(await emitted(turn))[-1] == "incomplete"
 
 
 async def test_stage_error_is_logged_as_a_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -340,7 +340,7 @@ async def test_source_without_a_frame_is_a_bug() -> None:
 async def test_stream_without_its_end_has_failed(rest: Frames) -> None:
     """Without ``TurnFinished`` the model was not done, however complete the text looks."""
     events = await emitted((started(), *rest))
-    assert types(events)[-1] == "failed"
+    assert event_types(events)[-1] == "failed"
     error = final(events).error
     assert error is not None
     assert error.message.startswith("Internal error.")
@@ -356,8 +356,8 @@ async def test_foreign_frame_is_reported_by_its_type() -> None:
 async def test_error_after_the_last_turn_fails() -> None:
     """An error before the terminal event becomes that event."""
     events = await emitted(whole_turn(), EngineFailed("The engine gave up."))
-    assert types(events).count("completed") == 0
-    assert types(events)[-1] == "failed"
+    assert event_types(events).count("completed") == 0
+    assert event_types(events)[-1] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -390,7 +390,7 @@ async def test_error_after_the_last_turn_fails() -> None:
 async def test_frames_against_the_grammar_fail_the_response(frames: Frames, caplog: pytest.LogCaptureFixture) -> None:
     """A broken parser gives a failed stream, not an unreadable one."""
     events = await emitted((started(), *frames))
-    assert types(events)[-1] == "failed"
+    assert event_types(events)[-1] == "failed"
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
@@ -398,7 +398,7 @@ async def test_cancellation_is_no_failure() -> None:
     """``CancelledError`` passes, and no event follows it."""
     said = []
     with pytest.raises(asyncio.CancelledError):
-        async for event in emit(source((started(), ReasoningOpened()), asyncio.CancelledError())):
+        async for event in emit(frame_source((started(), ReasoningOpened()), asyncio.CancelledError())):
             said.append(event)  # noqa: PERF401 - a comprehension would be lost with the error
     assert not any(isinstance(event, TerminalEvent) for event in said)
 
@@ -408,14 +408,14 @@ async def test_cancellation_leaves_a_running_call_open() -> None:
     """The last event is that of the running call."""
     said = []
     with pytest.raises(asyncio.CancelledError):
-        async for event in emit(source((started(), CodeCallOpened(), CallStarted()), asyncio.CancelledError())):
+        async for event in emit(frame_source((started(), CodeCallOpened(), CallStarted()), asyncio.CancelledError())):
             said.append(event)  # noqa: PERF401 - a comprehension would be lost with the error
-    assert types(only_events(said))[-1] == "code_interpreter_call.interpreting"
+    assert event_types(client_events(said))[-1] == "code_interpreter_call.interpreting"
 
 
 async def test_leaving_early_ends_the_events() -> None:
     """A consumer that closes the stream within an item gets no further event."""
-    stream: AsyncGenerator[Any, None] = emit(source(whole_turn()))
+    stream: AsyncGenerator[Any, None] = emit(frame_source(whole_turn()))
     for _ in range(6):
         await anext(stream)
     await stream.aclose()
@@ -442,7 +442,7 @@ def summed(events: Iterable[ResponseEvent]) -> dict[int, str]:
 
 
 @settings(max_examples=100, deadline=None)
-@given(turn=turns(), error=st.none() | st.just(EngineFailed("x")) | st.just(ValueError("x")), data=st.data())
+@given(turn=response_frames(), error=st.none() | st.just(EngineFailed("x")) | st.just(ValueError("x")), data=st.data())
 async def test_any_turn_is_a_stream_that_clients_can_read(
     turn: Frames, error: Exception | None, data: st.DataObject
 ) -> None:

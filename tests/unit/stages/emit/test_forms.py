@@ -9,13 +9,13 @@ from pipeline.protocol.events import OutputItemAdded, OutputItemDone
 from pipeline.protocol.items import ApplyPatchCall, LocalShellCall, ShellCall
 from pipeline.protocol.tools import ClientForm
 from tests.support.event_streams import checked, final
-from tests.support.frames import FORMS, finished, form_call, item, on_the_wire, started, types, written
+from tests.support.frames import FORMS, event_types, finished, form_call, item, sse_json, started, written_events
 
 DEEP = "[" * 100_000
 
 
 def called(form: ClientForm, *texts: str, complete: bool = True) -> Any:
-    events = checked(written((started(), *form_call(form, *texts, complete=complete), finished("length"))))
+    events = checked(written_events((started(), *form_call(form, *texts, complete=complete), finished("length"))))
     return final(events).output[0]
 
 
@@ -89,17 +89,17 @@ def test_truncated_form_is_incomplete(form: ClientForm) -> None:
 def test_form_is_sent_when_it_is_complete(form: ClientForm) -> None:
     """No event is sent while the model writes; then the item is added complete, and done."""
     text = FORMS[form]
-    events = checked(written((started(), *item(FunctionCallOpened("f", form=form), *text), finished())))
+    events = checked(written_events((started(), *item(FunctionCallOpened("f", form=form), *text), finished())))
     added, done = (event.item for event in events if isinstance(event, OutputItemAdded | OutputItemDone))
-    assert on_the_wire(events[2])["item"] == {**on_the_wire(events[-2])["item"], "status": "in_progress"}
+    assert sse_json(events[2])["item"] == {**sse_json(events[-2])["item"], "status": "in_progress"}
     assert (getattr(added, "status", None), getattr(done, "status", None)) == ("in_progress", "completed")
 
 
 def test_shell_commands_have_their_own_events() -> None:
     """Each command is added empty, gets its text and is done; an empty one gets no text."""
-    events = checked(written((started(), *form_call("shell", '{"commands": ["ls", "", "pwd"]}'), finished())))
-    told = [on_the_wire(event) for event in events[3:-2]]
+    events = checked(written_events((started(), *form_call("shell", '{"commands": ["ls", "", "pwd"]}'), finished())))
+    told = [sse_json(event) for event in events[3:-2]]
     names = ["added", "delta", "done", "added", "done", "added", "delta", "done"]
-    assert types(events[3:-2]) == [f"shell_call_command.{name}" for name in names]
+    assert event_types(events[3:-2]) == [f"shell_call_command.{name}" for name in names]
     assert [body["command_index"] for body in told] == [0, 0, 0, 1, 1, 2, 2, 2]
     assert [body.get("command", body.get("delta")) for body in told] == ["", "ls", "ls", "", "", "", "pwd", "pwd"]

@@ -34,22 +34,22 @@ from pipeline.protocol.items import (
 )
 from tests.support.event_streams import checked, final
 from tests.support.frames import (
-    NOTE,
-    SUMMARISED,
+    CITATION,
+    SUMMARY_OPTIONS,
     Frames,
     custom_tool_call,
+    event_types,
     finished,
     function_call,
     item,
     message,
-    on_the_wire,
     reasoning,
     refusal,
-    spelled,
+    spelled_delta,
+    sse_json,
     started,
-    types,
     whole_turn,
-    written,
+    written_events,
 )
 
 BEGIN = ["created", "in_progress"]
@@ -57,7 +57,7 @@ BEGIN = ["created", "in_progress"]
 
 def emitted(*items: Frames, **fields: Any) -> list[ResponseEvent]:
     """The events of a whole turn, checked."""
-    return checked(written((started(**fields), *(frame for frames in items for frame in frames), finished())))
+    return checked(written_events((started(**fields), *(frame for frames in items for frame in frames), finished())))
 
 
 def text_ladder(kind: str, deltas: int, part: str = "content_part") -> list[str]:
@@ -92,23 +92,23 @@ LADDERS: list[tuple[Frames, list[str]]] = [
 @pytest.mark.parametrize(("item", "ladder"), LADDERS)
 def test_every_item_has_all_its_events(item: Frames, ladder: list[str]) -> None:
     """An item of each kind has its events in order, even without any text."""
-    assert types(emitted(item)) == [*BEGIN, *ladder, "completed"]
+    assert event_types(emitted(item)) == [*BEGIN, *ladder, "completed"]
 
 
 @pytest.mark.parametrize("texts", [("Let me ", "think."), ()])
 def test_summary_replaces_raw_reasoning(texts: tuple[str, ...]) -> None:
     """If a summary was requested, reasoning has the events of a summary part, and no content."""
-    events = emitted(reasoning(*texts), message("Hello!"), reasoning=SUMMARISED)
-    assert types(events) == [*BEGIN, *summary_ladder(len(texts)), *text_ladder("output_text", 1), "completed"]
+    events = emitted(reasoning(*texts), message("Hello!"), reasoning=SUMMARY_OPTIONS)
+    assert event_types(events) == [*BEGIN, *summary_ladder(len(texts)), *text_ladder("output_text", 1), "completed"]
     thought = final(events).output[0]
     assert thought == Reasoning("rs_10000", (SummaryText("".join(texts)),), status="completed")
-    assert "content" not in on_the_wire(events[-1])["response"]["output"][0]
+    assert "content" not in sse_json(events[-1])["response"]["output"][0]
 
 
 def test_items_follow_one_another() -> None:
     """Their events never interleave, and one numbering covers all of them."""
-    events = checked(written(whole_turn()))
-    assert types(events) == [
+    events = checked(written_events(whole_turn()))
+    assert event_types(events) == [
         *BEGIN,
         *text_ladder("reasoning_text", 2),
         *text_ladder("output_text", 2),
@@ -150,7 +150,7 @@ CALL = {"call_id": "call_10000", "name": "clock"}
 def test_added_item_has_empty_fields(opening: ItemOpened, fields: dict[str, Any]) -> None:
     """``output_item.added`` has every field, empty if it will grow, and no null."""
     added = emitted((opening, ItemClosed(complete=True)))[2]
-    assert on_the_wire(added)["item"] == {**fields, "status": "in_progress"}
+    assert sse_json(added)["item"] == {**fields, "status": "in_progress"}
 
 
 def test_final_output_has_whole_texts() -> None:
@@ -181,20 +181,20 @@ def test_parallel_calls_have_unique_ids() -> None:
 
 def test_annotations_have_events_and_are_kept() -> None:
     """An annotation has an event with its index, and is in the part and the item."""
-    other = {**NOTE, "title": "B"}
-    events = emitted(message("Hel", AnnotationAdded(NOTE), "lo!", AnnotationAdded(other)))
+    other = {**CITATION, "title": "B"}
+    events = emitted(message("Hel", AnnotationAdded(CITATION), "lo!", AnnotationAdded(other)))
     assert [event for event in events if isinstance(event, OutputTextAnnotationAdded)] == [
-        OutputTextAnnotationAdded(5, "msg_10000", 0, 0, 0, NOTE),
+        OutputTextAnnotationAdded(5, "msg_10000", 0, 0, 0, CITATION),
         OutputTextAnnotationAdded(7, "msg_10000", 0, 0, 1, other),
     ]
     (part,) = [event.part for event in events if isinstance(event, ContentPartDone)]
-    assert part == OutputText("Hello!", (NOTE, other))
+    assert part == OutputText("Hello!", (CITATION, other))
 
 
 @pytest.mark.defect("B27")
 def test_logprobs_accompany_their_text() -> None:
     """Each delta has the logprobs of its tokens; the done event, the part and the item have all of them."""
-    first, second = spelled("Hé", 2), spelled("y", 2)
+    first, second = spelled_delta("Hé", 2), spelled_delta("y", 2)
     events = emitted(reasoning("So."), message(first, second), top_logprobs=2)
     tokens = first.logprobs + second.logprobs
     assert [event.logprobs for event in events if isinstance(event, OutputTextDelta)] == [

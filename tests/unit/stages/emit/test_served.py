@@ -35,36 +35,36 @@ from pipeline.steps import NOT_LISTED
 from stages.emit.emit import ResponseWriter, emit
 from tests.support.event_streams import checked, final
 from tests.support.frames import (
-    FOUND,
-    HUNG,
-    LISTED,
+    FOUND_PAGES,
+    LISTED_TOOL,
     LOGS,
     SEARCH,
-    WRITTEN,
+    SHELL_OUTPUT,
+    SHELL_TIMEOUT,
     Frames,
     approval,
+    client_events,
     code_call,
+    event_types,
     finished,
+    frame_source,
     mcp_call,
     mcp_list,
     message,
-    on_the_wire,
-    only_events,
-    served,
-    served_turns,
+    server_item,
+    server_turns,
     shell_call,
     shell_output,
-    source,
+    sse_json,
     started,
-    types,
     web_call,
-    written,
+    written_events,
 )
 
 
 def told(*items: Frames) -> list[ResponseEvent]:
     """The events of a whole turn, checked, without those of the response."""
-    return checked(written((started(), *(frame for frames in items for frame in frames), finished())))[2:-1]
+    return checked(written_events((started(), *(frame for frames in items for frame in frames), finished())))[2:-1]
 
 
 def made(*items: Frames) -> Any:
@@ -82,7 +82,7 @@ ARGUMENTS = [f"mcp_call_arguments.{step}" for step in ("delta", "delta", "done")
 CODE = [f"code_interpreter_call_code.{step}" for step in ("delta", "delta", "done")]
 
 LADDERS: list[tuple[Frames, list[str]]] = [
-    (mcp_list(LISTED), ladder("mcp_list_tools.in_progress", "mcp_list_tools.completed")),
+    (mcp_list(LISTED_TOOL), ladder("mcp_list_tools.in_progress", "mcp_list_tools.completed")),
     (mcp_list(error="It is down."), ladder("mcp_list_tools.in_progress", "mcp_list_tools.failed")),
     (mcp_call("{", "}"), ladder("mcp_call.in_progress", *ARGUMENTS, "mcp_call.completed")),
     (mcp_call("{", "}", error="No."), ladder("mcp_call.in_progress", *ARGUMENTS, "mcp_call.failed")),
@@ -117,7 +117,7 @@ LADDERS: list[tuple[Frames, list[str]]] = [
 @pytest.mark.parametrize(("item", "steps"), LADDERS)
 def test_every_item_has_the_events_of_its_kind(item: Frames, steps: list[str]) -> None:
     """A call that the server runs is one item of one kind, with no other events."""
-    assert types(told(item)) == steps
+    assert event_types(told(item)) == steps
 
 
 @pytest.mark.defect("V9")
@@ -131,8 +131,8 @@ def test_items_have_their_own_indexes() -> None:
 @pytest.mark.defect("V8")
 def test_final_items_equal_streamed_ones() -> None:
     """Each item of the final response is exactly the one of its done event."""
-    events = checked(written(served_turns()))
-    bodies = [on_the_wire(event) for event in events]
+    events = checked(written_events(server_turns()))
+    bodies = [sse_json(event) for event in events]
     done = [body["item"] for body in bodies if body["type"] == "response.output_item.done"]
     assert bodies[-1]["response"]["output"] == done
     kinds = [item["type"] for item in done]
@@ -144,7 +144,7 @@ def test_final_items_equal_streamed_ones() -> None:
 
 
 RUNS: list[tuple[Frames, list[str], list[str]]] = [
-    (mcp_list(LISTED), ["mcp_list_tools.in_progress"], ["mcp_list_tools.completed"]),
+    (mcp_list(LISTED_TOOL), ["mcp_list_tools.in_progress"], ["mcp_list_tools.completed"]),
     (mcp_list(error="No."), ["mcp_list_tools.in_progress"], ["mcp_list_tools.failed"]),
     (mcp_call("{}"), ["mcp_call_arguments.done"], ["mcp_call.completed"]),
     (mcp_call("{}", error="No."), ["mcp_call_arguments.done"], ["mcp_call.failed"]),
@@ -176,7 +176,7 @@ RUNS: list[tuple[Frames, list[str], list[str]]] = [
 def test_events_are_sent_when_a_call_starts_and_ends(item: Frames, starts: list[str], ends: list[str]) -> None:
     """They come neither earlier nor all at the end."""
     writer = ResponseWriter()
-    said = {type(frame): types(only_events(writer.feed(frame))) for frame in (started(), *item)}
+    said = {type(frame): event_types(client_events(writer.feed(frame))) for frame in (started(), *item)}
     assert (said[CallStarted], said[CallFinished], said[ItemClosed]) == (starts, ends, ["output_item.done"])
 
 
@@ -191,14 +191,14 @@ def test_events_are_sent_when_a_call_starts_and_ends(item: Frames, starts: list[
         (web_call("{}"), "completed"),
         (web_call("{}", error="No."), "failed"),
         (shell_call("{}"), "completed"),
-        ((*shell_call("{}"), *shell_output(HUNG)), "completed"),
+        ((*shell_call("{}"), *shell_output(SHELL_TIMEOUT)), "completed"),
         ((*shell_call("{}"), *shell_output(error="No.")), "completed"),
     ],
 )
 def test_item_status_is_the_outcome_of_the_call(item: Frames, status: str) -> None:
     """A failed tool makes a failed item in a response that goes on."""
     assert made(item).status == status
-    assert final(checked(written((started(), *item, *message("Hm."), finished())))).status == "completed"
+    assert final(checked(written_events((started(), *item, *message("Hm."), finished())))).status == "completed"
 
 
 @pytest.mark.defect("V7")
@@ -211,7 +211,7 @@ def test_error_during_a_call_leaves_it_incomplete(opening: Any, finishes: bool) 
     ran = (opening, CallStarted(SEARCH), *([CallFinished("ok")] if finishes else []))
     writer = ResponseWriter()
     events = [event for frame in (started(), *shell_call("{}"), *ran) for event in writer.feed(frame)]
-    response = final(checked(only_events([*events, *writer.fail(EngineFailed("It broke."))])))
+    response = final(checked(client_events([*events, *writer.fail(EngineFailed("It broke."))])))
     assert response.output[-1].status == ("completed" if finishes else "incomplete")
 
 
@@ -221,8 +221,8 @@ def test_interrupted_tool_list_has_an_error(ran: Frames) -> None:
     """It has no status to say so."""
     writer = ResponseWriter()
     events = [event for frame in (started(), McpListToolsOpened("wiki"), *ran) for event in writer.feed(frame)]
-    ended = checked(only_events([*events, *writer.fail(EngineFailed("It broke."))]))
-    assert types(ended)[2:-1] == ladder("mcp_list_tools.in_progress", "mcp_list_tools.failed")
+    ended = checked(client_events([*events, *writer.fail(EngineFailed("It broke."))]))
+    assert event_types(ended)[2:-1] == ladder("mcp_list_tools.in_progress", "mcp_list_tools.failed")
     assert final(ended).output == (McpListTools("mcpl_10000", "wiki", (), NOT_LISTED),)
 
 
@@ -236,17 +236,17 @@ FAILED = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text
 @pytest.mark.parametrize(
     ("item", "expected"),
     [
-        (mcp_list(LISTED), McpListTools("mcpl_10000", "wiki", (ListedTool("ask", {"type": "object"}, "Asks."),))),
+        (mcp_list(LISTED_TOOL), McpListTools("mcpl_10000", "wiki", (ListedTool("ask", {"type": "object"}, "Asks."),))),
         (mcp_list(error="It is down."), McpListTools("mcpl_10000", "wiki", (), "It is down.")),
         (mcp_call("{", "}"), McpCall("mcp_10000", "wiki", "ask", "{}", "completed", "Fine.")),
         (mcp_call(result=""), McpCall("mcp_10000", "wiki", "ask", "", "completed", "")),
         (mcp_call("{}", error="No."), McpCall("mcp_10000", "wiki", "ask", "{}", "failed", error=FAILED)),
         (
-            served(McpCallOpened("wiki", "a"), outcome=CallFinished("", "No.", (PROTOCOL_ERROR,))),
+            server_item(McpCallOpened("wiki", "a"), outcome=CallFinished("", "No.", (PROTOCOL_ERROR,))),
             McpCall("mcp_10000", "wiki", "a", "", "failed", error=PROTOCOL_ERROR),
         ),
         (
-            served(McpCallOpened("wiki", "a", "mcpr_1"), "{}", outcome=CallFinished("ok")),
+            server_item(McpCallOpened("wiki", "a", "mcpr_1"), "{}", outcome=CallFinished("ok")),
             McpCall("mcp_10000", "wiki", "a", "{}", "completed", "ok", approval_request_id="mcpr_1"),
         ),
         (approval("{", "}"), McpApprovalRequest("mcpr_10000", "wiki", "ask", "{}")),
@@ -257,7 +257,7 @@ FAILED = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text
             CodeInterpreterCall("ci_10000", "1", "cntr_1", "failed", (LOGS,)),
         ),
         (web_call("{}"), WebSearchCall("ws_10000", SEARCH, "completed")),
-        (web_call("{}", found=(FOUND,)), WebSearchCall("ws_10000", FOUND, "completed")),
+        (web_call("{}", found=(FOUND_PAGES,)), WebSearchCall("ws_10000", FOUND_PAGES, "completed")),
         (
             shell_call('{"cmd": ["bash", "-lc", "ls | wc"], "timeout": 500}'),
             ShellCall(
@@ -278,9 +278,9 @@ def test_item_has_the_result_of_its_call(item: Frames, expected: object) -> None
 @pytest.mark.parametrize(
     ("outputs", "error", "shown"),
     [
-        ((WRITTEN, HUNG), None, (WRITTEN, HUNG)),
+        ((SHELL_OUTPUT, SHELL_TIMEOUT), None, (SHELL_OUTPUT, SHELL_TIMEOUT)),
         ((), None, ()),
-        ((HUNG,), "It hung.", (HUNG,)),
+        ((SHELL_TIMEOUT,), "It hung.", (SHELL_TIMEOUT,)),
         ((), "No.", ({"stdout": "", "stderr": "No.", "outcome": {"type": "exit", "exit_code": 126}},)),
     ],
 )
@@ -296,11 +296,11 @@ def test_shell_output_is_sent_per_command() -> None:
     """Each command has a delta with its output, if any, and is done with all of it."""
     silent = {"stdout": "", "stderr": "", "outcome": {"type": "exit", "exit_code": 1}}
     both = {"stdout": "a", "stderr": "b", "outcome": {"type": "exit", "exit_code": 0}}
-    events = told(shell_call("{}"), shell_output(WRITTEN, silent, both))
-    bodies = [on_the_wire(event) for event in events if "shell_call_output" in on_the_wire(event)["type"]]
+    events = told(shell_call("{}"), shell_output(SHELL_OUTPUT, silent, both))
+    bodies = [sse_json(event) for event in events if "shell_call_output" in sse_json(event)["type"]]
     assert [(body["command_index"], body.get("delta", body.get("output"))) for body in bodies] == [
         (0, {"stdout": "a\n"}),
-        (0, [WRITTEN]),
+        (0, [SHELL_OUTPUT]),
         (1, [silent]),
         (2, {"stdout": "a", "stderr": "b"}),
         (2, [both]),
@@ -309,9 +309,15 @@ def test_shell_output_is_sent_per_command() -> None:
 
 def test_added_item_has_empty_fields() -> None:
     """``output_item.added`` has every field, empty if it is known later."""
-    items = (mcp_list(LISTED), mcp_call("{}"), code_call("1"), web_call("{}", found=(FOUND,)), shell_call("{}"))
-    events = told(*items, shell_output(WRITTEN))
-    added = [on_the_wire(event)["item"] for event in events if isinstance(event, OutputItemAdded)]
+    items = (
+        mcp_list(LISTED_TOOL),
+        mcp_call("{}"),
+        code_call("1"),
+        web_call("{}", found=(FOUND_PAGES,)),
+        shell_call("{}"),
+    )
+    events = told(*items, shell_output(SHELL_OUTPUT))
+    added = [sse_json(event)["item"] for event in events if isinstance(event, OutputItemAdded)]
     call = {"arguments": "", "output": None, "error": None, "approval_request_id": None}
     code = {"code": "", "container_id": "cntr_1", "outputs": None}
     assert added[:4] == [
@@ -350,9 +356,9 @@ def test_any_arguments_make_an_item(opening: Any, said: str) -> None:
 def test_search_item_has_the_real_action() -> None:
     """The action comes from the start or end of the call, never from the model's arguments."""
     opened = {"type": "open_page", "url": "https://a.example/"}
-    item = served(WebCallOpened("open"), '{"cursor": 0, "id": 3}', action=opened)
+    item = server_item(WebCallOpened("open"), '{"cursor": 0, "id": 3}', action=opened)
     assert made(item) == WebSearchCall("ws_10000", opened, "completed")
-    assert not [event for event in told(item) if "cursor" in str(on_the_wire(event))]
+    assert not [event for event in told(item) if "cursor" in str(sse_json(event))]
 
 
 @pytest.mark.defect("B12")
@@ -370,7 +376,7 @@ def test_items_have_unique_ids() -> None:
 def test_truncated_approval_request_is_an_incomplete_call() -> None:
     """Approval is never requested for half a call."""
     frames = (started(), *approval('{"q', complete=False), finished("length"))
-    (cut,) = final(checked(written(frames))).output
+    (cut,) = final(checked(written_events(frames))).output
     assert cut == McpCall("mcp_10000", "wiki", "ask", '{"q', "incomplete")
 
 
@@ -378,7 +384,7 @@ def test_truncated_approval_request_is_an_incomplete_call() -> None:
 def test_truncated_search_has_an_action() -> None:
     """Without arguments it is a search for nothing."""
     frames = (started(), *web_call('{"query": "Os', complete=False), finished("length"))
-    (cut,) = final(checked(written(frames))).output
+    (cut,) = final(checked(written_events(frames))).output
     assert cut == WebSearchCall("ws_10000", {"type": "search", "query": ""}, "incomplete")
 
 
@@ -391,12 +397,12 @@ async def test_results_follow_their_item() -> None:
         *code_call("1"),
         *web_call("{}", error="No."),
         *shell_call("{}"),
-        *shell_output(WRITTEN),
+        *shell_output(SHELL_OUTPUT),
         *mcp_list(),
         *mcp_call("{}"),
         *code_call("1", complete=False),
     )
-    async with aclosing(emit(source((started(), *read, finished("length"))))) as out:
+    async with aclosing(emit(frame_source((started(), *read, finished("length"))))) as out:
         frames = [frame async for frame in out]
     results = [frame for frame in frames if isinstance(frame, ItemResult)]
     assert results == [

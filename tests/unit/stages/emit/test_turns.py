@@ -13,21 +13,21 @@ from stages.emit.emit import ResponseWriter
 from tests.support.event_streams import checked, final
 from tests.support.frames import (
     Frames,
+    client_events,
     finished,
     mcp_call,
     mcp_list,
     message,
-    only_events,
-    served_turns,
+    server_turns,
     started,
-    written,
+    written_events,
 )
 
 CALLED: Frames = (started(prompt_tokens=10), *mcp_call("{}"), finished(output_tokens=5, cached_tokens=0))
 
 
 def ended(*turns: Frames) -> Response:
-    return final(checked(written(frame for turn in turns for frame in turn)))
+    return final(checked(written_events(frame for turn in turns for frame in turn)))
 
 
 def turn(prompt_tokens: int, output_tokens: int, **fields: Any) -> Frames:
@@ -64,7 +64,7 @@ def test_truncated_prompt_has_no_negative_tool_tokens(prompt_tokens: int, from_t
 
 def test_listing_tools_is_no_turn() -> None:
     """Frames before the first prompt do not count."""
-    response = ended(served_turns())
+    response = ended(server_turns())
     assert response.usage is not None
     assert response.usage.input_tokens_details.input_tokens_per_turn == (7, 50)
 
@@ -107,8 +107,8 @@ def test_raw_messages_cover_all_turns() -> None:
 def test_failed_response_has_its_raw_messages_so_far(frames: int, kept: RawMessages) -> None:
     """This holds between turns and within one."""
     writer = ResponseWriter()
-    events = only_events(event for frame in raw_turns()[:frames] for event in writer.feed(frame))
-    events += only_events(writer.fail(EngineFailed("It broke.")))
+    events = client_events(event for frame in raw_turns()[:frames] for event in writer.feed(frame))
+    events += client_events(writer.fail(EngineFailed("It broke.")))
     assert isinstance(events[-1], ResponseFailed)
     assert final(checked(events)).output_messages == kept
 
@@ -117,7 +117,7 @@ def test_failed_response_has_its_raw_messages_so_far(frames: int, kept: RawMessa
 def test_response_must_end_with_a_turn(frames: Frames) -> None:
     """A response whose last frame is not ``TurnFinished`` has a failed engine."""
     writer = ResponseWriter()
-    for frame in (started(), finished(), *frames) if frames[:1] == CALLED[:1] else (served_turns()[0], *frames):
+    for frame in (started(), finished(), *frames) if frames[:1] == CALLED[:1] else (server_turns()[0], *frames):
         list(writer.feed(frame))
     with pytest.raises(InvariantBroken, match="ends with TurnFinished"):
         writer.finish()

@@ -19,9 +19,18 @@ from stages.generate.endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint
 from stages.generate.generation import Generation
 from stages.generate.http import HttpEngine, start_http
 from stages.harmony import VOCABULARY_SIZE
-from tests.support.fake_vllm import FakeVllm, Fault, alternatives, fakes, own_logprob
-from tests.support.http_engine import engine_over, generate, last, logprobs, prompt, token_ids, until
-from tests.support.local_web import serving
+from tests.support.api_clients import wait_until
+from tests.support.event_streams import generate, last, logprobs, token_ids
+from tests.support.fake_vllm import (
+    FakeVllm,
+    Fault,
+    alternatives,
+    engine_over,
+    own_logprob,
+    prompt_for_fakes,
+    running_fakes,
+)
+from tests.support.tool_servers import web_server
 
 TOKENS = [11, 12, 13, 14, 15]
 
@@ -67,7 +76,7 @@ async def test_model_name_can_be_chosen() -> None:
 async def test_unusable_server_is_reported_with_its_reason(server: dict[str, Any], words: str) -> None:
     """The message names the missing option."""
     fake = FakeVllm(**server)
-    async with fakes(fake):
+    async with running_fakes(fake):
         with pytest.raises(UnusableServer, match=words):
             await start_http([fake.url], "tiny")
 
@@ -83,16 +92,16 @@ async def test_loading_server_is_waited_for() -> None:
     fake = FakeVllm()
     starting = asyncio.create_task(start_http([fake.url]))
     await asyncio.sleep(0.1)
-    async with fakes(fake):
+    async with running_fakes(fake):
         engine = await starting
-        assert token_ids(await generate(engine, prompt())) == TOKENS
+        assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
         await engine.close()
 
 
 async def test_servers_must_serve_the_same_models() -> None:
     """A client must not get an answer of another model by chance."""
     one, other = FakeVllm(), FakeVllm(names=("tiny", "big"))
-    async with fakes(one, other):
+    async with running_fakes(one, other):
         with pytest.raises(UnusableServer, match="do not serve the same"):
             await start_http([one.url, other.url])
 
@@ -100,7 +109,7 @@ async def test_servers_must_serve_the_same_models() -> None:
 async def test_engine_key_is_sent() -> None:
     """Every request to the engine has it."""
     async with engine_over(FakeVllm(key="secret-key-of-the-engine"), api_key="secret-key-of-the-engine") as engine:
-        assert token_ids(await generate(engine, prompt())) == TOKENS
+        assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
 
 
 async def test_redirects_are_not_followed() -> None:
@@ -111,13 +120,13 @@ async def test_redirects_are_not_followed() -> None:
         asked.append(request.path)
         return web.Response(status=307, headers={"Location": elsewhere.url + request.path})
 
-    async with fakes(elsewhere := FakeVllm()), serving(lead) as url:
+    async with running_fakes(elsewhere := FakeVllm()), web_server(lead) as url:
         with pytest.raises(UnusableServer, match="307"):
             await start_http([url])
         session = aiohttp.ClientSession()
         backend = Backend(url, session, is_healthy=True)
         with pytest.raises(EngineFailed, match="elsewhere"):
-            await Generation(Backends((backend,)), prompt(), 0.0).begin()
+            await Generation(Backends((backend,)), prompt_for_fakes(), 0.0).begin()
         assert not await backend.check()
         await session.close()
     assert elsewhere.headers == []
@@ -133,7 +142,7 @@ async def test_all_tokens_arrive_in_order(endpoint: Endpoint[Any], chunk_size: i
     """Both endpoints take and give token ids."""
     fake = FakeVllm(chunk_size=chunk_size, cached_tokens=32)
     async with engine_over(fake, endpoints=(endpoint,)) as engine:
-        frames = await generate(engine, prompt())
+        frames = await generate(engine, prompt_for_fakes())
     assert token_ids(frames) == TOKENS
     assert (last(frames).reason, last(frames).cached_tokens) == ("stop", 32)
     assert last(frames).duration > 0
@@ -144,7 +153,7 @@ async def test_all_tokens_arrive_in_order(endpoint: Endpoint[Any], chunk_size: i
 async def test_token_limit_is_the_finish_reason(endpoint: Endpoint[Any]) -> None:
     """An answer at its limit has the reason ``length``."""
     async with engine_over(FakeVllm(endless=True), endpoints=(endpoint,)) as engine:
-        frames = await generate(engine, prompt(max_tokens=7))
+        frames = await generate(engine, prompt_for_fakes(max_tokens=7))
     assert len(token_ids(frames)) == 7
     assert last(frames).reason == "length"
 
@@ -152,7 +161,7 @@ async def test_token_limit_is_the_finish_reason(endpoint: Endpoint[Any]) -> None
 async def test_generate_endpoint_gets_the_whole_prompt() -> None:
     """No option of the client is lost."""
     fake = FakeVllm()
-    asked = prompt(
+    asked = prompt_for_fakes(
         model="nonsense",
         stop=("END",),
         seed=5,
@@ -200,7 +209,7 @@ async def test_completions_endpoint_gets_the_whole_prompt() -> None:
     """Its options have other names."""
     fake = FakeVllm(scale_out=False)
     async with engine_over(fake) as engine:
-        await generate(engine, prompt(logprobs=2, grammar="start: /x/", scheduling=Scheduling("salt", 3)))
+        await generate(engine, prompt_for_fakes(logprobs=2, grammar="start: /x/", scheduling=Scheduling("salt", 3)))
     (body,) = fake.prompts
     assert body["prompt"] == [1, 2, 3]
     assert (body["return_token_ids"], body["return_tokens_as_token_ids"], body["logprobs"]) == (True, True, 2)
@@ -224,7 +233,7 @@ def test_grammars_are_readable_for_guidance_only() -> None:
 async def test_logprobs_belong_to_their_tokens(endpoint: Endpoint[Any], top: int) -> None:
     """Each token has its own and the top alternatives, whether it is one of them or not."""
     async with engine_over(FakeVllm(chunk_size=2), endpoints=(endpoint,)) as engine:
-        told = logprobs(await generate(engine, prompt(logprobs=top)))
+        told = logprobs(await generate(engine, prompt_for_fakes(logprobs=top)))
     assert [logprob.logprob for logprob in told] == [own_logprob(token) for token in TOKENS]
     room = top if endpoint is COMPLETIONS else min(top, 19)  # vLLM has no place for the twentieth beside the token
     for token, logprob in zip(TOKENS, told, strict=True):
@@ -236,14 +245,14 @@ async def test_logprobs_belong_to_their_tokens(endpoint: Endpoint[Any], top: int
 async def test_logprobs_are_sent_only_if_requested(endpoint: Endpoint[Any]) -> None:
     """Otherwise they would cost time."""
     async with engine_over(FakeVllm(), endpoints=(endpoint,)) as engine:
-        assert logprobs(await generate(engine, prompt())) == []
+        assert logprobs(await generate(engine, prompt_for_fakes())) == []
 
 
 async def test_slow_reader_gets_bigger_chunks() -> None:
     """Tokens that came meanwhile arrive together, and none is missing."""
     frames = []
     fake = FakeVllm(tokens=range(1, 501))
-    async with engine_over(fake) as engine, engine.open(prompt(max_tokens=1000)) as stream:
+    async with engine_over(fake) as engine, engine.open(prompt_for_fakes(max_tokens=1000)) as stream:
         async for frame in stream:
             frames.append(frame)
             await asyncio.sleep(0.01)
@@ -254,8 +263,8 @@ async def test_slow_reader_gets_bigger_chunks() -> None:
 async def test_image_tokens_are_counted_by_the_engine() -> None:
     """The engine makes many tokens of an image, and reports their number."""
     async with engine_over(FakeVllm()) as engine:
-        with_image = await generate(engine, prompt(images=("data:image/png;base64,AA==",)))
-        without = await generate(engine, prompt())
+        with_image = await generate(engine, prompt_for_fakes(images=("data:image/png;base64,AA==",)))
+        without = await generate(engine, prompt_for_fakes())
     assert (last(with_image).prompt_tokens, last(without).prompt_tokens) == (77, None)
 
 
@@ -266,7 +275,7 @@ async def test_images_need_the_generate_endpoint() -> None:
     """Without it a prompt with images is refused."""
     async with engine_over(FakeVllm(scale_out=False)) as engine:
         with pytest.raises(InvalidPrompt, match="--enable-scale-out"):
-            await generate(engine, prompt(images=("data:image/png;base64,AA==",)))
+            await generate(engine, prompt_for_fakes(images=("data:image/png;base64,AA==",)))
 
 
 @both
@@ -277,8 +286,8 @@ async def test_unenforced_grammar_is_refused(grammars: Any, words: str, scale_ou
     """A client never gets an answer without its format; prompts without a grammar are served."""
     async with engine_over(FakeVllm(grammars=grammars, scale_out=scale_out)) as engine:
         with pytest.raises(InvalidPrompt, match=words):
-            await generate(engine, prompt(grammar="start: /x/"))
-        assert token_ids(await generate(engine, prompt())) == TOKENS
+            await generate(engine, prompt_for_fakes(grammar="start: /x/"))
+        assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
 
 
 @pytest.mark.parametrize("in_stream", [False, True])
@@ -290,7 +299,7 @@ async def test_refusal_of_the_engine_is_an_invalid_prompt(in_stream: bool) -> No
     )
     async with engine_over(FakeVllm(**trouble), FakeVllm(**trouble)) as engine:
         with pytest.raises(InvalidPrompt, match=r"Too many\.$") as raised:
-            async with engine.open(prompt()):
+            async with engine.open(prompt_for_fakes()):
                 pass
     assert raised.value.param == "top_logprobs"
 
@@ -301,18 +310,18 @@ async def test_full_queues_are_overload(status: int) -> None:
     full, other = FakeVllm(status=status), FakeVllm(status=status)
     async with engine_over(full, other) as engine:
         with pytest.raises(EngineOverloaded):
-            await generate(engine, prompt())
+            await generate(engine, prompt_for_fakes())
         assert (len(full.prompts), len(other.prompts)) == (1, 1)
         other.status = 200
         for _ in range(3):
-            assert token_ids(await generate(engine, prompt())) == TOKENS
+            assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
 
 
 async def test_rejected_engine_key_is_no_client_error() -> None:
     """The operator must correct it."""
     async with engine_over(FakeVllm(status=401, words={"error": "Unauthorized"})) as engine:
         with pytest.raises(EngineFailed):
-            await generate(engine, prompt())
+            await generate(engine, prompt_for_fakes())
 
 
 # Ending
@@ -322,10 +331,10 @@ async def test_leaving_aborts() -> None:
     """Leaving the block leaves nothing running in the engine."""
     fake = FakeVllm(endless=True, latency=0.01)
     async with engine_over(fake) as engine:
-        async with engine.open(prompt(max_tokens=10**6)) as stream:
+        async with engine.open(prompt_for_fakes(max_tokens=10**6)) as stream:
             await anext(aiter(stream))
             assert fake.running == 1
-        await until(lambda: fake.running == 0)
+        await wait_until(lambda: fake.running == 0)
         assert fake.aborted == 1
 
 
@@ -334,28 +343,28 @@ async def test_cancelling_the_reader_aborts(silence: float) -> None:
     """A cancelled task leaves nothing running, before its first token or later."""
     fake = FakeVllm(endless=True, latency=0.01, silence=silence)
     async with engine_over(fake) as engine:
-        task = asyncio.create_task(generate(engine, prompt(max_tokens=10**6)))
-        await until(lambda: fake.running == 1)
+        task = asyncio.create_task(generate(engine, prompt_for_fakes(max_tokens=10**6)))
+        await wait_until(lambda: fake.running == 1)
         await asyncio.sleep(0.05)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await until(lambda: fake.running == 0)
+        await wait_until(lambda: fake.running == 0)
 
 
 @pytest.mark.parametrize("reads_on", [True, False])
 async def test_cancelled_response_ends_after_received_tokens(reads_on: bool) -> None:
     """It ends with the reason, read or not, and the engine stops."""
     fake = FakeVllm(endless=True, latency=0.005)
-    async with engine_over(fake) as engine, engine.open(prompt(max_tokens=10**6)) as stream:
+    async with engine_over(fake) as engine, engine.open(prompt_for_fakes(max_tokens=10**6)) as stream:
         frames = [await anext(aiter(stream))]
         reading = asyncio.create_task(_rest(stream)) if reads_on else None
-        await until(lambda: fake.told > 10)
+        await wait_until(lambda: fake.told > 10)
         await asyncio.sleep(0.1)  # in which they come
         assert not await engine.cancel("resp_2")
         assert await engine.cancel("resp_1")
         frames += await (reading or _rest(stream))
-        await until(lambda: fake.running == 0)
+        await wait_until(lambda: fake.running == 0)
         assert last(frames).reason == "cancelled"
         assert len(token_ids(frames)) > 10
         assert token_ids(frames) == list(islice(cycle(TOKENS), len(token_ids(frames))))
@@ -369,7 +378,7 @@ async def _rest(stream: Any) -> list[Any]:
 async def test_finished_response_cannot_be_cancelled() -> None:
     """There is nothing to cancel any more."""
     async with engine_over(FakeVllm()) as engine:
-        async with engine.open(prompt()) as stream:
+        async with engine.open(prompt_for_fakes()) as stream:
             await _rest(stream)
             assert not await engine.cancel("resp_1")
         assert not await engine.cancel("resp_1")
@@ -379,17 +388,17 @@ async def test_stopping_ends_running_streams() -> None:
     """Running generations fail, pending ones are refused, and none begins."""
     running, waiting = FakeVllm(endless=True, latency=0.01), FakeVllm(endless=True, latency=0.01)
     async with engine_over(running, waiting) as engine:
-        tasks = [asyncio.create_task(generate(engine, prompt(max_tokens=10**6, id="resp_1")))]
-        await until(lambda: running.running + waiting.running)
+        tasks = [asyncio.create_task(generate(engine, prompt_for_fakes(max_tokens=10**6, id="resp_1")))]
+        await wait_until(lambda: running.running + waiting.running)
         waiting.is_silent = running.is_silent = True
-        tasks += [asyncio.create_task(generate(engine, prompt(id=f"resp_{number}"))) for number in (2, 3)]
+        tasks += [asyncio.create_task(generate(engine, prompt_for_fakes(id=f"resp_{number}"))) for number in (2, 3)]
         await asyncio.sleep(0.1)
         await engine.stop()
         ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 120)
         assert [type(end) for end in ends] == [EngineFailed, ServerStopping, ServerStopping]
         with pytest.raises(ServerStopping):
-            await generate(engine, prompt())
-        await until(lambda: running.running == 0)
+            await generate(engine, prompt_for_fakes())
+        await wait_until(lambda: running.running == 0)
 
 
 # Faults
@@ -405,12 +414,12 @@ async def test_failure_in_mid_stream_is_raised_once(endpoint: Endpoint[Any], fau
     async with engine_over(broken, well, endpoints=(endpoint,)) as engine:
         seen: list[Any] = []
         with pytest.raises(EngineFailed):
-            async with engine.open(prompt()) as stream:
+            async with engine.open(prompt_for_fakes()) as stream:
                 async for frame in stream:
                     seen.append(frame)  # noqa: PERF401 - the loop ends by its error
         assert token_ids(seen) == TOKENS[:after]
         assert well.prompts == []
-        await until(lambda: broken.running == 0)
+        await wait_until(lambda: broken.running == 0)
 
 
 @pytest.mark.parametrize("trouble", [{"fault": "dies"}, {"fault": "ends"}, {"fault": "abort"}, {"status": 500}])
@@ -418,14 +427,14 @@ async def test_other_server_takes_over_before_the_first_token(trouble: dict[str,
     """The client does not notice."""
     broken, well = FakeVllm(**trouble), FakeVllm()
     async with engine_over(broken, well) as engine:
-        assert token_ids(await generate(engine, prompt())) == TOKENS
+        assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
         assert (len(broken.prompts), len(well.prompts)) == (1, 1)
 
 
 async def test_other_server_takes_over_an_accepted_prompt() -> None:
     """A prompt that waited is not lost when its server dies."""
     slow, well = FakeVllm(silence=2.0, fault="dies"), FakeVllm()
-    async with engine_over(slow, well) as engine, engine.open(prompt()) as stream:
+    async with engine_over(slow, well) as engine, engine.open(prompt_for_fakes()) as stream:
         assert well.prompts == []
         assert token_ids(await _rest(stream)) == TOKENS
 
@@ -435,7 +444,7 @@ async def test_prompt_is_tried_on_two_servers_at_most() -> None:
     servers = [FakeVllm(status=500) for _ in range(4)]
     async with engine_over(*servers) as engine:
         with pytest.raises(EngineFailed):
-            await generate(engine, prompt())
+            await generate(engine, prompt_for_fakes())
     assert sum(len(server.prompts) for server in servers) == 2
 
 
@@ -444,7 +453,7 @@ async def test_single_server_is_tried_twice() -> None:
     fake = FakeVllm(status=500)
     async with engine_over(fake) as engine:
         with pytest.raises(EngineFailed):
-            await generate(engine, prompt())
+            await generate(engine, prompt_for_fakes())
     assert len(fake.prompts) == 2
 
 
@@ -457,9 +466,9 @@ async def test_least_busy_server_is_chosen() -> None:
     async with engine_over(*servers) as engine:
         tasks = []
         for number in range(9):
-            tasks.append(asyncio.create_task(generate(engine, prompt(id=f"resp_{number}", max_tokens=10**6))))
+            tasks.append(asyncio.create_task(generate(engine, prompt_for_fakes(id=f"resp_{number}", max_tokens=10**6))))
             await asyncio.sleep(0)
-        await until(lambda: sum(server.running for server in servers) == 9)
+        await wait_until(lambda: sum(server.running for server in servers) == 9)
         assert [server.running for server in servers] == [3, 3, 3]
         for task in tasks:
             task.cancel()
@@ -467,7 +476,7 @@ async def test_least_busy_server_is_chosen() -> None:
         for server in servers:
             server.endless, server.prompts[:] = False, []
         for _ in range(6):
-            await generate(engine, prompt())
+            await generate(engine, prompt_for_fakes())
         assert [len(server.prompts) for server in servers] == [2, 2, 2]
 
 
@@ -477,13 +486,13 @@ async def test_dead_server_is_skipped_until_it_is_back() -> None:
     async with engine_over(one, other) as engine:
         await one.stop()
         for _ in range(6):
-            assert token_ids(await generate(engine, prompt())) == TOKENS
+            assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
         assert engine.is_alive
         before = len(other.prompts)
         await one.start()
-        await until(lambda: all(backend.is_healthy for backend in engine._backends.all))
+        await wait_until(lambda: all(backend.is_healthy for backend in engine._backends.all))
         for _ in range(4):
-            await generate(engine, prompt())
+            await generate(engine, prompt_for_fakes())
         assert len(other.prompts) == before + 2
 
 
@@ -492,12 +501,12 @@ async def test_engine_is_dead_until_a_server_is_back() -> None:
     fake = FakeVllm()
     async with engine_over(fake) as engine:
         fake.is_well = False
-        await until(lambda: not engine.is_alive)
+        await wait_until(lambda: not engine.is_alive)
         with pytest.raises(EngineDead):
-            await generate(engine, prompt())
+            await generate(engine, prompt_for_fakes())
         fake.is_well = True
-        await until(lambda: engine.is_alive)
-        assert token_ids(await generate(engine, prompt())) == TOKENS
+        await wait_until(lambda: engine.is_alive)
+        assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
 
 
 async def test_server_with_another_model_is_skipped() -> None:
@@ -505,11 +514,11 @@ async def test_server_with_another_model_is_skipped() -> None:
     one, other = FakeVllm(), FakeVllm()
     async with engine_over(one, other) as engine:
         one.is_well = False
-        await until(lambda: sum(backend.is_healthy for backend in engine._backends.all) == 1)
+        await wait_until(lambda: sum(backend.is_healthy for backend in engine._backends.all) == 1)
         one.names, one.is_well = ("tiny", "big"), True
         await asyncio.sleep(0.3)
         for _ in range(4):
-            await generate(engine, prompt())
+            await generate(engine, prompt_for_fakes())
         assert (len(one.prompts), len(other.prompts)) == (0, 4)
 
 
@@ -519,7 +528,7 @@ async def hanging(
 ) -> AsyncGenerator[tuple[FakeVllm, HttpEngine, list[Any], asyncio.Task[list[Any]]], None]:
     """A server that says no more behind so many tokens, beside one that is well: what came, and who waits for more."""
     server = FakeVllm(fault="hangs", after=after)
-    async with engine_over(server, FakeVllm()) as engine, engine.open(prompt()) as stream:
+    async with engine_over(server, FakeVllm()) as engine, engine.open(prompt_for_fakes()) as stream:
         seen: list[Any] = []
         while len(token_ids(seen)) < after:
             seen.append(await anext(aiter(stream)))
@@ -572,7 +581,7 @@ async def test_lost_stream_fails_or_moves(after: int) -> None:
                 await rest
         else:
             assert token_ids(await rest) == TOKENS
-        await until(lambda: server.running == 0)
+        await wait_until(lambda: server.running == 0)
 
 
 def test_generate_endpoint_is_preferred() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from pipeline.errors import InvalidPrompt
-from tests.support.images import BLUE, IMAGES, RED, data_url, png
+from tests.support.tool_servers import BLUE, IMAGES, RED, data_url, png
 
 PIL = pytest.importorskip("PIL", reason="Pillow comes with vLLM")
 

@@ -10,7 +10,7 @@ _RUN = """
 import runpy, sys
 for name in ("torch", "vllm", "transformers", "tokenizers", "xgrammar"):
     sys.modules[name] = None  # from here on its import fails
-runpy.run_module("tests.support.light_response", run_name="__main__")
+runpy.run_module("tests.support.fake_vllm", run_name="__main__")
 """
 
 

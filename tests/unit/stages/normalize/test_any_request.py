@@ -15,8 +15,8 @@ from pipeline.record import replay
 from stages.normalize.normalize import Normalize
 from stages.persist.database import Nowhere
 from stages.persist.store import Store
-from tests.support.normalized_requests import ALL
 from tests.support.request_bodies import CLIENTS, EVERYTHING
+from tests.support.requests import ALL_HOSTED
 
 Json: TypeAlias = Any
 
@@ -47,7 +47,7 @@ async def understood(body: Json) -> Conversation | InvalidRequest:
     """What becomes of a body; any other exception passes."""
     try:
         request = await read_request(json.dumps(body).encode())
-        normalize = Normalize(Store(Nowhere()), ("gpt-oss-20b",), ALL, frozenset({"docs"}))
+        normalize = Normalize(Store(Nowhere()), ("gpt-oss-20b",), ALL_HOSTED, frozenset({"docs"}))
         async with aclosing(normalize(replay([request]))) as conversations:
             return await anext(conversations)
     except InvalidRequest as error:

@@ -28,9 +28,8 @@ from pipeline.protocol.items import (
     WebSearchCall,
 )
 from stages.persist.store import Store
-from tests.support.normalized_requests import answered, normalized
-from tests.support.request_bodies import WEATHER
-from tests.support.tool_bodies import CLIENT_SHELLS, SERVER_TOOLS
+from tests.support.request_bodies import CLIENT_SHELLS, SERVER_TOOLS, WEATHER
+from tests.support.requests import normalize, store_answer
 
 Json: TypeAlias = dict[str, Any]
 
@@ -146,7 +145,7 @@ def response(asked: str = "r", **fields: Any) -> Json:
 )
 async def test_items_of_servers_and_shells_are_read(store: Store, given: Json, item: Item) -> None:
     """Ids, statuses and nulls may be missing; a failure has its error in any form."""
-    assert (await normalized(store, input=[given])).input == (item,)
+    assert (await normalize(store, input=[given])).input == (item,)
 
 
 SHELL = {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}}
@@ -220,7 +219,7 @@ PATCH = {"type": "apply_patch_call", "call_id": "c", "operation": DELETE}
 )
 async def test_outputs_of_client_tools_are_read(store: Store, call: Json, given: Json, item: Item) -> None:
     """Each kind of call has its kind of output; a local shell's may have the call's id as its own."""
-    conversation = await normalized(store, input=[call, {"call_id": "c", **given}])
+    conversation = await normalize(store, input=[call, {"call_id": "c", **given}])
     assert conversation.input[1] == item
     assert len({one.id for one in conversation.input}) == 2
 
@@ -228,7 +227,7 @@ async def test_outputs_of_client_tools_are_read(store: Store, call: Json, given:
 @pytest.mark.parametrize("client", [SERVER_TOOLS, CLIENT_SHELLS], ids=["server", "client"])
 async def test_items_are_sent_as_openai_python_reads_them(store: Store, client: Json) -> None:
     """Items of any form are sent in the one that it reads without a warning."""
-    items = (await normalized(store, input=client["input"][1:])).input
+    items = (await normalize(store, input=client["input"][1:])).input
     adapter = TypeAdapter[Any](ResponseOutputItem)
     for item in items:
         adapter.validate_json(msgspec.json.encode(item), strict=False)
@@ -252,10 +251,10 @@ async def test_output_needs_a_call_of_its_kind(store: Store, call: Json | None, 
     """An output without one is refused at its place."""
     items = [call or WEATHER_CALL, {**output, "call_id": "c"}]
     if call and output["type"] == f"{call['type']}_output":
-        await normalized(store, input=items)
+        await normalize(store, input=items)
         return
     with pytest.raises(InvalidRequest, match=r"No .* call with call_id 'c' comes before") as caught:
-        await normalized(store, input=items)
+        await normalize(store, input=items)
     assert caught.value.param == "input[1].call_id"
 
 
@@ -266,15 +265,15 @@ async def test_local_shell_call_is_answered_once(store: Store) -> None:
     """Its output has the id of the call, so there can be only one."""
     output = {"type": "local_shell_call_output", "id": "c", "output": ""}
     with pytest.raises(InvalidRequest, match="Duplicate item") as caught:
-        await normalized(store, input=[LOCAL, output, output])
+        await normalize(store, input=[LOCAL, output, output])
     assert caught.value.param == "input[2].call_id"
 
 
 async def test_approval_answers_a_request_of_the_history(store: Store) -> None:
     """The answer has the client's decision and reason."""
-    await answered(store, "1", McpApprovalRequest("mcpr_1", "m", "f", "{}"), input="Hi")
+    await store_answer(store, "1", McpApprovalRequest("mcpr_1", "m", "f", "{}"), input="Hi")
     given = response("mcpr_1", approve=False, reason="Not now.")
-    conversation = await normalized(store, "2", previous_response_id="resp_1", input=[given])
+    conversation = await normalize(store, "2", previous_response_id="resp_1", input=[given])
     assert conversation.input == (McpApprovalResponse("mcpa_2i0000", "mcpr_1", False, "Not now."),)
 
 
@@ -291,29 +290,29 @@ async def test_approval_answers_a_request_of_the_history(store: Store) -> None:
 async def test_approval_answers_one_request_once(store: Store, items: list[Json], position: int) -> None:
     """An answer to nothing, or a second one, is refused at its place, even after the call."""
     with pytest.raises(InvalidRequest) as caught:
-        await normalized(store, input=items)
+        await normalize(store, input=items)
     assert caught.value.param == f"input[{position}].approval_request_id"
 
 
 async def test_answered_request_of_the_history_stays_answered(store: Store) -> None:
     """A continuation cannot answer it again."""
-    await answered(store, "1", McpApprovalRequest("mcpr_1", "m", "f", "{}"), input="Hi")
+    await store_answer(store, "1", McpApprovalRequest("mcpr_1", "m", "f", "{}"), input="Hi")
     called = McpCall("mcp_2", "m", "f", "{}", "completed", "x", None, "mcpr_1")
-    await answered(store, "2", called, previous_response_id="resp_1", input=[response("mcpr_1")])
+    await store_answer(store, "2", called, previous_response_id="resp_1", input=[response("mcpr_1")])
     with pytest.raises(InvalidRequest, match="answered already"):
-        await normalized(store, "3", previous_response_id="resp_2", input=[response("mcpr_1")])
-    await normalized(store, "4", previous_response_id="resp_1", input=[response("mcpr_1", approve=False)])
+        await normalize(store, "3", previous_response_id="resp_2", input=[response("mcpr_1")])
+    await normalize(store, "4", previous_response_id="resp_1", input=[response("mcpr_1", approve=False)])
 
 
 async def test_stored_results_come_with_their_items(store: Store) -> None:
     """Included fields are kept as well."""
     call = CodeInterpreterCall("ci_1", "print(1)", "cntr_1", "completed")
-    await answered(store, "1", call, input="Hi", results={"ci_1": "1\n"})
+    await store_answer(store, "1", call, input="Hi", results={"ci_1": "1\n"})
     include = ["code_interpreter_call.outputs", "web_search_call.action.sources"]
-    conversation = await normalized(store, "2", previous_response_id="resp_1", input="And?", include=include)
+    conversation = await normalize(store, "2", previous_response_id="resp_1", input="And?", include=include)
     assert conversation.results == {"ci_1": "1\n"}
     assert conversation.include == tuple(include)
-    assert (await normalized(store, "3", input="Hi")).include == ()
+    assert (await normalize(store, "3", input="Hi")).include == ()
 
 
 async def test_unstored_request_does_not_read_results(store: Store) -> None:
@@ -321,5 +320,5 @@ async def test_unstored_request_does_not_read_results(store: Store) -> None:
     call = {"type": "code_interpreter_call", "id": "ci_1", "code": "1", "container_id": "c", "outputs": None}
     await store.close()
     with pytest.raises(StoreFailed):
-        await normalized(store, input=[call])
-    assert (await normalized(store, input=[call], store=False)).results == {}
+        await normalize(store, input=[call])
+    assert (await normalize(store, input=[call], store=False)).results == {}

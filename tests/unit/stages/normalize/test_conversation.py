@@ -13,8 +13,8 @@ from pipeline.protocol.items import FunctionCall, FunctionCallOutput, InputText,
 from pipeline.protocol.response import ConversationReference, ResponseStatus
 from stages.persist.store import Store
 from stages.persist.stored import StoredConversation
-from tests.support.normalized_requests import answered, normalized
 from tests.support.request_bodies import WEATHER
+from tests.support.requests import normalize, store_answer
 
 CALL = FunctionCall("fc_1", "call_1", "get_weather", "{}", "completed")
 RAIN = FunctionCallOutput("fco_1", "call_1", "rain", "completed")
@@ -39,21 +39,23 @@ async def conversation_of(store: Store, *items: Item, owner: str = "") -> str:
 async def test_conversation_is_the_history(store: Store, as_object: bool) -> None:
     """A request reads all of its conversation, and its response names it."""
     name = await conversation_of(store, asked("msg_a", "Hi"), said("Hello."))
-    conversation = await normalized(store, conversation={"id": name} if as_object else name, input="Go on")
+    conversation = await normalize(store, conversation={"id": name} if as_object else name, input="Go on")
     assert conversation.history == (asked("msg_a", "Hi"), said("Hello."))
     assert conversation.input == (asked("msg_1i0000", "Go on"),)
     assert conversation.origin == Origin("", 2)
     assert conversation.response.conversation == ConversationReference(name)
-    assert (await normalized(store, input="Hi")).response.conversation is UNSET
+    assert (await normalize(store, input="Hi")).response.conversation is UNSET
 
 
 async def test_conversation_grows_with_its_responses(store: Store) -> None:
     """The next request reads input and output of each response, with their tokens."""
     name = await conversation_of(store)
-    await answered(store, "1", CALL, input="How is Oslo?", conversation=name, tools=[WEATHER], tokens={"fc_1": (7,)})
+    await store_answer(
+        store, "1", CALL, input="How is Oslo?", conversation=name, tools=[WEATHER], tokens={"fc_1": (7,)}
+    )
     output = {"type": "function_call_output", "id": "fco_1", "call_id": "call_1", "output": "rain"}
-    await answered(store, "2", said("Rain."), input=[output], conversation=name)
-    third = await normalized(store, "3", input="And Rome?", conversation=name)
+    await store_answer(store, "2", said("Rain."), input=[output], conversation=name)
+    third = await normalize(store, "3", input="And Rome?", conversation=name)
     assert third.history == (asked("msg_1i0000", "How is Oslo?"), CALL, RAIN, said("Rain."))
     assert (third.origin.position, third.tokens) == (4, {"fc_1": (7,)})
 
@@ -62,25 +64,25 @@ async def test_conversation_grows_with_its_responses(store: Store) -> None:
 async def test_failed_response_is_not_added(store: Store, status: ResponseStatus, length: int) -> None:
     """A failed or cancelled response leaves its conversation unchanged, so it can be requested again."""
     name = await conversation_of(store)
-    await answered(store, "1", said("Hello."), status=status, input="Hi", conversation=name)
-    again = await normalized(store, "2", input="Hi", conversation=name)
+    await store_answer(store, "1", said("Hello."), status=status, input="Hi", conversation=name)
+    again = await normalize(store, "2", input="Hi", conversation=name)
     assert len(again.history) == length
 
 
 async def test_unstored_response_is_added(store: Store) -> None:
     """``store`` is about the response, not about its conversation."""
     name = await conversation_of(store)
-    await answered(store, "1", said("Hello."), input="Hi", conversation=name, store=False)
+    await store_answer(store, "1", said("Hello."), input="Hi", conversation=name, store=False)
     assert await store.get("resp_1", "") is None
-    assert (await normalized(store, "2", conversation=name)).history == (asked("msg_1i0000", "Hi"), said("Hello."))
+    assert (await normalize(store, "2", conversation=name)).history == (asked("msg_1i0000", "Hi"), said("Hello."))
 
 
 async def test_response_of_a_conversation_can_be_continued_alone(store: Store) -> None:
     """Its history is the conversation of its time, without later items."""
     name = await conversation_of(store, asked("msg_a", "Hi"), said("Hello."))
-    await answered(store, "1", said("one"), input="1", conversation=name)
-    await answered(store, "2", said("two"), input="2", conversation=name)
-    branch = await normalized(store, "3", input="Go on", previous_response_id="resp_1")
+    await store_answer(store, "1", said("one"), input="1", conversation=name)
+    await store_answer(store, "2", said("two"), input="2", conversation=name)
+    branch = await normalize(store, "3", input="Go on", previous_response_id="resp_1")
     assert branch.history == (asked("msg_a", "Hi"), said("Hello."), asked("msg_1i0000", "1"), said("one"))
     assert branch.response.conversation is UNSET
 
@@ -89,9 +91,9 @@ async def test_call_without_its_output_waits_in_the_conversation(store: Store) -
     """An output finds its call there, and one without a call is refused."""
     name = await conversation_of(store, CALL)
     output = {"type": "function_call_output", "call_id": "call_1", "output": "rain"}
-    assert len((await normalized(store, input=[output], conversation=name)).input) == 1
+    assert len((await normalize(store, input=[output], conversation=name)).input) == 1
     with pytest.raises(InvalidRequest) as caught:
-        await normalized(store, input=[{**output, "call_id": "call_2"}], conversation=name)
+        await normalize(store, input=[{**output, "call_id": "call_2"}], conversation=name)
     assert caught.value.param == "input[0].call_id"
 
 
@@ -99,7 +101,7 @@ async def test_item_is_in_a_conversation_once(store: Store) -> None:
     """A reference to one of its items adds nothing, and no other item takes an id of its items."""
     name = await conversation_of(store, asked("msg_a", "Hi"))
     items = [{"type": "item_reference", "id": "msg_a"}, {"role": "user", "id": "msg_a", "content": "Hello?"}]
-    conversation = await normalized(store, input=items, conversation=name)
+    conversation = await normalize(store, input=items, conversation=name)
     assert conversation.input == (asked("msg_1i0001", "Hello?"),)
 
 
@@ -107,7 +109,7 @@ async def test_empty_conversation_needs_an_input(store: Store) -> None:
     """There is nothing to answer."""
     name = await conversation_of(store)
     with pytest.raises(InvalidRequest, match="needs an input") as caught:
-        await normalized(store, conversation=name)
+        await normalize(store, conversation=name)
     assert caught.value.param == "input"
 
 
@@ -116,7 +118,7 @@ async def test_unknown_conversation_is_not_found(store: Store, missing: str) -> 
     """It is a 404, even though a body names it."""
     await conversation_of(store)
     with pytest.raises(ConversationNotFound) as caught:
-        await normalized(store, input="Hi", conversation=missing)
+        await normalize(store, input="Hi", conversation=missing)
     error = caught.value
     assert (error.status, error.code, error.param) == (404, "conversation_not_found", "conversation")
     assert len(error.message) < 300
@@ -139,13 +141,13 @@ async def test_unknown_conversation_is_not_found(store: Store, missing: str) -> 
 async def test_other_owners_objects_are_not_found(store: Store, body: dict[str, Any]) -> None:
     """The error is, word for word, that of an object that does not exist."""
     await conversation_of(store, owner="alice")
-    await answered(store, "1", said("Hello."), owner="alice", input="Hi")
-    assert (await normalized(store, "2", owner="alice", **body)).origin.owner == "alice"
+    await store_answer(store, "1", said("Hello."), owner="alice", input="Hi")
+    assert (await normalize(store, "2", owner="alice", **body)).origin.owner == "alice"
     with pytest.raises(InvalidRequest) as theirs:
-        await normalized(store, "2", owner="bob", **body)
+        await normalize(store, "2", owner="bob", **body)
     await store.delete("resp_1", "alice")
     await store.conversations.delete("conv_1", "alice")
     with pytest.raises(type(theirs.value)) as nobodys:
-        await normalized(store, "2", owner="bob", **body)
+        await normalize(store, "2", owner="bob", **body)
     for name in ("message", "status", "code", "param"):
         assert getattr(theirs.value, name) == getattr(nobodys.value, name)

@@ -19,8 +19,8 @@ from pipeline.protocol.items import (
 from pipeline.protocol.response import ResponseStatus
 from stages.persist.database import Nowhere
 from stages.persist.store import Store
-from tests.support.normalized_requests import answered, normalized
 from tests.support.request_bodies import WEATHER
+from tests.support.requests import normalize, store_answer
 
 THOUGHT = Reasoning("rs_10000", content=(ReasoningText("They ask about weather."),), status="completed")
 CALL = FunctionCall("fc_10001", "call_10001", "get_weather", '{"city":"Oslo"}', "completed")
@@ -38,9 +38,9 @@ def said(text: str) -> Message:
 @pytest.mark.defect("V12", "19")
 async def test_history_has_all_items_of_the_chain(store: Store) -> None:
     """Inputs and outputs come back in order, with reasoning, calls and results."""
-    await answered(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
-    second = await answered(store, "2", said("Rain."), previous_response_id="resp_1", input=[RAIN])
-    third = await normalized(store, "3", previous_response_id="resp_2", input="And Rome?")
+    await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
+    second = await store_answer(store, "2", said("Rain."), previous_response_id="resp_1", input=[RAIN])
+    third = await normalize(store, "3", previous_response_id="resp_2", input="And Rome?")
     output = FunctionCallOutput("fco_2i0000", "call_10001", "rain", "completed")
     assert second.history == (asked("msg_1i0000", "How is Oslo?"), THOUGHT, CALL)
     assert second.input == (output,)
@@ -52,13 +52,13 @@ async def test_history_has_all_items_of_the_chain(store: Store) -> None:
 @pytest.mark.defect("B18", "B19", "46")
 async def test_branches_are_isolated(store: Store) -> None:
     """Two continuations of a response do not see each other, nor do their children."""
-    await answered(store, "1", said("Hello."), input="Hi")
+    await store_answer(store, "1", said("Hello."), input="Hi")
     root = (asked("msg_1i0000", "Hi"), said("Hello."))
     for name in ("a", "b"):
-        branch = await answered(store, name, said(name), previous_response_id="resp_1", input=f"to {name}")
+        branch = await store_answer(store, name, said(name), previous_response_id="resp_1", input=f"to {name}")
         assert branch.history == root
     for name in ("a", "b"):
-        child = await normalized(store, f"{name}1", previous_response_id=f"resp_{name}", input="Go on")
+        child = await normalize(store, f"{name}1", previous_response_id=f"resp_{name}", input="Go on")
         assert child.history == (*root, asked(f"msg_{name}i0000", f"to {name}"), said(name))
 
 
@@ -66,18 +66,18 @@ async def test_branches_are_isolated(store: Store) -> None:
 async def test_continuation_has_its_own_parameters(store: Store) -> None:
     """Only items are inherited; instructions, tools and options are those of the new request."""
     before: dict[str, Any] = {"instructions": "Rhyme.", "tools": [WEATHER], "reasoning": {"effort": "high"}}
-    await answered(store, "1", said("Hello."), input="Hi", temperature=0, metadata={"order": "17"}, **before)
-    fresh = (await normalized(store, "2", previous_response_id="resp_1", input="Go on")).response
+    await store_answer(store, "1", said("Hello."), input="Hi", temperature=0, metadata={"order": "17"}, **before)
+    fresh = (await normalize(store, "2", previous_response_id="resp_1", input="Go on")).response
     assert (fresh.instructions, fresh.tools, fresh.reasoning.effort) == (None, (), None)
     assert (fresh.temperature, fresh.metadata) == (1.0, {})
-    other = (await normalized(store, "2", previous_response_id="resp_1", input="Go on", instructions="Sing.")).response
+    other = (await normalize(store, "2", previous_response_id="resp_1", input="Go on", instructions="Sing.")).response
     assert other.instructions == "Sing."
 
 
 async def test_continuation_needs_no_input(store: Store) -> None:
     """The model may go on by itself."""
-    await answered(store, "1", said("Hello."), input="Hi")
-    conversation = await normalized(store, "2", previous_response_id="resp_1")
+    await store_answer(store, "1", said("Hello."), input="Hi")
+    conversation = await normalize(store, "2", previous_response_id="resp_1")
     assert conversation.input == ()
     assert len(conversation.history) == 2
 
@@ -85,9 +85,9 @@ async def test_continuation_needs_no_input(store: Store) -> None:
 @pytest.mark.parametrize("missing", ["resp_0", "", "msg_1"])
 async def test_unknown_previous_response_is_refused(store: Store, missing: str) -> None:
     """Clients act on the code of the error."""
-    await answered(store, "1", said("Hello."), input="Hi")
+    await store_answer(store, "1", said("Hello."), input="Hi")
     with pytest.raises(PreviousResponseNotFound) as caught:
-        await normalized(store, "2", previous_response_id=missing, input="Go on")
+        await normalize(store, "2", previous_response_id=missing, input="Go on")
     error = caught.value
     assert (error.status, error.code, error.param) == (400, "previous_response_not_found", "previous_response_id")
 
@@ -116,13 +116,13 @@ CUSTOM_OUTPUT = {"type": "custom_tool_call_output", "call_id": "call_2", "output
 )
 async def test_output_needs_an_earlier_call(store: Store, items: list[Any], param: str | None) -> None:
     """The call, of the output's kind, is in the history or earlier in the input."""
-    await answered(store, "1", CALL, input="How is Oslo?")
+    await store_answer(store, "1", CALL, input="How is Oslo?")
     if param is None:
-        conversation = await normalized(store, "2", previous_response_id="resp_1", input=items)
+        conversation = await normalize(store, "2", previous_response_id="resp_1", input=items)
         assert len(conversation.input) == len(items)
         return
     with pytest.raises(InvalidRequest, match="call_2") as caught:
-        await normalized(store, "2", previous_response_id="resp_1", input=items)
+        await normalize(store, "2", previous_response_id="resp_1", input=items)
     assert caught.value.param == param
 
 
@@ -130,9 +130,9 @@ async def test_output_needs_an_earlier_call(store: Store, items: list[Any], para
 @pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
 async def test_unfinished_or_failed_response_cannot_be_continued(store: Store, status: ResponseStatus) -> None:
     """The error has its status."""
-    await answered(store, "1", said("Hello."), status=status, input="Hi")
+    await store_answer(store, "1", said("Hello."), status=status, input="Hi")
     with pytest.raises(PreviousResponseUnfinished, match=f"'resp_1' is {status}") as caught:
-        await normalized(store, "2", previous_response_id="resp_1", input="Go on")
+        await normalize(store, "2", previous_response_id="resp_1", input="Go on")
     error = caught.value
     assert (error.status, error.code, error.param) == (400, "previous_response_unfinished", "previous_response_id")
 
@@ -140,27 +140,29 @@ async def test_unfinished_or_failed_response_cannot_be_continued(store: Store, s
 async def test_truncated_response_can_be_continued(store: Store) -> None:
     """It has ended, and its partial output is in the history."""
     cut = Message("msg_cut", "incomplete", "assistant", (OutputText("Hel"),), "final_answer")
-    await answered(store, "1", cut, status="incomplete", input="Hi")
-    conversation = await normalized(store, "2", previous_response_id="resp_1", input="Go on")
+    await store_answer(store, "1", cut, status="incomplete", input="Hi")
+    conversation = await normalize(store, "2", previous_response_id="resp_1", input="Go on")
     assert conversation.history == (asked("msg_1i0000", "Hi"), cut)
 
 
 async def test_chain_continues_without_deleted_responses(store: Store) -> None:
     """A deleted response leaves every history; its continuations can still be continued."""
-    await answered(store, "1", said("Hello."), input="Hi")
-    await answered(store, "2", said("Rain."), previous_response_id="resp_1", input="How is Oslo?")
+    await store_answer(store, "1", said("Hello."), input="Hi")
+    await store_answer(store, "2", said("Rain."), previous_response_id="resp_1", input="How is Oslo?")
     assert await store.delete("resp_1", "")
-    conversation = await normalized(store, "3", previous_response_id="resp_2", input="And Rome?")
+    conversation = await normalize(store, "3", previous_response_id="resp_2", input="And Rome?")
     assert conversation.history == (asked("msg_2i0000", "How is Oslo?"), said("Rain."))
 
 
 async def test_history_brings_its_tokens(store: Store) -> None:
     """The tokens of its items come along, to be read again unchanged."""
-    await answered(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER], tokens={"fc_10001": (7, 8)})
-    await answered(store, "2", said("Rain."), previous_response_id="resp_1", input=[RAIN], tokens={"msg_Rain.": (9,)})
-    third = await normalized(store, "3", previous_response_id="resp_2", input="And Rome?")
+    await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER], tokens={"fc_10001": (7, 8)})
+    await store_answer(
+        store, "2", said("Rain."), previous_response_id="resp_1", input=[RAIN], tokens={"msg_Rain.": (9,)}
+    )
+    third = await normalize(store, "3", previous_response_id="resp_2", input="And Rome?")
     assert third.tokens == {"fc_10001": (7, 8), "msg_Rain.": (9,)}
-    assert (await normalized(store, "4", input="Hi")).tokens == {}
+    assert (await normalize(store, "4", input="Hi")).tokens == {}
 
 
 # Items by reference
@@ -168,9 +170,9 @@ async def test_history_brings_its_tokens(store: Store) -> None:
 
 async def test_references_bring_stored_items(store: Store) -> None:
     """Any item of a stored response can be referred to by its id."""
-    await answered(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
+    await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?", tools=[WEATHER])
     references = [{"id": "msg_1i0000"}, {"type": "item_reference", "id": "rs_10000"}, {"type": None, "id": "fc_10001"}]
-    conversation = await normalized(store, "2", input=[*references, RAIN])
+    conversation = await normalize(store, "2", input=[*references, RAIN])
     output = FunctionCallOutput("fco_2i0003", "call_10001", "rain", "completed")
     assert conversation.input == (asked("msg_1i0000", "How is Oslo?"), THOUGHT, CALL, output)
     assert conversation.history == ()
@@ -178,10 +180,10 @@ async def test_references_bring_stored_items(store: Store) -> None:
 
 async def test_unknown_reference_is_refused(store: Store) -> None:
     """The first one is named."""
-    await answered(store, "1", THOUGHT, input="Hi", store=True)
+    await store_answer(store, "1", THOUGHT, input="Hi", store=True)
     items = [{"id": "rs_10000"}, {"type": "item_reference", "id": "rs_2"}, {"id": "rs_3"}]
     with pytest.raises(InvalidRequest, match="Item with id 'rs_2' not found") as caught:
-        await normalized(store, "2", input=items)
+        await normalize(store, "2", input=items)
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, "invalid_request", "input[1].id")
 
 
@@ -200,38 +202,38 @@ class CountingStore(Store):
 async def test_references_cost_one_look_at_the_store() -> None:
     """All are looked up together, in order; a request without any reads nothing."""
     store = CountingStore()
-    assert (await normalized(store, input=[{"id": "b"}, USER, {"id": "a"}])).input == (
+    assert (await normalize(store, input=[{"id": "b"}, USER, {"id": "a"}])).input == (
         CALL,
         asked("msg_1i0001", "Hi"),
         THOUGHT,
     )
-    await normalized(store, input=[USER])
+    await normalize(store, input=[USER])
     assert store.asked == [["b", "a"]]
 
 
 async def test_item_is_referred_to_once() -> None:
     """A short body cannot repeat a long item: the second reference is refused."""
     with pytest.raises(InvalidRequest, match="Duplicate item found with id 'a'") as caught:
-        await normalized(CountingStore(), input=[{"id": "a"}, USER, {"id": "b"}, {"id": "a"}])
+        await normalize(CountingStore(), input=[{"id": "a"}, USER, {"id": "b"}, {"id": "a"}])
     assert (caught.value.status, caught.value.param) == (400, "input[3].id")
 
 
 async def test_repeated_ids_are_renamed(store: Store) -> None:
     """The first item with an id keeps it, unless a reference or the history has it."""
-    await answered(store, "1", THOUGHT, CALL, input="How is Oslo?")
+    await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?")
     fakes = [{**USER, "id": "__fake_id__"}, {**USER, "id": "__fake_id__"}]
-    first = await answered(store, "2", input=[{**USER, "id": "rs_10000"}, *fakes, {"id": "rs_10000"}])
+    first = await store_answer(store, "2", input=[{**USER, "id": "rs_10000"}, *fakes, {"id": "rs_10000"}])
     assert [item.id for item in first.input] == ["msg_2i0000", "__fake_id__", "msg_2i0002", "rs_10000"]
-    second = await normalized(store, "3", previous_response_id="resp_2", input=fakes)
+    second = await normalize(store, "3", previous_response_id="resp_2", input=fakes)
     assert [item.id for item in second.input] == ["msg_3i0000", "msg_3i0001"]
 
 
 async def test_reference_to_the_history_adds_nothing(store: Store) -> None:
     """Other items keep their places and checks."""
-    await answered(store, "1", THOUGHT, CALL, input="How is Oslo?")
+    await store_answer(store, "1", THOUGHT, CALL, input="How is Oslo?")
     items = [{"id": "rs_10000"}, {"id": "fc_10001"}, RAIN]
-    conversation = await normalized(store, "2", previous_response_id="resp_1", input=items)
+    conversation = await normalize(store, "2", previous_response_id="resp_1", input=items)
     assert [item.id for item in conversation.input] == ["fco_2i0002"]
     with pytest.raises(InvalidRequest, match="call_2") as caught:
-        await normalized(store, "2", previous_response_id="resp_1", input=[*items, OWN_OUTPUT])
+        await normalize(store, "2", previous_response_id="resp_1", input=[*items, OWN_OUTPUT])
     assert caught.value.param == "input[3].call_id"

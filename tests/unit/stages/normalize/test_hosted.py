@@ -12,8 +12,8 @@ from pipeline.errors import InvalidRequest, UnsupportedParameter
 from pipeline.protocol.tools import HOSTED, FunctionTool, HostedKind, ToolKey, tool_key
 from stages.normalize.forms import FORMS
 from stages.persist.store import Store
-from tests.support.normalized_requests import ALL, USER, additional_tools, allowed_tools, answered, normalized
 from tests.support.request_bodies import WEATHER
+from tests.support.requests import ALL_HOSTED, USER, additional_tools, allowed_tools, normalize, store_answer
 
 Json: TypeAlias = dict[str, Any]
 
@@ -51,7 +51,7 @@ async def test_built_in_tools_are_offered_if_available(
 ) -> None:
     """Any spelling offers the tool's functions, and the response echoes it."""
     with caplog.at_level(logging.INFO):
-        conversation = await normalized(store, input="Hi", tools=[WEATHER, tool], hosted=frozenset({kind}))
+        conversation = await normalize(store, input="Hi", tools=[WEATHER, tool], hosted=frozenset({kind}))
     assert conversation.tools.tools[1:] == HOSTED[kind]
     assert conversation.tools.servers == ()
     assert conversation.tools.runs_here
@@ -66,7 +66,7 @@ async def test_unavailable_built_in_tools_are_left_out(
 ) -> None:
     """One available tool does not bring others; the log names those left out."""
     with caplog.at_level(logging.INFO):
-        conversation = await normalized(store, input="Hi", tools=[tool, WEATHER], hosted=ALL - {kind})
+        conversation = await normalize(store, input="Hi", tools=[tool, WEATHER], hosted=ALL_HOSTED - {kind})
     assert [tool_key(one) for one in conversation.tools.tools] == [(None, "get_weather")]
     assert conversation.response.tools == (WEATHER,)
     (record,) = caplog.records
@@ -76,7 +76,7 @@ async def test_unavailable_built_in_tools_are_left_out(
 async def test_spellings_of_one_tool_are_merged(store: Store) -> None:
     """A built-in tool is offered once, in its first place; all spellings are echoed."""
     tools = [WEB, WEATHER, {"type": "web_search_preview"}, label("browser"), CODE, {"type": "shell"}, {"type": "shell"}]
-    conversation = await normalized(store, input="Hi", tools=tools, hosted=ALL)
+    conversation = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
     assert conversation.tools.tools[:3] == HOSTED["browser"]
     assert [tool_key(tool) for tool in conversation.tools.tools[3:]] == [
         (None, "get_weather"),
@@ -90,7 +90,7 @@ async def test_unsupported_tools_are_left_out_of_the_list(store: Store, caplog: 
     """They are logged, and others of the list are kept."""
     tools = [{"type": "image_generation"}, CODE, {"type": "file_search"}, {"type": "computer"}]
     with caplog.at_level(logging.INFO):
-        conversation = await normalized(store, input="Hi", tools=tools, hosted=ALL)
+        conversation = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
     assert conversation.tools.tools == HOSTED["python"]
     (record,) = caplog.records
     assert "image_generation, file_search, computer:" in record.getMessage()
@@ -100,16 +100,16 @@ async def test_unsupported_tools_are_left_out_of_the_list(store: Store, caplog: 
 async def test_search_without_web_access_is_left_out(store: Store, said: bool | None, count: int) -> None:
     """Nothing was fetched before, and no page is fetched for it."""
     tools = [{"type": "web_search", "external_web_access": said}]
-    conversation = await normalized(store, input="Hi", tools=tools, hosted=ALL)
+    conversation = await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
     assert len(conversation.tools.tools) == count
     assert len(conversation.response.tools) == (1 if count else 0)
 
 
 async def test_items_may_bring_built_in_tools(store: Store) -> None:
     """A continuation has them too, for as long as they are available."""
-    await answered(store, "1", input=[additional_tools(CODE, label("browser")), USER], hosted=ALL)
-    for hosted, count in ((ALL, 4), (frozenset(), 0)):
-        conversation = await normalized(store, "2", previous_response_id="resp_1", input="Go on", hosted=hosted)
+    await store_answer(store, "1", input=[additional_tools(CODE, label("browser")), USER], hosted=ALL_HOSTED)
+    for hosted, count in ((ALL_HOSTED, 4), (frozenset(), 0)):
+        conversation = await normalize(store, "2", previous_response_id="resp_1", input="Go on", hosted=hosted)
         assert len(conversation.tools.tools) == count
 
 
@@ -127,14 +127,14 @@ async def test_items_may_bring_built_in_tools(store: Store) -> None:
 async def test_namesakes_of_built_in_tools_are_refused(store: Store, tools: list[Json], param: str) -> None:
     """A call could mean either."""
     with pytest.raises(InvalidRequest, match="There are two") as caught:
-        await normalized(store, input="Hi", tools=tools, hosted=ALL)
+        await normalize(store, input="Hi", tools=tools, hosted=ALL_HOSTED)
     assert caught.value.param == param
 
 
 async def test_namespace_may_have_the_name_of_an_unavailable_tool(store: Store) -> None:
     """Only offered tools take names."""
     namespace = {"type": "namespace", "name": "browser", "tools": [WEATHER]}
-    conversation = await normalized(store, input="Hi", tools=[WEB, namespace])
+    conversation = await normalize(store, input="Hi", tools=[WEB, namespace])
     assert [tool_key(tool) for tool in conversation.tools.tools] == [("browser", "get_weather")]
 
 
@@ -157,11 +157,11 @@ FORM_ARGUMENTS: dict[str, tuple[list[Json], list[Json]]] = {
 
 
 @pytest.mark.parametrize("kind", FORMS)
-@pytest.mark.parametrize("hosted", [frozenset(), ALL], ids=["no sandbox", "sandbox"])
+@pytest.mark.parametrize("hosted", [frozenset(), ALL_HOSTED], ids=["no sandbox", "sandbox"])
 async def test_shells_and_patches_are_functions_of_the_client(store: Store, kind: str, hosted: frozenset[str]) -> None:
     """The model sees a function whose schema is that of the item."""
     said = {"type": kind, "environment": {"type": "local"}} if kind == "shell" else {"type": kind}
-    conversation = await normalized(store, input="Hi", tools=[said], hosted=hosted)
+    conversation = await normalize(store, input="Hi", tools=[said], hosted=hosted)
     (tool,) = conversation.tools.tools
     assert isinstance(tool, FunctionTool)
     assert (tool.name, tool.form, tool.namespace, tool.strict) == (kind, kind, None, None)
@@ -176,7 +176,7 @@ async def test_shells_and_patches_are_functions_of_the_client(store: Store, kind
 async def test_tool_of_an_unknown_type_is_refused(store: Store) -> None:
     """A tool that the client might run is not left out silently."""
     with pytest.raises(UnsupportedParameter) as caught:
-        await normalized(store, input="Hi", tools=[{"type": "shell_2"}], hosted=ALL)
+        await normalize(store, input="Hi", tools=[{"type": "shell_2"}], hosted=ALL_HOSTED)
     assert caught.value.param == "tools[0].type"
 
 
@@ -207,7 +207,7 @@ SHELLS: tuple[ToolKey, ...] = (("container", "exec"), (None, "shell"))
 )
 async def test_built_in_tools_can_be_chosen(store: Store, choice: Json, mode: str, keys: tuple[ToolKey, ...]) -> None:
     """A choice by type means all functions of the tool, whoever runs it."""
-    tools = (await normalized(store, input="Hi", tools=TOOLS, tool_choice=choice, hosted=ALL)).tools
+    tools = (await normalize(store, input="Hi", tools=TOOLS, tool_choice=choice, hosted=ALL_HOSTED)).tools
     assert (tools.choice, tools.allowed) == (mode, keys)
     assert {tool_key(tool) for tool in tools.callable} == set(keys)
 
@@ -229,12 +229,12 @@ async def test_unavailable_tool_cannot_be_chosen(store: Store, choice: Json) -> 
     """Neither can an undeclared one, or one of another type."""
     with pytest.raises(InvalidRequest) as caught:
         tools = [WEATHER, CODE, CONTAINER, {"type": "image_generation"}, {"type": "apply_patch"}]
-        await normalized(store, input="Hi", tools=tools, tool_choice=choice)
+        await normalize(store, input="Hi", tools=tools, tool_choice=choice)
     assert caught.value.param == "tool_choice"
 
 
 async def test_choice_ignores_unavailable_tools(store: Store) -> None:
     """The other tools of the choice remain."""
     choice = allowed_tools({"type": "shell"}, {"type": "code_interpreter"}, {"type": "function", "name": "get_weather"})
-    tools = (await normalized(store, input="Hi", tools=[WEATHER, CODE, CONTAINER], tool_choice=choice)).tools
+    tools = (await normalize(store, input="Hi", tools=[WEATHER, CODE, CONTAINER], tool_choice=choice)).tools
     assert tools.allowed == ((None, "get_weather"),)

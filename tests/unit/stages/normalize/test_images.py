@@ -16,8 +16,8 @@ from pipeline.protocol.items import (
 )
 from stages.normalize import images
 from stages.persist.store import Store
-from tests.support.images import data_url, png
-from tests.support.normalized_requests import answered, normalized
+from tests.support.requests import normalize, store_answer
+from tests.support.tool_servers import data_url, png
 
 PICTURE = data_url(png())
 IMAGE = {"type": "input_image", "image_url": PICTURE}
@@ -38,7 +38,7 @@ async def test_images_are_parts_of_messages(store: Store, role: str, said: Json,
     """They keep their place between texts, and their detail."""
     parts = [TEXT, IMAGE | said, {"type": "input_image", "image_url": "https://example.com/a.png"}, TEXT]
     body = [{"role": role, "content": parts}]
-    (message,) = (await normalized(store, sees=True, input=body)).input
+    (message,) = (await normalize(store, sees=True, input=body)).input
     assert isinstance(message, Message)
     text = InputText("What is this?")
     assert message.content == (text, InputImage(PICTURE, detail), InputImage("https://example.com/a.png"), text)
@@ -59,7 +59,7 @@ async def test_images_are_parts_of_messages(store: Store, role: str, said: Json,
 async def test_tool_outputs_may_have_images(store: Store, call: Json, kind: type, parts: list[Json]) -> None:
     """The output of a function or a custom tool is texts and images in any order."""
     output = {"type": f"{call['type']}_output", "call_id": "c", "output": parts}
-    _, item = (await normalized(store, sees=True, input=[call, output])).input
+    _, item = (await normalize(store, sees=True, input=[call, output])).input
     assert isinstance(item, kind)
     (image,) = images_of(item)
     assert image.image_url == PICTURE
@@ -86,14 +86,14 @@ async def test_invalid_image_is_refused_with_its_place(store: Store, part: Json,
     output = {"type": "function_call_output", "call_id": "c", "output": [TEXT, part]}
     for items, place in (([user(TEXT, part)], "input[0].content[1]"), ([CALL, output], "input[1].output[1]")):
         with pytest.raises(InvalidRequest, match=words) as refused:
-            await normalized(store, sees=True, input=items)
+            await normalize(store, sees=True, input=items)
         assert refused.value.param == place + param
 
 
 async def test_assistant_messages_have_no_images(store: Store) -> None:
     """The API allows them in input only."""
     with pytest.raises(InvalidRequest, match="no images") as refused:
-        await normalized(store, sees=True, input=[{"role": "assistant", "content": [IMAGE]}])
+        await normalize(store, sees=True, input=[{"role": "assistant", "content": [IMAGE]}])
     assert refused.value.param == "input[0].content[0]"
 
 
@@ -101,21 +101,21 @@ async def test_assistant_messages_have_no_images(store: Store) -> None:
 async def test_images_of_a_conversation_are_limited(store: Store, before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Images of the history count."""
     monkeypatch.setattr(images, "MOST_IMAGES", 3)
-    earlier = await answered(store, "1", sees=True, input=[user(*[IMAGE] * before, TEXT)])
+    earlier = await store_answer(store, "1", sees=True, input=[user(*[IMAGE] * before, TEXT)])
     continued: Json = {"previous_response_id": earlier.response.id}
-    await normalized(store, "2", sees=True, input=[user(*[IMAGE] * (3 - before))], **continued)
+    await normalize(store, "2", sees=True, input=[user(*[IMAGE] * (3 - before))], **continued)
     with pytest.raises(InvalidRequest, match="3 images at most, and this one 4") as refused:
-        await normalized(store, "3", sees=True, input=[user(*[IMAGE] * (4 - before))], **continued)
+        await normalize(store, "3", sees=True, input=[user(*[IMAGE] * (4 - before))], **continued)
     assert refused.value.param == "input"
 
 
 async def _previous(store: Store) -> tuple[Json, str]:
-    earlier = await answered(store, "1", sees=True, input=[user(TEXT, IMAGE)])
+    earlier = await store_answer(store, "1", sees=True, input=[user(TEXT, IMAGE)])
     return {"previous_response_id": earlier.response.id, "input": "And now?"}, "previous_response_id"
 
 
 async def _reference(store: Store) -> tuple[Json, str]:
-    earlier = await answered(store, "1", sees=True, input=[user(TEXT, IMAGE)])
+    earlier = await store_answer(store, "1", sees=True, input=[user(TEXT, IMAGE)])
     return {"input": [{"type": "item_reference", "id": earlier.input[0].id}]}, "input[0]"
 
 
@@ -124,9 +124,9 @@ async def _reference(store: Store) -> tuple[Json, str]:
 async def test_text_model_refuses_images_of_the_history(store: Store, past: Callable[[Store], Any]) -> None:
     """A model that sees gets them; another model refuses them with their place."""
     body, place = await past(store)
-    conversation = await normalized(store, "2", sees=True, **body)
+    conversation = await normalize(store, "2", sees=True, **body)
     shown = [image for item in (*conversation.history, *conversation.input) for image in images_of(item)]
     assert [image.image_url for image in shown] == [PICTURE]
     with pytest.raises(InvalidRequest, match="reads text only, no input_image") as refused:
-        await normalized(store, "3", **body)
+        await normalize(store, "3", **body)
     assert refused.value.param == place

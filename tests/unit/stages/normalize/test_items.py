@@ -24,8 +24,8 @@ from pipeline.protocol.items import (
     SummaryText,
 )
 from stages.persist.store import Store
-from tests.support.normalized_requests import normalized
 from tests.support.request_bodies import CLIENTS
+from tests.support.requests import normalize
 
 NAMESPACE = {"type": "namespace", "name": "n", "tools": [{"type": "custom", "name": "f", "x": 1}], "y": 2}
 
@@ -95,7 +95,7 @@ NAMESPACE = {"type": "namespace", "name": "n", "tools": [{"type": "custom", "nam
 )
 async def test_items_are_read_in_every_form(store: Store, given: dict[str, Any], item: Item) -> None:
     """Every form of an item leads to the same item; missing fields are not made up."""
-    assert (await normalized(store, input=[given])).input == (item,)
+    assert (await normalize(store, input=[given])).input == (item,)
 
 
 @pytest.mark.defect("V15")
@@ -112,7 +112,7 @@ async def test_outputs_are_texts_or_lists_of_texts(store: Store, given: Any, out
     """The output of a call keeps its form, and reads as one text."""
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
     items = [call, {"type": "function_call_output", "call_id": "c", "output": given}]
-    result = (await normalized(store, input=items)).input[1]
+    result = (await normalize(store, input=items)).input[1]
     assert isinstance(result, FunctionCallOutput)
     assert result == FunctionCallOutput("fco_1i0001", "c", output, "completed")
     assert result.text == text
@@ -122,12 +122,12 @@ async def test_string_input_is_a_user_message(store: Store) -> None:
     """This holds even if it is empty."""
     for text in ("Hi", ""):
         message = Message("msg_1i0000", "completed", "user", (InputText(text),))
-        assert (await normalized(store, input=text)).input == (message,)
+        assert (await normalize(store, input=text)).input == (message,)
 
 
 async def test_items_without_ids_get_unique_ids(store: Store) -> None:
     """An id is made of the response's id and the item's position."""
-    conversation = await normalized(store, "ab", input=[{"role": "user", "content": "Hi"}] * 17)
+    conversation = await normalize(store, "ab", input=[{"role": "user", "content": "Hi"}] * 17)
     assert [item.id for item in conversation.input] == [f"msg_abi{position:04x}" for position in range(17)]
 
 
@@ -137,7 +137,7 @@ async def test_custom_tool_outputs_are_read_the_same_way(store: Store) -> None:
     call = {"type": "custom_tool_call", "call_id": "c", "name": "f", "input": ""}
     for given, output in (("x", "x"), ([{"type": "input_text", "text": "x"}], (InputText("x"),))):
         items = [call, {"type": "custom_tool_call_output", "call_id": "c", "output": given}]
-        result = (await normalized(store, input=items)).input[1]
+        result = (await normalize(store, input=items)).input[1]
         assert result == CustomToolCallOutput("ctco_1i0001", "c", output, "completed")
 
 
@@ -152,7 +152,7 @@ UNSUPPORTED_ITEMS = [
 async def test_unsupported_items_are_refused_by_type(store: Store, kind: str) -> None:
     """The error has type and place; no item is left out."""
     with pytest.raises(InvalidRequest, match=f"'{kind}'") as caught:
-        await normalized(store, input=[{"role": "user", "content": "Hi"}, {"type": kind, "id": "x"}])
+        await normalize(store, input=[{"role": "user", "content": "Hi"}, {"type": kind, "id": "x"}])
     assert caught.value.param == "input[1].type"
 
 
@@ -183,7 +183,7 @@ def sdk_types(item: type) -> Iterator[str]:
 async def test_client_histories_arrive_whole(store: Store, client: str) -> None:
     """A replayed history keeps its order and every kind of item in it."""
     body = {**CLIENTS[client], "tool_choice": "auto"}
-    kinds = [type(item) for item in (await normalized(store, **body)).input]
+    kinds = [type(item) for item in (await normalize(store, **body)).input]
     assert kinds == [Message, Reasoning, FunctionCall, FunctionCallOutput]
 
 
@@ -192,7 +192,7 @@ async def test_client_histories_arrive_whole(store: Store, client: str) -> None:
 async def test_client_requests_are_read_item_by_item(store: Store, client: str) -> None:
     """Ids, types and nulls may be present or missing."""
     given = CLIENTS[client]["input"]
-    items = (await normalized(store, **CLIENTS[client])).input
+    items = (await normalize(store, **CLIENTS[client])).input
     assert len(items) == (1 if isinstance(given, str) else len(given))
 
 
@@ -201,7 +201,7 @@ async def test_all_parts_of_a_message_are_read(store: Store) -> None:
     """A message may have several parts, refusals included, or none."""
     refusal, text = {"type": "refusal", "refusal": "No. "}, {"type": "output_text", "text": "Sorry."}
     for parts, said in (([refusal, text, text], "No. Sorry.Sorry."), ([refusal], "No. "), ([], "")):
-        (message,) = (await normalized(store, input=[{"role": "assistant", "content": parts}])).input
+        (message,) = (await normalize(store, input=[{"role": "assistant", "content": parts}])).input
         assert isinstance(message, Message)
         assert (len(message.content), message.text) == (len(parts), said)
 
@@ -217,7 +217,7 @@ async def test_images_and_files_are_refused_with_their_place(store: Store, kind:
         ([call, {"type": "function_call_output", "call_id": "c", "output": parts}], "input[1].output[1]"),
     ):
         with pytest.raises(InvalidRequest, match=kind) as caught:
-            await normalized(store, input=items)
+            await normalize(store, input=items)
         assert caught.value.param == place
 
 
@@ -225,5 +225,5 @@ async def test_images_and_files_are_refused_with_their_place(store: Store, kind:
 async def test_request_needs_an_input(store: Store, body: dict[str, Any]) -> None:
     """An input may be missing only in a continuation."""
     with pytest.raises(InvalidRequest, match="needs an input") as caught:
-        await normalized(store, **body)
+        await normalize(store, **body)
     assert caught.value.param == "input"

@@ -15,8 +15,8 @@ from pipeline.protocol.response import ReasoningOptions, Response
 from pipeline.record import replay
 from stages.normalize.normalize import INCLUDABLE, LOGPROBS, Normalize, draw_suffix
 from stages.persist.store import Store
-from tests.support.normalized_requests import MODEL, NOW, normalized
 from tests.support.request_bodies import WEATHER
+from tests.support.requests import MODEL, NOW, normalize
 
 # Ids and time
 
@@ -76,7 +76,7 @@ def default_response(**fields: Any) -> Response:
 
 async def test_empty_request_has_documented_defaults(store: Store) -> None:
     """An empty request gets the values that the API documents."""
-    conversation = await normalized(store, input="Hi")
+    conversation = await normalize(store, input="Hi")
     assert conversation.response == default_response()
     assert conversation.sampling == Sampling(1.0, 1.0, None)
     assert conversation.history == ()
@@ -128,7 +128,7 @@ async def test_empty_request_has_documented_defaults(store: Store) -> None:
 )
 async def test_parameters_are_echoed(store: Store, said: dict[str, Any], echo: dict[str, Any]) -> None:
     """The response repeats every parameter that has a place in it, and changes no other field."""
-    conversation = await normalized(store, input="Hi", **said)
+    conversation = await normalize(store, input="Hi", **said)
     assert conversation.response == default_response(**echo)
     assert json.dumps(conversation.response.text) == json.dumps(default_response(**echo).text)  # in the client's order
 
@@ -160,7 +160,7 @@ async def test_sampling_parameters_reach_the_engine(
 ) -> None:
     """Extra parameters of vLLM are included."""
     expected: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0} | sampling
-    assert (await normalized(store, input="Hi", **said)).sampling == Sampling(**expected)
+    assert (await normalize(store, input="Hi", **said)).sampling == Sampling(**expected)
 
 
 async def test_generation_config_sets_defaults(store: Store) -> None:
@@ -208,19 +208,19 @@ async def test_store_is_echoed(store: Store) -> None:
         *(({"store": said}, said is not False) for said in (None, True, False)),
     ]
     for said, kept in cases:
-        assert (await normalized(store, input="Hi", **said)).response.store is kept
+        assert (await normalize(store, input="Hi", **said)).response.store is kept
 
 
 async def test_raw_messages_are_optional(store: Store) -> None:
     """``enable_response_messages`` is off by default."""
-    assert not (await normalized(store, input="Hi")).raw_messages
-    assert (await normalized(store, input="Hi", enable_response_messages=True)).raw_messages
+    assert not (await normalize(store, input="Hi")).raw_messages
+    assert (await normalize(store, input="Hi", enable_response_messages=True)).raw_messages
 
 
 async def test_log_lines_have_the_response_id(store: Store) -> None:
     """After the id is drawn, every log line of the task has it."""
     assert current_response.get() == "-"
-    await normalized(store, "ab", input="Hi")
+    await normalize(store, "ab", input="Hi")
     assert current_response.get() == "resp_ab"
 
 
@@ -241,21 +241,21 @@ async def test_log_lines_have_the_response_id(store: Store) -> None:
 async def test_unsupported_parameter_is_refused(store: Store, param: str, said: dict[str, Any]) -> None:
     """A feature of the API that does not exist here is refused by name, never ignored."""
     with pytest.raises(UnsupportedParameter) as caught:
-        await normalized(store, input="Hi", **said)
+        await normalize(store, input="Hi", **said)
     assert (caught.value.param, caught.value.status) == (param, 400)
 
 
 async def test_unknown_include_is_refused(store: Store) -> None:
     """``include`` takes the values that the API lists."""
     with pytest.raises(InvalidRequest, match="'everything'") as caught:
-        await normalized(store, input="Hi", include=["reasoning.encrypted_content", "everything"])
+        await normalize(store, input="Hi", include=["reasoning.encrypted_content", "everything"])
     assert caught.value.param == "include[1]"
 
 
 async def test_unknown_model_is_not_found(store: Store) -> None:
     """The error names the served model."""
     with pytest.raises(ModelNotFound, match=MODEL) as caught:
-        await normalized(store, input="Hi", model="gpt-5")
+        await normalize(store, input="Hi", model="gpt-5")
     assert (caught.value.status, caught.value.param, caught.value.code) == (404, "model", "model_not_found")
 
 
@@ -282,14 +282,14 @@ async def test_error_names_a_few_of_many_models(store: Store, count: int, told: 
 async def test_request_continues_one_thing(store: Store, param: str, both: dict[str, Any]) -> None:
     """A response, a conversation and raw messages exclude each other."""
     with pytest.raises(InvalidRequest, match="exclude") as caught:
-        await normalized(store, input="Hi", **both)
+        await normalize(store, input="Hi", **both)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
 async def test_background_response_must_be_stored(store: Store) -> None:
     """Otherwise it could not be fetched."""
     with pytest.raises(InvalidRequest, match="Background responses are stored") as caught:
-        await normalized(store, input="Hi", background=True, store=False)
+        await normalize(store, input="Hi", background=True, store=False)
     assert (caught.value.status, caught.value.param) == (400, "background")
 
 
@@ -306,5 +306,5 @@ async def test_background_response_must_be_stored(store: Store) -> None:
 async def test_refusal_quotes_little(store: Store, said: dict[str, Any]) -> None:
     """At most a hundred characters of the request are quoted."""
     with pytest.raises(InvalidRequest, match=r"'x{100}[.]{3}'") as caught:
-        await normalized(store, input="Hi", **said)
+        await normalize(store, input="Hi", **said)
     assert len(caught.value.message) < 300

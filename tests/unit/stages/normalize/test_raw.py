@@ -20,8 +20,8 @@ from pipeline.protocol.items import (
 )
 from stages.persist.store import Store
 from stages.render.messages import lay_out
-from tests.support.normalized_requests import cost, normalized
 from tests.support.request_bodies import CLIENTS, WEATHER
+from tests.support.requests import normalize, normalize_cpu_seconds
 
 Json: TypeAlias = dict[str, Any]
 
@@ -90,7 +90,7 @@ def author(role: str, name: str | None = None) -> Json:
 async def test_raw_messages_become_items(store: Store, given: Json, items: list[Item]) -> None:
     """Every message has an equivalent item; the system message of a prompt is rebuilt."""
     tools = [WEATHER, SAY, {"type": "namespace", "name": "functions", "tools": [{"type": "function", "name": "wait"}]}]
-    conversation = await normalized(store, input="Go on", previous_input_messages=[given], tools=tools)
+    conversation = await normalize(store, input="Go on", previous_input_messages=[given], tools=tools)
     assert conversation.input[:-1] == tuple(items)
     assert conversation.history == ()
 
@@ -105,7 +105,7 @@ async def test_outputs_find_their_calls(store: Store) -> None:
         {**RESULT, "name": None},
         {**RESULT, **author("tool", "functions.g")},
     ]
-    conversation = await normalized(store, previous_input_messages=messages, tools=[SAY])
+    conversation = await normalize(store, previous_input_messages=messages, tools=[SAY])
     assert conversation.input[3:] == (
         FunctionCallOutput("fco_1p0003", "call_1p0000", "x", "completed"),
         CustomToolCallOutput("ctco_1p0004", "call_1p0002", "x", "completed"),
@@ -123,7 +123,7 @@ TWO = "Be kind.\n\nAnd brief."
 async def test_repeated_instructions_are_left_out(store: Store, instructions: str | None, left: list[str]) -> None:
     """They are removed from a prompt that has them already, but only as whole paragraphs."""
     message = {"role": "developer", "content": f"# Instructions\n\n{TWO}"}
-    said = await normalized(store, input="Hi", instructions=instructions, previous_input_messages=[message])
+    said = await normalize(store, input="Hi", instructions=instructions, previous_input_messages=[message])
     assert [item.text for item in said.input[:-1] if isinstance(item, Message)] == left
 
 
@@ -131,8 +131,8 @@ def test_outputs_find_calls_in_constant_time() -> None:
     """The time does not depend on the number of open calls."""
     calls = [{**CALL, "recipient": f"functions.f{number}"} for number in range(4_000)]
     outputs = [{**RESULT, "name": f"functions.f{number}"} for number in range(4_000)]
-    in_order = cost(previous_input_messages=[*calls, *outputs])
-    assert cost(previous_input_messages=[*calls, *reversed(outputs)]) < 2.5 * in_order
+    in_order = normalize_cpu_seconds(previous_input_messages=[*calls, *outputs])
+    assert normalize_cpu_seconds(previous_input_messages=[*calls, *reversed(outputs)]) < 2.5 * in_order
 
 
 @pytest.mark.parametrize(
@@ -146,14 +146,14 @@ def test_outputs_find_calls_in_constant_time() -> None:
 async def test_malformed_raw_message_is_refused(store: Store, messages: list[Json], param: str) -> None:
     """An output without a call, or a message without an author, is refused at its place."""
     with pytest.raises(InvalidRequest) as caught:
-        await normalized(store, previous_input_messages=messages)
+        await normalize(store, previous_input_messages=messages)
     assert caught.value.param == param
 
 
 async def test_input_may_answer_a_raw_call(store: Store) -> None:
     """Raw messages come before the input."""
     output = {"type": "function_call_output", "call_id": "call_1p0000", "output": "x"}
-    conversation = await normalized(store, previous_input_messages=[CALL], input=[output])
+    conversation = await normalize(store, previous_input_messages=[CALL], input=[output])
     assert [item.id for item in conversation.input] == ["fc_1p0000", "fco_1i0000"]
 
 
@@ -164,9 +164,9 @@ async def test_single_open_raw_call_matches_any_id(store: Store, open_calls: int
     said = [{"type": "function_call_output", "call_id": f"call_{number}", "output": "x"} for number in range(outputs)]
     if (open_calls, outputs) != (1, 1):
         with pytest.raises(InvalidRequest, match="call_0"):
-            await normalized(store, previous_input_messages=messages, input=said)
+            await normalize(store, previous_input_messages=messages, input=said)
         return
-    first, _, second, output = (await normalized(store, previous_input_messages=messages, input=said)).input
+    first, _, second, output = (await normalize(store, previous_input_messages=messages, input=said)).input
     assert second == FunctionCall("fc_1p0002", "call_0", "f", "{}", "completed")
     assert isinstance(first, FunctionCall)
     assert isinstance(output, FunctionCallOutput)
@@ -182,6 +182,6 @@ def raw_prompt(conversation: Any) -> list[Json]:
 async def test_raw_prompt_round_trips(store: Store, client: str) -> None:
     """The raw messages of a prompt, sent back with the same parameters, make the same prompt."""
     body = CLIENTS[client]
-    before = raw_prompt(await normalized(store, **body))
+    before = raw_prompt(await normalize(store, **body))
     said = {key: value for key, value in body.items() if key != "input"}
-    assert raw_prompt(await normalized(store, **said, previous_input_messages=before)) == before
+    assert raw_prompt(await normalize(store, **said, previous_input_messages=before)) == before

@@ -17,8 +17,8 @@ from pipeline.protocol.tools import ANY_NAME, McpServer, ToolFilter, ToolKey
 from pipeline.secret import unwritten
 from stages.normalize.tools import Offer
 from stages.persist.store import Store
-from tests.support.normalized_requests import ALL, USER, additional_tools, allowed_tools, answered, normalized
 from tests.support.request_bodies import WEATHER
+from tests.support.requests import ALL_HOSTED, USER, additional_tools, allowed_tools, normalize, store_answer
 
 Json: TypeAlias = dict[str, Any]
 
@@ -35,7 +35,7 @@ def remote(label: str = "docs", **fields: Any) -> Json:
 
 
 async def server_of(store: Store, tool: Json) -> McpServer:
-    (server,) = (await normalized(store, input="Hi", tools=[tool], labels=LABELS)).tools.servers
+    (server,) = (await normalize(store, input="Hi", tools=[tool], labels=LABELS)).tools.servers
     return server
 
 
@@ -111,7 +111,7 @@ async def test_headers_are_kept_for_the_server(store: Store, said: Json, headers
 async def test_ambiguous_server_label_is_refused(store: Store, tools: list[Json], param: str) -> None:
     """A label that means nothing, or two things, is a 400 at its place."""
     with pytest.raises(InvalidRequest) as caught:
-        await normalized(store, input="Hi", tools=tools, labels=LABELS)
+        await normalize(store, input="Hi", tools=tools, labels=LABELS)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
@@ -129,7 +129,7 @@ async def test_ambiguous_server_label_is_refused(store: Store, tools: list[Json]
 async def test_server_can_be_chosen(store: Store, choice: Any, mode: str, keys: tuple[ToolKey, ...] | None) -> None:
     """A choice limits calls to a server or to one of its tools, before the tools are known."""
     tools = [remote(allowed_tools=["a"]), mcp("home")]
-    read = (await normalized(store, input="Hi", tools=tools, tool_choice=choice, labels=LABELS)).tools
+    read = (await normalize(store, input="Hi", tools=tools, tool_choice=choice, labels=LABELS)).tools
     assert (read.choice, read.allowed) == (mode, keys)
 
 
@@ -137,7 +137,7 @@ async def test_server_can_be_chosen(store: Store, choice: Any, mode: str, keys: 
 async def test_unavailable_server_cannot_be_chosen(store: Store, choice: Json) -> None:
     """Neither can a tool that the request excludes."""
     with pytest.raises(InvalidRequest) as caught:
-        await normalized(store, input="Hi", tools=[remote(allowed_tools=["a"])], tool_choice=choice, hosted=ALL)
+        await normalize(store, input="Hi", tools=[remote(allowed_tools=["a"])], tool_choice=choice, hosted=ALL_HOSTED)
     assert caught.value.param == "tool_choice"
 
 
@@ -147,19 +147,19 @@ async def test_unavailable_server_cannot_be_chosen(store: Store, choice: Json) -
 async def test_items_may_bring_configured_servers(store: Store) -> None:
     """A continuation has them too, with the request's own options; a missing one is ignored."""
     brought = additional_tools(mcp("home", require_approval="never"), mcp("drive"))
-    await answered(store, "1", input=[brought, USER], labels=LABELS)
-    again = await normalized(store, "2", previous_response_id="resp_1", input="Go on", labels=LABELS)
+    await store_answer(store, "1", input=[brought, USER], labels=LABELS)
+    again = await normalize(store, "2", previous_response_id="resp_1", input="Go on", labels=LABELS)
     assert again.tools.servers == (McpServer("home", approves_rest=False), McpServer("drive"))
     own = [remote("home")]
-    said = await normalized(store, "3", previous_response_id="resp_1", input="Go on", tools=own)
+    said = await normalize(store, "3", previous_response_id="resp_1", input="Go on", tools=own)
     assert said.tools.servers == (McpServer("home", URL),)
 
 
 async def test_namespace_replaces_an_inherited_server(store: Store) -> None:
     """An accepted item never makes a continuation fail."""
-    await answered(store, "1", input=[additional_tools(mcp("home")), USER], labels=LABELS)
+    await store_answer(store, "1", input=[additional_tools(mcp("home")), USER], labels=LABELS)
     own = {"type": "namespace", "name": "home", "tools": [WEATHER]}
-    said = await normalized(store, "2", previous_response_id="resp_1", input="Go on", tools=[own], labels=LABELS)
+    said = await normalize(store, "2", previous_response_id="resp_1", input="Go on", tools=[own], labels=LABELS)
     assert said.tools.servers == ()
     assert [tool.namespace for tool in said.tools.tools] == ["home"]
 
@@ -172,7 +172,7 @@ async def test_namespace_replaces_an_inherited_server(store: Store) -> None:
 async def test_items_cannot_bring_servers_by_url(store: Store, fields: Json, key: str) -> None:
     """Items are stored, and the secrets of such a server must not be."""
     with pytest.raises(InvalidRequest, match="belongs in tools") as caught:
-        await normalized(store, input=[USER, additional_tools(WEATHER, mcp("home", **fields))], labels=LABELS)
+        await normalize(store, input=[USER, additional_tools(WEATHER, mcp("home", **fields))], labels=LABELS)
     assert caught.value.param == f"input[1].tools[1].{key}"
 
 
@@ -206,7 +206,7 @@ CONTAINER = {
 async def test_server_is_echoed_by_its_host(store: Store, url: str, told: str) -> None:
     """The response has host and options, but no possible secret."""
     said = remote(server_url=url, allowed_tools=["a"], require_approval="never", headers={"a": "b"}, authorization="t")
-    (tool,) = (await normalized(store, input="Hi", tools=[said])).response.tools
+    (tool,) = (await normalize(store, input="Hi", tools=[said])).response.tools
     assert tool == mcp(server_url=told, allowed_tools=["a"], require_approval="never")
 
 
@@ -223,7 +223,7 @@ async def test_secrets_are_not_shown(store: Store, tool: Json, caplog: pytest.Lo
     """No response, log, request or frame shows them, not even those in a tool choice."""
     with caplog.at_level(logging.DEBUG):
         body: Json = {"input": [USER], "tools": [tool], "tool_choice": allowed_tools(tool)}
-        conversation = await normalized(store, **body, hosted=ALL)
+        conversation = await normalize(store, **body, hosted=ALL_HOSTED)
         request = await read_request(json.dumps(body).encode())
     assert CANARY not in msgspec.json.encode(conversation.response).decode()
     assert CANARY not in caplog.text
@@ -243,7 +243,7 @@ async def test_secrets_are_not_shown(store: Store, tool: Json, caplog: pytest.Lo
 )
 async def test_secrets_are_not_stored_in_items(store: Store, tool: Json) -> None:
     """An item is stored without the secrets for its sandbox's network."""
-    conversation = await normalized(store, input=[additional_tools(tool), USER], hosted=ALL)
+    conversation = await normalize(store, input=[additional_tools(tool), USER], hosted=ALL_HOSTED)
     assert CANARY not in repr(conversation.input)
 
 
@@ -270,7 +270,7 @@ async def test_secrets_are_in_no_error(store: Store, tool: Json, blank: int) -> 
     """Neither the message nor the traceback quotes them."""
     said: Json = {"input": [tool]} if tool["type"] == "additional_tools" else {"input": "Hi", "tools": [tool]}
     with pytest.raises(InvalidRequest) as caught:
-        await normalized(store, **said, instructions=" " * blank)
+        await normalize(store, **said, instructions=" " * blank)
     assert CANARY not in "".join(traceback.format_exception(caught.value))
     assert caught.value.param
 

@@ -8,8 +8,8 @@ import pytest
 from pipeline.errors import InvalidRequest, UnsupportedParameter
 from pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, ToolKey, Toolset
 from stages.persist.store import Store
-from tests.support.normalized_requests import USER, additional_tools, allowed_tools, answered, cost, normalized
 from tests.support.request_bodies import CODEX_APPLY_PATCH, CODEX_KNOWN_MODEL, WEATHER
+from tests.support.requests import USER, additional_tools, allowed_tools, normalize, normalize_cpu_seconds, store_answer
 
 Json: TypeAlias = dict[str, Any]
 
@@ -29,7 +29,7 @@ def of(namespace: str, tool: FunctionTool | CustomTool) -> FunctionTool | Custom
 
 async def test_tools_are_read_into_one_set(store: Store) -> None:
     """Functions, custom tools and those of namespaces are keyed by namespace and name."""
-    tools = (await normalized(store, input="Hi", tools=[WEATHER, PATCH, SAY, AGENTS])).tools
+    tools = (await normalize(store, input="Hi", tools=[WEATHER, PATCH, SAY, AGENTS])).tools
     assert tools.tools == (
         WEATHER_TOOL,
         PATCH_TOOL,
@@ -44,13 +44,13 @@ async def test_tools_are_read_into_one_set(store: Store) -> None:
 async def test_text_format_is_no_grammar(store: Store) -> None:
     """A custom tool takes any text unless it has a grammar."""
     said = [{**SAY, "format": {"type": "text"}}]
-    assert (await normalized(store, input="Hi", tools=said)).tools == Toolset((CustomTool("say"),))
+    assert (await normalize(store, input="Hi", tools=said)).tools == Toolset((CustomTool("say"),))
 
 
 async def test_tools_are_echoed(store: Store) -> None:
     """Functions have all keys that strict clients need, custom tools and namespaces are unchanged."""
     bare = {"type": "function", "name": "f", "defer_loading": True, "output_schema": {}}
-    response = (await normalized(store, input="Hi", tools=[bare, PATCH, {"type": "web_search"}, AGENTS])).response
+    response = (await normalize(store, input="Hi", tools=[bare, PATCH, {"type": "web_search"}, AGENTS])).response
     function = {"type": "function", "name": "f", "description": None, "parameters": None, "strict": None}
     assert response.tools == (function, PATCH, AGENTS)
 
@@ -66,7 +66,7 @@ async def test_tools_are_echoed(store: Store) -> None:
 async def test_unavailable_hosted_tools_are_left_out(store: Store, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """Clients send them by default; the log names them."""
     with caplog.at_level(logging.INFO):
-        conversation = await normalized(store, input="Hi", tools=[{"type": kind, "x": 1}, WEATHER])
+        conversation = await normalize(store, input="Hi", tools=[{"type": kind, "x": 1}, WEATHER])
     assert conversation.response.tools == (WEATHER,)
     assert conversation.tools == Toolset((WEATHER_TOOL,))
     (record,) = caplog.records
@@ -78,10 +78,10 @@ async def test_unknown_tool_type_is_refused(store: Store) -> None:
     kind = "unheard_of"
     tools = [WEATHER, {"type": kind, "name": "x"}]
     with pytest.raises(UnsupportedParameter, match=kind) as caught:
-        await normalized(store, input="Hi", tools=tools)
+        await normalize(store, input="Hi", tools=tools)
     assert caught.value.param == "tools[1].type"
     with pytest.raises(UnsupportedParameter, match=kind) as caught:
-        await normalized(store, input=[USER, additional_tools(*tools)])
+        await normalize(store, input=[USER, additional_tools(*tools)])
     assert caught.value.param == "input[1].tools[1].type"
 
 
@@ -101,17 +101,17 @@ async def test_unknown_tool_type_is_refused(store: Store) -> None:
 async def test_repeated_tool_name_is_refused(store: Store, tools: list[Json], param: str | None) -> None:
     """Namespaces separate names, except ``functions``, the model's namespace for plain functions."""
     if param is None:
-        await normalized(store, input="Hi", tools=tools)
+        await normalize(store, input="Hi", tools=tools)
         return
     with pytest.raises(InvalidRequest, match="two tools named") as caught:
-        await normalized(store, input="Hi", tools=tools)
+        await normalize(store, input="Hi", tools=tools)
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
 @pytest.mark.parametrize(("said", "parallel"), [(None, True), (True, True), (False, False)])
 async def test_parallel_calls_are_allowed_unless_refused(store: Store, said: bool | None, parallel: bool) -> None:
     """Several calls in one turn are the default."""
-    conversation = await normalized(store, input="Hi", tools=[WEATHER], parallel_tool_calls=said)
+    conversation = await normalize(store, input="Hi", tools=[WEATHER], parallel_tool_calls=said)
     assert conversation.tools.parallel is conversation.response.parallel_tool_calls is parallel
 
 
@@ -153,7 +153,7 @@ async def test_choice_limits_callable_tools(
     store: Store, choice: Any, mode: str, keys: tuple[ToolKey, ...] | None
 ) -> None:
     """A bare name means the plain tool, if there is one; an empty choice allows no call."""
-    conversation = await normalized(store, input="Hi", tools=[WEATHER, PATCH, AGENTS], tool_choice=choice)
+    conversation = await normalize(store, input="Hi", tools=[WEATHER, PATCH, AGENTS], tool_choice=choice)
     assert (conversation.tools.choice, conversation.tools.allowed) == (mode, keys)
     assert conversation.response.tool_choice == choice
 
@@ -182,7 +182,7 @@ async def test_choice_limits_callable_tools(
 async def test_impossible_choice_is_refused(store: Store, choice: Any) -> None:
     """A choice that no call can satisfy is a 400, not ``auto``."""
     with pytest.raises(InvalidRequest) as caught:
-        await normalized(store, input="Hi", tools=[WEATHER, PATCH, AGENTS], tool_choice=choice)
+        await normalize(store, input="Hi", tools=[WEATHER, PATCH, AGENTS], tool_choice=choice)
     assert (caught.value.status, caught.value.param) == (400, "tool_choice")
     assert len(caught.value.message) < 300
 
@@ -191,9 +191,9 @@ async def test_impossible_choice_is_refused(store: Store, choice: Any) -> None:
 async def test_required_choice_needs_a_tool(store: Store, tools: list[Json]) -> None:
     """``auto`` and ``none`` do not."""
     for choice in ("auto", "none"):
-        await normalized(store, input="Hi", tools=tools, tool_choice=choice)
+        await normalize(store, input="Hi", tools=tools, tool_choice=choice)
     with pytest.raises(InvalidRequest, match="no tool") as caught:
-        await normalized(store, input="Hi", tools=tools, tool_choice="required")
+        await normalize(store, input="Hi", tools=tools, tool_choice="required")
     assert caught.value.param == "tool_choice"
 
 
@@ -201,7 +201,9 @@ def test_choice_costs_do_not_grow_with_namespaces() -> None:
     """The cost does not depend on how many namespaces have a tool of that name."""
     tools = [{"type": "namespace", "name": f"n{number}", "tools": [SAY]} for number in range(6_000)]
     chosen = [{**SAY, "namespace": f"n{number}"} for number in range(1_000)]
-    assert cost(input="Hi", tools=tools, tool_choice=allowed_tools(*chosen)) < 2.5 * cost(input="Hi", tools=tools)
+    assert normalize_cpu_seconds(
+        input="Hi", tools=tools, tool_choice=allowed_tools(*chosen)
+    ) < 2.5 * normalize_cpu_seconds(input="Hi", tools=tools)
 
 
 # Tools within the conversation
@@ -212,7 +214,7 @@ async def test_added_tools_join_those_of_the_request(store: Store) -> None:
     mild = {**WEATHER, "description": "Mild."}
     item = additional_tools(mild, AGENTS, {"type": "web_search"})
     choice = {"type": "custom", "name": "say"}
-    conversation = await normalized(store, input=[item, USER], tools=[WEATHER, PATCH], tool_choice=choice)
+    conversation = await normalize(store, input=[item, USER], tools=[WEATHER, PATCH], tool_choice=choice)
     assert conversation.tools.tools == (
         FunctionTool("get_weather", "Mild.", WEATHER["parameters"], True),
         PATCH_TOOL,
@@ -227,10 +229,10 @@ async def test_added_tools_join_those_of_the_request(store: Store) -> None:
 
 async def test_added_tools_are_inherited(store: Store) -> None:
     """A continuation has them, unlike those of a request."""
-    await answered(store, "1", input=[additional_tools(AGENTS), USER], tools=[WEATHER])
-    conversation = await normalized(store, "2", previous_response_id="resp_1", input="Go on")
+    await store_answer(store, "1", input=[additional_tools(AGENTS), USER], tools=[WEATHER])
+    conversation = await normalize(store, "2", previous_response_id="resp_1", input="Go on")
     assert conversation.tools.tools == (of("agents", WEATHER_TOOL), of("agents", CustomTool("say")))
-    by_reference = await normalized(store, "3", input=[{"id": "at_1i0000"}, USER])
+    by_reference = await normalize(store, "3", input=[{"id": "at_1i0000"}, USER])
     assert by_reference.tools == conversation.tools
 
 
@@ -246,9 +248,9 @@ def described_in(tools: Toolset) -> list[tuple[str | None, str, str | None]]:
 async def test_latest_definition_of_a_tool_counts(store: Store) -> None:
     """The input's tools replace the request's, which replace inherited ones; the order stays."""
     inherited = additional_tools(described("old"), {**AGENTS, "description": "old"})
-    await answered(store, "1", input=[inherited, additional_tools(described("older"), SAY), USER], tools=[PATCH])
+    await store_answer(store, "1", input=[inherited, additional_tools(described("older"), SAY), USER], tools=[PATCH])
     own = [PATCH, described("own"), {**AGENTS, "tools": [SAY]}]
-    tools = (await normalized(store, "2", previous_response_id="resp_1", input="Go on", tools=own)).tools
+    tools = (await normalize(store, "2", previous_response_id="resp_1", input="Go on", tools=own)).tools
     assert described_in(tools) == [
         (None, "patch", "Edit."),
         (None, "get_weather", "own"),
@@ -258,7 +260,7 @@ async def test_latest_definition_of_a_tool_counts(store: Store) -> None:
     ]
     assert tools.descriptions == {"agents": "Helpers."}
     last = [additional_tools(described("new"), {**AGENTS, "name": "functions", "tools": [PATCH]}), USER]
-    tools = (await normalized(store, "3", previous_response_id="resp_1", input=last, tools=own)).tools
+    tools = (await normalize(store, "3", previous_response_id="resp_1", input=last, tools=own)).tools
     assert described_in(tools)[:2] == [
         ("functions", "patch", "Edit."),
         (None, "get_weather", "new"),
@@ -268,13 +270,13 @@ async def test_latest_definition_of_a_tool_counts(store: Store) -> None:
 @pytest.mark.defect("20")
 async def test_codex_tools_are_read(store: Store) -> None:
     """Every way in which Codex declares tools leads to callable tools."""
-    patched = await normalized(store, **CODEX_APPLY_PATCH)
+    patched = await normalize(store, **CODEX_APPLY_PATCH)
     assert [(tool.namespace, tool.name) for tool in patched.tools.tools] == [
         (None, "get_weather"),
         ("multi_agent_v1", "get_weather"),
         (None, "apply_patch"),
     ]
-    known = await normalized(store, **CODEX_KNOWN_MODEL)
+    known = await normalize(store, **CODEX_KNOWN_MODEL)
     assert [(tool.namespace, tool.name) for tool in known.tools.tools] == [("functions", "exec"), ("functions", "wait")]
     assert not known.tools.parallel
     assert known.response.tools == ()

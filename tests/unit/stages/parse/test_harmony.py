@@ -26,10 +26,21 @@ from pipeline.record import read_frames
 from stages.harmony import CALL, CHANNEL, END, MESSAGE, RETURN, START, HarmonyEncoding, load_encoding
 from stages.parse.harmony import HarmonyParser
 from stages.parse.text import TokenDecoder
-from tests.support.parsed_items import items, parse, parse_text, run, run_long, started, summary
+from tests.support.harmony import reference_encoding, wellformed_completions
+from tests.support.parsed_output import (
+    EVERY_TOOL,
+    any_harmony_tokens,
+    any_turn_start,
+    cut_chunks,
+    joined_deltas,
+    parse_harmony,
+    parse_harmony_frames,
+    parse_harmony_slowly,
+    parse_harmony_text,
+    parsed_items,
+    turn_started,
+)
 from tests.support.paths import HARMONY
-from tests.support.random_harmony import EVERY_TOOL, cut, requests, soup
-from tests.support.wellformed_harmony import completions, package
 
 RECORDINGS = sorted(HARMONY.glob("*/tokens.jsonl"))
 
@@ -59,20 +70,27 @@ def _chunks(chunks: list[TokenChunk], size: int) -> Iterator[TokenChunk]:
 def test_chunks_do_not_change_the_items(recording: Path, size: int, encoding: HarmonyEncoding) -> None:
     """The items are the same for any chunks."""
     frames = list(read_frames(recording, TokenFrame))
-    larger, single = run(encoding, chunked(frames, size)), run(encoding, chunked(frames, 1))
-    assert summary(items(larger)) == summary(items(single))
+    larger, single = (
+        parse_harmony_frames(encoding, chunked(frames, size)),
+        parse_harmony_frames(encoding, chunked(frames, 1)),
+    )
+    assert joined_deltas(parsed_items(larger)) == joined_deltas(parsed_items(single))
     assert larger[-1] == single[-1]
 
 
 @pytest.mark.defect("9")
-@given(completions(), st.data())
+@given(wellformed_completions(), st.data())
 @settings(max_examples=100, deadline=None)
 def test_no_token_is_lost_or_scrambled(completion: str, data: st.DataObject) -> None:
     """For any chunks, the deltas join to the text that openai_harmony reads in all tokens."""
     tokens = load_encoding().encode_markup(completion)
     cuts = data.draw(st.sets(st.integers(0, len(tokens))))
-    told = items(run(load_encoding(), [*cut(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]))
-    theirs = package().parse_messages_from_completion_tokens(tokens, Role.ASSISTANT)
+    told = parsed_items(
+        parse_harmony_frames(
+            load_encoding(), [*cut_chunks(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]
+        )
+    )
+    theirs = reference_encoding().parse_messages_from_completion_tokens(tokens, Role.ASSISTANT)
     assert ["".join(item.deltas) for item in told] == [message.to_dict()["content"][0]["text"] for message in theirs]
 
 
@@ -87,7 +105,7 @@ CALLS = [
 def test_several_calls_may_come_in_one_chunk(size: int, encoding: HarmonyEncoding) -> None:
     """One chunk may end a call, hold a second, and begin a third."""
     tokens = encoding.encode_markup("<|start|>assistant".join(CALLS))
-    told = parse(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
+    told = parse_harmony(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
     assert [(item.kind, item.text) for item in told] == [
         ("FunctionCall", '{"a":1}'),
         ("FunctionCall", "{}"),
@@ -105,7 +123,7 @@ def test_text_beside_a_boundary_is_kept(before: int, behind: int, encoding: Harm
     tokens = [*encoding.encode_markup("<|channel|>analysis<|message|>"), *thought, *boundary, *answer, RETURN]
     at = tokens.index(boundary[0])
     cuts = [0, at - before, at + len(boundary) + behind, len(tokens)]
-    told = parse(encoding, (tokens[start:end] for start, end in pairwise(cuts)))
+    told = parse_harmony(encoding, (tokens[start:end] for start, end in pairwise(cuts)))
     assert [item.text for item in told] == [" one two three four", " five six seven eight"]
 
 
@@ -113,7 +131,7 @@ def test_text_beside_a_boundary_is_kept(before: int, behind: int, encoding: Harm
 def test_chunk_that_opens_an_item_may_have_its_text(encoding: HarmonyEncoding) -> None:
     """Text after ``<|message|>`` in the same chunk is the item's first delta."""
     tokens = encoding.encode_markup('<|channel|>commentary to=functions.f<|message|>{"a"')
-    opened, delta = run(encoding, [TokenChunk(tuple(tokens))])
+    opened, delta = parse_harmony_frames(encoding, [TokenChunk(tuple(tokens))])
     assert (opened, delta) == (FunctionCallOpened("f"), ItemDelta('{"a"'))
 
 
@@ -122,7 +140,7 @@ def test_split_characters_in_arguments_are_joined(encoding: HarmonyEncoding) -> 
     """A character of several tokens comes whole, and no delta is empty."""
     tokens = encoding.encode_markup(CALLS[2])
     assert len(tokens) > len(encoding.encode_markup(CALLS[1])) + 5
-    (item,) = parse(encoding, ([token] for token in tokens))
+    (item,) = parse_harmony(encoding, ([token] for token in tokens))
     assert all(item.deltas)
     assert item.text == '{"é":"👩‍🚀"}'
 
@@ -131,7 +149,7 @@ def test_split_characters_in_arguments_are_joined(encoding: HarmonyEncoding) -> 
 def test_preamble_is_streamed(encoding: HarmonyEncoding) -> None:
     """Commentary without a recipient is a message, token by token, and the call after it a separate item."""
     preamble = "<|channel|>commentary<|message|>I will look it up.<|end|><|start|>assistant"
-    told = parse(encoding, ([token] for token in encoding.encode_markup(preamble + CALLS[0])))
+    told = parse_harmony(encoding, ([token] for token in encoding.encode_markup(preamble + CALLS[0])))
     assert [(item.kind, item.name) for item in told] == [("Message", "commentary"), ("FunctionCall", "f")]
     assert told[0].deltas == ["I", " will", " look", " it", " up", "."]
 
@@ -142,7 +160,7 @@ def test_markup_of_calls_is_no_text(size: int, encoding: HarmonyEncoding) -> Non
     """Name, channel and content type of a call are in no item's text."""
     text = "<|channel|>final<|message|>So.<|end|><|start|>assistant" + "<|start|>assistant".join(CALLS)
     tokens = encoding.encode_markup(text)
-    told = parse(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
+    told = parse_harmony(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)))
     assert not any(word in item.text for item in told for word in ("functions", "commentary", "json", "assistant"))
     assert [item.kind for item in told] == ["Message", "FunctionCall", "FunctionCall", "FunctionCall"]
 
@@ -151,7 +169,9 @@ def test_markup_of_calls_is_no_text(size: int, encoding: HarmonyEncoding) -> Non
 
 
 @pytest.mark.defect("26")
-@given(soup(), st.sampled_from(["stop", "length", "cancelled"]), requests(), st.booleans(), st.data())
+@given(
+    any_harmony_tokens(), st.sampled_from(["stop", "length", "cancelled"]), any_turn_start(), st.booleans(), st.data()
+)
 @settings(max_examples=300, deadline=None)
 def test_any_tokens_give_items(
     tokens: list[int], reason: FinishReason, begun: GenerationStarted, likely: bool, data: st.DataObject
@@ -160,30 +180,32 @@ def test_any_tokens_give_items(
     cuts = data.draw(st.sets(st.integers(0, len(tokens))))
     finished = GenerationFinished(reason, 0, 0.0)
     drawn, single = (
-        run(load_encoding(), [begun, *cut(tokens, some, likely=likely), finished])
+        parse_harmony_frames(load_encoding(), [begun, *cut_chunks(tokens, some, likely=likely), finished])
         for some in (cuts, range(len(tokens)))
     )
-    assert summary(items(drawn)) == summary(items(single))
+    assert joined_deltas(parsed_items(drawn)) == joined_deltas(parsed_items(single))
     assert drawn[-1] == single[-1]
 
 
-@given(soup(), requests(), st.data())
+@given(any_harmony_tokens(), any_turn_start(), st.data())
 @settings(max_examples=200, deadline=None)
 def test_fast_path_equals_slow_path(tokens: list[int], begun: GenerationStarted, data: st.DataObject) -> None:
     """A chunk of plain text gives the same frame by either path."""
     cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=20))
-    frames: list[TokenFrame] = [begun, *cut(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]
-    assert run(load_encoding(), frames) == run_long(load_encoding(), frames)
+    frames: list[TokenFrame] = [begun, *cut_chunks(tokens, cuts, likely=False), GenerationFinished("stop", 0, 0.0)]
+    assert parse_harmony_frames(load_encoding(), frames) == parse_harmony_slowly(load_encoding(), frames)
 
 
 @pytest.mark.defect("26")
-@given(soup(), st.booleans())
+@given(any_harmony_tokens(), st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_content_is_kept_and_markers_are_not(tokens: list[int], likely: bool) -> None:
     """Each ``<|message|>`` opens an item that ends in all the text after it."""
     encoding = load_encoding()
-    frames = run(encoding, [*cut(tokens, (), likely=likely), GenerationFinished("stop", 0, 0.0)])
-    told = [item.text for item in items(frames) if "missing message" not in item.repairs]
+    frames = parse_harmony_frames(
+        encoding, [*cut_chunks(tokens, (), likely=likely), GenerationFinished("stop", 0, 0.0)]
+    )
+    told = [item.text for item in parsed_items(frames) if "missing message" not in item.repairs]
     for text, content in zip(told, contents(encoding, tokens), strict=True):
         assert text.endswith(content)
 
@@ -216,19 +238,22 @@ def test_split_characters_are_joined(tokens: list[int]) -> None:
 # Agreement with the package
 
 
-@given(completions())
+@given(wellformed_completions())
 @settings(max_examples=100, deadline=None)
 def test_well_formed_output_agrees_with_openai_harmony(completion: str) -> None:
     """The items are the messages of openai_harmony's own parser."""
     encoding = load_encoding()
     tokens = encoding.encode_markup(completion)
-    theirs = [message.to_dict() for message in package().parse_messages_from_completion_tokens(tokens, Role.ASSISTANT)]
+    theirs = [
+        message.to_dict()
+        for message in reference_encoding().parse_messages_from_completion_tokens(tokens, Role.ASSISTANT)
+    ]
     kinds = {
         "analysis": ("Reasoning", ""),
         "commentary": ("Message", "commentary"),
         "final": ("Message", "final_answer"),
     }
-    assert [(item.kind, item.name, item.text) for item in parse(encoding, [tokens])] == [
+    assert [(item.kind, item.name, item.text) for item in parse_harmony(encoding, [tokens])] == [
         (*(("FunctionCall", "f") if "recipient" in message else kinds[message["channel"]]), content["text"])
         for message in theirs
         for content in message["content"]
@@ -258,12 +283,12 @@ BROKEN_OFF = {
 def test_turn_that_its_grammar_does_not_end_has_failed(text: str, end: str, encoding: HarmonyEncoding) -> None:
     """If the grammar breaks down, the open item is not closed as complete."""
     parser = HarmonyParser(encoding)
-    told = list(parser.feed(started(held_to_grammar=True)))
+    told = list(parser.feed(turn_started(held_to_grammar=True)))
     with pytest.raises(EngineFailed, match="could not hold the model to the grammar"):
         for token in encoding.encode_markup(text + end):
             told += parser.feed(TokenChunk((token,)))
-    whole = parse_text(encoding, text + end)
-    assert [item.text for item in items(told)] == [item.text for item in whole]
+    whole = parse_harmony_text(encoding, text + end)
+    assert [item.text for item in parsed_items(told)] == [item.text for item in whole]
     assert all(item.complete for item in whole)
 
 
@@ -277,7 +302,7 @@ def test_turn_that_its_grammar_does_not_end_has_failed(text: str, end: str, enco
 )
 def test_turn_that_its_grammar_ends_is_complete(text: str, encoding: HarmonyEncoding) -> None:
     """An answer, the last call or a stop text ends the turn."""
-    told = parse_text(encoding, text, stop=("STOP",), held_to_grammar=True)
+    told = parse_harmony_text(encoding, text, stop=("STOP",), held_to_grammar=True)
     assert told
     assert all(item.complete for item in told)
 
@@ -286,15 +311,15 @@ def test_turn_that_its_grammar_ends_is_complete(text: str, encoding: HarmonyEnco
 @pytest.mark.parametrize("reason", CUT)
 def test_truncated_turn_is_no_failure(text: str, reason: FinishReason, encoding: HarmonyEncoding) -> None:
     """At the token limit or by a cancel, a turn may end anywhere, with a grammar or without."""
-    parse_text(encoding, text, reason, held_to_grammar=True)
+    parse_harmony_text(encoding, text, reason, held_to_grammar=True)
 
 
 @pytest.mark.parametrize("reason", CUT)
 def test_open_item_of_a_truncated_turn_is_incomplete(reason: FinishReason, encoding: HarmonyEncoding) -> None:
     """All tokens of the turn count."""
     tokens = encoding.encode_markup(f"<|channel|>analysis<|message|>one two{NEXT}<|channel|>final<|message|>three four")
-    frames = run(encoding, [TokenChunk(tuple(tokens)), GenerationFinished(reason, 7, 1.5)])
-    assert [(item.text, item.complete) for item in items(frames)] == [("one two", True), ("three four", False)]
+    frames = parse_harmony_frames(encoding, [TokenChunk(tuple(tokens)), GenerationFinished(reason, 7, 1.5)])
+    assert [(item.text, item.complete) for item in parsed_items(frames)] == [("one two", True), ("three four", False)]
     assert frames[-1] == TurnFinished(reason, 7, len(tokens), 2, 1.5)
 
 
@@ -319,19 +344,26 @@ def test_calls_within_reasoning_are_not_reasoning_tokens(header: str, encoding: 
     tokens = encoding.encode_markup(
         f"<|channel|>analysis<|message|>one two<|end|><|start|>assistant{header}<|message|>three four<|call|>"
     )
-    begun = started(tools=EVERY_TOOL)
-    *_, finished = run(encoding, [begun, TokenChunk(tuple(tokens)), GenerationFinished("stop", 0, 1.5)])
+    begun = turn_started(tools=EVERY_TOOL)
+    *_, finished = parse_harmony_frames(
+        encoding, [begun, TokenChunk(tuple(tokens)), GenerationFinished("stop", 0, 1.5)]
+    )
     assert finished == TurnFinished("stop", 0, len(tokens), 2, 1.5)
 
 
-@given(st.lists(st.tuples(soup(), requests()), min_size=2, max_size=3), st.sampled_from(["stop", "length"]))
+@given(
+    st.lists(st.tuples(any_harmony_tokens(), any_turn_start()), min_size=2, max_size=3),
+    st.sampled_from(["stop", "length"]),
+)
 @settings(max_examples=100, deadline=None)
 def test_turns_are_parsed_independently(turns: list[tuple[list[int], GenerationStarted]], reason: FinishReason) -> None:
     """In a stream of several turns, each gives the same as it does alone."""
     encoding, finished = load_encoding(), GenerationFinished(reason, 0, 0.0)
-    alone: list[list[TokenFrame]] = [[begun, *cut(tokens, (), likely=False), finished] for tokens, begun in turns]
-    apart = [frame for frames in alone for frame in run(encoding, frames)]
-    assert run(encoding, [frame for frames in alone for frame in frames]) == apart
+    alone: list[list[TokenFrame]] = [
+        [begun, *cut_chunks(tokens, (), likely=False), finished] for tokens, begun in turns
+    ]
+    apart = [frame for frames in alone for frame in parse_harmony_frames(encoding, frames)]
+    assert parse_harmony_frames(encoding, [frame for frames in alone for frame in frames]) == apart
 
 
 def test_long_header_becomes_an_answer(encoding: HarmonyEncoding) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipeline.frames import ItemDelta, TokenChunk
 from stages.harmony import RETURN, HarmonyEncoding, load_encoding
 from stages.parse.harmony import HarmonyParser
-from tests.support.parsed_items import parse, parse_text
+from tests.support.parsed_output import parse_harmony, parse_harmony_text
 
 # Text in a header
 
@@ -21,7 +21,7 @@ def test_text_without_its_marker_is_kept(text: str, header: str) -> None:
     encoding = load_encoding()
     words = [f"w{ord(letter):x}w" for letter in text]
     tokens = encoding.encode_markup(header) + encoding.encode(" ".join(words)) + [RETURN]
-    (item,) = parse(encoding, [tokens])
+    (item,) = parse_harmony(encoding, [tokens])
     assert item.text.split() == words
     assert item.complete
 
@@ -46,7 +46,7 @@ def test_text_in_a_header_is_kept(
 ) -> None:
     """Two words or more are text, in any place of a header, and come out in order."""
     header = f"{start}{' '.join(ahead)}{channel}{' '.join(behind)}{constrain}"
-    told = parse_text(load_encoding(), f"{header}<|message|>{' '.join(content)}<|return|>")
+    told = parse_harmony_text(load_encoding(), f"{header}<|message|>{' '.join(content)}<|return|>")
     joined = "".join(item.text for item in told)
     assert "".join(joined.split()) == "".join([*ahead, *behind, *content])
 
@@ -59,21 +59,21 @@ def test_text_in_a_header_is_kept(
 def test_text_may_begin_with_a_header_word(first: str, text: str) -> None:
     """Without markup there is no header: its words are those of an answer."""
     answer = " ".join([first, *(f"w{ord(letter):x}w" for letter in text)])
-    (item,) = parse_text(load_encoding(), f"{answer}<|return|>")
+    (item,) = parse_harmony_text(load_encoding(), f"{answer}<|return|>")
     assert (item.kind, item.name, item.text) == ("Message", "final_answer", answer)
 
 
 @pytest.mark.parametrize("noise", ["junk", "??", "––commentary", "analysis commentary", "–– ? 42"])
 def test_single_word_in_a_header_is_noise(noise: str, encoding: HarmonyEncoding) -> None:
     """A rest of one word, or of header words only, is no text."""
-    told = parse_text(encoding, f"<|channel|>commentary {noise}<|message|>one<|end|>")
+    told = parse_harmony_text(encoding, f"<|channel|>commentary {noise}<|message|>one<|end|>")
     (item,) = told
     assert (item.kind, item.name, item.text, item.repairs) == ("Message", "commentary", "one", ("unexpected header",))
 
 
 def test_words_without_spaces_are_text(encoding: HarmonyEncoding) -> None:
     """Chinese text in a header is kept, though it has no spaces."""
-    told = parse_text(encoding, "<|channel|>final答案是四十二<|message|>是<|return|>")
+    told = parse_harmony_text(encoding, "<|channel|>final答案是四十二<|message|>是<|return|>")
     assert [item.text for item in told] == ["答案是四十二 是"]
 
 
@@ -85,14 +85,14 @@ def test_words_without_spaces_are_text(encoding: HarmonyEncoding) -> None:
 )
 def test_longest_name_is_a_name(layout: str, name: str, encoding: HarmonyEncoding) -> None:
     """A name of 64 characters makes a call, however many tokens it takes."""
-    (item,) = parse_text(encoding, f"{layout.format(name)}<|message|>{{}}<|call|>")
+    (item,) = parse_harmony_text(encoding, f"{layout.format(name)}<|message|>{{}}<|call|>")
     assert (item.kind, item.name, item.text) == ("FunctionCall", name.removeprefix("functions."), "{}")
 
 
 @pytest.mark.parametrize("length", range(50, 64))
 def test_channel_after_long_text_is_read_whole(length: int, encoding: HarmonyEncoding) -> None:
     """A header is not cut between a marker and its word."""
-    told = parse_text(encoding, f"{' a' * length}<|channel|>commentary<|message|>one<|end|>")
+    told = parse_harmony_text(encoding, f"{' a' * length}<|channel|>commentary<|message|>one<|end|>")
     assert [(item.kind, item.text.strip()) for item in told] == [
         ("Reasoning", ("a " * length).strip()),
         ("Message", "one"),
@@ -117,7 +117,7 @@ def test_recipient_makes_a_call(place: str, content_type: str, channel: str, enc
     """A call is a call on every channel, with its recipient in any place."""
     recipient = " to=functions.f"
     role, behind = (recipient, "") if place == "role" else ("", recipient)
-    (item,) = parse_text(encoding, f"{role}<|channel|>{channel}{behind}{content_type}<|message|>{{}}<|call|>")
+    (item,) = parse_harmony_text(encoding, f"{role}<|channel|>{channel}{behind}{content_type}<|message|>{{}}<|call|>")
     assert (item.kind, item.name, item.text, item.repairs) == ("FunctionCall", "f", "{}", ())
 
 
@@ -126,7 +126,7 @@ def test_each_kind_of_repair_is_noted_once(place: str, encoding: HarmonyEncoding
     """An item has few repairs, however often the model errs."""
     markers = [200_013] * 1000
     tokens = encoding.encode_markup("<|channel|>final") + markers + encoding.encode_markup(place) + markers
-    (item,) = parse(encoding, [tokens])
+    (item,) = parse_harmony(encoding, [tokens])
     assert item.repairs == ("stray marker",)
 
 
@@ -136,6 +136,6 @@ def test_each_kind_of_repair_is_noted_once(place: str, encoding: HarmonyEncoding
 @pytest.mark.parametrize("ahead", ["", "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"])
 def test_structured_output_header_makes_a_message(ahead: str, form: str, encoding: HarmonyEncoding) -> None:
     """The word between the final channel and the JSON is the content type, not a name."""
-    *_, item = parse_text(encoding, f'{ahead}<|channel|>final{form}<|message|>{{"a":1}}<|return|>')
+    *_, item = parse_harmony_text(encoding, f'{ahead}<|channel|>final{form}<|message|>{{"a":1}}<|return|>')
     assert (item.kind, item.name, item.text, item.complete) == ("Message", "final_answer", '{"a":1}', True)
     assert item.repairs == ()

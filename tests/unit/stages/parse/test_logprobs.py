@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.frames import GenerationFinished, ItemDelta, TokenChunk, TokenFrame, TokenLogprob
 from pipeline.protocol.items import Logprob, TopLogprob
 from stages.harmony import RETURN, HarmonyEncoding, load_encoding
-from tests.support.parsed_items import Parsed, items, run, started
+from tests.support.parsed_output import ParsedItem, parse_harmony_frames, parsed_items, turn_started
 
 FINAL = "<|channel|>final<|message|>"
 ASTRONAUT = "👩‍🚀"
@@ -23,12 +23,16 @@ def likely(tokens: Sequence[int]) -> tuple[TokenLogprob, ...]:
     return tuple(TokenLogprob(-position / 8, ((token, -position / 8),)) for position, token in enumerate(tokens))
 
 
-def told(encoding: HarmonyEncoding, tokens: Sequence[int], size: int = 1, stop: tuple[str, ...] = ()) -> list[Parsed]:
+def told(
+    encoding: HarmonyEncoding, tokens: Sequence[int], size: int = 1, stop: tuple[str, ...] = ()
+) -> list[ParsedItem]:
     logprobs = likely(tokens)
     chunks: list[TokenFrame] = [
         TokenChunk(tuple(tokens[at : at + size]), logprobs[at : at + size]) for at in range(0, len(tokens), size)
     ]
-    return items(run(encoding, [started(stop=stop), *chunks, GenerationFinished("stop", 0, 0.0)]))
+    return parsed_items(
+        parse_harmony_frames(encoding, [turn_started(stop=stop), *chunks, GenerationFinished("stop", 0, 0.0)])
+    )
 
 
 def spelled(logprobs: Sequence[Logprob]) -> bytes:
@@ -71,7 +75,7 @@ def test_logprobs_come_with_their_text(encoding: HarmonyEncoding) -> None:
     tokens = [*encoding.encode_markup(FINAL), *encoding.encode(f"One {ASTRONAUT}, two 𓀀."), RETURN]
     frames = [TokenChunk((token,), (TokenLogprob(-0.5),)) for token in tokens]
     text, spelling = b"", b""
-    for frame in run(encoding, [started(), *frames]):
+    for frame in parse_harmony_frames(encoding, [turn_started(), *frames]):
         if isinstance(frame, ItemDelta):
             text, spelling = text + frame.text.encode(), spelling + spelled(frame.logprobs)
             assert spelling in (text, text.removesuffix(b" "))  # " \xf0\x9f" is one token
@@ -84,7 +88,7 @@ def test_alternatives_may_be_any_tokens(encoding: HarmonyEncoding) -> None:
     top = ((RETURN, -0.25), (part, -1.5), (200_050, -3.0), (13, -inf))
     chunk = TokenChunk((13,), (TokenLogprob(-inf, top),))
     header = TokenChunk(tuple(encoding.encode_markup(FINAL)), (TokenLogprob(0.0),) * 3)
-    *_, delta = run(encoding, [started(), header, chunk])
+    *_, delta = parse_harmony_frames(encoding, [turn_started(), header, chunk])
     raw = encoding.token_bytes[part]
     assert delta == ItemDelta(
         ".",

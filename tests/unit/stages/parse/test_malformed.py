@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.protocol.tools import FunctionTool, Toolset
 from stages.harmony import HarmonyEncoding
-from tests.support.parsed_items import parse
+from tests.support.parsed_output import parse_harmony
 
 TOOLS = Toolset((FunctionTool("shell"), FunctionTool("spawn", namespace="team")))
 NEXT = "<|end|><|start|>assistant"
@@ -70,7 +70,7 @@ ANSWERS = [
 
 def heard(encoding: HarmonyEncoding, text: str, size: int) -> Items:
     tokens = encoding.encode_markup(text)
-    told = parse(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)), tools=TOOLS)
+    told = parse_harmony(encoding, (tokens[at : at + size] for at in range(0, len(tokens), size)), tools=TOOLS)
     assert not any("<|" in item.text for item in told)
     return [(item.kind, item.name, item.text) for item in told]
 

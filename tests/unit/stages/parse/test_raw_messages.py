@@ -11,31 +11,32 @@ from openai_harmony import Message, Role
 from pipeline.frames import GenerationFinished, TokenChunk, TurnFinished
 from pipeline.protocol.tools import CustomTool, Toolset
 from stages.harmony import HarmonyEncoding, load_encoding
-from tests.support.parsed_items import run, started
-from tests.support.random_harmony import EVERY_TOOL
-from tests.support.wellformed_harmony import completions, package
+from tests.support.harmony import reference_encoding, wellformed_completions
+from tests.support.parsed_output import EVERY_TOOL, parse_harmony_frames, turn_started
 
 
 def raw(encoding: HarmonyEncoding, text: str, **fields: Any) -> Any:
     chunks = [TokenChunk((token,)) for token in encoding.encode_markup(text)]
-    frames = run(encoding, [started(raw_messages=(), **fields), *chunks, GenerationFinished("stop", 0, 0.0)])
+    frames = parse_harmony_frames(
+        encoding, [turn_started(raw_messages=(), **fields), *chunks, GenerationFinished("stop", 0, 0.0)]
+    )
     assert isinstance(frames[-1], TurnFinished)
     return frames[-1].raw_messages
 
 
-@given(completions())
+@given(wellformed_completions())
 @settings(max_examples=100, deadline=None)
 def test_raw_messages_equal_those_of_openai_harmony(completion: str) -> None:
     """This holds for well-formed output."""
     tokens = load_encoding().encode_markup(completion)
-    theirs = package().parse_messages_from_completion_tokens(tokens, Role.ASSISTANT)
+    theirs = reference_encoding().parse_messages_from_completion_tokens(tokens, Role.ASSISTANT)
     assert list(raw(load_encoding(), completion)) == [message.to_dict() for message in theirs]
 
 
 def test_raw_messages_are_optional() -> None:
     """They are absent by default, and empty for an empty turn."""
     encoding = load_encoding()
-    (_, finished) = run(encoding, [started(), GenerationFinished("stop", 0, 0.0)])
+    (_, finished) = parse_harmony_frames(encoding, [turn_started(), GenerationFinished("stop", 0, 0.0)])
     assert isinstance(finished, TurnFinished)
     assert finished.raw_messages is None
     assert raw(encoding, "<|return|>") == ()

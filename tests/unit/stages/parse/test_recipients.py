@@ -25,7 +25,7 @@ from pipeline.frames import (
 from pipeline.protocol.tools import ANY_NAME, HOSTED, CustomTool, FunctionTool, McpTool, Toolset
 from stages.harmony import HarmonyEncoding
 from stages.parse.recipients import Recipients
-from tests.support.parsed_items import OPENINGS, parse_text, run, started
+from tests.support.parsed_output import OPENINGS, parse_harmony_frames, parse_harmony_text, turn_started
 
 Called: TypeAlias = list[tuple[str, str | None, str, tuple[Repair, ...]]]
 
@@ -48,7 +48,7 @@ TEAM = Toolset(
 def called(encoding: HarmonyEncoding, recipient: str, tools: Toolset) -> Called:
     """What becomes of a message to ``recipient`` where there are ``tools``."""
     text = f"<|channel|>commentary to={recipient} <|constrain|>json<|message|>{{}}<|call|>"
-    told = parse_text(encoding, text, tools=tools)
+    told = parse_harmony_text(encoding, text, tools=tools)
     return [(item.kind, item.namespace, item.name, item.repairs) for item in told]
 
 
@@ -71,7 +71,7 @@ def test_only_allowed_tools_are_called(recipient: str, encoding: HarmonyEncoding
 @pytest.mark.parametrize("recipient", ["functions.weather", "weather"])
 def test_forbidden_tool_without_marks_is_reasoning(recipient: str, encoding: HarmonyEncoding) -> None:
     """A forbidden call without ``to=`` is no message either."""
-    (item,) = parse_text(
+    (item,) = parse_harmony_text(
         encoding,
         f"<|channel|>commentary {recipient}<|message|>{{}}<|call|>",
         tools=Toolset(WEATHER.tools, choice="none"),
@@ -141,7 +141,7 @@ def test_custom_input_is_any_text(encoding: HarmonyEncoding) -> None:
     """The input of a custom tool is unchanged, whatever type its header names."""
     source = '*** Begin Patch\n+ é 👩‍🚀 {"a": 1}\n'
     text = f"<|channel|>commentary to=functions.shell code<|message|>{source}<|call|>"
-    (item,) = parse_text(encoding, text, tools=TEAM)
+    (item,) = parse_harmony_text(encoding, text, tools=TEAM)
     assert (item.kind, item.name, item.text) == ("CustomToolCall", "shell", source)
 
 
@@ -163,7 +163,7 @@ HERE = Toolset(
 def opened(encoding: HarmonyEncoding, header: str, tools: Toolset = HERE) -> tuple[ItemOpened, tuple[Repair, ...]]:
     """What a message with this header opens, and how its one item ends."""
     chunk = TokenChunk(tuple(encoding.encode_markup(f"{header}<|message|>{{}}<|call|>")))
-    frames = run(encoding, [started(tools=tools), chunk, GenerationFinished("stop", 0, 0.0)])
+    frames = parse_harmony_frames(encoding, [turn_started(tools=tools), chunk, GenerationFinished("stop", 0, 0.0)])
     (opening,) = (frame for frame in frames if isinstance(frame, OPENINGS))
     (repairs,) = (frame.repairs for frame in frames if isinstance(frame, ItemClosed))
     return opening, repairs
@@ -277,7 +277,7 @@ def test_all_tools_of_a_namespace_may_be_allowed(encoding: HarmonyEncoding) -> N
 @pytest.mark.parametrize("name", ["docs.read/all-of.it", "my.wiki-2.page.get", "python", "browser.search"])
 def test_made_up_tool_result_is_reasoning(name: str, encoding: HarmonyEncoding) -> None:
     """The model may write a tool's message itself, under any name."""
-    told = parse_text(
+    told = parse_harmony_text(
         encoding,
         f"<|channel|>analysis<|message|>Hm.<|end|><|start|>{name} to=assistant<|channel|>commentary<|message|>4<|end|>",
         tools=HERE,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stages.harmony import HarmonyEncoding
 from stages.parse.stop import StopTexts
-from tests.support.parsed_items import parse_text
+from tests.support.parsed_output import parse_harmony_text
 
 letters = st.text("ab", max_size=30)
 stop_texts = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3).map(tuple)
@@ -66,24 +66,24 @@ CALL = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 @pytest.mark.parametrize("end", ["", "<|return|>"])
 def test_every_item_ends_at_a_stop_text(header: str, kind: str, end: str, encoding: HarmonyEncoding) -> None:
     """An item of any kind, even after a broken header, ends there and is complete."""
-    (item,) = parse_text(encoding, f"{header}one two STOP three{end}", stop=("STOP",))
+    (item,) = parse_harmony_text(encoding, f"{header}one two STOP three{end}", stop=("STOP",))
     assert (item.kind, item.text, item.complete) == (kind, "one two ", True)
 
 
 def test_next_item_starts_afresh(encoding: HarmonyEncoding) -> None:
     """A stop text does not span two items."""
     text = "<|channel|>analysis<|message|>a ST<|end|><|start|>assistant<|channel|>final<|message|>OP b<|return|>"
-    assert [item.text for item in parse_text(encoding, text, stop=("STOP",))] == ["a ST", "OP b"]
+    assert [item.text for item in parse_harmony_text(encoding, text, stop=("STOP",))] == ["a ST", "OP b"]
 
 
 def test_stop_text_may_have_split_characters(encoding: HarmonyEncoding) -> None:
     """Text is compared by characters, not by tokens."""
     text = "<|channel|>final<|message|>a 👩‍🚀 b 𓀀 c<|return|>"
-    (item,) = parse_text(encoding, text, stop=("𓀀",))
+    (item,) = parse_harmony_text(encoding, text, stop=("𓀀",))
     assert item.text == "a 👩‍🚀 b "
 
 
 def test_held_text_is_sent_at_a_limit(encoding: HarmonyEncoding) -> None:
     """The beginning of a stop text is text if generation ends."""
-    (item,) = parse_text(encoding, "<|channel|>final<|message|>one ST", "length", stop=("STOP",))
+    (item,) = parse_harmony_text(encoding, "<|channel|>final<|message|>one ST", "length", stop=("STOP",))
     assert (item.text, item.complete) == ("one ST", False)

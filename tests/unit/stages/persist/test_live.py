@@ -19,15 +19,25 @@ from stages.persist.log import read_blocks
 from stages.persist.sqlite import SqliteDatabase
 from stages.persist.store import Store, StoredResponse
 from tests.support.event_streams import checked, final
-from tests.support.faulty_database import Faulty
-from tests.support.frames import INPUT, Frames, finished, in_background, message, started, types, whole_turn, written
-from tests.support.stored_responses import conversation, queued, request
+from tests.support.frames import (
+    INPUT,
+    Frames,
+    background_turn,
+    event_types,
+    finished,
+    message,
+    started,
+    whole_turn,
+    written_events,
+)
+from tests.support.stored_responses import queued_response, request_of, stored_conversation
+from tests.support.stores import FaultyDatabase
 
 Events: TypeAlias = list[ResponseEvent]
 
 TURN = whole_turn()
-WAITED = in_background(TURN)
-EVENTS = written(TURN)
+WAITED = background_turn(TURN)
+EVENTS = written_events(TURN)
 LAST = len(EVENTS) - 1
 
 
@@ -38,9 +48,9 @@ def live(store: Store) -> LiveResponses:
 
 
 @pytest.fixture
-async def faulty(tmp_path: Path) -> AsyncIterator[Faulty]:
+async def faulty(tmp_path: Path) -> AsyncIterator[FaultyDatabase]:
     """A database, open."""
-    database = Faulty(SqliteDatabase(tmp_path / "store.sqlite3"))
+    database = FaultyDatabase(SqliteDatabase(tmp_path / "store.sqlite3"))
     await database.open()
     yield database
     database.is_down = False
@@ -48,7 +58,7 @@ async def faulty(tmp_path: Path) -> AsyncIterator[Faulty]:
 
 
 @pytest.fixture
-async def uneasy(faulty: Faulty) -> AsyncIterator[LiveResponses]:
+async def uneasy(faulty: FaultyDatabase) -> AsyncIterator[LiveResponses]:
     """Nothing is being made yet, over a store that may stall."""
     store = Store(faulty)
     yield LiveResponses(store)
@@ -153,7 +163,7 @@ async def test_reader_may_leave(live: LiveResponses) -> None:
 
 async def test_reading_a_long_log_yields_to_other_tasks(live: LiveResponses) -> None:
     """Other tasks run between any two blocks, live or stored."""
-    events = written((started(), *message(*"word " * 1000), finished()))
+    events = written_events((started(), *message(*"word " * 1000), finished()))
     run = begun(live)
     await ended(run, events)
     blocks = await live.store.blocks("resp_1")
@@ -189,7 +199,7 @@ async def test_events_are_stored_after_a_moment(live: LiveResponses) -> None:
 
 async def test_many_events_are_stored_at_once(live: LiveResponses) -> None:
     """A fast run does not accumulate events for that long."""
-    events = written((started(), *message(*"word " * 500), finished()))
+    events = written_events((started(), *message(*"word " * 500), finished()))
     run = begun(live, events[:FLUSH_EVENTS])
     assert await stored_events(live.store) == events[:FLUSH_EVENTS]
     await ended(run, events[FLUSH_EVENTS:])
@@ -214,7 +224,7 @@ async def test_finished_response_is_stored_whole(live: LiveResponses) -> None:
 @pytest.mark.defect("B17")
 async def test_unstored_run_is_released_at_its_end(live: LiveResponses) -> None:
     """With ``store: false``, events live as long as the run, and the store has none."""
-    events = written((started(store=False), *TURN[1:]))
+    events = written_events((started(store=False), *TURN[1:]))
     run = begun(live, store=False)
     reading = asyncio.create_task(read(run))
     await ended(run, events)
@@ -225,10 +235,10 @@ async def test_unstored_run_is_released_at_its_end(live: LiveResponses) -> None:
 
 async def test_unstored_response_extends_its_conversation(live: LiveResponses) -> None:
     """The conversation has the items of a response that is not stored itself."""
-    await live.store.conversations.create(conversation("conv_1"), "", ())
+    await live.store.conversations.create(stored_conversation("conv_1"), "", ())
     await live.store.conversations.lock("conv_1", "", "resp_1", 0)
     fields: dict[str, Any] = {"store": False, "conversation": ConversationReference("conv_1")}
-    events = written((started(**fields), *TURN[1:]))
+    events = written_events((started(**fields), *TURN[1:]))
     await ended(begun(live, **fields), events)
     history = await live.store.conversations.items("conv_1", "")
     assert history is not None
@@ -249,7 +259,7 @@ async def test_run_belongs_to_its_owner(live: LiveResponses) -> None:
 # A store that stalls
 
 
-async def test_end_waits_for_its_commit(uneasy: LiveResponses, faulty: Faulty) -> None:
+async def test_end_waits_for_its_commit(uneasy: LiveResponses, faulty: FaultyDatabase) -> None:
     """Neither the run nor a reader sees the end before it is durable."""
     faulty.stalls.clear()
     run = begun(uneasy)
@@ -264,7 +274,9 @@ async def test_end_waits_for_its_commit(uneasy: LiveResponses, faulty: Faulty) -
 
 
 @pytest.mark.parametrize("fault", ["stalls", "is down"])
-async def test_end_waits_for_the_store_for_a_bounded_time(uneasy: LiveResponses, faulty: Faulty, fault: str) -> None:
+async def test_end_waits_for_the_store_for_a_bounded_time(
+    uneasy: LiveResponses, faulty: FaultyDatabase, fault: str
+) -> None:
     """If the store is out of reach, the end comes after a second, and the run stays until it is stored."""
     faulty.is_down = fault == "is down"
     if fault == "stalls":
@@ -334,8 +346,8 @@ async def test_end_of_a_run_can_be_awaited(live: LiveResponses) -> None:
 
 async def accepted(live: LiveResponses) -> LiveResponse:
     """A response that waits for its turn."""
-    waiting = queued(created_at=1_800_000_000)
-    await live.store.accept(waiting, request(waiting))
+    waiting = queued_response(created_at=1_800_000_000)
+    await live.store.accept(waiting, request_of(waiting))
     return live.queue(waiting)
 
 
@@ -343,7 +355,7 @@ async def accepted(live: LiveResponses) -> LiveResponse:
 async def test_queued_response_begins_later(live: LiveResponses) -> None:
     """Early readers see that it is queued, then the rest once, though the pipeline repeats its first events."""
     run = await accepted(live)
-    events = written(WAITED)
+    events = written_events(WAITED)
     reading = asyncio.create_task(read(run))
     await asyncio.sleep(0)
     assert (live.queued, live.running) == ((run,), ())
@@ -351,7 +363,7 @@ async def test_queued_response_begins_later(live: LiveResponses) -> None:
     assert (live.queued, live.running) == ((), (run,))
     assert run.response.status == "in_progress"
     await ended(run, events)
-    assert types(events)[:3] == ["created", "queued", "in_progress"]
+    assert event_types(events)[:3] == ["created", "queued", "in_progress"]
     assert await reading == events
     assert await stored_events(live.store) == events
 
@@ -370,7 +382,7 @@ async def test_waiting_response_can_be_broken_off(live: LiveResponses, error: St
     run = await accepted(live)
     run.break_off(error)
     told = checked(await read(run))
-    assert types(told) == ["created", "queued", "failed" if error else "incomplete"]
+    assert event_types(told) == ["created", "queued", "failed" if error else "incomplete"]
     assert final(told).status == status
     assert await stored_events(live.store) == told
 
@@ -408,7 +420,7 @@ async def test_finished_run_is_not_handed_over(live: LiveResponses) -> None:
     run = await accepted(live)
     run.break_off(None)
     run.hand_over()
-    assert types(await read(run)) == ["created", "queued", "incomplete"]
+    assert event_types(await read(run)) == ["created", "queued", "incomplete"]
 
 
 @pytest.mark.defect("V1")

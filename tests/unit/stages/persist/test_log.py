@@ -21,28 +21,28 @@ from pipeline.protocol.response import Response
 from pipeline.record import read_frames
 from stages.persist.log import Block, EventLog, LogReader, read_blocks
 from tests.support.event_streams import checked, final
-from tests.support.frame_strategies import turns
 from tests.support.frames import (
-    LISTED,
+    LISTED_TOOL,
     Frames,
-    asking_turn,
+    background_turn,
+    client_turn,
     code_call,
+    event_types,
     finished,
-    in_background,
-    is_news,
+    is_unforeseen,
     mcp_call,
     mcp_list,
     rare_turn,
-    served_turns,
-    spelled,
+    response_frames,
+    server_turns,
+    spelled_delta,
     started,
-    summarised_turn,
-    types,
+    summary_turn,
     whole_turn,
-    written,
+    written_events,
 )
 from tests.support.paths import HARMONY
-from tests.support.stream_changes import renumbered
+from tests.support.stream_changes import renumber
 
 Events: TypeAlias = list[ResponseEvent]
 
@@ -91,7 +91,7 @@ def on_the_wire(events: Iterable[ResponseEvent]) -> list[bytes]:
     return [to_sse(event) for event in events]
 
 
-streams = st.builds(written, turns() | turns().map(in_background))
+streams = st.builds(written_events, response_frames() | response_frames().map(background_turn))
 """Streams as the writer makes them, some of them of responses that waited."""
 
 stops = st.sets(st.integers(0, 60))
@@ -154,7 +154,7 @@ _FIELDS: list[tuple[str, Any]] = [
     ("command_index", 3),
     ("output", ()),
     ("annotation", {"type": "other"}),
-    ("logprobs", spelled("other").logprobs),
+    ("logprobs", spelled_delta("other").logprobs),
 ]
 
 
@@ -168,7 +168,7 @@ def odd_streams(draw: st.DrawFn) -> Events:
             inner[at] = replace(inner[at], **{name: value})
     order = draw(st.permutations(inner) | st.just(inner))
     again = draw(st.lists(st.sampled_from(inner), max_size=2))
-    events = renumbered([first, *order, *again, last])
+    events = renumber([first, *order, *again, last])
     gone = draw(st.sets(st.integers(0, len(events) - 1), max_size=3))
     return [event for at, event in enumerate(events) if at not in gone]
 
@@ -211,7 +211,7 @@ def test_readers_of_any_pace_see_the_same(events: Events, sealed_at: set[int], r
 
 def test_reader_that_keeps_up_decodes_nothing() -> None:
     """It gets the event objects that were written."""
-    events = written(whole_turn())
+    events = written_events(whole_turn())
     log = logged(events[:1])
     reader = LogReader(log)
     seen = list(reader.read())
@@ -255,7 +255,7 @@ def test_log_without_events_begins_before_it_ends(fields: dict[str, Any], said: 
     """If a server died before storing an event, the certain first events are added."""
     log = EventLog(started(**fields).response)
     log.break_off(RunInterrupted())
-    assert types(checked(log.read())) == said
+    assert event_types(checked(log.read())) == said
 
 
 # How much it takes
@@ -269,7 +269,7 @@ def test_token_takes_16_bytes_at_most() -> None:
         for frame in read_frames(LONG / "tokens.jsonl", TokenFrame)
         if isinstance(frame, TokenChunk)
     )
-    events = written(frames)
+    events = written_events(frames)
     log = logged(events, range(0, len(events), EVENTS_IN_A_BLOCK))
     log.seal()
     assert sum(len(block.data) for block in log.blocks) < 8 * tokens
@@ -281,7 +281,7 @@ def test_token_takes_16_bytes_at_most() -> None:
 def test_call_arguments_take_their_length(call: Callable[..., Frames]) -> None:
     """Deltas of arguments and code are stored as text; the item repeats them if it has a result."""
     words = ["word "] * 1000
-    log = logged(written((started(), *call(*words), finished())))
+    log = logged(written_events((started(), *call(*words), finished())))
     log.seal()
     assert log.size < 16 * len(words)
 
@@ -289,25 +289,25 @@ def test_call_arguments_take_their_length(call: Callable[..., Frames]) -> None:
 @pytest.mark.defect("B11")
 @pytest.mark.parametrize(
     ("call", "done"),
-    [(mcp_call("{}"), "mcp_call.completed"), (mcp_list(LISTED), "mcp_list_tools.completed")],
+    [(mcp_call("{}"), "mcp_call.completed"), (mcp_list(LISTED_TOOL), "mcp_list_tools.completed")],
 )
 def test_log_without_its_result_marks_the_item(call: Frames, done: str) -> None:
     """If a server died between the two last events of a call, the item is incomplete."""
-    events = written((started(), *call, finished()))
-    log = logged(events[: types(events).index(done) + 1])
+    events = written_events((started(), *call, finished()))
+    log = logged(events[: event_types(events).index(done) + 1])
     log.break_off(RunInterrupted())
     ended = checked(log.read())
-    assert types(ended)[-3:] == [done, "output_item.done", "failed"]
+    assert event_types(ended)[-3:] == [done, "output_item.done", "failed"]
 
 
 @pytest.mark.parametrize(
     "frames",
-    [whole_turn(), rare_turn(), summarised_turn(), in_background(whole_turn()), served_turns(), asking_turn()],
+    [whole_turn(), rare_turn(), summary_turn(), background_turn(whole_turn()), server_turns(), client_turn()],
 )
 def test_predictable_event_takes_one_byte(frames: Frames) -> None:
     """Only new information is stored whole, and deltas as their texts."""
-    events = written(frames)
-    told = [event for event in events if not isinstance(event, Delta) and not is_news(event)]
+    events = written_events(frames)
+    told = [event for event in events if not isinstance(event, Delta) and not is_unforeseen(event)]
     log = logged(events, range(len(events)))
     sizes = {block.first: len(block.data) for block in log.blocks}
     assert {sizes[event.sequence_number] for event in told[:-1]} == {2}  # an array of one number

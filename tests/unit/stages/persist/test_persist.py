@@ -29,11 +29,21 @@ from stages.persist.persist import Persist
 from stages.persist.sqlite import SqliteDatabase
 from stages.persist.store import Store, StoredResponse
 from tests.support.event_streams import checked, final
-from tests.support.faulty_database import Faulty
-from tests.support.frames import INPUT, Frames, finished, in_background, message, source, started, whole_turn, written
+from tests.support.frames import (
+    INPUT,
+    Frames,
+    background_turn,
+    finished,
+    frame_source,
+    message,
+    started,
+    whole_turn,
+    written_events,
+)
+from tests.support.stores import FaultyDatabase
 
 TURN = whole_turn()
-EVENTS = written(TURN)
+EVENTS = written_events(TURN)
 CUT: Frames = (started(), *message("Hel", complete=False))
 
 
@@ -57,7 +67,7 @@ async def persisted(
     live: LiveResponses, frames: Iterable[ConversedFrame], error: Exception | None = None
 ) -> list[ResponseEvent]:
     """All events of a turn, checked."""
-    async with stream(live, source(frames, error)) as events:
+    async with stream(live, frame_source(frames, error)) as events:
         return checked([event async for event in events])
 
 
@@ -84,7 +94,7 @@ async def test_response_is_stored_as_it_ended(live: LiveResponses, reason: Finis
     """Every event passes unchanged; input, output, usage and log are stored, even after a cancel."""
     frames = (*CUT, finished(reason)) if reason != "stop" else TURN
     events = await persisted(live, frames)
-    assert events == written(frames)
+    assert events == written_events(frames)
     assert await kept(live.store) == (StoredResponse(final(events), INPUT), events)
     assert final(events).usage is not None
 
@@ -92,7 +102,7 @@ async def test_response_is_stored_as_it_ended(live: LiveResponses, reason: Finis
 @pytest.mark.defect("V1", "B21")
 async def test_failed_background_response_is_stored(live: LiveResponses) -> None:
     """The failure is an event first, then stored as the end."""
-    events = await persisted(live, in_background(CUT), EngineFailed("It died."))
+    events = await persisted(live, background_turn(CUT), EngineFailed("It died."))
     stored, log = await kept(live.store)
     assert stored.response == final(events)
     assert (stored.response.status, stored.response.background) == ("failed", True)
@@ -101,7 +111,7 @@ async def test_failed_background_response_is_stored(live: LiveResponses) -> None
 
 async def test_end_is_sent_after_it_is_stored(live: LiveResponses) -> None:
     """At the terminal event the stored response has ended, and not before."""
-    async with stream(live, source(TURN)) as events:
+    async with stream(live, frame_source(TURN)) as events:
         statuses = [(await kept(live.store))[0].response.status async for _ in events]
     assert statuses == ["in_progress"] * (len(EVENTS) - 1) + ["completed"]
 
@@ -123,7 +133,7 @@ async def test_results_are_stored_and_not_sent(live: LiveResponses) -> None:
                 yield ItemResult("ci_10001", "half a pair \ud800, NUL \0")
             yield frame
 
-    async with stream(live, source(TURN), running) as events:
+    async with stream(live, frame_source(TURN), running) as events:
         assert [event async for event in events] == EVENTS
     assert (await kept(live.store))[0].results == {"ci_10001": "half a pair \ud800, NUL \0"}
 
@@ -174,7 +184,7 @@ async def test_bug_after_emit_leaves_a_failed_response(live: LiveResponses) -> N
                 raise ZeroDivisionError
             yield frame
 
-    async with stream(live, source(TURN), broken) as events:
+    async with stream(live, frame_source(TURN), broken) as events:
         with pytest.raises(ZeroDivisionError):
             [event async for event in events]
     response = await settled(live, "failed")
@@ -190,7 +200,7 @@ async def test_lost_end_leaves_a_failed_response(live: LiveResponses) -> None:
             if not isinstance(frame, TerminalEvent):
                 yield frame
 
-    async with stream(live, source(TURN), losing) as events:
+    async with stream(live, frame_source(TURN), losing) as events:
         with pytest.raises(InvariantBroken, match="ends with a terminal event"):
             [event async for event in events]
     await settled(live, "failed")
@@ -211,7 +221,7 @@ async def test_lost_beginning_is_a_bug(live: LiveResponses) -> None:
 @pytest.mark.defect("B22")
 async def test_broken_off_run_stops_the_stage(live: LiveResponses) -> None:
     """It stops at the next frame, and the log has the end."""
-    async with stream(live, source(TURN)) as events:
+    async with stream(live, frame_source(TURN)) as events:
         seen = [await anext(events) for _ in range(5)]
         (run,) = live
         run.break_off(None)
@@ -236,7 +246,7 @@ async def settled(live: LiveResponses, status: str) -> Any:
 @pytest.mark.parametrize("fault", ["stalls", "is down"])
 async def test_stream_never_waits_for_the_store(tmp_path: Path, fault: str) -> None:
     """All events pass at once without the store; only the end waits, for a bounded time."""
-    database = Faulty(SqliteDatabase(tmp_path / "store.sqlite3"))
+    database = FaultyDatabase(SqliteDatabase(tmp_path / "store.sqlite3"))
     store = Store(database)
     await store.open()
     database.is_down = fault == "is down"
@@ -244,14 +254,14 @@ async def test_stream_never_waits_for_the_store(tmp_path: Path, fault: str) -> N
         database.stalls.clear()
     frames = (started(), *message(*"word " * 2000), finished())
     passed, began = list[ResponseEvent](), time.monotonic()
-    async with asyncio.timeout(120), stream(LiveResponses(store), source(frames)) as events:
+    async with asyncio.timeout(120), stream(LiveResponses(store), frame_source(frames)) as events:
         async for event in events:
             passed.append(event)
             if isinstance(event, TerminalEvent):
                 assert time.monotonic() - began > PATIENCE * 0.9
             elif len(passed) % 1000 == 0:
                 await asyncio.sleep(0.01)  # for the store to try
-    assert passed == written(frames)
+    assert passed == written_events(frames)
     database.is_down = False
     database.stalls.set()
     stored, log = await kept(store)

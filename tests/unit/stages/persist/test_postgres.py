@@ -13,13 +13,12 @@ from stages.persist.database import Unavailable
 from stages.persist.log import Block
 from stages.persist.postgres import PostgresDatabase, _named_errors
 from stages.persist.store import Store
-from tests.support.databases import opened
-from tests.support.postgres import Elsewhere, Postgres, empty_schema, running
-from tests.support.stored_responses import begun, conversation, keep, stored
+from tests.support.stored_responses import begun_response, store_response, stored_conversation, stored_response
+from tests.support.stores import ExternalPostgres, PostgresServer, empty_schema, open_store, running_postgres
 
 
 @pytest.fixture
-async def url(postgres: Postgres | Elsewhere) -> AsyncIterator[str]:
+async def url(postgres: PostgresServer | ExternalPostgres) -> AsyncIterator[str]:
     """An empty schema."""
     async with empty_schema(postgres) as url:
         yield url
@@ -36,8 +35,8 @@ async def test_servers_that_start_together_make_one_schema(url: str) -> None:
     """Each finds an empty database ready, however many open it at once."""
     stores = [Store(PostgresDatabase(url)) for _ in range(5)]
     await asyncio.gather(*(store.open() for store in stores))
-    await asyncio.gather(*(keep(store, stored(f"resp_{n}")) for n, store in enumerate(stores)))
-    assert await stores[0].get("resp_4", "") == stored("resp_4")
+    await asyncio.gather(*(store_response(store, stored_response(f"resp_{n}")) for n, store in enumerate(stores)))
+    assert await stores[0].get("resp_4", "") == stored_response("resp_4")
     await asyncio.gather(*(store.close() for store in stores))
 
 
@@ -69,7 +68,7 @@ async def test_connection_error_hides_the_password(url: str, told: str) -> None:
     await store.close()
 
 
-async def test_missing_database_is_refused(postgres: Postgres | Elsewhere) -> None:
+async def test_missing_database_is_refused(postgres: PostgresServer | ExternalPostgres) -> None:
     """The server's own message is passed on."""
     with pytest.raises(StoreFailed, match="does not exist"):
         await Store(PostgresDatabase(postgres.url.replace("/postgres", "/nowhere"))).open()
@@ -78,10 +77,10 @@ async def test_missing_database_is_refused(postgres: Postgres | Elsewhere) -> No
 @pytest.mark.defect("18")
 async def test_restarted_postgres_loses_nothing() -> None:
     """While it is away runs go on and requests are refused; afterwards everything is there."""
-    with running() as server:
-        async with opened(server.url) as store:
-            await keep(store, stored("resp_1"))
-            store.begin(begun(stored("resp_2")))
+    with running_postgres() as server:
+        async with open_store(server.url) as store:
+            await store_response(store, stored_response("resp_1"))
+            store.begin(begun_response(stored_response("resp_2")))
             store.append("resp_2", Block(0, 1, b"before"))
             await asyncio.to_thread(server.stop)
             store.append("resp_2", Block(1, 1, b"during"))
@@ -90,30 +89,30 @@ async def test_restarted_postgres_loses_nothing() -> None:
             with pytest.raises(StoreFailed, match="cannot be read"):
                 await store.get("resp_1", "")
             assert store.is_degraded
-            ended = store.end(stored("resp_2"), Block(2, 1, b"end"))
+            ended = store.end(stored_response("resp_2"), Block(2, 1, b"end"))
             await asyncio.to_thread(server.start)
             await asyncio.wait_for(ended, 120)
             assert not store.is_degraded
-            assert await store.get("resp_1", "") == stored("resp_1")
-            assert await store.get("resp_2", "") == stored("resp_2")
+            assert await store.get("resp_1", "") == stored_response("resp_1")
+            assert await store.get("resp_2", "") == stored_response("resp_2")
             assert [block.data for block in await store.blocks("resp_2")] == [b"before", b"during", b"end"]
 
 
 async def test_lost_connection_is_reopened(url: str) -> None:
     """The next change is carried out."""
-    async with opened(url) as store:
-        await keep(store, stored("resp_1"))
+    async with open_store(url) as store:
+        await store_response(store, stored_response("resp_1"))
         await ask(url, "select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'penstock'")
-        await keep(store, stored("resp_2"))
-        assert await store.get("resp_1", "") == stored("resp_1")
-        assert await store.get("resp_2", "") == stored("resp_2")
+        await store_response(store, stored_response("resp_2"))
+        assert await store.get("resp_1", "") == stored_response("resp_1")
+        assert await store.get("resp_2", "") == stored_response("resp_2")
 
 
 async def test_deadlocked_groups_are_retried(url: str) -> None:
     """Two servers' groups need the same rows in another order, and both succeed."""
-    async with opened(url) as store:
+    async with open_store(url) as store:
         for name in ("conv_1", "conv_2"):
-            await store.conversations.create(conversation(name), "")
+            await store.conversations.create(stored_conversation(name), "")
         other = await asyncpg.connect(url)
         async with other.transaction():
             await other.execute("update conversations set metadata = '{}' where id = 'conv_2'")
@@ -122,19 +121,19 @@ async def test_deadlocked_groups_are_retried(url: str) -> None:
                 await asyncio.sleep(0.01)
             await other.execute("update conversations set metadata = '{}' where id = 'conv_1'")
         await other.close()
-        assert await updates == [conversation("conv_1", a="b"), conversation("conv_2", a="b")]
+        assert await updates == [stored_conversation("conv_1", a="b"), stored_conversation("conv_2", a="b")]
         assert not store.is_degraded
 
 
 async def test_end_and_claim_exclude_each_other(url: str) -> None:
     """If two servers settle one response at once, the second has no effect."""
-    async with opened(url, stale=0) as one, opened(url, stale=0) as two:
+    async with open_store(url, stale=0) as one, open_store(url, stale=0) as two:
         for number in range(20):
-            one.begin(begun(stored(f"resp_{number}")))
+            one.begin(begun_response(stored_response(f"resp_{number}")))
         await one._writer.settled()
         orphans = await two.orphans()
         claims = asyncio.gather(*(two.claim(orphan) for orphan in orphans))
-        ends = [one.end(stored(orphan.stored.response.id), Block(0, 1, b"x")) for orphan in orphans]
+        ends = [one.end(stored_response(orphan.stored.response.id), Block(0, 1, b"x")) for orphan in orphans]
         claimed = await claims
         await asyncio.gather(*ends)
         for orphan, is_claimed in zip(orphans, claimed, strict=True):

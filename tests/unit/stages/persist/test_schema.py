@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from pipeline.frames import Origin
 from stages.persist.database import Value
 from stages.persist.schema import POSTGRES, SQLITE
-from tests.support.databases import opened
-from tests.support.stored_responses import ITEMS, in_conversation, keep, stored
+from tests.support.stored_responses import ITEMS, conversation_response, store_response, stored_response
+from tests.support.stores import open_store
 
 Change: TypeAlias = tuple[str, tuple[Value, ...]]
 
@@ -42,7 +42,7 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-OLD = stored("resp_1", *ITEMS[:2])
+OLD = stored_response("resp_1", *ITEMS[:2])
 LEFT: tuple[Change, ...] = (
     (
         RESPONSE,
@@ -79,7 +79,7 @@ async def test_database_without_results_is_migrated(store_at: str) -> None:
     """Older responses have no results and are whole; new ones have them."""
     await leave(store_at, LEFT)
     for number in (2, 3):  # the second time nothing is left to be brought over
-        async with opened(store_at) as store:
+        async with open_store(store_at) as store:
             older = await store.get("resp_1", "ann")
             assert older == replace(OLD, origin=Origin("ann"), tokens={"msg_resp_1": (1, 2)})
             assert await store.items(["msg_1"], "ann") == {"msg_1": ITEMS[0]}
@@ -89,6 +89,6 @@ async def test_database_without_results_is_migrated(store_at: str) -> None:
             assert (history.items[0], history.tokens, history.results) == (ITEMS[0], {"msg_1": (3,)}, before)
             position = len(history.items)
             await store.conversations.lock("conv_1", "ann", named, position)
-            newer = replace(in_conversation(named), origin=Origin("ann", position), results={f"msg_{named}": "7"})
-            await keep(store, newer)
+            newer = replace(conversation_response(named), origin=Origin("ann", position), results={f"msg_{named}": "7"})
+            await store_response(store, newer)
             assert await store.get(named, "ann") == newer

@@ -14,8 +14,8 @@ from pipeline.errors import StoreFailed, StreamExpired
 from stages.persist.schema import SQLITE
 from stages.persist.sqlite import SqliteDatabase
 from stages.persist.store import Store, StoredResponse
-from tests.support.databases import opened
-from tests.support.stored_responses import ITEMS, begun, keep, stored
+from tests.support.stored_responses import ITEMS, begun_response, store_response, stored_response
+from tests.support.stores import open_store
 
 
 @pytest.fixture
@@ -45,19 +45,22 @@ def _json(value: object) -> str:
 @pytest.mark.parametrize("version", [1, 3, 6])
 async def test_older_file_is_migrated(path: Path, version: int) -> None:
     """Responses of any older version are kept without an owner, and their items are found."""
-    older = (stored("resp_1", *ITEMS), stored("resp_2", ITEMS[0], previous_response_id="resp_1", status="failed"))
+    older = (
+        stored_response("resp_1", *ITEMS),
+        stored_response("resp_2", ITEMS[0], previous_response_id="resp_1", status="failed"),
+    )
     first_file(path, version, *older)
-    async with opened(str(path)) as store:
+    async with open_store(str(path)) as store:
         assert await store.chain("resp_2", "") == older
         assert await store.get("resp_1", "ann") is None
         assert len(await store.items([item.id for item in ITEMS], "")) == len(ITEMS)
         assert await store.orphans() == ()
         with pytest.raises(StreamExpired):
             await store.blocks("resp_1")
-        await keep(store, stored("resp_3", previous_response_id="resp_2"))
+        await store_response(store, stored_response("resp_3", previous_response_id="resp_2"))
         assert await store.delete("resp_1", "")
         assert set(await store.items([item.id for item in ITEMS], "")) == {"msg_1"}
-    async with opened(str(path)) as store:
+    async with open_store(str(path)) as store:
         assert [each.response.id for each in await store.chain("resp_3", "")] == ["resp_2", "resp_3"]
 
 
@@ -67,8 +70,8 @@ async def test_locked_file_is_waited_for(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("begin immediate")
         asyncio.get_running_loop().call_later(0.2, other.execute, "rollback")
-        async with opened(str(path)) as store:
-            await keep(store, stored("resp_1"))
+        async with open_store(str(path)) as store:
+            await store_response(store, stored_response("resp_1"))
 
 
 async def test_newer_schema_is_refused(path: Path) -> None:
@@ -104,18 +107,18 @@ async def test_full_disk_loses_nothing(path: Path) -> None:
     database = SqliteDatabase(path)
     store = Store(database)
     await store.open()
-    await keep(store, stored("resp_1"))
+    await store_response(store, stored_response("resp_1"))
     (pages,) = database._writing.execute("pragma page_count").fetchone()
     database._writing.execute(f"pragma max_page_count = {pages}")
-    big = stored("resp_2", instructions="x" * 100_000)
-    store.begin(begun(big))
+    big = stored_response("resp_2", instructions="x" * 100_000)
+    store.begin(begun_response(big))
     ended = store.end(big, None)
     with pytest.raises(StoreFailed, match="cannot be reached") as failure:
         await store.delete("resp_none", "")
     assert "full" in str(failure.value.__cause__)
     assert store.is_degraded
     assert store.backlog > 200_000
-    assert await store.get("resp_1", "") == stored("resp_1")
+    assert await store.get("resp_1", "") == stored_response("resp_1")
     database._writing.execute("pragma max_page_count = 1000000")
     await ended
     assert not store.is_degraded
@@ -128,29 +131,29 @@ async def test_locked_file_loses_nothing(path: Path) -> None:
     database = SqliteDatabase(path)
     store = Store(database)
     await store.open()
-    await keep(store, stored("resp_1"))
+    await store_response(store, stored_response("resp_1"))
     database._writing.execute("pragma busy_timeout = 20")
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("begin immediate")
-        store.begin(begun(stored("resp_2")))
+        store.begin(begun_response(stored_response("resp_2")))
         with pytest.raises(StoreFailed):
             await store.conversations.delete("conv_1", "")
         assert store.is_degraded
-        assert await store.get("resp_1", "") == stored("resp_1")
+        assert await store.get("resp_1", "") == stored_response("resp_1")
         other.execute("rollback")
-    await store.end(stored("resp_2"), None)
-    assert await store.get("resp_2", "") == stored("resp_2")
+    await store.end(stored_response("resp_2"), None)
+    assert await store.get("resp_2", "") == stored_response("resp_2")
     await store.close()
 
 
 async def test_loop_runs_while_the_store_waits(path: Path) -> None:
     """A change that waits for a locked file delays neither the loop nor a reader."""
-    async with opened(str(path)) as store:
-        await keep(store, stored("resp_1"))
+    async with open_store(str(path)) as store:
+        await store_response(store, stored_response("resp_1"))
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("begin immediate")
-            keeping = asyncio.ensure_future(keep(store, stored("resp_2")))
-            assert await store.get("resp_1", "") == stored("resp_1")
+            keeping = asyncio.ensure_future(store_response(store, stored_response("resp_2")))
+            assert await store.get("resp_1", "") == stored_response("resp_1")
             assert not keeping.done()
             other.execute("rollback")
         await keeping
@@ -163,16 +166,16 @@ async def test_waiting_changes_are_committed_together(path: Path) -> None:
     await store.open()
     statements: list[str] = []
     database._writing.set_trace_callback(statements.append)
-    await asyncio.gather(*(keep(store, stored(f"resp_{n}")) for n in range(200)))
+    await asyncio.gather(*(store_response(store, stored_response(f"resp_{n}")) for n in range(200)))
     assert 1 <= statements.count("commit") < 10
     await store.close()
 
 
 async def test_deleted_response_frees_its_space(path: Path) -> None:
     """The reported size is the space in use."""
-    async with opened(str(path)) as store:
+    async with open_store(str(path)) as store:
         empty = (await store.sweep(3600, 3600)).bytes
-        await keep(store, stored("resp_1", instructions="x" * 1_000_000))
+        await store_response(store, stored_response("resp_1", instructions="x" * 1_000_000))
         full = (await store.sweep(3600, 3600)).bytes
         assert full > empty + 900_000
         await store.delete("resp_1", "")

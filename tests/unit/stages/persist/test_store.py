@@ -14,21 +14,23 @@ from pipeline.protocol.items import InputText, Message, OutputItem
 from pipeline.protocol.response import ErrorDetails, IncompleteDetails, InputTokensDetails, OutputTokensDetails, Usage
 from stages.persist.log import Block
 from stages.persist.store import Store
-from tests.support.databases import opened
-from tests.support.stored_responses import ITEMS, begun, keep, stored
+from tests.support.stored_responses import ITEMS, begun_response, store_response, stored_response
+from tests.support.stores import open_store
 
-OWNED = {f"resp_{owner}": replace(stored(f"resp_{owner}"), origin=Origin(owner)) for owner in ("", "ann", "bob")}
+OWNED = {
+    f"resp_{owner}": replace(stored_response(f"resp_{owner}"), origin=Origin(owner)) for owner in ("", "ann", "bob")
+}
 
 
 async def test_every_item_is_read_back(store: Store) -> None:
     """Items of every type survive, with absent fields, tokens and results."""
     output = tuple(item for item in ITEMS if isinstance(item, OutputItem))
     kept = replace(
-        stored("resp_1", *ITEMS, output=output),
+        stored_response("resp_1", *ITEMS, output=output),
         tokens={"msg_3": (200_005, 35644, 0), "rs_1": (1,)},
         results={"ci_1": "7\n", "ws_1": "half a pair \ud800, NUL \0"},
     )
-    await keep(store, kept)
+    await store_response(store, kept)
     assert await store.get("resp_1", "") == kept
 
 
@@ -49,8 +51,8 @@ async def test_every_item_is_read_back(store: Store) -> None:
 )
 async def test_every_status_is_read_back(store: Store, fields: dict[str, Any]) -> None:
     """A response is stored whole in any state, with text that is no Unicode as well."""
-    await keep(store, stored("resp_1", **fields))
-    assert await store.get("resp_1", "") == stored("resp_1", **fields)
+    await store_response(store, stored_response("resp_1", **fields))
+    assert await store.get("resp_1", "") == stored_response("resp_1", **fields)
 
 
 async def test_unknown_id_is_none(store: Store) -> None:
@@ -77,10 +79,10 @@ async def test_impossible_id_is_unknown(store: Store, name: str) -> None:
 
 async def test_running_response_can_be_read(store: Store) -> None:
     """Queued writes are readable: the initial response, its input items, its events so far."""
-    first = stored("resp_1", ITEMS[0])
-    store.begin(begun(first))
+    first = stored_response("resp_1", ITEMS[0])
+    store.begin(begun_response(first))
     store.append("resp_1", Block(0, 2, b"ab"))
-    assert await store.get("resp_1", "") == begun(first)
+    assert await store.get("resp_1", "") == begun_response(first)
     assert await store.blocks("resp_1") == (Block(0, 2, b"ab"),)
     assert await store.items(["msg_1", "msg_resp_1"], "") == {"msg_1": ITEMS[0]}
     store.append("resp_1", Block(2, 5, b"\0"))
@@ -92,16 +94,16 @@ async def test_running_response_can_be_read(store: Store) -> None:
 
 async def test_second_beginning_changes_nothing(store: Store) -> None:
     """A response that is stored already, as one from the background is, begins without harm."""
-    await keep(store, stored("resp_1"))
-    store.begin(begun(stored("resp_1", ITEMS[0])))
+    await store_response(store, stored_response("resp_1"))
+    store.begin(begun_response(stored_response("resp_1", ITEMS[0])))
     store.append("resp_1", Block(0, 1, b"late"))
-    assert await store.get("resp_1", "") == stored("resp_1")
+    assert await store.get("resp_1", "") == stored_response("resp_1")
     assert await store.blocks("resp_1") == ()
 
 
 async def test_store_false_keeps_nothing(store: Store) -> None:
     """The end of such a response leaves no trace."""
-    unkept = stored("resp_1", ITEMS[0], store=False)
+    unkept = stored_response("resp_1", ITEMS[0], store=False)
     await store.end(unkept, Block(0, 1, b"x"))
     assert await store.get("resp_1", "") is None
     assert await store.blocks("resp_1") == ()
@@ -110,30 +112,30 @@ async def test_store_false_keeps_nothing(store: Store) -> None:
 
 async def test_chain_is_ordered_from_oldest_to_newest(store: Store) -> None:
     """It is the ancestors in order and the response itself, and no others."""
-    first, second = stored("resp_b"), stored("resp_c", previous_response_id="resp_b")
-    third = stored("resp_a", ITEMS[0], previous_response_id="resp_c")
-    aside = stored("resp_d", previous_response_id="resp_b")
+    first, second = stored_response("resp_b"), stored_response("resp_c", previous_response_id="resp_b")
+    third = stored_response("resp_a", ITEMS[0], previous_response_id="resp_c")
+    aside = stored_response("resp_d", previous_response_id="resp_b")
     for each in (third, aside, first, second):
-        await keep(store, each)
+        await store_response(store, each)
     assert await store.chain("resp_a", "") == (first, second, third)
     assert await store.chain("resp_b", "") == (first,)
 
 
 async def test_chain_begins_after_a_missing_ancestor(store: Store) -> None:
     """The ancestors of a deleted response are out of reach."""
-    await keep(store, stored("resp_1"))
-    await keep(store, stored("resp_3", previous_response_id="resp_2"))
-    await keep(store, stored("resp_4", previous_response_id="resp_3"))
+    await store_response(store, stored_response("resp_1"))
+    await store_response(store, stored_response("resp_3", previous_response_id="resp_2"))
+    await store_response(store, stored_response("resp_4", previous_response_id="resp_3"))
     assert [each.response.id for each in await store.chain("resp_4", "")] == ["resp_3", "resp_4"]
 
 
 async def test_history_has_items_tokens_and_results_of_the_chain(store: Store) -> None:
     """It is the inputs and outputs of the chain, with all tokens and results."""
-    first = replace(stored("resp_1", ITEMS[0]), tokens={"msg_resp_1": (1, 2)}, results={"ci_1": "7"})
-    second = replace(stored("resp_2", ITEMS[1], previous_response_id="resp_1"), tokens={"msg_resp_2": (3,)})
+    first = replace(stored_response("resp_1", ITEMS[0]), tokens={"msg_resp_1": (1, 2)}, results={"ci_1": "7"})
+    second = replace(stored_response("resp_2", ITEMS[1], previous_response_id="resp_1"), tokens={"msg_resp_2": (3,)})
     second = replace(second, results={"ci_2": "", "ws_1": "a page"})
     for each in (first, second):
-        await keep(store, each)
+        await store_response(store, each)
     history = await store.history("resp_2", "")
     assert history is not None
     assert history.items == (*first.items, *second.items)
@@ -144,10 +146,10 @@ async def test_history_has_items_tokens_and_results_of_the_chain(store: Store) -
 @pytest.mark.defect("B18", "46")
 async def test_branches_are_isolated(store: Store) -> None:
     """Two continuations of one response, made at once, never see each other."""
-    root = stored("resp_root", ITEMS[0])
-    branches = [stored(f"resp_{n}", ITEMS[n], previous_response_id="resp_root") for n in (1, 2)]
-    await keep(store, root)
-    await asyncio.gather(*(keep(store, branch) for branch in branches))
+    root = stored_response("resp_root", ITEMS[0])
+    branches = [stored_response(f"resp_{n}", ITEMS[n], previous_response_id="resp_root") for n in (1, 2)]
+    await store_response(store, root)
+    await asyncio.gather(*(store_response(store, branch) for branch in branches))
     for branch in branches:
         assert await store.chain(branch.response.id, "") == (root, branch)
     assert await store.get("resp_root", "") == root
@@ -156,20 +158,20 @@ async def test_branches_are_isolated(store: Store) -> None:
 @pytest.mark.defect("B19")
 async def test_run_does_not_change_stored_data(store: Store) -> None:
     """During a continuation, its parent is unchanged, and the new response has no output."""
-    await keep(store, stored("resp_1"))
-    store.begin(begun(stored("resp_2", ITEMS[0], previous_response_id="resp_1")))
+    await store_response(store, stored_response("resp_1"))
+    store.begin(begun_response(stored_response("resp_2", ITEMS[0], previous_response_id="resp_1")))
     store.append("resp_2", Block(0, 1, b"x"))
-    assert await store.get("resp_1", "") == stored("resp_1")
+    assert await store.get("resp_1", "") == stored_response("resp_1")
     history = await store.history("resp_2", "")
     assert history is not None
-    assert history.items == (*stored("resp_1").items, ITEMS[0])
+    assert history.items == (*stored_response("resp_1").items, ITEMS[0])
 
 
 @pytest.mark.defect("B30", "V21")
 async def test_response_belongs_to_its_owner(store: Store) -> None:
     """For anyone else it cannot be read or deleted."""
     for kept in OWNED.values():
-        await keep(store, kept)
+        await store_response(store, kept)
     for response_id, kept in OWNED.items():
         for owner in ("", "ann", "bob"):
             is_theirs = owner == kept.origin.owner
@@ -185,9 +187,9 @@ async def test_response_belongs_to_its_owner(store: Store) -> None:
 @pytest.mark.defect("B30")
 async def test_id_cannot_be_taken_over(store: Store) -> None:
     """A response begun under an existing id gets none of its data, and does not change it."""
-    await keep(store, OWNED["resp_ann"])
-    thief = replace(stored("resp_ann", ITEMS[0], model="other"), origin=Origin("bob"))
-    await keep(store, thief)
+    await store_response(store, OWNED["resp_ann"])
+    thief = replace(stored_response("resp_ann", ITEMS[0], model="other"), origin=Origin("bob"))
+    await store_response(store, thief)
     assert await store.get("resp_ann", "bob") is None
     assert await store.get("resp_ann", "ann") == OWNED["resp_ann"]
     assert await store.items(["msg_1"], "bob") == {}
@@ -195,16 +197,18 @@ async def test_id_cannot_be_taken_over(store: Store) -> None:
 
 async def test_chain_ends_at_another_owner(store: Store) -> None:
     """A response cannot continue another owner's."""
-    await keep(store, OWNED["resp_ann"])
-    await keep(store, replace(stored("resp_1", previous_response_id="resp_ann"), origin=Origin("bob")))
+    await store_response(store, OWNED["resp_ann"])
+    await store_response(
+        store, replace(stored_response("resp_1", previous_response_id="resp_ann"), origin=Origin("bob"))
+    )
     assert [each.response.id for each in await store.chain("resp_1", "bob")] == ["resp_1"]
 
 
 async def test_items_are_found_by_id(store: Store) -> None:
     """Every input and output item is found, and unknown ids are left out."""
-    await keep(store, stored("resp_1", *ITEMS))
+    await store_response(store, stored_response("resp_1", *ITEMS))
     found = await store.items([*(item.id for item in ITEMS), "msg_resp_1", "msg_none"], "")
-    assert found == {item.id: item for item in (*ITEMS, *stored("resp_1").response.output)}
+    assert found == {item.id: item for item in (*ITEMS, *stored_response("resp_1").response.output)}
     assert await store.items([], "") == {}
     assert len(await store.items([f"msg_{n}" for n in range(2_000)], "")) == 4
 
@@ -213,16 +217,16 @@ async def test_items_with_impossible_ids_are_stored(store: Store) -> None:
     """Clients may choose any ids: those that no index accepts are stored all the same."""
     names = ("", "a\0b", "\ud800", "x" * 10_000, "fine")
     items = tuple(Message(name, "completed", "user", (InputText(name),)) for name in names)
-    await keep(store, stored("resp_1", *items))
-    assert await store.get("resp_1", "") == stored("resp_1", *items)
+    await store_response(store, stored_response("resp_1", *items))
+    assert await store.get("resp_1", "") == stored_response("resp_1", *items)
     assert await store.items(names, "") == {"fine": items[-1]}
 
 
 async def test_latest_item_of_an_id_counts(store: Store) -> None:
     """An item that was stored twice is the later one."""
     one, two = (Message("msg_1", "completed", "user", (InputText(text),)) for text in ("one", "two"))
-    await keep(store, stored("resp_b", one))
-    await keep(store, stored("resp_a", two))
+    await store_response(store, stored_response("resp_b", one))
+    await store_response(store, stored_response("resp_a", two))
     assert await store.items(["msg_1"], "") == {"msg_1": two}
     assert await store.delete("resp_a", "")
     assert await store.items(["msg_1"], "") == {"msg_1": one}
@@ -231,9 +235,11 @@ async def test_latest_item_of_an_id_counts(store: Store) -> None:
 async def test_deleting_removes_items_and_events(store: Store) -> None:
     """Items that another response has too are kept."""
     for number, items in ((1, (ITEMS[0], ITEMS[1])), (2, (ITEMS[0],)), (3, ())):
-        store.begin(begun(stored(f"resp_{number}", *items, previous_response_id=f"resp_{number - 1}")))
+        store.begin(
+            begun_response(stored_response(f"resp_{number}", *items, previous_response_id=f"resp_{number - 1}"))
+        )
         store.append(f"resp_{number}", Block(0, 1, b"x"))
-        await store.end(stored(f"resp_{number}", *items, previous_response_id=f"resp_{number - 1}"), None)
+        await store.end(stored_response(f"resp_{number}", *items, previous_response_id=f"resp_{number - 1}"), None)
     assert await store.delete("resp_1", "")
     assert not await store.delete("resp_1", "")
     assert await store.get("resp_1", "") is None
@@ -245,10 +251,10 @@ async def test_deleting_removes_items_and_events(store: Store) -> None:
 
 async def test_deleted_running_response_stays_deleted(store: Store) -> None:
     """Its run goes on, and nothing of it is stored."""
-    store.begin(begun(stored("resp_1", ITEMS[0])))
+    store.begin(begun_response(stored_response("resp_1", ITEMS[0])))
     assert await store.delete("resp_1", "")
     store.append("resp_1", Block(0, 1, b"x"))
-    await store.end(stored("resp_1", ITEMS[0]), Block(1, 1, b"y"))
+    await store.end(stored_response("resp_1", ITEMS[0]), Block(1, 1, b"y"))
     assert await store.get("resp_1", "") is None
     assert await store.blocks("resp_1") == ()
     assert await store.items(["msg_1", "msg_resp_1"], "") == {}
@@ -258,37 +264,42 @@ async def test_deleted_running_response_stays_deleted(store: Store) -> None:
 async def test_data_survives_a_restart(store_at: str) -> None:
     """The next server on the same database reads it."""
     for number in (1, 2):
-        async with opened(store_at) as store:
-            await keep(store, stored(f"resp_{number}"))
-    async with opened(store_at) as store:
-        assert [await store.get(f"resp_{n}", "") for n in (1, 2)] == [stored("resp_1"), stored("resp_2")]
+        async with open_store(store_at) as store:
+            await store_response(store, stored_response(f"resp_{number}"))
+    async with open_store(store_at) as store:
+        assert [await store.get(f"resp_{n}", "") for n in (1, 2)] == [
+            stored_response("resp_1"),
+            stored_response("resp_2"),
+        ]
 
 
 @pytest.mark.defect("18")
 async def test_two_servers_share_a_store(store: Store, store_at: str) -> None:
     """Each sees the data of the other."""
-    async with opened(store_at) as other:
-        await asyncio.gather(*(keep(each, stored(f"resp_{n}")) for n, each in enumerate([store, other] * 20)))
-        assert await other.get("resp_0", "") == stored("resp_0")
-        assert await store.get("resp_39", "") == stored("resp_39")
+    async with open_store(store_at) as other:
+        await asyncio.gather(
+            *(store_response(each, stored_response(f"resp_{n}")) for n, each in enumerate([store, other] * 20))
+        )
+        assert await other.get("resp_0", "") == stored_response("resp_0")
+        assert await store.get("resp_39", "") == stored_response("resp_39")
 
 
 async def test_expired_log_is_an_error(store: Store) -> None:
     """If events are deleted before their response, reading them is an error, not an empty stream."""
-    await keep(store, stored("resp_1"))
+    await store_response(store, stored_response("resp_1"))
     assert await store.blocks("resp_1") == ()
     await store.sweep(keep_responses=3600, keep_logs=-1)
     with pytest.raises(StreamExpired, match="no longer kept"):
         await store.blocks("resp_1")
-    assert await store.get("resp_1", "") == stored("resp_1")
+    assert await store.get("resp_1", "") == stored_response("resp_1")
 
 
 async def test_results_are_found_by_item_id(store: Store) -> None:
     """A call that is sent or referred to again has its result, for its owner only."""
-    made = replace(stored("resp_1"), results={"msg_resp_1": "7", "ci_1": ""}, origin=Origin("ann"))
-    await keep(store, made)
-    again = replace(stored("resp_2", *made.response.output), results={"msg_resp_2": "8"}, origin=Origin("ann"))
-    await keep(store, again)
+    made = replace(stored_response("resp_1"), results={"msg_resp_1": "7", "ci_1": ""}, origin=Origin("ann"))
+    await store_response(store, made)
+    again = replace(stored_response("resp_2", *made.response.output), results={"msg_resp_2": "8"}, origin=Origin("ann"))
+    await store_response(store, again)
     wanted = ["msg_resp_1", "msg_resp_2", "msg_none", "\0"]
     assert await store.results(wanted, "ann") == {"msg_resp_1": "7", "msg_resp_2": "8"}
     assert await store.results(wanted, "bob") == {}

@@ -13,18 +13,18 @@ from pipeline.errors import ConversationLocked, ConversationNotFound
 from pipeline.frames import Origin
 from pipeline.protocol.items import InputText, Item, Message
 from stages.persist.store import Store, StoredResponse
-from tests.support.databases import opened
 from tests.support.stored_responses import (
     ITEMS,
-    begun,
-    conversation,
-    in_conversation,
-    keep,
-    queued,
-    request,
-    stop_hearts,
-    stored,
+    begun_response,
+    conversation_response,
+    expire_heartbeats,
+    queued_response,
+    request_of,
+    store_response,
+    stored_conversation,
+    stored_response,
 )
+from tests.support.stores import open_store
 
 TOPIC = {"topic": "snakes 🐍"}
 
@@ -32,7 +32,7 @@ TOPIC = {"topic": "snakes 🐍"}
 @pytest.fixture
 async def other(store_at: str) -> AsyncIterator[Store]:
     """A second server over the same store."""
-    async with opened(store_at) as store:
+    async with open_store(store_at) as store:
         yield store
 
 
@@ -47,18 +47,18 @@ async def reply(store: Store, response_id: str, *given: Item, **fields: Any) -> 
     """Have a response read the conversation, run, and be added to it."""
     position = len(await items(store))
     await store.conversations.lock("conv_1", "", response_id, position)
-    made = replace(in_conversation(response_id, *given, **fields), origin=Origin("", position))
+    made = replace(conversation_response(response_id, *given, **fields), origin=Origin("", position))
     if made.response.store:
-        store.begin(begun(made))
+        store.begin(begun_response(made))
     await store.end(made, None)
     return made
 
 
 async def test_conversation_is_read_back(store: Store) -> None:
     """Metadata and items of every type survive; without items it is empty."""
-    await store.conversations.create(conversation(**TOPIC), "", ITEMS)
-    await store.conversations.create(conversation("conv_2"), "")
-    assert await store.conversations.get("conv_1", "") == conversation(**TOPIC)
+    await store.conversations.create(stored_conversation(**TOPIC), "", ITEMS)
+    await store.conversations.create(stored_conversation("conv_2"), "")
+    assert await store.conversations.get("conv_1", "") == stored_conversation(**TOPIC)
     assert await items(store) == ITEMS
     assert await items(store, "conv_2") == ()
 
@@ -78,16 +78,16 @@ async def test_unknown_conversation_is_none(store: Store) -> None:
 
 async def test_metadata_is_replaced(store: Store) -> None:
     """An update changes nothing else."""
-    await store.conversations.create(conversation(**TOPIC), "", ITEMS[:1])
-    assert await store.conversations.update("conv_1", "", {"a": "\0"}) == conversation(a="\0")
-    assert await store.conversations.get("conv_1", "") == conversation(a="\0")
+    await store.conversations.create(stored_conversation(**TOPIC), "", ITEMS[:1])
+    assert await store.conversations.update("conv_1", "", {"a": "\0"}) == stored_conversation(a="\0")
+    assert await store.conversations.get("conv_1", "") == stored_conversation(a="\0")
     assert await items(store) == ITEMS[:1]
 
 
 @pytest.mark.defect("B30", "V21")
 async def test_conversation_belongs_to_its_owner(store: Store) -> None:
     """For anyone else it cannot be read, changed or extended, and its items are not found."""
-    await store.conversations.create(conversation(), "ann", ITEMS[:2])
+    await store.conversations.create(stored_conversation(), "ann", ITEMS[:2])
     assert await store.conversations.get("conv_1", "bob") is None
     assert await store.conversations.items("conv_1", "bob") is None
     assert await store.conversations.update("conv_1", "bob", TOPIC) is None
@@ -98,7 +98,7 @@ async def test_conversation_belongs_to_its_owner(store: Store) -> None:
         await store.conversations.lock("conv_1", "bob", "resp_1", 2)
     assert await store.items(["msg_1"], "bob") == {}
     assert await store.items(["msg_1"], "ann") == {"msg_1": ITEMS[0]}
-    assert await store.conversations.get("conv_1", "ann") == conversation()
+    assert await store.conversations.get("conv_1", "ann") == stored_conversation()
     history = await store.conversations.items("conv_1", "ann")
     assert history is not None
     assert history.items == ITEMS[:2]
@@ -106,7 +106,7 @@ async def test_conversation_belongs_to_its_owner(store: Store) -> None:
 
 async def test_items_keep_their_order(store: Store) -> None:
     """This holds over any number of additions; the first ones can be read alone."""
-    await store.conversations.create(conversation(), "", ITEMS[:2])
+    await store.conversations.create(stored_conversation(), "", ITEMS[:2])
     assert await store.conversations.add_items("conv_1", "", ITEMS[2:5])
     assert await store.conversations.add_items("conv_1", "", ITEMS[5:])
     assert await items(store) == ITEMS
@@ -117,7 +117,7 @@ async def test_items_keep_their_order(store: Store) -> None:
 
 async def test_concurrent_additions_are_all_kept(store: Store, other: Store) -> None:
     """Two servers that add at the same moment do so one after the other."""
-    await store.conversations.create(conversation(), "")
+    await store.conversations.create(stored_conversation(), "")
     named = [Message(f"msg_{n}", "completed", "user", (InputText(""),)) for n in range(20)]
     await asyncio.gather(
         *(
@@ -132,7 +132,7 @@ async def test_concurrent_additions_are_all_kept(store: Store, other: Store) -> 
 
 async def test_item_is_deleted(store: Store) -> None:
     """The others keep their order, and new ones follow; of two with one id the last goes."""
-    await store.conversations.create(conversation(), "", (*ITEMS[:3], ITEMS[0]))
+    await store.conversations.create(stored_conversation(), "", (*ITEMS[:3], ITEMS[0]))
     assert not await store.conversations.delete_item("conv_1", "", "msg_none")
     assert not await store.conversations.delete_item("conv_1", "", "\ud800")
     assert await store.conversations.delete_item("conv_1", "", "msg_1")
@@ -147,13 +147,13 @@ async def test_items_with_impossible_ids_are_kept(store: Store) -> None:
     odd = tuple(
         Message(name, "completed", "user", (InputText("\ud800"),)) for name in ("", "a\0", "\udfff", "x" * 9999)
     )
-    await store.conversations.create(conversation(), "", odd)
+    await store.conversations.create(stored_conversation(), "", odd)
     assert await items(store) == odd
 
 
 async def test_deleting_a_conversation_removes_its_items(store: Store) -> None:
     """Its responses stay, with histories of their own items only."""
-    await store.conversations.create(conversation(), "", ITEMS[:2])
+    await store.conversations.create(stored_conversation(), "", ITEMS[:2])
     made = await reply(store, "resp_1", ITEMS[3])
     assert await store.conversations.delete("conv_1", "")
     assert not await store.conversations.delete("conv_1", "")
@@ -169,10 +169,10 @@ async def test_deleting_a_conversation_removes_its_items(store: Store) -> None:
 @pytest.mark.parametrize("kept", [True, False])
 async def test_response_is_added_with_its_input(store: Store, status: str, *, kept: bool) -> None:
     """Its input and output follow the items it read, with tokens and results, stored or not."""
-    await store.conversations.create(conversation(), "", ITEMS[:2])
+    await store.conversations.create(stored_conversation(), "", ITEMS[:2])
     await store.conversations.lock("conv_1", "", "resp_1", 2)
     made = replace(
-        in_conversation("resp_1", ITEMS[3], status=status, store=kept),
+        conversation_response("resp_1", ITEMS[3], status=status, store=kept),
         origin=Origin("", 2),
         tokens={"msg_resp_1": (7, 200_000)},
         results={"msg_resp_1": "half a pair \ud800, NUL \0"},
@@ -191,7 +191,7 @@ async def test_response_is_added_with_its_input(store: Store, status: str, *, ke
 @pytest.mark.parametrize("status", ["failed", "cancelled"])
 async def test_failed_response_only_unlocks(store: Store, status: str) -> None:
     """A failed or cancelled response adds nothing, and the next one may come."""
-    await store.conversations.create(conversation(), "", ITEMS[:2])
+    await store.conversations.create(stored_conversation(), "", ITEMS[:2])
     await reply(store, "resp_1", ITEMS[3], status=status)
     assert await items(store) == ITEMS[:2]
     await store.conversations.lock("conv_1", "", "resp_2", 2)
@@ -200,7 +200,7 @@ async def test_failed_response_only_unlocks(store: Store, status: str) -> None:
 async def test_second_response_is_refused(store: Store, other: Store) -> None:
     """A conversation that is locked, or has grown since it was read, takes no response."""
     await store.servers.join("http://one")
-    await store.conversations.create(conversation(), "", ITEMS[:2])
+    await store.conversations.create(stored_conversation(), "", ITEMS[:2])
     for position in (1, 3):
         with pytest.raises(ConversationLocked):
             await store.conversations.lock("conv_1", "", "resp_1", position)
@@ -212,14 +212,14 @@ async def test_second_response_is_refused(store: Store, other: Store) -> None:
     with pytest.raises(ConversationLocked):
         await store.conversations.lock("conv_1", "", "resp_2", 2)
     store.conversations.unlock("conv_1", "resp_1")
-    assert await store.conversations.get("conv_1", "") == conversation()  # which waits for it
+    assert await store.conversations.get("conv_1", "") == stored_conversation()  # which waits for it
     await other.conversations.lock("conv_1", "", "resp_2", 2)
 
 
 async def test_read_items_cannot_change_during_a_response(store: Store, other: Store) -> None:
     """Only the lock of a dead server can be ignored."""
     await store.servers.join("http://one")
-    await store.conversations.create(conversation(), "", ITEMS[:2])
+    await store.conversations.create(stored_conversation(), "", ITEMS[:2])
     await store.conversations.lock("conv_1", "", "resp_1", 2)
     for each in (store, other):
         with pytest.raises(ConversationLocked):
@@ -228,7 +228,7 @@ async def test_read_items_cannot_change_during_a_response(store: Store, other: S
             await each.conversations.delete_item("conv_1", "", "msg_1")
         assert not await each.conversations.delete_item("conv_1", "", "msg_none")
     assert await items(store) == ITEMS[:2]
-    await stop_hearts(store)
+    await expire_heartbeats(store)
     assert await other.conversations.add_items("conv_1", "", ITEMS[2:3])
     assert await other.conversations.delete_item("conv_1", "", "msg_1")
     assert await items(store) == ITEMS[1:3]
@@ -236,7 +236,7 @@ async def test_read_items_cannot_change_during_a_response(store: Store, other: S
 
 async def test_cancelled_lock_is_released(store: Store) -> None:
     """If a request is cancelled while it locks, the unlock follows."""
-    await store.conversations.create(conversation(), "")
+    await store.conversations.create(stored_conversation(), "")
     locking = asyncio.ensure_future(store.conversations.lock("conv_1", "", "resp_1", 0))
     await asyncio.sleep(0)
     locking.cancel()
@@ -248,21 +248,21 @@ async def test_cancelled_lock_is_released(store: Store) -> None:
 async def test_lock_of_a_dead_server_is_free(store: Store, other: Store) -> None:
     """The lock of an unstored response does not last for ever."""
     await store.servers.join("http://one")
-    await store.conversations.create(conversation(), "")
+    await store.conversations.create(stored_conversation(), "")
     await store.conversations.lock("conv_1", "", "resp_1", 0)
-    await stop_hearts(store)
+    await expire_heartbeats(store)
     await other.conversations.lock("conv_1", "", "resp_2", 0)
-    await store.end(in_conversation("resp_1", ITEMS[0], store=False), None)
+    await store.end(conversation_response("resp_1", ITEMS[0], store=False), None)
     assert await items(store) == ()
 
 
 async def test_orphan_keeps_its_lock_until_it_is_settled(store: Store, other: Store) -> None:
     """Another server makes the response in the conversation as it was read."""
-    await store.conversations.create(conversation(), "")
+    await store.conversations.create(stored_conversation(), "")
     await store.conversations.lock("conv_1", "", "resp_1", 0)
-    made = in_conversation("resp_1", ITEMS[0], background=True)
-    waiting = queued("resp_1", ITEMS[0], conversation=made.response.conversation)
-    await store.accept(waiting, request(waiting))
+    made = conversation_response("resp_1", ITEMS[0], background=True)
+    waiting = queued_response("resp_1", ITEMS[0], conversation=made.response.conversation)
+    await store.accept(waiting, request_of(waiting))
     with pytest.raises(ConversationLocked):
         await other.conversations.lock("conv_1", "", "resp_2", 0)
     (orphan,) = await other.orphans()
@@ -273,10 +273,10 @@ async def test_orphan_keeps_its_lock_until_it_is_settled(store: Store, other: St
 
 async def test_history_begins_with_its_conversation(store: Store) -> None:
     """A continuation has the items that its parent read, not later ones."""
-    await store.conversations.create(conversation(), "", ITEMS[:2])
+    await store.conversations.create(stored_conversation(), "", ITEMS[:2])
     first, second = [await reply(store, f"resp_{n}", ITEMS[n + 3]) for n in (1, 2)]
-    branch = stored("resp_3", ITEMS[2], previous_response_id="resp_1")
-    await keep(store, branch)
+    branch = stored_response("resp_3", ITEMS[2], previous_response_id="resp_1")
+    await store_response(store, branch)
     history = await store.history("resp_3", "")
     assert history is not None
     assert history.items == (*ITEMS[:2], *first.items, *branch.items)
@@ -288,7 +288,7 @@ async def test_history_begins_with_its_conversation(store: Store) -> None:
 
 async def test_deleted_items_leave_histories(store: Store) -> None:
     """An item that is deleted from a conversation leaves the histories that begin there."""
-    await store.conversations.create(conversation(), "", ITEMS[:3])
+    await store.conversations.create(stored_conversation(), "", ITEMS[:3])
     first = await reply(store, "resp_1", ITEMS[3])
     await store.conversations.add_items("conv_1", "", ITEMS[5:7])
     assert await store.conversations.delete_item("conv_1", "", "msg_2")
@@ -301,8 +301,8 @@ async def test_deleted_items_leave_histories(store: Store) -> None:
 async def test_conversation_items_are_found_by_id(store: Store) -> None:
     """An item is found where it was stored last."""
     old, new = (Message("msg_1", "completed", "user", (InputText(text),)) for text in ("old", "new"))
-    await keep(store, stored("resp_1", old))
-    await store.conversations.create(conversation(), "", (new, ITEMS[1]))
+    await store_response(store, stored_response("resp_1", old))
+    await store.conversations.create(stored_conversation(), "", (new, ITEMS[1]))
     assert await store.items(["msg_1", "msg_2"], "") == {"msg_1": new, "msg_2": ITEMS[1]}
-    await keep(store, stored("resp_2", old))
+    await store_response(store, stored_response("resp_2", old))
     assert await store.items(["msg_1"], "") == {"msg_1": old}

@@ -11,8 +11,8 @@ import pytest
 from pipeline.errors import ConversationLocked
 from pipeline.protocol.items import Item, Message
 from stages.persist.store import Store
-from tests.support.databases import opened
-from tests.support.stored_responses import ITEMS, conversation
+from tests.support.stored_responses import ITEMS, stored_conversation
+from tests.support.stores import open_store
 
 STALE = 0.3
 
@@ -20,7 +20,7 @@ STALE = 0.3
 @pytest.fixture
 async def other(store_at: str) -> AsyncIterator[Store]:
     """A second server over the same store, which takes the first for dead very soon."""
-    async with opened(store_at, stale=STALE) as store:
+    async with open_store(store_at, stale=STALE) as store:
         yield store
 
 
@@ -34,7 +34,7 @@ async def items(store: Store) -> tuple[Item, ...]:
 async def test_lock_protects_the_items(store: Store, other: Store) -> None:
     """While a response holds a conversation no server adds or deletes items; all else goes on."""
     await store.servers.join("http://one")
-    await store.conversations.create(conversation(), "", ITEMS[:2])
+    await store.conversations.create(stored_conversation(), "", ITEMS[:2])
     await store.conversations.lock("conv_1", "", "resp_1", 2)
     for each in (store, other):
         for items_added in (ITEMS[2:4], ()):
@@ -54,7 +54,7 @@ async def test_lock_protects_the_items(store: Store, other: Store) -> None:
 async def test_lock_of_a_dead_server_does_not_protect(store: Store, other: Store) -> None:
     """The first change removes it."""
     await store.servers.join("http://one")
-    await store.conversations.create(conversation(), "", ITEMS[:2])
+    await store.conversations.create(stored_conversation(), "", ITEMS[:2])
     await store.conversations.lock("conv_1", "", "resp_1", 2)
     await asyncio.sleep(STALE + 0.1)
     assert await other.conversations.delete_item("conv_1", "", "msg_1")
@@ -88,7 +88,7 @@ async def test_concurrent_items_have_unique_places(store: Store, other: Store) -
     servers = {"http://one": store, "http://two": other}
     for url, each in servers.items():
         await each.servers.join(url)
-    await store.conversations.create(conversation(), "")
+    await store.conversations.create(stored_conversation(), "")
     adding = [add_at_last(each, number) for number, each in enumerate([*servers.values()] * 10)]
     locking = [lock_now_and_then(each, f"resp_{url}") for url, each in servers.items()]
     await asyncio.gather(*adding, *locking)

@@ -15,9 +15,16 @@ from hypothesis import strategies as st
 
 from stages.persist.log import Block
 from stages.persist.store import Store
-from tests.support.databases import opened
 from tests.support.paths import ROOT
-from tests.support.stored_responses import ITEMS, begun, keep, queued, request, stored
+from tests.support.stored_responses import (
+    ITEMS,
+    begun_response,
+    queued_response,
+    request_of,
+    store_response,
+    stored_response,
+)
+from tests.support.stores import open_store
 
 _names = (f"resp_{number:08}" for number in count())  # in the order in which they are drawn, however many
 
@@ -27,12 +34,12 @@ RUNS = st.lists(st.lists(st.binary(max_size=20), max_size=4), min_size=1, max_si
 
 def said(store: Store, name: str, blocks: Iterable[Block]) -> Iterator[str]:
     """Keep a run step by step."""
-    store.begin(begun(stored(name, *ITEMS[:2])))
+    store.begin(begun_response(stored_response(name, *ITEMS[:2])))
     yield "begun"
     for block in blocks:
         store.append(name, block)
         yield "appended"
-    store.end(stored(name, *ITEMS[:2]), None)
+    store.end(stored_response(name, *ITEMS[:2]), None)
 
 
 @given(runs=RUNS, data=st.data())
@@ -51,7 +58,7 @@ async def test_any_order_of_several_runs_is_read_back(
         if data.draw(st.booleans()):
             await asyncio.sleep(0)
     for name, blocks in zip(names, expected, strict=True):
-        assert await store.get(name, "") == stored(name, *ITEMS[:2])
+        assert await store.get(name, "") == stored_response(name, *ITEMS[:2])
         assert await store.blocks(name) == blocks
 
 
@@ -59,21 +66,21 @@ KEEP_FOR_EVER = """
 import asyncio, sys
 from itertools import count
 from stages.persist.log import Block
-from tests.support.databases import opened
-from tests.support.stored_responses import begun, queued, request, stored
+from tests.support.stored_responses import begun_response, queued_response, request_of, stored_response
+from tests.support.stores import open_store
 
 async def main():
-    async with opened(sys.argv[1]) as store:
+    async with open_store(sys.argv[1]) as store:
         for number in count():
             name = f"resp_{number}"
-            store.begin(begun(stored(name)))
+            store.begin(begun_response(stored_response(name)))
             for first in range(3):
                 store.append(name, Block(first, 1, b"x" * 1000))
-            await store.end(stored(name), Block(3, 1, b"end"))
-            store.begin(begun(stored(f"resp_b{number}")))
+            await store.end(stored_response(name), Block(3, 1, b"end"))
+            store.begin(begun_response(stored_response(f"resp_b{number}")))
             store.append(f"resp_b{number}", Block(0, 1, b"begun"))
-            waiting = queued(f"resp_q{number}")
-            await store.accept(waiting, request(waiting))
+            waiting = queued_response(f"resp_q{number}")
+            await store.accept(waiting, request_of(waiting))
             print(number, flush=True)
 
 asyncio.run(main())
@@ -92,11 +99,11 @@ async def test_durable_writes_survive_a_kill(store_at: str, seconds: float) -> N
     process.kill()
     numbers = [0, *map(int, (await process.stdout.read()).split())]
     assert await process.wait() == -signal.SIGKILL
-    async with opened(store_at) as store:
+    async with open_store(store_at) as store:
         for number in numbers:
-            assert await store.get(f"resp_{number}", "") == stored(f"resp_{number}")
+            assert await store.get(f"resp_{number}", "") == stored_response(f"resp_{number}")
             assert len(await store.blocks(f"resp_{number}")) == 4
-            assert await store.get(f"resp_b{number}", "") == begun(stored(f"resp_b{number}"))
+            assert await store.get(f"resp_b{number}", "") == begun_response(stored_response(f"resp_b{number}"))
             assert await store.blocks(f"resp_b{number}") == (Block(0, 1, b"begun"),)
         orphans = await store.orphans()
         assert {orphan.stored.response.status for orphan in orphans} == {"queued", "in_progress"}
@@ -104,5 +111,5 @@ async def test_durable_writes_survive_a_kill(store_at: str, seconds: float) -> N
             assert all([await store.claim(orphan) for orphan in orphans])
             orphans = await store.orphans()
         for number in numbers:
-            assert await store.queued(f"resp_q{number}") == request(queued(f"resp_q{number}"))
-        await keep(store, stored("resp_after"))
+            assert await store.queued(f"resp_q{number}") == request_of(queued_response(f"resp_q{number}"))
+        await store_response(store, stored_response("resp_after"))

@@ -36,7 +36,7 @@ from pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, McpTool, T
 from stages.harmony import load_encoding
 from stages.render.harmony import RenderHarmony
 from stages.render.messages import lay_out
-from tests.support.harmony_conversations import (
+from tests.support.harmony import (
     approval,
     call,
     code_call,
@@ -53,7 +53,7 @@ from tests.support.harmony_conversations import (
     shell_output,
     web_call,
 )
-from tests.support.parsed_items import OPENINGS, run, started
+from tests.support.parsed_output import OPENINGS, parse_harmony_frames, turn_started
 
 
 def read(*items: Item, **results: str) -> str:
@@ -334,7 +334,7 @@ def test_rendered_call_parses_to_the_same_call(kind: str, said: str) -> None:
     for segment in list(layout.messages[0].segments())[1:]:
         tokens += [segment] if isinstance(segment, int) else load_encoding().encode(segment)
     tokens = tokens[len(load_encoding().encode("assistant")) :]
-    frames = run(load_encoding(), [started(tools=SERVER_TOOLS), TokenChunk(tuple(tokens))])
+    frames = parse_harmony_frames(load_encoding(), [turn_started(tools=SERVER_TOOLS), TokenChunk(tuple(tokens))])
     (opening,) = (frame for frame in frames if isinstance(frame, OPENINGS))
     assert opening == OPENED[kind]
     told = "".join(frame.text for frame in frames if isinstance(frame, ItemDelta))

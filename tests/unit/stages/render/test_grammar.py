@@ -14,17 +14,17 @@ from pipeline.errors import InvalidRequest
 from pipeline.protocol.tools import ANY_NAME, HOSTED, CustomTool, FunctionTool, Grammar, McpTool, Tool, Toolset
 from stages.harmony import CALL, CHANNEL, END, MESSAGE, RETURN, load_encoding
 from stages.render.grammar import MOST_BEFORE, MOST_CALLS, WARM_UP, grammar
-from tests.support.harmony_grammars import (
+from tests.support.harmony import (
     NEXT,
     PREAMBLE,
     THOUGHT,
-    accepted,
-    call,
-    final,
-    matcher,
-    old_call,
-    rules_for,
-    specials,
+    accepted_markup,
+    allowed_special_tokens,
+    call_markup,
+    final_markup,
+    grammar_for,
+    grammar_matcher,
+    recipient_first_markup,
 )
 
 COUNT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
@@ -35,35 +35,41 @@ PATCH = CustomTool("patch", None, Grammar("lark", 'start: line+\nline: "+" /[^\\
 NOTE = CustomTool("note")
 FAR = FunctionTool("count", None, COUNT, strict=True, namespace="far")
 ALL = (STRICT, LOOSE, DATE, PATCH, NOTE, FAR)
-COUNTED = call("functions.count", '{"n": 1}')
+COUNTED = call_markup("functions.count", '{"n": 1}')
 
 
 def required(*tools: Any, **more: Any) -> Toolset:
     return Toolset(tools, "required", **more)
 
 
-ONLY_JSON = rules_for(schema=COUNT)
-MUST_CALL = rules_for(required(*ALL))
-MAY_CALL = rules_for(Toolset(ALL))
-MAY_CALL_OR_JSON = rules_for(Toolset((STRICT,)), COUNT)
+ONLY_JSON = grammar_for(schema=COUNT)
+MUST_CALL = grammar_for(required(*ALL))
+MAY_CALL = grammar_for(Toolset(ALL))
+MAY_CALL_OR_JSON = grammar_for(Toolset((STRICT,)), COUNT)
 
 RIGHT = {
-    "an answer": (ONLY_JSON, final('{"n":1}')),
-    "an answer that says that it is JSON": (ONLY_JSON, final('{"n": 1}', marked=True)),
-    "an answer after thinking": (ONLY_JSON, THOUGHT * 2 + final('{"n":-20}')),
+    "an answer": (ONLY_JSON, final_markup('{"n":1}')),
+    "an answer that says that it is JSON": (ONLY_JSON, final_markup('{"n": 1}', marked=True)),
+    "an answer after thinking": (ONLY_JSON, THOUGHT * 2 + final_markup('{"n":-20}')),
     "a call": (MUST_CALL, COUNTED + "<|call|>"),
-    "a call in the older form": (MUST_CALL, old_call("functions.count", '{"n":1}') + "<|call|>"),
+    "a call in the older form": (MUST_CALL, recipient_first_markup("functions.count", '{"n":1}') + "<|call|>"),
     "a call after thinking and speaking": (MUST_CALL, THOUGHT + PREAMBLE + THOUGHT + COUNTED + "<|call|>"),
-    "a call of a namespace": (MUST_CALL, call("far.count", '{"n":1}') + "<|call|>"),
-    "any object for a function that is not strict": (MUST_CALL, call("functions.look", '{"x":[{}]}') + "<|call|>"),
-    "a text by its regular expression": (MUST_CALL, call("functions.date", "2026-03", "code") + "<|call|>"),
-    "a text by its grammar": (MUST_CALL, old_call("functions.patch", "+a\n+\n", "code") + "<|call|>"),
-    "any text": (MUST_CALL, call("functions.note", "any <text>\n", "code") + "<|call|>"),
-    "several calls": (MUST_CALL, COUNTED + NEXT + old_call("functions.look", "{}") + NEXT + COUNTED + "<|call|>"),
+    "a call of a namespace": (MUST_CALL, call_markup("far.count", '{"n":1}') + "<|call|>"),
+    "any object for a function that is not strict": (
+        MUST_CALL,
+        call_markup("functions.look", '{"x":[{}]}') + "<|call|>",
+    ),
+    "a text by its regular expression": (MUST_CALL, call_markup("functions.date", "2026-03", "code") + "<|call|>"),
+    "a text by its grammar": (MUST_CALL, recipient_first_markup("functions.patch", "+a\n+\n", "code") + "<|call|>"),
+    "any text": (MUST_CALL, call_markup("functions.note", "any <text>\n", "code") + "<|call|>"),
+    "several calls": (
+        MUST_CALL,
+        COUNTED + NEXT + recipient_first_markup("functions.look", "{}") + NEXT + COUNTED + "<|call|>",
+    ),
     "several calls with thoughts between": (MUST_CALL, COUNTED + NEXT + THOUGHT + COUNTED + "<|call|>"),
     "a call that was free": (MAY_CALL, THOUGHT + COUNTED + "<|call|>"),
-    "an answer instead of a call": (MAY_CALL, THOUGHT + final("Hello.\n")),
-    "JSON instead of a call": (MAY_CALL_OR_JSON, PREAMBLE + final('{"n":1}')),
+    "an answer instead of a call": (MAY_CALL, THOUGHT + final_markup("Hello.\n")),
+    "JSON instead of a call": (MAY_CALL_OR_JSON, PREAMBLE + final_markup('{"n":1}')),
     "a call instead of JSON": (MAY_CALL_OR_JSON, COUNTED + "<|call|>"),
 }
 
@@ -71,14 +77,14 @@ RIGHT = {
 @pytest.mark.parametrize(("rules", "turn"), RIGHT.values(), ids=RIGHT)
 def test_correct_turn_is_accepted(rules: str, turn: str) -> None:
     """Every form that the model was taught is accepted token by token."""
-    assert accepted(rules, turn) == turn
+    assert accepted_markup(rules, turn) == turn
 
 
 WRONG = {
-    "a wrong type": (ONLY_JSON, final('{"n":"'), '<|channel|>final<|message|>{"n'),
-    "white space ahead": (ONLY_JSON, final(" {}"), "<|channel|>final<|message|>"),
-    "an open end": (ONLY_JSON, final('{"n":1'), '<|channel|>final<|message|>{"n":1'),
-    "text after the JSON": (ONLY_JSON, final('{"n":1} x'), '<|channel|>final<|message|>{"n":1}'),
+    "a wrong type": (ONLY_JSON, final_markup('{"n":"'), '<|channel|>final<|message|>{"n'),
+    "white space ahead": (ONLY_JSON, final_markup(" {}"), "<|channel|>final<|message|>"),
+    "an open end": (ONLY_JSON, final_markup('{"n":1'), '<|channel|>final<|message|>{"n":1'),
+    "text after the JSON": (ONLY_JSON, final_markup('{"n":1} x'), '<|channel|>final<|message|>{"n":1}'),
     "an answer that is only a word": (ONLY_JSON, "<|channel|>final json<|message|>", "<|channel|>final"),
     "a call where none may be": (ONLY_JSON, COUNTED, "<|channel|>"),
     "an answer in thoughts": (
@@ -86,39 +92,39 @@ WRONG = {
         "<|channel|>analysis<|message|>x<|return|>",
         "<|channel|>analysis<|message|>x",
     ),
-    "no call where one must be": (MUST_CALL, final("x"), "<|channel|>"),
-    "no call after thinking": (MUST_CALL, THOUGHT + final("x"), THOUGHT + "<|channel|>"),
+    "no call where one must be": (MUST_CALL, final_markup("x"), "<|channel|>"),
+    "no call after thinking": (MUST_CALL, THOUGHT + final_markup("x"), THOUGHT + "<|channel|>"),
     "a call that is an answer": (MUST_CALL, COUNTED + "<|return|>", COUNTED),
     "a text that breaks its grammar": (
         MUST_CALL,
-        call("functions.patch", "+a\n-", "code"),
-        call("functions.patch", "+a\n", "code"),
+        call_markup("functions.patch", "+a\n-", "code"),
+        call_markup("functions.patch", "+a\n", "code"),
     ),
-    "an answer after a call": (MAY_CALL, COUNTED + NEXT + final("x"), COUNTED + NEXT + "<|channel|>"),
-    "free text where JSON must be": (MAY_CALL_OR_JSON, final("Hello"), "<|channel|>final<|message|>"),
+    "an answer after a call": (MAY_CALL, COUNTED + NEXT + final_markup("x"), COUNTED + NEXT + "<|channel|>"),
+    "free text where JSON must be": (MAY_CALL_OR_JSON, final_markup("Hello"), "<|channel|>final<|message|>"),
 }
 
 
 @pytest.mark.parametrize(("rules", "turn", "right"), WRONG.values(), ids=WRONG)
 def test_wrong_turn_is_refused_at_its_first_error(rules: str, turn: str, right: str) -> None:
     """Tokens before the error are accepted, and the turn may not end there."""
-    assert accepted(rules, turn) == f"{right}..."
+    assert accepted_markup(rules, turn) == f"{right}..."
 
 
 @pytest.mark.parametrize("name", ["other", "counts", "coun"])
 def test_only_existing_tools_can_be_called(name: str) -> None:
     """A recipient is exactly one of the tools."""
-    assert not accepted(MUST_CALL, call(f"functions.{name}", "{}")).endswith("{}...")
+    assert not accepted_markup(MUST_CALL, call_markup(f"functions.{name}", "{}")).endswith("{}...")
 
 
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_disallowed_tools_cannot_be_called(choice: Any) -> None:
     """``allowed_tools`` is a hard limit, even for functions that are not strict."""
-    rules = rules_for(Toolset((LOOSE, NOTE, FAR), choice, allowed=((None, "look"),)))
-    assert accepted(rules, call("functions.look", "{}") + "<|call|>").endswith("{}<|call|>")
-    assert "note" not in accepted(rules, call("functions.note", "x", "code"))
-    assert "far" not in accepted(rules, call("far.count", '{"n":1}'))
-    assert accepted(rules, final("x")).endswith("<|return|>") is (choice == "auto")
+    rules = grammar_for(Toolset((LOOSE, NOTE, FAR), choice, allowed=((None, "look"),)))
+    assert accepted_markup(rules, call_markup("functions.look", "{}") + "<|call|>").endswith("{}<|call|>")
+    assert "note" not in accepted_markup(rules, call_markup("functions.note", "x", "code"))
+    assert "far" not in accepted_markup(rules, call_markup("far.count", '{"n":1}'))
+    assert accepted_markup(rules, final_markup("x")).endswith("<|return|>") is (choice == "auto")
 
 
 HERE: tuple[Tool, ...] = (
@@ -129,14 +135,14 @@ HERE: tuple[Tool, ...] = (
     *HOSTED["browser"],
     *HOSTED["container"],
 )
-MUST_CALL_HERE = rules_for(required(*HERE))
-MAY_CALL_HERE_OR_JSON = rules_for(Toolset((*HERE, STRICT)), COUNT)
+MUST_CALL_HERE = grammar_for(required(*HERE))
+MAY_CALL_HERE_OR_JSON = grammar_for(Toolset((*HERE, STRICT)), COUNT)
 
 CALLED_HERE = {
-    "an mcp tool": call("docs.read/all-of.it", '{"a": [1]}'),
-    "an mcp tool in the older form": old_call("docs.read/all-of.it", "{}"),
-    "a name of other letters": call("my.wiki-2.größe", "{}"),
-    "a form": call("functions.shell", '{"commands": ["ls"]}'),
+    "an mcp tool": call_markup("docs.read/all-of.it", '{"a": [1]}'),
+    "an mcp tool in the older form": recipient_first_markup("docs.read/all-of.it", "{}"),
+    "a name of other letters": call_markup("my.wiki-2.größe", "{}"),
+    "a form": call_markup("functions.shell", '{"commands": ["ls"]}'),
     "code": "<|channel|>analysis to=python code<|message|>print('{')\n",
     "code in the older form": " to=python<|channel|>analysis <|constrain|>code<|message|>x = 1",
     "the browser": '<|channel|>analysis to=browser.search code<|message|>{"query": "x"}',
@@ -150,7 +156,7 @@ CALLED_HERE = {
 def test_server_side_tools_can_be_called(rules: str, turn: str) -> None:
     """Built-in tools are called on the analysis channel, all others on commentary."""
     for before in ("", THOUGHT, turn + NEXT):
-        assert accepted(rules, f"{before}{turn}<|call|>") == f"{before}{turn}<|call|>"
+        assert accepted_markup(rules, f"{before}{turn}<|call|>") == f"{before}{turn}<|call|>"
 
 
 @pytest.mark.parametrize(
@@ -165,76 +171,79 @@ def test_server_side_tools_can_be_called(rules: str, turn: str) -> None:
 )
 def test_call_on_the_wrong_channel_is_refused(turn: str) -> None:
     """With a grammar, a tool has one channel and one content type."""
-    assert not accepted(MUST_CALL_HERE, turn).startswith(turn)
+    assert not accepted_markup(MUST_CALL_HERE, turn).startswith(turn)
 
 
 def test_unenforceable_server_schema_is_ignored() -> None:
     """The client did not write the schemas of an MCP server: any object is accepted."""
     odd = [McpTool("docs", f"t{at}", None, schema) for at, (schema, _) in enumerate(BAD_SCHEMAS.values())]
     for tools in (required(*odd), Toolset(tuple(odd), parallel=False)):
-        rules = rules_for(tools)
-        assert all(accepted(rules, call(f"docs.{tool.name}", "{}") + "<|call|>").endswith("{}<|call|>") for tool in odd)
+        rules = grammar_for(tools)
+        assert all(
+            accepted_markup(rules, call_markup(f"docs.{tool.name}", "{}") + "<|call|>").endswith("{}<|call|>")
+            for tool in odd
+        )
 
 
 def test_thousand_server_tools_can_be_required() -> None:
     """A server may offer very many."""
     many = [McpTool("docs", f"tool_with_a_name_of_some_length_{at}", None, {}) for at in range(1000)]
-    turn = call(f"docs.{many[-1].name}", "{}") + "<|call|>"
-    assert accepted(rules_for(required(*many)), turn) == turn
+    turn = call_markup(f"docs.{many[-1].name}", "{}") + "<|call|>"
+    assert accepted_markup(grammar_for(required(*many)), turn) == turn
 
 
 def test_all_tools_of_a_namespace_may_be_allowed() -> None:
     """An allowed namespace admits all of its tools."""
-    rules = rules_for(Toolset(HERE, allowed=(("docs", ANY_NAME), ("python", ANY_NAME))))
+    rules = grammar_for(Toolset(HERE, allowed=(("docs", ANY_NAME), ("python", ANY_NAME))))
     for kind in ("an mcp tool", "code"):
-        assert accepted(rules, CALLED_HERE[kind] + "<|call|>").endswith("<|call|>")
+        assert accepted_markup(rules, CALLED_HERE[kind] + "<|call|>").endswith("<|call|>")
     for kind in ("the browser", "the container", "a form"):
-        assert accepted(rules, CALLED_HERE[kind]).endswith("...")
-        assert CALLED_HERE[kind] not in accepted(rules, CALLED_HERE[kind])
+        assert accepted_markup(rules, CALLED_HERE[kind]).endswith("...")
+        assert CALLED_HERE[kind] not in accepted_markup(rules, CALLED_HERE[kind])
 
 
 def test_optional_server_side_tools_need_no_grammar() -> None:
     """Forbidding parallel calls needs one."""
     assert grammar(Toolset(HERE), {}) is None
-    rules = rules_for(Toolset(HERE, parallel=False))
-    assert specials(rules, CALLED_HERE["code"]) == {CALL}
-    assert accepted(rules, final("Hello.")) == final("Hello.")
+    rules = grammar_for(Toolset(HERE, parallel=False))
+    assert allowed_special_tokens(rules, CALLED_HERE["code"]) == {CALL}
+    assert accepted_markup(rules, final_markup("Hello.")) == final_markup("Hello.")
 
 
 def test_disabled_parallel_calls_allow_one() -> None:
     """The turn ends after the first call."""
-    rules = rules_for(required(STRICT, parallel=False))
-    assert specials(rules, COUNTED) == {CALL}
-    assert specials(MUST_CALL, COUNTED) == {CALL, END}
-    rules = rules_for(Toolset((LOOSE, NOTE), parallel=False))
-    assert specials(rules, call("functions.note", "x", "code")) == {CALL}
-    assert accepted(rules, final("Hello.")) == final("Hello.")
+    rules = grammar_for(required(STRICT, parallel=False))
+    assert allowed_special_tokens(rules, COUNTED) == {CALL}
+    assert allowed_special_tokens(MUST_CALL, COUNTED) == {CALL, END}
+    rules = grammar_for(Toolset((LOOSE, NOTE), parallel=False))
+    assert allowed_special_tokens(rules, call_markup("functions.note", "x", "code")) == {CALL}
+    assert accepted_markup(rules, final_markup("Hello.")) == final_markup("Hello.")
 
 
 def test_turn_is_bounded() -> None:
     """Reasoning and calls are limited in number."""
-    assert specials(ONLY_JSON, "<|channel|>analysis<|message|>x") == {END}
-    assert "analysis" in accepted(ONLY_JSON, THOUGHT * (MOST_BEFORE - 1) + "<|channel|>analysis")[-20:]
-    assert accepted(ONLY_JSON, THOUGHT * MOST_BEFORE + "<|channel|>analysis").endswith("<|channel|>...")
-    assert specials(MUST_CALL, (COUNTED + NEXT) * (MOST_CALLS - 1) + COUNTED) == {CALL}
+    assert allowed_special_tokens(ONLY_JSON, "<|channel|>analysis<|message|>x") == {END}
+    assert "analysis" in accepted_markup(ONLY_JSON, THOUGHT * (MOST_BEFORE - 1) + "<|channel|>analysis")[-20:]
+    assert accepted_markup(ONLY_JSON, THOUGHT * MOST_BEFORE + "<|channel|>analysis").endswith("<|channel|>...")
+    assert allowed_special_tokens(MUST_CALL, (COUNTED + NEXT) * (MOST_CALLS - 1) + COUNTED) == {CALL}
 
 
 BODIES = {
     "JSON": (ONLY_JSON, '<|channel|>final<|message|>{"', set()),
-    "a string": (rules_for(schema={"type": "string", "pattern": "^[^a]*$"}), '<|channel|>final<|message|>"b', set()),
-    "a key": (rules_for(schema={"type": "object"}), '<|channel|>final<|message|>{"', set()),
-    "arguments": (MUST_CALL, call("functions.look", '{"a": "'), set()),
+    "a string": (grammar_for(schema={"type": "string", "pattern": "^[^a]*$"}), '<|channel|>final<|message|>"b', set()),
+    "a key": (grammar_for(schema={"type": "object"}), '<|channel|>final<|message|>{"', set()),
+    "arguments": (MUST_CALL, call_markup("functions.look", '{"a": "'), set()),
     "a regular expression": (
-        rules_for(required(CustomTool("any", None, Grammar("regex", "[^a]+")))),
-        call("functions.any", "b", "code"),
+        grammar_for(required(CustomTool("any", None, Grammar("regex", "[^a]+")))),
+        call_markup("functions.any", "b", "code"),
         {CALL, END},
     ),
     "a grammar": (
-        rules_for(required(CustomTool("any", None, Grammar("lark", "start: ANY\nANY: /(.|\\n)+/")))),
-        call("functions.any", "<|call|", "code").replace("<|call|", "b"),
+        grammar_for(required(CustomTool("any", None, Grammar("lark", "start: ANY\nANY: /(.|\\n)+/")))),
+        call_markup("functions.any", "<|call|", "code").replace("<|call|", "b"),
         {CALL, END},
     ),
-    "free text": (MUST_CALL, call("functions.note", "x", "code"), {CALL, END}),
+    "free text": (MUST_CALL, call_markup("functions.note", "x", "code"), {CALL, END}),
     "a thought": (MUST_CALL, "<|channel|>analysis<|message|>x", {END}),
     "an answer": (MAY_CALL, "<|channel|>final<|message|>x", {RETURN}),
     "the beginning": (ONLY_JSON, "", {CHANNEL}),
@@ -245,29 +254,29 @@ BODIES = {
 @pytest.mark.parametrize(("rules", "turn", "allowed"), BODIES.values(), ids=BODIES)
 def test_text_matches_no_special_token(rules: str, turn: str, allowed: set[int]) -> None:
     """After text, only the special tokens that may end it can follow."""
-    assert specials(rules, turn) == allowed
+    assert allowed_special_tokens(rules, turn) == allowed
 
 
 @pytest.mark.defect("22")
 def test_json_is_enforced_with_and_without_reasoning() -> None:
     """The schema holds for the answer only; reasoning may have any braces."""
     for ahead in ("", THOUGHT, "<|channel|>analysis<|message|>{]<|end|><|start|>assistant"):
-        assert accepted(ONLY_JSON, ahead + final('{"n":1}')).endswith("<|return|>")
-        assert accepted(ONLY_JSON, ahead + final("Hello")).endswith("<|message|>...")
+        assert accepted_markup(ONLY_JSON, ahead + final_markup('{"n":1}')).endswith("<|return|>")
+        assert accepted_markup(ONLY_JSON, ahead + final_markup("Hello")).endswith("<|message|>...")
 
 
 @pytest.mark.defect("23")
 def test_tools_stay_callable_beside_structured_output() -> None:
     """The output is a call with its arguments, or an answer in the schema."""
-    assert specials(MAY_CALL_OR_JSON, COUNTED) == {CALL, END}
-    assert accepted(MAY_CALL_OR_JSON, final('{"n":1}')).endswith("<|return|>")
+    assert allowed_special_tokens(MAY_CALL_OR_JSON, COUNTED) == {CALL, END}
+    assert accepted_markup(MAY_CALL_OR_JSON, final_markup('{"n":1}')).endswith("<|return|>")
 
 
 @pytest.mark.defect("25")
 def test_json_leaves_the_model_free_to_think() -> None:
     """The first token of a turn may open reasoning."""
     for rules in (ONLY_JSON, MUST_CALL, WARM_UP):
-        assert "Hm" in accepted(rules, THOUGHT)
+        assert "Hm" in accepted_markup(rules, THOUGHT)
 
 
 # Where there is no grammar
@@ -291,20 +300,20 @@ def test_unrestricted_request_has_no_grammar(tools: Toolset) -> None:
 
 def test_choice_none_leaves_only_the_answer() -> None:
     """JSON is enforced as if there were no tools."""
-    assert rules_for(Toolset(ALL, "none"), COUNT) == ONLY_JSON
+    assert grammar_for(Toolset(ALL, "none"), COUNT) == ONLY_JSON
 
 
 def test_json_object_is_any_object() -> None:
     """``json_object`` promises an object with any content."""
     rules = grammar(Toolset(), {"type": "json_object"})
     assert rules is not None
-    assert accepted(rules, final('{"a": [1, {"b": null}]}')).endswith("<|return|>")
-    assert accepted(rules, final("[1]")) == "<|channel|>final<|message|>..."
+    assert accepted_markup(rules, final_markup('{"a": [1, {"b": null}]}')).endswith("<|return|>")
+    assert accepted_markup(rules, final_markup("[1]")) == "<|channel|>final<|message|>..."
 
 
 def test_warm_up_grammar_is_valid() -> None:
     """The grammar for the warm-up is a grammar."""
-    assert not matcher(WARM_UP).is_error()
+    assert not grammar_matcher(WARM_UP).is_error()
 
 
 # Schemas
@@ -352,8 +361,8 @@ def test_any_value_of_a_schema_is_accepted(drawn: tuple[Any, Any], compact: bool
     """White space does not matter."""
     schema, value = drawn
     text = json.dumps(value, separators=(",", ":") if compact else None, ensure_ascii=ascii_only)
-    turn = final(text.replace("<|", "<\\u007c"))
-    assert accepted(rules_for(schema=schema), turn) == turn or "\\u" in turn
+    turn = final_markup(text.replace("<|", "<\\u007c"))
+    assert accepted_markup(grammar_for(schema=schema), turn) == turn or "\\u" in turn
 
 
 @settings(max_examples=40, deadline=None)
@@ -361,9 +370,9 @@ def test_any_value_of_a_schema_is_accepted(drawn: tuple[Any, Any], compact: bool
 def test_other_values_are_refused(drawn: tuple[Any, Any], wrong: str) -> None:
     """An answer with an impossible beginning never ends."""
     schema, value = drawn
-    rules = rules_for(schema={"type": "object", "properties": {"a": schema}, "required": ["a"]})
-    turn = final('{"a": ' + wrong + json.dumps(value) + "}")
-    assert not accepted(rules, turn).endswith("<|return|>") or wrong == "[["
+    rules = grammar_for(schema={"type": "object", "properties": {"a": schema}, "required": ["a"]})
+    turn = final_markup('{"a": ' + wrong + json.dumps(value) + "}")
+    assert not accepted_markup(rules, turn).endswith("<|return|>") or wrong == "[["
 
 
 ROOTS: dict[str, tuple[Any, Any, Any]] = {
@@ -388,9 +397,9 @@ ROOTS: dict[str, tuple[Any, Any, Any]] = {
 @pytest.mark.parametrize(("schema", "right", "wrong"), ROOTS.values(), ids=ROOTS)
 def test_schema_may_have_any_root(schema: Any, right: Any, wrong: Any) -> None:
     """It need not be an object, and may refer to itself."""
-    rules = rules_for(schema=schema)
-    assert accepted(rules, final(json.dumps(right))).endswith("<|return|>")
-    assert wrong is None or accepted(rules, final(json.dumps(wrong))).endswith("...")
+    rules = grammar_for(schema=schema)
+    assert accepted_markup(rules, final_markup(json.dumps(right))).endswith("<|return|>")
+    assert wrong is None or accepted_markup(rules, final_markup(json.dumps(wrong))).endswith("...")
 
 
 # What cannot be enforced
@@ -422,7 +431,7 @@ BAD_SCHEMAS: dict[str, tuple[Any, str]] = {
 def test_unenforceable_schema_is_refused(schema: Any, reason: str) -> None:
     """The message names the keyword, and ``param`` its place in the request."""
     with pytest.raises(InvalidRequest, match=re.escape(reason)) as refused:
-        rules_for(schema=schema)
+        grammar_for(schema=schema)
     assert refused.value.param == "text.format.schema"
     assert len(refused.value.message) < 200
     with pytest.raises(InvalidRequest, match=re.escape(reason)) as refused:
@@ -435,8 +444,8 @@ def test_unenforceable_schema_is_refused(schema: Any, reason: str) -> None:
 def test_lenient_schema_is_enforced_where_possible(kind: str) -> None:
     """Without ``strict``, unenforceable keywords are ignored."""
     schema = {"type": "object", "properties": {"a": BAD_SCHEMAS[kind][0]}, "required": ["a"]}
-    rules = rules_for(schema=schema, strict=None)
-    assert accepted(rules, final("[]")) == "<|channel|>final<|message|>..."
+    rules = grammar_for(schema=schema, strict=None)
+    assert accepted_markup(rules, final_markup("[]")) == "<|channel|>final<|message|>..."
 
 
 BAD_GRAMMARS: dict[str, tuple[Grammar, str]] = {
@@ -497,9 +506,9 @@ HARMLESS = {
 @pytest.mark.parametrize(("definition", "text"), HARMLESS.values(), ids=HARMLESS)
 def test_marks_in_a_client_grammar_are_text(definition: str, text: str) -> None:
     """Quotes, patterns, comments and names may contain them."""
-    rules = rules_for(required(CustomTool("t", None, Grammar("lark", definition))))
-    started, encoding = matcher(rules), load_encoding()
-    header = encoding.encode_markup(call("functions.t", "", "code"))
+    rules = grammar_for(required(CustomTool("t", None, Grammar("lark", definition))))
+    started, encoding = grammar_matcher(rules), load_encoding()
+    header = encoding.encode_markup(call_markup("functions.t", "", "code"))
     assert started.consume_tokens([*header, *encoding.encode(text), CALL])
 
 
@@ -532,11 +541,11 @@ PATCHED = """*** Begin Patch
 
 def test_patch_grammar_is_enforced() -> None:
     """Coding agents send it: whole patches are accepted, and partial ones do not end."""
-    rules = rules_for(Toolset((CustomTool("apply_patch", "Edit files.", Grammar("lark", PATCHES)), LOOSE)))
+    rules = grammar_for(Toolset((CustomTool("apply_patch", "Edit files.", Grammar("lark", PATCHES)), LOOSE)))
     text = PATCHED.replace("<|call|>", "")
-    assert accepted(rules, call("functions.apply_patch", text, "code") + "<|call|>").endswith("<|call|>")
-    half = call("functions.apply_patch", text.partition("*** End")[0], "code")
-    assert not {CALL, END} & specials(rules, half)
+    assert accepted_markup(rules, call_markup("functions.apply_patch", text, "code") + "<|call|>").endswith("<|call|>")
+    half = call_markup("functions.apply_patch", text.partition("*** End")[0], "code")
+    assert not {CALL, END} & allowed_special_tokens(rules, half)
 
 
 @pytest.mark.parametrize(
@@ -544,5 +553,5 @@ def test_patch_grammar_is_enforced() -> None:
 )
 def test_regular_expressions_are_escaped(pattern: str, text: str) -> None:
     """Slashes and line breaks are part of a pattern."""
-    turn = call("functions.t", text, "code") + "<|call|>"
-    assert accepted(rules_for(required(CustomTool("t", None, Grammar("regex", pattern)))), turn) == turn
+    turn = call_markup("functions.t", text, "code") + "<|call|>"
+    assert accepted_markup(grammar_for(required(CustomTool("t", None, Grammar("regex", pattern)))), turn) == turn

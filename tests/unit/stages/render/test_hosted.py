@@ -10,15 +10,15 @@ from openai_harmony import ToolNamespaceConfig
 from pipeline.protocol.tools import ANY_NAME, HOSTED, FunctionTool, HostedKind, HostedTool, McpTool, Tool, Toolset
 from stages.harmony import load_encoding
 from stages.render.hosted import hosted_section
-from tests.support.harmony_conversations import (
+from tests.support.harmony import (
     conversation,
-    developer,
     function,
     message,
-    package_ids,
     prompt_ids,
-    said,
-    system,
+    reference_developer,
+    reference_ids,
+    reference_message,
+    reference_system,
 )
 
 TAUGHT = {"browser": ToolNamespaceConfig.browser(), "python": ToolNamespaceConfig.python()}
@@ -44,9 +44,9 @@ def test_built_in_tools_have_their_trained_descriptions(
 ) -> None:
     """They are openai_harmony's, in the system message; only functions name their channel."""
     asked = conversation(message("user", "?"), tools=[*functions, *built_in(*kinds)])
-    told = system("Medium", *(TAUGHT[kind] for kind in kinds))
-    assert prompt_ids(asked) == package_ids(
-        [told, *([developer(tools=functions)] if functions else []), said("user", "?")]
+    told = reference_system("Medium", *(TAUGHT[kind] for kind in kinds))
+    assert prompt_ids(asked) == reference_ids(
+        [told, *([reference_developer(tools=functions)] if functions else []), reference_message("user", "?")]
     )
 
 

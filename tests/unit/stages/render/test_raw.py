@@ -7,15 +7,7 @@ from msgspec.structs import replace
 
 from stages.harmony import load_encoding
 from stages.render.harmony import RenderHarmony
-from tests.support.harmony_conversations import (
-    call,
-    conversation,
-    function,
-    message,
-    output,
-    package,
-    reasoning,
-)
+from tests.support.harmony import call, conversation, function, message, output, reasoning, reference_encoding
 
 ASKED = replace(
     conversation(
@@ -34,7 +26,7 @@ def test_raw_messages_can_be_read_by_openai_harmony() -> None:
     assert prompt.raw_messages is not None
     messages = [reference.Message.from_dict(raw) for raw in prompt.raw_messages]
     assert [message.to_dict() for message in messages] == list(prompt.raw_messages)
-    again = [package().render(message) for message in messages if message.recipient is None]
+    again = [reference_encoding().render(message) for message in messages if message.recipient is None]
     text = load_encoding().decode(prompt.token_ids)
     assert all(load_encoding().decode(ids) in text for ids in again)
 

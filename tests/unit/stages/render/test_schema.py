@@ -9,7 +9,7 @@ import pytest
 
 from stages.render.schema import INLINE_LIMIT, PROMPT_INLINE_LIMIT, Inlining, read
 from stages.render.typescript import typescript
-from tests.support.harmony_conversations import function, section
+from tests.support.harmony import function, our_section
 
 STRING = {"type": "string"}
 NUMBER = {"type": "number"}
@@ -294,7 +294,7 @@ def test_references_are_followed(schema: Any, expected: str) -> None:
 
 def test_trailing_comment_does_not_swallow_code() -> None:
     """The declaration continues on a new line."""
-    declared = section(function("f", {"oneOf": [NUMBER, {**STRING, "description": "s"}]}))
+    declared = our_section(function("f", {"oneOf": [NUMBER, {**STRING, "description": "s"}]}))
     assert "type f = (_: \n | number\n | string // s\n) => any;\n" in declared
 
 

@@ -16,7 +16,7 @@ from stages.calls import callers_of
 from stages.harmony import load_encoding
 from stages.render.harmony import RenderHarmony
 from stages.render.truncation import to_drop
-from tests.support.harmony_conversations import (
+from tests.support.harmony import (
     SAMPLING,
     call,
     code_call,

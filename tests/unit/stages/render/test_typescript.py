@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.harmony_conversations import function, package_section, section
+from tests.support.harmony import function, our_section, reference_section
 
 STRING = {"type": "string"}
 NUMBER = {"type": "number"}
@@ -84,14 +84,14 @@ SAME: dict[str, Any] = {
 def test_schema_reads_as_in_openai_harmony(schema: Any) -> None:
     """This holds for schemas that openai_harmony renders correctly."""
     tools = [function("f", schema, "Does it.")]
-    assert section(*tools) == package_section(tools)
+    assert our_section(*tools) == reference_section(tools)
 
 
 @pytest.mark.parametrize("description", [None, "", "One line.", "Two\nlines.", "A\n\nblank.\n", "\n", "\r\na\r\n"])
 def test_function_is_described_as_in_openai_harmony(description: str | None) -> None:
     """Each line of a description is a comment of its own."""
     tools = [function("get_it", None, description), function("other-name", record({}), description)]
-    assert section(*tools) == package_section(tools)
+    assert our_section(*tools) == reference_section(tools)
 
 
 # Whatever a client sends
@@ -142,7 +142,7 @@ RENDERED_RIGHT = annotated(records(st.recursive(annotated(LEAVES), bigger, max_l
 def test_any_correct_schema_reads_as_in_openai_harmony(schema: Any) -> None:
     """Descriptions, defaults, options and nesting are laid out the same."""
     tools = [function("f", schema)]
-    assert section(*tools) == package_section(tools)
+    assert our_section(*tools) == reference_section(tools)
 
 
 JSON = st.recursive(
@@ -192,7 +192,7 @@ def unbalanced(text: str) -> str:
 @given(keywords(ANYTHING) | ANYTHING)
 def test_no_schema_breaks_the_namespace(schema: Any) -> None:
     """For any schema the next function is declared, and brackets are balanced."""
-    declared = section(function("f", schema), function("g"))
+    declared = our_section(function("f", schema), function("g"))
     code = _NO_CODE.sub("", declared)
     assert declared.endswith("type g = () => any;\n\n} // namespace functions")
     assert code.count("=> any;") == 2

@@ -16,23 +16,31 @@ from stages.emit.emit import ResponseWriter
 from stages.harmony import END, HarmonyEncoding, load_encoding
 from stages.render.harmony import RenderHarmony
 from tests.support.event_streams import final
-from tests.support.harmony_conversations import (
+from tests.support.harmony import (
     approval,
     code_call,
     conversation,
     custom_output,
     decision,
+    encode_by_letters,
     mcp_call,
     message,
     output,
     reasoning,
+    reference_encoding,
     shell_call,
     web_call,
+    wellformed_completions,
 )
-from tests.support.harmony_grammars import by_letters
-from tests.support.parsed_items import parse, run, started
-from tests.support.random_harmony import EVERY_TOOL, TOOLS, cut, soup
-from tests.support.wellformed_harmony import completions, package
+from tests.support.parsed_output import (
+    CLIENT_TOOLS,
+    EVERY_TOOL,
+    any_harmony_tokens,
+    cut_chunks,
+    parse_harmony,
+    parse_harmony_frames,
+    turn_started,
+)
 
 NEXT = "<|start|>assistant"
 THOUGHT = "<|channel|>analysis<|message|>Hm.<|end|>"
@@ -64,7 +72,9 @@ class Turn:
 def turn(token_ids: Sequence[int]) -> Turn:
     """What becomes of what the engine wrote."""
     finished = GenerationFinished("stop", 0, 0.0)
-    frames = run(load_encoding(), [started(tools=TOOLS), *cut(list(token_ids), (), likely=False), finished])
+    frames = parse_harmony_frames(
+        load_encoding(), [turn_started(tools=CLIENT_TOOLS), *cut_chunks(list(token_ids), (), likely=False), finished]
+    )
     writer = ResponseWriter()
     emitted = [told for frame in frames for told in writer.feed(frame)]
     tokens = {frame.item_id: frame.token_ids for frame in emitted if isinstance(frame, ItemTokens)}
@@ -72,7 +82,7 @@ def turn(token_ids: Sequence[int]) -> Turn:
 
 
 def rendered(*then: Item, history: Sequence[Item] = (), tokens: Mapping[str, TokenIds] | None = None) -> Prompt:
-    asked = conversation(*then, history=history, tools=TOOLS)
+    asked = conversation(*then, history=history, tools=CLIENT_TOOLS)
     return RenderHarmony(load_encoding())._prompt(replace(asked, tokens=tokens or {}, raw_messages=True))
 
 
@@ -104,7 +114,7 @@ FIRST = rendered(ASKED).token_ids
 )
 def test_prompt_after_a_call_has_the_engines_tokens(text: str, encoding: HarmonyEncoding) -> None:
     """It is the previous prompt, every generated token, and the outputs."""
-    for generated in (encoding.encode_markup(text), by_letters(text)):
+    for generated in (encoding.encode_markup(text), encode_by_letters(text)):
         seen = (*FIRST, *generated)
         said = turn(generated)
         following = continued(said, *said.results)
@@ -114,7 +124,7 @@ def test_prompt_after_a_call_has_the_engines_tokens(text: str, encoding: Harmony
 
 def test_continued_answer_keeps_its_tokens(encoding: HarmonyEncoding) -> None:
     """All but the one that ended the turn are kept; the reasoning is dropped."""
-    answer = tuple(by_letters(ANSWER))
+    answer = tuple(encode_by_letters(ANSWER))
     said = turn([*encoding.encode_markup(THOUGHT + NEXT), *answer])
     following = continued(said, message("user", "And?"))
     assert following[len(FIRST) :][: len(answer)] == (*answer[:-1], END)
@@ -135,7 +145,7 @@ def test_continued_answer_keeps_its_tokens(encoding: HarmonyEncoding) -> None:
 )
 def test_end_of_turn_token_is_normalized(written: str, read: str, encoding: HarmonyEncoding) -> None:
     """Only the turn itself has a token that ends the turn."""
-    generated = tuple(by_letters(written))
+    generated = tuple(encode_by_letters(written))
     following = continued(turn(generated))
     assert following[len(FIRST) :] == (*generated[:-1], *encoding.encode_markup(read + NEXT))
 
@@ -156,7 +166,7 @@ def test_end_of_turn_token_is_normalized(written: str, read: str, encoding: Harm
 )
 def test_wrong_header_is_written_anew(text: str) -> None:
     """The model does not read its own mistakes again."""
-    said = turn(by_letters(text))
+    said = turn(encode_by_letters(text))
     assert said.tokens
     assert continued(said, *said.results) == laid_out(said, *said.results)
 
@@ -219,7 +229,7 @@ WRITTEN: dict[str, tuple[str, Item]] = {
 @pytest.mark.parametrize(("written", "item"), WRITTEN.values(), ids=WRITTEN)
 def test_calls_of_every_kind_keep_their_tokens(written: str, item: Item, encoding: HarmonyEncoding) -> None:
     """The model reads the tokens that it wrote, then the result."""
-    generated = tuple(by_letters(f"{written}<|call|>"))
+    generated = tuple(encode_by_letters(f"{written}<|call|>"))
     refusal = [decision(APPROVAL, approve=False)]
     prompt = rendered(item, *refusal, tokens={item.id: generated})
     start = tuple(encoding.encode_markup(NEXT))
@@ -235,7 +245,7 @@ def test_call_on_another_channel_is_written_anew(kind: str, encoding: HarmonyEnc
     """The model does not learn from its mistake; its arguments are unchanged."""
     written, item = WRITTEN[kind]
     right, wrong = ("commentary", "analysis") if "commentary" in written else ("analysis", "commentary")
-    prompt = rendered(item, tokens={item.id: tuple(by_letters(f"{written.replace(right, wrong)}<|call|>"))})
+    prompt = rendered(item, tokens={item.id: tuple(encode_by_letters(f"{written.replace(right, wrong)}<|call|>"))})
     text = encoding.decode(prompt.token_ids)
     header, _, arguments = written.partition("<|message|>")
     recipient = header.partition("to=")[2].split("<")[0].split(" ")[0]
@@ -245,8 +255,12 @@ def test_call_on_another_channel_is_written_anew(kind: str, encoding: HarmonyEnc
 
 def test_prompt_after_a_server_side_call_has_the_engines_tokens(encoding: HarmonyEncoding) -> None:
     """It is the previous prompt, all generated tokens, and the result."""
-    generated = tuple(by_letters(f"{THOUGHT}{NEXT}<|channel|>analysis to=python code<|message|>print( 1)<|call|>"))
-    frames = run(encoding, [started(tools=EVERY_TOOL), TokenChunk(generated), GenerationFinished("stop", 0, 0.0)])
+    generated = tuple(
+        encode_by_letters(f"{THOUGHT}{NEXT}<|channel|>analysis to=python code<|message|>print( 1)<|call|>")
+    )
+    frames = parse_harmony_frames(
+        encoding, [turn_started(tools=EVERY_TOOL), TokenChunk(generated), GenerationFinished("stop", 0, 0.0)]
+    )
     closed = [frame.token_ids for frame in frames if isinstance(frame, ItemClosed)]
     items: list[Item] = [reasoning("Hm."), code_call("print( 1)", "1")]
     prompt = rendered(ASKED, *items, tokens={item.id: ids for item, ids in zip(items, closed, strict=True)})
@@ -267,12 +281,12 @@ def test_tokens_for_another_tool_are_ignored(encoding: HarmonyEncoding) -> None:
 
 def test_input_items_are_encoded_anew(encoding: HarmonyEncoding) -> None:
     """Tokens belong to an item by its id, and input items have other ids."""
-    said = turn(by_letters(ANSWER))
+    said = turn(encode_by_letters(ANSWER))
     sent = [replace(item, id="msg_sent") for item in said.output]
     assert rendered(*sent, tokens=said.tokens).token_ids == rendered(*sent).token_ids
 
 
-@given(completions())
+@given(wellformed_completions())
 @settings(max_examples=100, deadline=None)
 def test_known_tokens_have_the_same_messages(completion: str) -> None:
     """openai_harmony reads the same messages in known and in new tokens."""
@@ -280,14 +294,16 @@ def test_known_tokens_have_the_same_messages(completion: str) -> None:
     known, unknown = (
         [
             {name: value for name, value in message.to_dict().items() if name != "content_type"}
-            for message in package().parse_messages_from_completion_tokens(prompt[len(FIRST) : -2], Role.ASSISTANT)
+            for message in reference_encoding().parse_messages_from_completion_tokens(
+                prompt[len(FIRST) : -2], Role.ASSISTANT
+            )
         ]
         for prompt in (continued(said, *said.results), laid_out(said, *said.results))
     )
     assert known == unknown
 
 
-@given(soup())
+@given(any_harmony_tokens())
 @settings(max_examples=300, deadline=None)
 def test_any_known_tokens_have_the_same_messages(token_ids: list[int]) -> None:
     """This holds for any output of the engine."""
@@ -295,7 +311,7 @@ def test_any_known_tokens_have_the_same_messages(token_ids: list[int]) -> None:
     known, unknown = (
         [
             (item.kind, item.name, item.namespace, item.text, item.repairs)
-            for item in parse(load_encoding(), [prompt[len(FIRST) : -2]], tools=TOOLS)
+            for item in parse_harmony(load_encoding(), [prompt[len(FIRST) : -2]], tools=CLIENT_TOOLS)
         ]
         for prompt in (continued(said), laid_out(said))
     )
@@ -305,8 +321,8 @@ def test_any_known_tokens_have_the_same_messages(token_ids: list[int]) -> None:
 
 def test_truncation_counts_known_tokens() -> None:
     """An encoder might have given fewer."""
-    said = turn(by_letters(ANSWER.replace("it is", "it is " * 200)))
-    asked = conversation(message("user", "?"), history=[ASKED, *said.output], tools=TOOLS, truncation="auto")
+    said = turn(encode_by_letters(ANSWER.replace("it is", "it is " * 200)))
+    asked = conversation(message("user", "?"), history=[ASKED, *said.output], tools=CLIENT_TOOLS, truncation="auto")
     room = len(RenderHarmony(load_encoding())._prompt(asked).token_ids) + 200
     render = RenderHarmony(load_encoding(), room)
     assert "So it is" in load_encoding().decode(render._prompt(asked).token_ids)
@@ -317,7 +333,7 @@ def test_truncation_counts_known_tokens() -> None:
 
 def test_raw_messages_do_not_depend_on_known_tokens() -> None:
     """They are the same for any tokens."""
-    said = turn(by_letters(f"{THOUGHT}{NEXT}{CALLED}"))
+    said = turn(encode_by_letters(f"{THOUGHT}{NEXT}{CALLED}"))
     history = [ASKED, *said.output]
     prompts = [rendered(*said.results, history=history, tokens=tokens) for tokens in (said.tokens, {})]
     assert prompts[0].raw_messages == prompts[1].raw_messages

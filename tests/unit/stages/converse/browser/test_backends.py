@@ -12,7 +12,7 @@ from aiohttp import web
 
 from stages.converse.browser.backends import Hit, SearchBackend, backend_of
 from stages.converse.browser.failure import Failure
-from tests.support.local_web import serving
+from tests.support.tool_servers import web_server
 
 KEY = "sk-very-secret-17"
 
@@ -66,7 +66,7 @@ SEARXNG = {
 async def test_searxng_is_queried_for_json() -> None:
     """The query has the words and the format; results without a page are left out."""
     asked = Asked(SEARXNG)
-    async with serving(asked) as url:
+    async with web_server(asked) as url:
         hits = await searched("searxng", url + "/")
     assert asked.requests == [("GET", "/search", {"q": "tail latency", "format": "json"}, None)]
     assert hits == [
@@ -77,7 +77,7 @@ async def test_searxng_is_queried_for_json() -> None:
 
 async def test_number_of_results_is_limited() -> None:
     """SearXNG has no limit of its own."""
-    async with serving(Asked({"results": [{"url": f"https://e.com/{n}", "title": "t"} for n in range(50)]})) as url:
+    async with web_server(Asked({"results": [{"url": f"https://e.com/{n}", "title": "t"} for n in range(50)]})) as url:
         assert len(await searched("searxng", url, topn=20)) == 20
 
 
@@ -89,7 +89,7 @@ async def test_brave_is_queried_with_its_token() -> None:
         "description": "<strong>tail</strong> it&#x27;s",
     }
     asked = Asked({"type": "search", "web": {"type": "search", "results": [found]}})
-    async with serving(asked) as url:
+    async with web_server(asked) as url:
         hits = await searched("brave", url, "word " * 300, topn=50)
     method, path, query, body = asked.requests[0]
     assert (method, path, body) == ("GET", "/res/v1/web/search", None)
@@ -100,7 +100,7 @@ async def test_brave_is_queried_with_its_token() -> None:
 
 async def test_brave_answer_without_results_is_empty() -> None:
     """Brave omits sections without results."""
-    async with serving(Asked({"type": "search", "query": {"original": "x"}})) as url:
+    async with web_server(Asked({"type": "search", "query": {"original": "x"}})) as url:
         assert await searched("brave", url) == []
 
 
@@ -108,7 +108,7 @@ async def test_tavily_is_queried_with_a_bearer_key() -> None:
     """Tavily gets JSON."""
     found = {"title": "T", "url": "https://e.com/", "content": "snippet", "score": 0.9, "raw_content": None}
     asked = Asked({"query": "tail latency", "answer": None, "images": [], "results": [found], "response_time": 1.1})
-    async with serving(asked) as url:
+    async with web_server(asked) as url:
         hits = await searched("tavily", url)
     body = {"query": "tail latency", "max_results": 20, "search_depth": "basic"}
     assert asked.requests == [("POST", "/search", {}, body)]
@@ -130,7 +130,7 @@ async def test_exa_returns_the_text_of_pages() -> None:
         {"id": "2", "title": None, "url": "https://f.com/"},
     ]
     asked = Asked({"requestId": "x", "results": found, "costDollars": {"total": 0.02}})
-    async with serving(asked) as url:
+    async with web_server(asked) as url:
         hits = await searched("exa", url)
     contents = {"text": {"maxCharacters": 50_000}, "summary": True}
     assert asked.requests == [
@@ -157,7 +157,7 @@ async def test_failures_do_not_reveal_the_key(
 ) -> None:
     """Messages and log leave it out, even if the engine's answer has it."""
     caplog.set_level(logging.DEBUG)
-    async with serving(Asked({"detail": f"Invalid key {KEY}"}, status)) as url:
+    async with web_server(Asked({"detail": f"Invalid key {KEY}"}, status)) as url:
         with pytest.raises(Failure, match=words) as failure:
             await searched(kind, url)
     assert caplog.records
@@ -166,7 +166,7 @@ async def test_failures_do_not_reveal_the_key(
 
 async def test_searxng_without_json_names_its_setting() -> None:
     """JSON is off by default there, and the operator must enable it."""
-    async with serving(Asked("<html>", 403)) as url:
+    async with web_server(Asked("<html>", 403)) as url:
         with pytest.raises(Failure, match=r"search\.formats"):
             await searched("searxng", url)
 
@@ -175,7 +175,7 @@ async def test_searxng_without_json_names_its_setting() -> None:
 @pytest.mark.parametrize("kind", ["searxng", "brave", "tavily", "exa"])
 async def test_any_json_answer_gives_results_or_a_failure(kind: str, answer: Any) -> None:
     """No answer of an engine raises anything else."""
-    async with serving(Asked(answer)) as url:
+    async with web_server(Asked(answer)) as url:
         (outcome,) = await asyncio.gather(searched(kind, url), return_exceptions=True)
     assert outcome == [] or "not what it should be" in str(outcome)
 
@@ -191,7 +191,7 @@ async def test_answer_that_is_html_or_too_large_is_refused() -> None:
         while True:
             await stream.write(b" " * (1 << 20))
 
-    async with serving(answer) as url:
+    async with web_server(answer) as url:
         with pytest.raises(Failure, match="not what it should be"):
             await searched("searxng", url)
         with pytest.raises(Failure, match="too large"):
@@ -201,12 +201,12 @@ async def test_answer_that_is_html_or_too_large_is_refused() -> None:
 async def test_key_follows_no_redirect() -> None:
     """The key goes only to the configured address."""
     other = Asked({"results": []})
-    async with serving(other) as elsewhere:
+    async with web_server(other) as elsewhere:
 
         async def answer(request: web.Request) -> web.StreamResponse:
             raise web.HTTPTemporaryRedirect(f"{elsewhere}/search")
 
-        async with serving(answer) as url:
+        async with web_server(answer) as url:
             with pytest.raises(Failure, match="leads elsewhere"):
                 await searched("exa", url)
     assert other.requests == []
@@ -214,7 +214,7 @@ async def test_key_follows_no_redirect() -> None:
 
 async def test_unreachable_engine_is_a_failure() -> None:
     """It is not an exception of a library."""
-    async with serving(Asked()) as url:
+    async with web_server(Asked()) as url:
         pass
     with pytest.raises(Failure, match="no answer came"):
         await searched("searxng", url)
@@ -232,7 +232,7 @@ async def test_cancelling_ends_the_request() -> None:
             ended.set()
         raise AssertionError
 
-    async with serving(answer) as url:
+    async with web_server(answer) as url:
         backend: SearchBackend = backend_of("searxng", url)
         search = asyncio.create_task(backend.search("q", 5))
         await began.wait()

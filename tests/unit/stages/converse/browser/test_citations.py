@@ -23,7 +23,7 @@ from pipeline.protocol.events import OutputTextDone
 from pipeline.protocol.items import Logprob
 from stages.converse.browser.citations import Citations, Listed
 from stages.converse.tools import Source
-from tests.support.frames import finished, started, written
+from tests.support.frames import finished, started, written_events
 
 PAGES: dict[int, Source] = {
     0: Listed("q", "", (4, 7), (Source("First", "https://a.org/1"), Source("Second", "https://b.org/2"))),
@@ -187,7 +187,7 @@ def test_rewritten_stream_keeps_the_rules(before: str) -> None:
         *(ItemDelta(token, (_logprob(token),)) for token in tokens),
         ItemClosed(complete=True),
     ]
-    events = written([started(), *(passed for frame in frames for passed in machine.feed(frame)), finished()])
+    events = written_events([started(), *(passed for frame in frames for passed in machine.feed(frame)), finished()])
     checker = StreamChecker()
     for event in events:
         checker.feed(event)

@@ -18,7 +18,7 @@ from stages.converse.browser.failure import Failure
 from stages.converse.browser.fetch import LARGEST_PAGE, Fetched, Fetcher
 from stages.fetch import guarded_connector
 from stages.guard import NOTHING_ALLOWED, AllowedNetworks, Blocked
-from tests.support.local_web import LOCAL, serving
+from tests.support.tool_servers import LOOPBACK, web_server
 
 
 class Names(AbstractResolver):
@@ -66,7 +66,7 @@ async def secret(request: web.Request) -> web.StreamResponse:
 @pytest.fixture
 async def inside() -> AsyncIterator[str]:
     """The URL of a server that is not public."""
-    async with serving(secret) as url:
+    async with web_server(secret) as url:
         yield url
 
 
@@ -122,13 +122,13 @@ async def test_private_address_is_refused_before_connecting(host: str) -> None:
 async def test_other_urls_are_refused(url: str, words: str) -> None:
     """Only plain URLs of the web are fetched."""
     with pytest.raises(Failure, match=words):
-        await fetched(url, LOCAL)
+        await fetched(url, LOOPBACK)
 
 
 async def test_allowed_networks_and_hosts_are_reached(inside: str) -> None:
     """Allowed networks are open on every port, and allowed hosts at any address."""
     port = inside.rpartition(":")[2]
-    assert (await fetched(inside, LOCAL)).body == b"secret"
+    assert (await fetched(inside, LOOPBACK)).body == b"secret"
     names = Names(tools=["127.0.0.1"])
     allowed = AllowedNetworks.parse(["tools.internal"])
     assert (await fetched(f"http://tools.internal:{port}/", allowed, names)).body == b"secret"
@@ -146,8 +146,8 @@ async def test_public_name_of_a_private_address_is_refused(inside: str) -> None:
 
 async def test_rebinding_host_is_checked_every_time() -> None:
     """The checked address is the one that is connected to."""
-    connector = guarded_connector(LOCAL, Names(rebound=["127.0.0.1", "10.0.0.1"]))
-    async with serving(secret) as url, aiohttp.ClientSession(connector=connector) as session:
+    connector = guarded_connector(LOOPBACK, Names(rebound=["127.0.0.1", "10.0.0.1"]))
+    async with web_server(secret) as url, aiohttp.ClientSession(connector=connector) as session:
         port = url.rpartition(":")[2]
         async with session.get(f"http://rebound.example:{port}/", headers={"Connection": "close"}) as answer:
             assert await answer.text() == "secret"
@@ -175,7 +175,7 @@ async def test_public_addresses_are_open_on_web_ports_only() -> None:
 async def test_every_redirect_is_checked(target: str) -> None:
     """A redirect reaches only what a URL may reach."""
     allowed = AllowedNetworks.parse(["127.0.0.1"])
-    async with serving(secret) as url:
+    async with web_server(secret) as url:
         where = target.format(port=url.rpartition(":")[2])
         with pytest.raises(Failure):
             await fetched(f"{url}/to?url={where}", allowed)
@@ -183,16 +183,16 @@ async def test_every_redirect_is_checked(target: str) -> None:
 
 async def test_redirects_are_followed_up_to_a_limit() -> None:
     """The page is the last one; a circle is a failure."""
-    async with serving(secret) as url:
-        page = await fetched(f"{url}/to?url=/there", LOCAL)
+    async with web_server(secret) as url:
+        page = await fetched(f"{url}/to?url=/there", LOOPBACK)
         assert (page.url, page.body) == (f"{url}/there", b"secret")
 
         async def circle(request: web.Request) -> web.StreamResponse:
             raise web.HTTPFound("/again")
 
-        async with serving(circle) as round_and_round:
+        async with web_server(circle) as round_and_round:
             with pytest.raises(Failure, match="too many redirects"):
-                await fetched(round_and_round, LOCAL)
+                await fetched(round_and_round, LOOPBACK)
 
 
 async def test_gzip_bomb_and_endless_body_are_cut() -> None:
@@ -208,9 +208,9 @@ async def test_gzip_bomb_and_endless_body_are_cut() -> None:
         while True:
             await stream.write(b"x" * (1 << 16))
 
-    async with serving(answer) as url:
+    async with web_server(answer) as url:
         for path in ("/bomb", "/endless"):
-            assert len((await fetched(url + path, LOCAL)).body) == LARGEST_PAGE
+            assert len((await fetched(url + path, LOOPBACK)).body) == LARGEST_PAGE
 
 
 async def test_slow_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,9 +224,9 @@ async def test_slow_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
             await stream.write(b"x")
             await asyncio.sleep(0.01)
 
-    async with serving(drip) as url:
+    async with web_server(drip) as url:
         with pytest.raises(Failure, match="too long"):
-            await fetched(url, LOCAL)
+            await fetched(url, LOOPBACK)
 
 
 @pytest.mark.parametrize(
@@ -247,12 +247,12 @@ async def test_only_text_is_read(headers: dict[str, str], body: bytes, kind: Any
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(body=body, headers=headers)
 
-    async with serving(answer) as url:
+    async with web_server(answer) as url:
         if isinstance(kind, str):
             with pytest.raises(Failure, match=kind):
-                await fetched(url, LOCAL)
+                await fetched(url, LOOPBACK)
         else:
-            page = await fetched(url, LOCAL)
+            page = await fetched(url, LOOPBACK)
             assert (page.is_html, page.charset) == kind
 
 
@@ -272,9 +272,9 @@ async def test_type_of_an_untyped_page_is_detected(body: bytes, is_html: bool | 
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         if is_html is None:
             with pytest.raises(Failure, match="no text"):
-                await fetched(url, LOCAL)
+                await fetched(url, LOOPBACK)
         else:
-            assert (await fetched(url, LOCAL)).is_html is is_html
+            assert (await fetched(url, LOOPBACK)).is_html is is_html
 
 
 @pytest.mark.parametrize("status", [404, 403, 500, 304])
@@ -284,9 +284,9 @@ async def test_error_status_is_reported(status: int) -> None:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(status=status)
 
-    async with serving(answer) as url:
+    async with web_server(answer) as url:
         with pytest.raises(Failure, match=f"status {status}"):
-            await fetched(url, LOCAL)
+            await fetched(url, LOOPBACK)
 
 
 async def test_broken_connections_are_failures() -> None:
@@ -301,11 +301,11 @@ async def test_broken_connections_are_failures() -> None:
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         with pytest.raises(Failure, match="No answer came"):
-            await fetched(url, LOCAL)
+            await fetched(url, LOOPBACK)
     with pytest.raises(Failure, match="No connection"):
-        await fetched(url, LOCAL)
+        await fetched(url, LOOPBACK)
     with pytest.raises(Failure, match="no such host"):
-        await fetched("http://nowhere.invalid/", LOCAL)
+        await fetched("http://nowhere.invalid/", LOOPBACK)
 
 
 async def test_cookies_are_not_kept() -> None:
@@ -316,9 +316,9 @@ async def test_cookies_are_not_kept() -> None:
         seen.append(request.headers.get("Cookie"))
         return web.Response(text="x", headers={"Set-Cookie": "who=me"})
 
-    async with serving(answer) as url:
+    async with web_server(answer) as url:
         named = f"http://site.example:{url.rpartition(':')[2]}/"
-        fetcher = Fetcher(LOCAL, Names(site=["127.0.0.1"]))
+        fetcher = Fetcher(LOOPBACK, Names(site=["127.0.0.1"]))
         await fetcher.fetch(named)
         await fetcher.fetch(named)
         await fetcher.close()

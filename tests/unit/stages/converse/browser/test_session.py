@@ -21,7 +21,7 @@ from stages.converse.browser.host import BrowserHost
 from stages.converse.browser.session import BrowserSession
 from stages.converse.tools import Citable, Host, Outcome, Session, Source
 from stages.guard import NOTHING_ALLOWED
-from tests.support.local_web import LOCAL, conversation, serving
+from tests.support.tool_servers import LOOPBACK, conversation_with, web_server
 
 PAGE = """<title>Latency study</title><h1>Study</h1><p>The median fell,
 and <a href="/data">the data set</a> is public.</p><p>{}</p><p>Needle here.</p>"""
@@ -69,7 +69,7 @@ class Web:
 @pytest.fixture
 async def site() -> AsyncIterator[Web]:
     web_of_ours = Web()
-    async with serving(web_of_ours.answer) as url:
+    async with web_server(web_of_ours.answer) as url:
         web_of_ours.url = url
         yield web_of_ours
 
@@ -80,12 +80,12 @@ Opening = Callable[..., BrowserSession]
 @pytest.fixture
 async def browse(site: Web) -> AsyncIterator[Opening]:
     """Sessions of one host."""
-    host: Host = BrowserHost(backend_of("searxng", site.url), LOCAL)
+    host: Host = BrowserHost(backend_of("searxng", site.url), LOOPBACK)
     assert isinstance(host, BrowserHost)
     sessions: list[BrowserSession] = []
 
     def opening(*said: Any, **more: Any) -> BrowserSession:
-        sessions.append(host.session(conversation(*said, **more)))
+        sessions.append(host.session(conversation_with(*said, **more)))
         return sessions[-1]
 
     async with AsyncExitStack() as stack:
@@ -235,7 +235,7 @@ async def test_wrong_call_is_explained_to_the_model(
 )
 def test_any_arguments_have_an_action(name: str, text: str) -> None:
     """No arguments raise, with or without open pages."""
-    session = BrowserHost(backend_of("searxng", "http://127.0.0.1:1"), NOTHING_ALLOWED).session(conversation())
+    session = BrowserHost(backend_of("searxng", "http://127.0.0.1:1"), NOTHING_ALLOWED).session(conversation_with())
     action = session.action(name, text)
     assert action["type"] in ("search", "open_page", "find_in_page")
     assert "cursor:" not in json.dumps(action.get("url"))
@@ -273,7 +273,7 @@ async def test_numbers_are_read_in_any_form(browse: Opening, site: Web) -> None:
 async def test_private_pages_are_not_opened(site: Web) -> None:
     """Without an allow-list, no page on this machine is opened; the operator's search engine is still used."""
     host = BrowserHost(backend_of("searxng", site.url))
-    session = host.session(conversation())
+    session = host.session(conversation_with())
     await call(session, "search", query="q")
     outcome = await call(session, "open", id=0)
     assert outcome.error == f"Error fetching URL `{site.url}/a`: Its address is not one that may be opened."
@@ -295,7 +295,7 @@ async def test_search_text_replaces_a_page_that_cannot_be_fetched() -> None:
             pass
 
     host = BrowserHost(Knowing())
-    session = host.session(conversation())
+    session = host.session(conversation_with())
     await call(session, "search", query="q")
     outcome = await call(session, "open", id=0)
     assert outcome.error is None
@@ -348,8 +348,8 @@ async def test_closing_a_session_ends_its_calls(browse: Opening, site: Web) -> N
 
 async def test_closing_the_host_ends_requests(site: Web) -> None:
     """The server may stop in the middle of a call."""
-    host = BrowserHost(backend_of("searxng", site.url), LOCAL)
-    running = asyncio.create_task(call(host.session(conversation()), "open", id=f"{site.url}/slow"))
+    host = BrowserHost(backend_of("searxng", site.url), LOOPBACK)
+    running = asyncio.create_task(call(host.session(conversation_with()), "open", id=f"{site.url}/slow"))
     await asyncio.wait_for(site.began.wait(), 120)
     await host.close()
     assert (await running).error

@@ -9,8 +9,7 @@ import pytest
 from stages.converse.mcp.config import ServerConfig
 from stages.converse.mcp.servers import McpServers
 from stages.guard import AllowedNetworks
-from tests.support.mcp_clients import LOCAL, Make
-from tests.support.mcp_servers import HttpServers, http_servers
+from tests.support.mcp_servers import LOCAL, HttpServers, MakeServers, http_servers
 
 
 @pytest.fixture(scope="session")
@@ -21,7 +20,7 @@ def http() -> Iterator[HttpServers]:
 
 
 @pytest.fixture
-async def make() -> AsyncIterator[Make]:
+async def make() -> AsyncIterator[MakeServers]:
     """Makes `McpServers`, and sees that nothing is left of them when they are closed."""
     made: list[McpServers] = []
 

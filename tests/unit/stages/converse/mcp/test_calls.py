@@ -15,8 +15,8 @@ from pipeline.secret import Secret
 from stages.converse.mcp.config import HttpServer, StdioServer
 from stages.converse.mcp.servers import McpServers
 from stages.converse.tools import Outcome, ServerUnavailable, Session
-from tests.support.mcp_clients import PATIENT, Make, child, reached
-from tests.support.mcp_servers import MANY, TOKEN, HttpServers
+from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, server_over, stdio_server
+from tests.support.mcp_tools import MANY, TOKEN
 
 WAYS = ("stdio", "mcp", "sse", "legacy")
 
@@ -39,10 +39,10 @@ async def until(session: Session, name: str, more_than: int) -> None:
 @pytest.mark.defect("B25")
 @pytest.mark.parametrize("over", WAYS)
 async def test_every_transport_lists_and_calls(
-    over: str, make: Make, http: HttpServers, monkeypatch: pytest.MonkeyPatch
+    over: str, make: MakeServers, http: HttpServers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tools have schemas and hints, results become text, and a program gets only the variables of its settings."""
-    servers = make({"good": reached(over, http)})
+    servers = make({"good": server_over(over, http)})
     monkeypatch.setenv("PENSTOCK_API_KEYS", "sk-ours")
     tools = {tool.name: tool for tool in await servers.tools(McpServer("good"), PATIENT)}
     assert tools["echo"].description == "Say it again."
@@ -74,9 +74,11 @@ async def test_every_transport_lists_and_calls(
 
 @pytest.mark.defect("V23", "30")
 @pytest.mark.parametrize("over", WAYS)
-async def test_call_ends_at_its_timeout_and_when_it_is_cancelled(over: str, make: Make, http: HttpServers) -> None:
+async def test_call_ends_at_its_timeout_and_when_it_is_cancelled(
+    over: str, make: MakeServers, http: HttpServers
+) -> None:
     """A hanging call ends on both sides."""
-    servers = make({"good": reached(over, http)})
+    servers = make({"good": server_over(over, http)})
     session = servers.session(McpServer("good"))
     before = (await state(session)).get("hang cancelled", 0)
     late = "The server did not answer within 0.1 seconds."
@@ -94,9 +96,9 @@ async def test_call_ends_at_its_timeout_and_when_it_is_cancelled(over: str, make
 
 @pytest.mark.defect("30")
 @pytest.mark.parametrize("over", ["mcp", "sse"])
-async def test_abandoned_response_closes_its_connection(over: str, make: Make, http: HttpServers) -> None:
+async def test_abandoned_response_closes_its_connection(over: str, make: MakeServers, http: HttpServers) -> None:
     """Its call is cancelled on the server, and another task may close the session."""
-    servers = make({"good": reached("mcp", http)})
+    servers = make({"good": server_over("mcp", http)})
     watcher = servers.session(McpServer("good"))
     before = await state(watcher)
     session = servers.session(McpServer("x", http.url("good", over)))
@@ -109,7 +111,7 @@ async def test_abandoned_response_closes_its_connection(over: str, make: Make, h
     await until(watcher, "hang cancelled", before.get("hang cancelled", 0))
 
 
-async def test_calls_of_one_session_run_concurrently(make: Make, http: HttpServers) -> None:
+async def test_calls_of_one_session_run_concurrently(make: MakeServers, http: HttpServers) -> None:
     """None waits for the end of another."""
     servers = make()
     session = servers.session(McpServer("x", http.url()))
@@ -123,7 +125,7 @@ async def test_calls_of_one_session_run_concurrently(make: Make, http: HttpServe
 
 
 @pytest.mark.defect("B24")
-async def test_session_outlives_the_task_that_opened_it(make: Make, http: HttpServers) -> None:
+async def test_session_outlives_the_task_that_opened_it(make: MakeServers, http: HttpServers) -> None:
     """It opens at the first call, and serves calls of other tasks after that task has ended."""
     servers = make()
     before = http.state()["requests"]
@@ -135,19 +137,19 @@ async def test_session_outlives_the_task_that_opened_it(make: Make, http: HttpSe
     assert (await called(session, "echo", text="three")).error == "The response has ended."
 
 
-async def test_all_pages_of_a_listing_are_read(make: Make, http: HttpServers) -> None:
+async def test_all_pages_of_a_listing_are_read(make: MakeServers, http: HttpServers) -> None:
     """A thousand tools keep the server's order."""
     tools = await make().tools(McpServer("x", http.url("many")), PATIENT)
     assert [tool.name for tool in tools] == [f"tool_{n}" for n in range(MANY)]
 
 
-async def test_endless_listing_is_refused(make: Make, http: HttpServers) -> None:
+async def test_endless_listing_is_refused(make: MakeServers, http: HttpServers) -> None:
     """A server that lists tools without end offers none."""
     with pytest.raises(ServerUnavailable, match="more tools than can be held"):
         await make().tools(McpServer("x", http.url("endless")), PATIENT)
 
 
-async def test_listing_is_fetched_once(make: Make, http: HttpServers) -> None:
+async def test_listing_is_fetched_once(make: MakeServers, http: HttpServers) -> None:
     """Requests with the same server and headers share a listing, others do not."""
     servers = make()
 
@@ -166,7 +168,7 @@ async def test_listing_is_fetched_once(make: Make, http: HttpServers) -> None:
     assert posts() > asked
 
 
-async def test_changed_tools_are_listed_again(make: Make, http: HttpServers) -> None:
+async def test_changed_tools_are_listed_again(make: MakeServers, http: HttpServers) -> None:
     """The notice of a configured server that its tools changed is heeded."""
     servers = make({"good": HttpServer(http.url("legacy"))})
     before = await servers.tools(McpServer("good"), PATIENT)
@@ -178,7 +180,7 @@ async def test_changed_tools_are_listed_again(make: Make, http: HttpServers) -> 
     assert "grown" not in {tool.name for tool in before}
 
 
-async def test_headers_are_sent_and_never_mixed(make: Make, http: HttpServers) -> None:
+async def test_headers_are_sent_and_never_mixed(make: MakeServers, http: HttpServers) -> None:
     """Every call has the headers of its own request."""
     servers = make({"ours": HttpServer(http.url(), {"X-Ours": "operators-own"})})
 
@@ -197,7 +199,7 @@ async def test_headers_are_sent_and_never_mixed(make: Make, http: HttpServers) -
     await asyncio.gather(*(session.close() for session in sessions))
 
 
-async def test_sse_only_server_is_detected(make: Make, http: HttpServers) -> None:
+async def test_sse_only_server_is_detected(make: MakeServers, http: HttpServers) -> None:
     """A URL that refuses streamable HTTP is tried with SSE."""
     servers = make()
     server = McpServer("x", http.url("events"))
@@ -212,14 +214,14 @@ async def test_sse_only_server_is_detected(make: Make, http: HttpServers) -> Non
     [("{", "no valid JSON"), ("[1]", "no JSON object"), ("text", "no valid JSON"), ("[" * 100_000, "no valid JSON")],
     ids=["open", "list", "text", "deep"],
 )
-async def test_arguments_that_are_no_json_are_explained_to_the_model(text: str, says: str, make: Make) -> None:
+async def test_arguments_that_are_no_json_are_explained_to_the_model(text: str, says: str, make: MakeServers) -> None:
     """They do not reach the server."""
-    outcome = await make({"good": child()}).session(McpServer("good")).run("echo", text, PATIENT)
+    outcome = await make({"good": stdio_server()}).session(McpServer("good")).run("echo", text, PATIENT)
     assert says in str(outcome.error)
     assert outcome.data == ({"type": "mcp_protocol_error", "code": -32602, "message": outcome.error},)
 
 
-async def test_unreachable_servers_have_their_own_messages(make: Make, http: HttpServers) -> None:
+async def test_unreachable_servers_have_their_own_messages(make: MakeServers, http: HttpServers) -> None:
     """Each way to fail has one."""
     servers = make({"lost": StdioServer("false"), "gone": StdioServer("/no/such/program")})
 
@@ -259,12 +261,14 @@ async def test_unreachable_servers_have_their_own_messages(make: Make, http: Htt
         ("http://127.0.0.1:1/mcp", {"no name": "value"}),
     ],
 )
-async def test_unsendable_request_is_an_unavailable_server(url: str, headers: dict[str, str], make: Make) -> None:
+async def test_unsendable_request_is_an_unavailable_server(
+    url: str, headers: dict[str, str], make: MakeServers
+) -> None:
     """Malformed URLs and headers are the server's fault, not a bug here."""
     with pytest.raises(ServerUnavailable, match=r"^(The server|No connection)"):
         await make().tools(McpServer("x", url, Secret(headers)), PATIENT)
 
 
-def test_labels_are_known_before_connecting(make: Make) -> None:
+def test_labels_are_known_before_connecting(make: MakeServers) -> None:
     """The operator's labels are known before anything is connected."""
-    assert McpServers({"a": child(), "b": child()}).labels == {"a", "b"}
+    assert McpServers({"a": stdio_server(), "b": stdio_server()}).labels == {"a", "b"}

@@ -11,8 +11,7 @@ from pipeline.protocol.tools import HostedKind
 from stages.converse.mcp.config import HttpServer
 from stages.converse.mcp.host import McpHost
 from stages.converse.tools import Outcome
-from tests.support.mcp_clients import PATIENT, Make, child
-from tests.support.mcp_servers import HttpServers
+from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, stdio_server
 from tests.support.stored_responses import response
 
 
@@ -21,9 +20,9 @@ def conversation(response_id: str) -> Conversation:
 
 
 @pytest.mark.parametrize("over", ["stdio", "mcp"])
-async def test_python_keeps_its_state_within_a_response(over: str, make: Make, http: HttpServers) -> None:
+async def test_python_keeps_its_state_within_a_response(over: str, make: MakeServers, http: HttpServers) -> None:
     """Variables stay between calls and are not shared; the item shows the logs."""
-    config = child("python") if over == "stdio" else HttpServer(http.url("python"))
+    config = stdio_server("python") if over == "stdio" else HttpServer(http.url("python"))
     host = McpHost(make({"python": config}), "python")
     mine, other = host.session(conversation("resp_mine")), host.session(conversation("resp_other"))
     assert mine.action("python", "x = 41") is None
@@ -39,9 +38,9 @@ async def test_python_keeps_its_state_within_a_response(over: str, make: Make, h
     await host.close()
 
 
-async def test_shown_output_is_bounded(make: Make) -> None:
+async def test_shown_output_is_bounded(make: MakeServers) -> None:
     """Item and model get both ends of a long output."""
-    session = McpHost(make({"python": child("python")}), "python").session(conversation("resp_1"))
+    session = McpHost(make({"python": stdio_server("python")}), "python").session(conversation("resp_1"))
     outcome = await session.run("python", "print('a' + 'x' * 99_998)", PATIENT)
     (shown,) = outcome.data
     assert shown["logs"] == outcome.result
@@ -51,7 +50,7 @@ async def test_shown_output_is_bounded(make: Make) -> None:
     await session.close()
 
 
-async def test_browser_and_container_take_json(make: Make, http: HttpServers) -> None:
+async def test_browser_and_container_take_json(make: MakeServers, http: HttpServers) -> None:
     """Their functions are called by name, and their items are those of the built-in tools."""
     kinds: tuple[HostedKind, ...] = ("browser", "container")
     servers = make({kind: HttpServer(http.url(kind)) for kind in kinds})
@@ -70,9 +69,9 @@ async def test_browser_and_container_take_json(make: Make, http: HttpServers) ->
     await container.close()
 
 
-def test_browser_actions_are_read_from_arguments(make: Make) -> None:
+def test_browser_actions_are_read_from_arguments(make: MakeServers) -> None:
     """Fields that are missing or wrong are left out."""
-    session = McpHost(make({"browser": child("browser")}), "browser").session(conversation("resp_1"))
+    session = McpHost(make({"browser": stdio_server("browser")}), "browser").session(conversation("resp_1"))
     assert session.action("search", '{"query": "fjords"}') == {"type": "search", "query": "fjords"}
     assert session.action("search", "{") == {"type": "search", "query": ""}
     assert session.action("open", '{"id": "https://a.example/"}') == {"type": "open_page", "url": "https://a.example/"}

@@ -15,7 +15,7 @@ from aiohttp import web
 from pipeline.protocol.tools import McpServer
 from pipeline.secret import Secret
 from stages.converse.tools import ServerUnavailable
-from tests.support.mcp_clients import PATIENT, Make
+from tests.support.mcp_servers import PATIENT, MakeServers
 
 Json: TypeAlias = dict[str, Any]
 Handle: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -140,7 +140,7 @@ def _posts_to_a_namesake(url: str) -> Handle:
 )
 @pytest.mark.parametrize("over", ["mcp", "sse"])
 async def test_server_cannot_redirect_elsewhere(
-    make: Make, elsewhere: tuple[Elsewhere, str], over: str, leads: Callable[[str], Handle]
+    make: MakeServers, elsewhere: tuple[Elsewhere, str], over: str, leads: Callable[[str], Handle]
 ) -> None:
     """Another server gets no request, and no secrets of this one."""
     other, url = elsewhere
@@ -153,7 +153,7 @@ async def test_server_cannot_redirect_elsewhere(
     assert "password" not in str(raised.value)
 
 
-async def test_endless_progress_does_not_delay_the_timeout(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+async def test_endless_progress_does_not_delay_the_timeout(make: MakeServers, caplog: pytest.LogCaptureFixture) -> None:
     """Progress is no result, and the messages of a server are not logged."""
     caplog.set_level(logging.DEBUG)
 
@@ -186,14 +186,14 @@ async def test_endless_progress_does_not_delay_the_timeout(make: Make, caplog: p
     ],
     ids=["long", "many"],
 )
-async def test_listing_is_bounded(make: Make, tools: list[Json]) -> None:
+async def test_listing_is_bounded(make: MakeServers, tools: list[Json]) -> None:
     """A listing that no model could read is refused."""
     async with answering(speaking(tools)) as hostile:
         with pytest.raises(ServerUnavailable, match="more tools than can be held"):
             await make().tools(McpServer("x", f"{hostile}/mcp"), PATIENT)
 
 
-async def test_deeply_nested_schema_is_refused(make: Make) -> None:
+async def test_deeply_nested_schema_is_refused(make: MakeServers) -> None:
     """It is refused when it is decoded."""
     deep: Json = {}
     for _ in range(300):

@@ -14,15 +14,14 @@ from aiohttp.test_utils import TestServer
 from pipeline.protocol.tools import McpServer
 from stages.converse.mcp.config import HttpServer
 from stages.converse.tools import Outcome, ServerUnavailable, Session
-from tests.support.mcp_clients import PATIENT, Make, child
-from tests.support.mcp_servers import HttpServers, http_servers
+from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, http_servers, stdio_server
 
 CLOSED = {"type": "mcp_protocol_error", "code": -32000}
 
 
-async def test_dead_child_is_restarted(make: Make, tmp_path: Path) -> None:
+async def test_dead_child_is_restarted(make: MakeServers, tmp_path: Path) -> None:
     """All running calls fail at once; only a call without side effects is repeated."""
-    servers = make({"good": child()})
+    servers = make({"good": stdio_server()})
     await servers.tools(McpServer("good"), PATIENT)
     session = servers.session(McpServer("good"))
     hanging = asyncio.create_task(session.run("hang", "{}", PATIENT))
@@ -36,7 +35,7 @@ async def test_dead_child_is_restarted(make: Make, tmp_path: Path) -> None:
     assert await session.run("fragile_read", marker, PATIENT) == Outcome("alive")
 
 
-async def test_restarted_http_server_works_again(make: Make) -> None:
+async def test_restarted_http_server_works_again(make: MakeServers) -> None:
     """Only the running calls fail, and the server may have lost its sessions."""
     with http_servers() as http:
         servers = make({over: HttpServer(http.url(kind, over)) for kind, over in (("good", "mcp"), ("good", "sse"))})
@@ -113,7 +112,7 @@ def _answer(said: dict[str, Any], result: dict[str, Any], headers: dict[str, str
     return web.json_response({"jsonrpc": "2.0", "id": said["id"], "result": result}, headers=headers)
 
 
-async def test_lost_session_is_reopened_once(make: Make) -> None:
+async def test_lost_session_is_reopened_once(make: MakeServers) -> None:
     """Two calls that find it lost both continue in one new session."""
     forgetful = Forgetful()
     async with TestServer(forgetful.app(), host="127.0.0.1") as server:
@@ -125,7 +124,7 @@ async def test_lost_session_is_reopened_once(make: Make) -> None:
         await servers.close()
 
 
-async def test_dead_server_is_not_flooded(make: Make) -> None:
+async def test_dead_server_is_not_flooded(make: MakeServers) -> None:
     """Requests directly after a failed attempt fail without another one."""
     attempts = 0
 
@@ -145,7 +144,7 @@ async def test_dead_server_is_not_flooded(make: Make) -> None:
 
 @pytest.mark.defect("30")
 @pytest.mark.parametrize("over", ["mcp", "sse"])
-async def test_closing_during_a_call_leaves_nothing_open(over: str, make: Make, http: HttpServers) -> None:
+async def test_closing_during_a_call_leaves_nothing_open(over: str, make: MakeServers, http: HttpServers) -> None:
     """Running calls fail."""
     servers = make({"ours": HttpServer(http.url("good", over))})
     sessions = [servers.session(McpServer("ours")), servers.session(McpServer("x", http.url("good", over)))]
@@ -158,7 +157,7 @@ async def test_closing_during_a_call_leaves_nothing_open(over: str, make: Make, 
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_closing_does_not_wait_for_a_mute_server(make: Make, http: HttpServers) -> None:
+async def test_closing_does_not_wait_for_a_mute_server(make: MakeServers, http: HttpServers) -> None:
     """A connection that is being opened is abandoned at once."""
     servers = make()
     session = servers.session(McpServer("x", http.url("mute")))

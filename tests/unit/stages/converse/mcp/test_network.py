@@ -18,8 +18,7 @@ from stages.converse.mcp.config import HttpServer
 from stages.converse.mcp.network import LARGEST, GuardedBackend, http_client
 from stages.converse.tools import ServerUnavailable
 from stages.guard import NOTHING_ALLOWED, AllowedNetworks, Blocked
-from tests.support.mcp_clients import LOCAL, PATIENT, Make
-from tests.support.mcp_servers import HttpServers
+from tests.support.mcp_servers import LOCAL, PATIENT, HttpServers, MakeServers
 
 REFUSED = "The server's address is neither public nor allowed (--allow-address)."
 
@@ -42,7 +41,7 @@ async def ignored(_: httpx2.Response) -> None:
     """Nobody looks."""
 
 
-async def test_private_server_of_a_request_is_not_reached(make: Make, http: HttpServers) -> None:
+async def test_private_server_of_a_request_is_not_reached(make: MakeServers, http: HttpServers) -> None:
     """This holds for any notation of its address."""
     servers = make(allowed=NOTHING_ALLOWED)
     before = http.state()["requests"]
@@ -56,7 +55,7 @@ async def test_private_server_of_a_request_is_not_reached(make: Make, http: Http
     assert http.state()["requests"] == before
 
 
-async def test_configured_and_allowed_servers_are_reached(make: Make, http: HttpServers) -> None:
+async def test_configured_and_allowed_servers_are_reached(make: MakeServers, http: HttpServers) -> None:
     """A configured server may be anywhere, one of a request at allowed addresses and names."""
     assert await make({"ours": HttpServer(http.url())}, NOTHING_ALLOWED).tools(McpServer("ours"), PATIENT)
     named = http.url().replace("127.0.0.1", "localhost")
@@ -65,7 +64,7 @@ async def test_configured_and_allowed_servers_are_reached(make: Make, http: Http
         await make(allowed=AllowedNetworks.parse(["other"])).tools(McpServer("x", named), PATIENT)
 
 
-async def test_redirects_are_guarded(make: Make, http: HttpServers) -> None:
+async def test_redirects_are_guarded(make: MakeServers, http: HttpServers) -> None:
     """A reachable server leads nowhere that is not reachable itself."""
     inside = http.url().replace("127.0.0.1", "127.0.0.2")
     servers = make()

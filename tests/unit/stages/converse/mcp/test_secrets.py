@@ -11,8 +11,7 @@ from pipeline.secret import Secret
 from stages.converse.mcp.config import HttpServer
 from stages.converse.mcp.hidden import hidden
 from stages.converse.tools import Outcome, ServerUnavailable
-from tests.support.mcp_clients import PATIENT, Make, child
-from tests.support.mcp_servers import HttpServers
+from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, stdio_server
 
 PASSWORD = "pass-word-4711"
 QUERY = "query-secret-4712"
@@ -26,7 +25,7 @@ def secret_url(http: HttpServers, kind: str, over: str) -> str:
 
 @pytest.mark.parametrize("over", ["mcp", "sse"])
 async def test_secrets_are_in_no_result_message_or_log(
-    over: str, make: Make, http: HttpServers, caplog: pytest.LogCaptureFixture
+    over: str, make: MakeServers, http: HttpServers, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A tool that reveals them and a server that fails do not bring them out at any log level."""
     caplog.set_level(logging.DEBUG)
@@ -47,9 +46,9 @@ async def test_secrets_are_in_no_result_message_or_log(
         assert not [secret for secret in SECRETS if secret in text]
 
 
-async def test_operator_secrets_are_hidden_in_results(make: Make) -> None:
+async def test_operator_secrets_are_hidden_in_results(make: MakeServers) -> None:
     """Only variables that are named like secrets are hidden."""
-    servers = make({"ours": child(FILES_TOKEN=KEY, FOLDER="/srv/documents")})
+    servers = make({"ours": stdio_server(FILES_TOKEN=KEY, FOLDER="/srv/documents")})
     session = servers.session(McpServer("ours"))
     for name, told in (("FILES_TOKEN", "[hidden]"), ("FOLDER", "/srv/documents")):
         assert await session.run("environment", f'{{"name": "{name}"}}', PATIENT) == Outcome(told)

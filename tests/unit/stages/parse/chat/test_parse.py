@@ -9,9 +9,18 @@ import pytest
 from pipeline.errors import EngineFailed
 from pipeline.frames import ChatTurn, FinishReason, ItemDelta
 from pipeline.protocol.tools import Toolset
-from tests.support.chat_families import chat_model
-from tests.support.chat_output import TOOLS, cut, ended, finished, frames, parse, tokens, told
-from tests.support.parsed_items import items
+from tests.support.chat_families import family_model
+from tests.support.parsed_output import (
+    CHAT_TOOLS,
+    chat_tokens,
+    ended_chat_tokens,
+    items_in_brief,
+    parse_chat,
+    parse_chat_tokens,
+    parse_cut_chat,
+    parsed_items,
+    turn_finished,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports warn
 
@@ -42,13 +51,16 @@ CALLS = {
 @pytest.mark.defect("B4", "B5")
 def test_reasoning_and_message_are_two_items() -> None:
     """Each has its own text, without the markup between them."""
-    assert told(parse("qwen3", THOUGHT + "Hello there!")) == [LET_ME_SEE, ("Message", "", "Hello there!")]
+    assert items_in_brief(parse_chat("qwen3", THOUGHT + "Hello there!")) == [
+        LET_ME_SEE,
+        ("Message", "", "Hello there!"),
+    ]
 
 
 @pytest.mark.defect("B35")
 def test_markup_never_reaches_the_text() -> None:
     """A call after a message is a separate item, and so is text after the call."""
-    assert told(parse("qwen3", f"{THOUGHT}Sure.\n\n{PARIS}\n{PARIS}\nDone.")) == [
+    assert items_in_brief(parse_chat("qwen3", f"{THOUGHT}Sure.\n\n{PARIS}\n{PARIS}\nDone.")) == [
         LET_ME_SEE,
         ("Message", "", "Sure."),
         IN_PARIS,
@@ -60,14 +72,14 @@ def test_markup_never_reaches_the_text() -> None:
 @pytest.mark.defect("32")
 def test_call_arguments_stream() -> None:
     """They come token by token."""
-    parsed = frames("qwen3", ended("qwen3", PARIS))
+    parsed = parse_chat_tokens("qwen3", ended_chat_tokens("qwen3", PARIS))
     assert len([frame for frame in parsed if isinstance(frame, ItemDelta)]) > 2
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_call_opens_the_item_of_its_tool(name: str) -> None:
     """This holds for each kind of tool; an undeclared function is a call for the client."""
-    assert told(parse("qwen3", call(name, '{"a": 1}'))) == [(*CALLS[name], '{"a": 1}')]
+    assert items_in_brief(parse_chat("qwen3", call(name, '{"a": 1}'))) == [(*CALLS[name], '{"a": 1}')]
 
 
 @pytest.mark.parametrize(
@@ -75,15 +87,17 @@ def test_call_opens_the_item_of_its_tool(name: str) -> None:
 )
 def test_tools_with_text_input_get_the_text(name: str, argument: str, kind: str) -> None:
     """The JSON around it is markup."""
-    ((found, _, text),) = told(parse("qwen3", call(name, f'{{"{argument}": "a\\n\\ud83e\\uddd1"}}')))
+    ((found, _, text),) = items_in_brief(parse_chat("qwen3", call(name, f'{{"{argument}": "a\\n\\ud83e\\uddd1"}}')))
     assert (found, text) == (kind, "a\n🧑")
 
 
-@pytest.mark.parametrize("tools", [Toolset(TOOLS.tools, "none"), Toolset(TOOLS.tools, allowed=((None, "note"),))])
+@pytest.mark.parametrize(
+    "tools", [Toolset(CHAT_TOOLS.tools, "none"), Toolset(CHAT_TOOLS.tools, allowed=((None, "note"),))]
+)
 @pytest.mark.parametrize("name", ["get_weather", "made_up"])
 def test_forbidden_call_is_reasoning(tools: Toolset, name: str) -> None:
     """The client gets no call that it excluded."""
-    (item,) = parse("qwen3", call(name, '{"city": "Paris"}'), tools=tools)
+    (item,) = parse_chat("qwen3", call(name, '{"city": "Paris"}'), tools=tools)
     assert (item.kind, item.repairs, item.token_ids) == ("Reasoning", ("undeclared tool",), ())
 
 
@@ -97,32 +111,32 @@ def test_call_without_arguments_has_an_empty_object(family: str) -> None:
         "step3": "</think><｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜>"
         '<steptml:invoke name="get_time"></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
     }
-    assert told(parse(family, markup[family])) == [("FunctionCall", "get_time", "{}")]
+    assert items_in_brief(parse_chat(family, markup[family])) == [("FunctionCall", "get_time", "{}")]
 
 
 def test_white_space_of_markup_is_no_text() -> None:
     """Blank text opens no item; without preceding markup it belongs to the text."""
-    assert told(parse("qwen3", f"<think>\n\n</think>\n\n{PARIS}\n\n{PARIS}\n")) == [IN_PARIS, IN_PARIS]
-    assert told(parse("qwen3", "\n\n  Hello\n")) == [("Reasoning", "", "  Hello")]
+    assert items_in_brief(parse_chat("qwen3", f"<think>\n\n</think>\n\n{PARIS}\n\n{PARIS}\n")) == [IN_PARIS, IN_PARIS]
+    assert items_in_brief(parse_chat("qwen3", "\n\n  Hello\n")) == [("Reasoning", "", "  Hello")]
     off = ChatTurn({"enable_thinking": False})
-    assert told(parse("qwen3", "\n\n  Hello \n", turn=off)) == [("Message", "", "\n\n  Hello \n")]
+    assert items_in_brief(parse_chat("qwen3", "\n\n  Hello \n", turn=off)) == [("Message", "", "\n\n  Hello \n")]
     on = ChatTurn(continues=True)
-    assert told(parse("qwen3", " world", turn=on)) == [("Message", "", " world")]
-    assert parse("qwen3", "\n", turn=off) == []
+    assert items_in_brief(parse_chat("qwen3", " world", turn=on)) == [("Message", "", " world")]
+    assert parse_chat("qwen3", "\n", turn=off) == []
 
 
 def test_every_token_belongs_to_an_item() -> None:
     """This includes markup, white space and the end of the turn."""
     written = f"{THOUGHT}Sure.\n\n{PARIS}\n{PARIS}"
-    parsed = parse("qwen3", written)
-    assert [*chain.from_iterable(item.token_ids for item in parsed)] == ended("qwen3", written)
-    assert tokens("qwen3", THOUGHT.rstrip()) == list(parsed[0].token_ids)
+    parsed = parse_chat("qwen3", written)
+    assert [*chain.from_iterable(item.token_ids for item in parsed)] == ended_chat_tokens("qwen3", written)
+    assert chat_tokens("qwen3", THOUGHT.rstrip()) == list(parsed[0].token_ids)
 
 
 def test_truncated_item_is_incomplete() -> None:
     """It is the item at the token limit, of any kind."""
     for written in ("<think>\nLet me", THOUGHT + "Hel", f"{THOUGHT}{PARIS[:50]}"):
-        *whole, last = cut("qwen3", written)
+        *whole, last = parse_cut_chat("qwen3", written)
         assert (last.complete, last.token_ids) == (False, ())
         assert all(item.complete for item in whole)
 
@@ -130,65 +144,72 @@ def test_truncated_item_is_incomplete() -> None:
 @pytest.mark.parametrize("reason", ["length", "stop"])
 def test_partial_character_is_no_text(reason: FinishReason) -> None:
     """It would break the arguments of a call, and unfinished markup has no text for it."""
-    half = tokens("qwen3", "🧑")[:-1]
+    half = chat_tokens("qwen3", "🧑")[:-1]
     for written in (THOUGHT + "Hello", THOUGHT + PARIS, f"{THOUGHT}{PARIS[:50]}"):
-        whole = items(frames("qwen3", tokens("qwen3", written), reason))
-        assert told(items(frames("qwen3", [*tokens("qwen3", written), *half], reason))) == told(whole)
+        whole = parsed_items(parse_chat_tokens("qwen3", chat_tokens("qwen3", written), reason))
+        assert items_in_brief(
+            parsed_items(parse_chat_tokens("qwen3", [*chat_tokens("qwen3", written), *half], reason))
+        ) == items_in_brief(whole)
 
 
 def test_unfinished_reasoning_has_no_message() -> None:
     """No message is made up after it."""
-    assert told(parse("qwen3", "<think>\nHm.")) == [("Reasoning", "", "Hm.")]
+    assert items_in_brief(parse_chat("qwen3", "<think>\nHm.")) == [("Reasoning", "", "Hm.")]
 
 
 @pytest.mark.defect("B26")
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_reasoning_tokens_are_counted(size: int) -> None:
     """Tokens between the marks count, the marks do not."""
-    inside = len(tokens("qwen3", "\nLet me see.\n"))
-    assert finished(frames("qwen3", ended("qwen3", THOUGHT + "Hello"), size=size)).reasoning_tokens == inside
+    inside = len(chat_tokens("qwen3", "\nLet me see.\n"))
+    assert (
+        turn_finished(
+            parse_chat_tokens("qwen3", ended_chat_tokens("qwen3", THOUGHT + "Hello"), size=size)
+        ).reasoning_tokens
+        == inside
+    )
 
 
 @pytest.mark.defect("24")
 def test_reasoning_opened_by_the_prompt_is_reasoning() -> None:
     """The parser knows that the mark was in the prompt, and its tokens count."""
-    parsed = frames("deepseek_r1", ended("deepseek_r1", "Hm.</think>Hello"))
-    assert told(items(parsed)) == [("Reasoning", "", "Hm."), ("Message", "", "Hello")]
-    assert finished(parsed).reasoning_tokens == len(tokens("deepseek_r1", "Hm."))
+    parsed = parse_chat_tokens("deepseek_r1", ended_chat_tokens("deepseek_r1", "Hm.</think>Hello"))
+    assert items_in_brief(parsed_items(parsed)) == [("Reasoning", "", "Hm."), ("Message", "", "Hello")]
+    assert turn_finished(parsed).reasoning_tokens == len(chat_tokens("deepseek_r1", "Hm."))
 
 
 @pytest.mark.defect("B27")
 @pytest.mark.parametrize("size", [1, 4, 100])
 def test_only_message_text_has_logprobs(size: int) -> None:
     """They spell it, and belong to its tokens."""
-    written = ended("qwen3", f"{THOUGHT}Hello, wörld 🧑!\n\n{PARIS}")
-    thought, message, called = items(frames("qwen3", written, size=size, likely=True))
+    written = ended_chat_tokens("qwen3", f"{THOUGHT}Hello, wörld 🧑!\n\n{PARIS}")
+    thought, message, called = parsed_items(parse_chat_tokens("qwen3", written, size=size, likely=True))
     assert not thought.logprobs
     assert not called.logprobs
     assert b"".join(bytes(logprob.bytes) for logprob in message.logprobs) == message.text.encode()
-    first = written.index(tokens("qwen3", "Hello")[0], len(tokens("qwen3", THOUGHT)))
+    first = written.index(chat_tokens("qwen3", "Hello")[0], len(chat_tokens("qwen3", THOUGHT)))
     assert message.logprobs[0].logprob == -first / 8
 
 
 def test_stop_text_ends_the_item() -> None:
     """Text after it is left out, and the item has no tokens."""
-    (_, message) = parse("qwen3", THOUGHT + "one two three", stop=("two",))
+    (_, message) = parse_chat("qwen3", THOUGHT + "one two three", stop=("two",))
     assert (message.text, message.token_ids) == ("one ", ())
 
 
 def test_raw_messages_have_all_text_and_tokens() -> None:
     """In text and in tokens."""
-    written = ended("qwen3", THOUGHT + "Hello")
-    told = finished(frames("qwen3", written, raw_messages=())).raw_messages
+    written = ended_chat_tokens("qwen3", THOUGHT + "Hello")
+    told = turn_finished(parse_chat_tokens("qwen3", written, raw_messages=())).raw_messages
     assert told is not None
     (raw,) = told
     assert raw["tokens"] == written
-    assert raw["message"] == chat_model("qwen3").vocabulary.decode(written)
+    assert raw["message"] == family_model("qwen3").vocabulary.decode(written)
 
 
 def test_turn_without_its_required_call_has_failed() -> None:
     """The engine did not enforce the grammar, so the answer is not passed on."""
-    tools = Toolset(TOOLS.tools, "required")
+    tools = Toolset(CHAT_TOOLS.tools, "required")
     with pytest.raises(EngineFailed):
-        parse("qwen3", THOUGHT + "No.", tools=tools, held_to_grammar=True)
-    assert told(parse("qwen3", PARIS, tools=tools, held_to_grammar=True)) == [IN_PARIS]
+        parse_chat("qwen3", THOUGHT + "No.", tools=tools, held_to_grammar=True)
+    assert items_in_brief(parse_chat("qwen3", PARIS, tools=tools, held_to_grammar=True)) == [IN_PARIS]

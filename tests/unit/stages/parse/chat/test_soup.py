@@ -12,10 +12,16 @@ from hypothesis import strategies as st
 from pipeline.frames import ChatTurn, FinishReason, GenerationFinished, TokenChunk, TokenLogprob
 from pipeline.protocol.tools import Toolset
 from stages.chat.model import ChatModel
-from tests.support import chat_models
-from tests.support.chat_families import FAMILIES, chat_model
-from tests.support.chat_output import TOOLS, begun, run
-from tests.support.parsed_items import Parsed, items, started, summary
+from tests.support.chat_families import FAMILIES, family_model, load_model
+from tests.support.parsed_output import (
+    CHAT_TOOLS,
+    ParsedItem,
+    chat_turn_started,
+    joined_deltas,
+    parse_chat_frames,
+    parsed_items,
+    turn_started,
+)
 
 SNIPPETS = (
     *("\n", "\n\n", " ", "Hello", "<", "</", "{", "}", "[", "]", '"', "\\", "π", "🧑", "`", ">"),
@@ -23,7 +29,12 @@ SNIPPETS = (
     *("<function=get_weather>", "<parameter=city>", "</parameter>", "</function>", "<tool_call", "call:note{"),
     *('[{"name": "note", "parameters": ', "functions.get_weather:0", "json\n```", "<invoke name="),
 )
-REQUESTED = (TOOLS, Toolset(), Toolset(TOOLS.tools, "none"), Toolset(TOOLS.tools, allowed=((None, "note"),)))
+REQUESTED = (
+    CHAT_TOOLS,
+    Toolset(),
+    Toolset(CHAT_TOOLS.tools, "none"),
+    Toolset(CHAT_TOOLS.tools, allowed=((None, "note"),)),
+)
 REASONS: tuple[FinishReason, ...] = ("stop", "length", "cancelled")
 SYNTAXES = ("native", "native", "native", "list", "arguments")
 
@@ -31,7 +42,7 @@ SYNTAXES = ("native", "native", "native", "list", "arguments")
 @st.composite
 def soup(draw: st.DrawFn, family: str) -> list[int]:
     """Marks, bits of markup, any text, parts of characters, and ids that no token has; no engine goes on at a stop."""
-    vocabulary, stops = chat_model(family).vocabulary, chat_model(family).stop_token_ids
+    vocabulary, stops = family_model(family).vocabulary, family_model(family).stop_token_ids
     bits = draw(
         st.lists(
             st.one_of(
@@ -61,7 +72,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
 
 def unread() -> ChatModel:
     """A model whose marks mean nothing to anybody."""
-    return chat_models.chat_model(reasoning_parser="none", tool_call_parser="none")
+    return load_model(reasoning_parser="none", tool_call_parser="none")
 
 
 @st.composite
@@ -72,9 +83,11 @@ def noise(draw: st.DrawFn) -> list[int]:
     return draw(st.lists(tokens.filter(lambda token: token not in stops), min_size=1, max_size=24))
 
 
-def parsed(family: str, chunks: list[TokenChunk], request: dict[str, Any], reason: FinishReason) -> list[Parsed]:
-    frames = run(chat_model(family), [begun(family, **request), *chunks, GenerationFinished(reason, 0, 0.0)])
-    return items(frames)
+def parsed(family: str, chunks: list[TokenChunk], request: dict[str, Any], reason: FinishReason) -> list[ParsedItem]:
+    frames = parse_chat_frames(
+        family_model(family), [chat_turn_started(family, **request), *chunks, GenerationFinished(reason, 0, 0.0)]
+    )
+    return parsed_items(frames)
 
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports warn
@@ -94,7 +107,7 @@ def test_any_tokens_become_items(family: str, data: st.DataObject) -> None:
     chunks = [TokenChunk(tuple(token_ids[a:b]), tuple(found[a:b])) for a, b in spans if a < b]
     told = parsed(family, chunks, request, reason)
     one_by_one = [TokenChunk((token,), tuple(found[:1])) for token in token_ids]
-    assert summary(told) == summary(parsed(family, one_by_one, request, reason))
+    assert joined_deltas(told) == joined_deltas(parsed(family, one_by_one, request, reason))
     speaks = [item for item in told if item.kind in ("Message", "Reasoning") and not item.repairs]
     assert all(item.text for item in speaks) or request["stop"]
     whole = [*chain.from_iterable(item.token_ids for item in told)]
@@ -111,7 +124,9 @@ def test_logprobs_spell_unparsed_marks(token_ids: list[int], reason: FinishReaso
     """Marks without a parser are text, and have logprobs like any text."""
     found = TokenLogprob(-1.0)
     chunks = [TokenChunk((token,), (found,)) for token in token_ids]
-    for item in items(run(unread(), [started(), *chunks, GenerationFinished(reason, 0, 0.0)])):
+    for item in parsed_items(
+        parse_chat_frames(unread(), [turn_started(), *chunks, GenerationFinished(reason, 0, 0.0)])
+    ):
         spelled = b"".join(bytes(logprob.bytes) for logprob in item.logprobs).decode(errors="replace")
         assert item.text in spelled
         assert all(item.text.count(mark) == spelled.count(mark) for mark in unread().vocabulary.marks)

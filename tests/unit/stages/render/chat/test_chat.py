@@ -11,8 +11,15 @@ from pipeline.errors import InvalidRequest
 from pipeline.frames import Conversation, TemplateOptions
 from pipeline.protocol.items import InputImage, InputText, Message
 from pipeline.protocol.tools import Toolset
-from tests.support.chat_templates import LATEST_INSTRUCTIONS, STRICT, TOOLLESS, prompt, text, vocabulary
-from tests.support.harmony_conversations import call, conversation, function, message, output
+from tests.support.chat_templates import (
+    LATEST_INSTRUCTIONS_TEMPLATE,
+    STRICT_TEMPLATE,
+    TOOLLESS_TEMPLATE,
+    prompt,
+    text,
+    vocabulary,
+)
+from tests.support.harmony import call, conversation, function, message, output
 
 HELLO = message("user", "Hello.")
 TOOLS = (function("get_weather"),)
@@ -122,16 +129,18 @@ async def test_images_go_with_the_prompt() -> None:
 
 async def test_template_without_tools_cannot_require_them() -> None:
     """A required call is an error, an optional one is not."""
-    assert await text(conversation(HELLO, tools=TOOLS), TOOLLESS) == await text(conversation(HELLO), TOOLLESS)
+    assert await text(conversation(HELLO, tools=TOOLS), TOOLLESS_TEMPLATE) == await text(
+        conversation(HELLO), TOOLLESS_TEMPLATE
+    )
     with pytest.raises(InvalidRequest) as refused:
-        await prompt(conversation(HELLO, tools=Toolset(TOOLS, choice="required")), TOOLLESS)
+        await prompt(conversation(HELLO, tools=Toolset(TOOLS, choice="required")), TOOLLESS_TEMPLATE)
     assert refused.value.param == "tools"
 
 
 async def test_strict_template_gets_simpler_messages() -> None:
     """Later instructions join the first, and consecutive user messages are merged."""
     items = (HELLO, message("developer", "Be brief."), message("user", "Why?"))
-    assert await text(conversation(*items, instructions="Be nice."), STRICT) == (
+    assert await text(conversation(*items, instructions="Be nice."), STRICT_TEMPLATE) == (
         "<|im_start|>system\nBe nice.\n\nBe brief.<|im_end|>\n"
         "<|im_start|>user\nHello.\n\nWhy?<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -140,13 +149,15 @@ async def test_strict_template_gets_simpler_messages() -> None:
 async def test_refusal_of_a_template_is_passed_on() -> None:
     """Its message is the error."""
     with pytest.raises(InvalidRequest, match="Roles must alternate"):
-        await prompt(conversation(HELLO, call("get_weather", "{}"), output("18")), STRICT.replace(" + ", " ~ "))
+        await prompt(
+            conversation(HELLO, call("get_weather", "{}"), output("18")), STRICT_TEMPLATE.replace(" + ", " ~ ")
+        )
 
 
 async def test_instructions_are_never_lost() -> None:
     """If a template shows only the last instructions, all are joined."""
     items = (HELLO, message("system", "Be brief."))
-    rendered = await text(conversation(*items, instructions="Be nice."), LATEST_INSTRUCTIONS)
+    rendered = await text(conversation(*items, instructions="Be nice."), LATEST_INSTRUCTIONS_TEMPLATE)
     assert rendered.startswith("Be nice.\n\nBe brief.<|im_start|>user")
 
 

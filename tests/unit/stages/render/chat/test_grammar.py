@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from pipeline.errors import InvalidRequest
 from pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, Grammar, McpTool, Toolset
 from stages.render.grammar import MOST_CALLS
-from tests.support.chat_grammars import ASK, END, THINKING_OFF, THOUGHT_OPEN, held, undescribed
+from tests.support.chat_families import (
+    THINKING_OFF,
+    THOUGHT_OPEN,
+    TURN_END,
+    USER_TURN,
+    chat_grammar,
+    model_of_unknown_syntax,
+)
 
 COUNT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 FORMAT = {"type": "json_schema", "name": "count", "schema": COUNT, "strict": True}
@@ -59,7 +66,7 @@ FORMATS: dict[str, Any] = {"free": None, "schema": FORMAT, "object": {"type": "j
 @pytest.mark.parametrize(("prompt", "chosen", "form"), list(product(PROMPTS, CHOICES, FORMATS)))
 def test_every_combination_is_enforced(prompt: str, chosen: str, form: str) -> None:
     """Reasoning comes first if the model thinks; then an answer in the format, or calls, as allowed."""
-    model = held(CHOICES[chosen], FORMATS[form], prompt=PROMPTS[prompt])
+    model = chat_grammar(CHOICES[chosen], FORMATS[form], prompt=PROMPTS[prompt])
     may_call, must_call = chosen not in {"no tools", "none"}, chosen.startswith(("required", "named"))
     if model.rules is None:
         assert (form, may_call) == ("free", False)
@@ -77,41 +84,44 @@ def test_every_combination_is_enforced(prompt: str, chosen: str, form: str) -> N
         f"Well.\n{call()}": may_call and not must_call and form == "free",
     }
     for text, right in fits.items():
-        assert (model.accepted(f"{begin}{text}{END}") == f"{begin}{text}{END}") is right, text
+        assert (model.accepted(f"{begin}{text}{TURN_END}") == f"{begin}{text}{TURN_END}") is right, text
     if prompt == "is thinking" and form != "free":
-        assert model.accepted(JSON + END).endswith("...")
+        assert model.accepted(JSON + TURN_END).endswith("...")
     if prompt == "must not think":
-        assert "</think>" not in model.accepted(THOUGHT + JSON + END)
+        assert "</think>" not in model.accepted(THOUGHT + JSON + TURN_END)
 
 
 @pytest.mark.defect("35")
 @pytest.mark.parametrize("structured", [{"choice": ["yes"]}, {"structural_tag": {"format": CONST}}], ids=str)
 def test_white_space_is_allowed_after_reasoning_only(structured: dict[str, Any]) -> None:
     """It belongs to neither; without reasoning it would be part of the answer."""
-    for prompt, begin in ((ASK, THOUGHT), (THOUGHT_OPEN, REST)):
-        assert held(structured=structured, prompt=prompt).accepted(f"{begin}yes{END}") == f"{begin}yes{END}"
-    for prompt in (ASK, THINKING_OFF):
-        model = held(structured=structured, prompt=prompt)
-        assert model.accepted(f"yes{END}") == f"yes{END}"
-        assert model.accepted(f"\n\nyes{END}") == "..."
+    for prompt, begin in ((USER_TURN, THOUGHT), (THOUGHT_OPEN, REST)):
+        assert (
+            chat_grammar(structured=structured, prompt=prompt).accepted(f"{begin}yes{TURN_END}")
+            == f"{begin}yes{TURN_END}"
+        )
+    for prompt in (USER_TURN, THINKING_OFF):
+        model = chat_grammar(structured=structured, prompt=prompt)
+        assert model.accepted(f"yes{TURN_END}") == f"yes{TURN_END}"
+        assert model.accepted(f"\n\nyes{TURN_END}") == "..."
 
 
 def test_reasoning_is_optional() -> None:
     """A model that may think need not."""
-    assert held(text_format=FORMAT).accepted(JSON + END) == JSON + END
+    assert chat_grammar(text_format=FORMAT).accepted(JSON + TURN_END) == JSON + TURN_END
 
 
 def test_unrestricted_request_has_no_grammar() -> None:
     """The model runs at full speed, with the markup that it was taught."""
-    assert held().rules is None
-    assert held(choice("auto", (LOOSE, NOTE, FAR))).rules is None
-    assert held(choice("none"), {"type": "text"}).rules is None
+    assert chat_grammar().rules is None
+    assert chat_grammar(choice("auto", (LOOSE, NOTE, FAR))).rules is None
+    assert chat_grammar(choice("none"), {"type": "text"}).rules is None
 
 
 def test_continued_message_has_no_reasoning() -> None:
     """A prompt with an open message continues with the answer."""
-    model = held(text_format=FORMAT, continues=True)
-    assert model.accepted(JSON + END) == JSON + END
+    model = chat_grammar(text_format=FORMAT, continues=True)
+    assert model.accepted(JSON + TURN_END) == JSON + TURN_END
     assert model.accepted(THOUGHT + JSON) == "..."
 
 
@@ -121,8 +131,8 @@ def test_any_reasoning_precedes_the_format(thought: str, n: int, prompt: str) ->
     """No reasoning text affects the answer."""
     begin = f"<think>{thought}</think>\n\n"
     ahead = {"": begin, THOUGHT_OPEN: begin.removeprefix("<think>"), THINKING_OFF: ""}[prompt]
-    text = f'{ahead}{{"n": {n}}}{END}'
-    assert held(text_format=FORMAT, prompt=prompt).accepted(text) == text
+    text = f'{ahead}{{"n": {n}}}{TURN_END}'
+    assert chat_grammar(text_format=FORMAT, prompt=prompt).accepted(text) == text
 
 
 # Tools
@@ -148,33 +158,33 @@ def test_any_reasoning_precedes_the_format(thought: str, n: int, prompt: str) ->
 )
 def test_arguments_match_their_schema(name: str, arguments: str, right: bool) -> None:
     """Strict functions have their schema, text inputs their argument, others any object."""
-    text = call(name, arguments) + END
-    assert (held(choice("required")).accepted(text) == text) is right
+    text = call(name, arguments) + TURN_END
+    assert (chat_grammar(choice("required")).accepted(text) == text) is right
 
 
 def test_number_of_calls_is_bounded() -> None:
     """Otherwise a model could call without end."""
-    model = held(choice("required", (STRICT,)))
+    model = chat_grammar(choice("required", (STRICT,)))
     many = "\n".join([call()] * MOST_CALLS)
-    assert model.accepted(many + END) == many + END
+    assert model.accepted(many + TURN_END) == many + TURN_END
     assert model.accepted(f"{many}\n{call()}").endswith("...")
 
 
 @pytest.mark.defect("23")
 def test_tools_stay_callable_beside_a_format() -> None:
     """The output is an answer in the format, or a call of a tool without a schema."""
-    model = held(Toolset((LOOSE,)), FORMAT)
+    model = chat_grammar(Toolset((LOOSE,)), FORMAT)
     for text in (JSON, THOUGHT + JSON, call("look", '{"a": 1}'), THOUGHT + call("look", "{}")):
-        assert model.accepted(text + END) == text + END
-    assert model.accepted(f"Hello.{END}") == "..."
+        assert model.accepted(text + TURN_END) == text + TURN_END
+    assert model.accepted(f"Hello.{TURN_END}") == "..."
 
 
 @pytest.mark.defect("B35")
 def test_text_cannot_spell_a_mark() -> None:
     """Text that looks like a call is one, even if it is spelled letter by letter."""
-    model = held(choice("auto", (STRICT,), allowed=((None, "count"),)))
-    assert model.accepted(f"I use <tool_call> {{}}{END}").endswith("...")
-    assert model.accepted(f"a < b{END}") == f"a < b{END}"
+    model = chat_grammar(choice("auto", (STRICT,), allowed=((None, "count"),)))
+    assert model.accepted(f"I use <tool_call> {{}}{TURN_END}").endswith("...")
+    assert model.accepted(f"a < b{TURN_END}") == f"a < b{TURN_END}"
 
 
 # Markup that nobody has described
@@ -186,57 +196,57 @@ def listed(*calls: tuple[str, str]) -> str:
 
 def test_calls_of_unknown_markup_are_a_list() -> None:
     """It has one call or more, of any of the tools."""
-    model = held(choice("required"), chat=undescribed())
+    model = chat_grammar(choice("required"), chat=model_of_unknown_syntax())
     assert model.calls == "list"
     one, two = listed(("count", JSON)), listed(("count", JSON), ("note", '{"input": "x"}'))
     for text in (one, two, THOUGHT + two):
-        assert model.accepted(text + END) == text + END
+        assert model.accepted(text + TURN_END) == text + TURN_END
     for text in ("[]", "Hello.", call(), listed(("nothing", "{}"))):
-        assert model.accepted(text + END).endswith("...")
-    single = held(choice("required", parallel=False), chat=undescribed())
-    assert single.accepted(one + END) == one + END
-    assert single.accepted(two + END).endswith("...")
+        assert model.accepted(text + TURN_END).endswith("...")
+    single = chat_grammar(choice("required", parallel=False), chat=model_of_unknown_syntax())
+    assert single.accepted(one + TURN_END) == one + TURN_END
+    assert single.accepted(two + TURN_END).endswith("...")
 
 
 def test_arguments_alone_call_a_single_required_tool() -> None:
     """If there is no known markup, a single tool needs no name."""
-    model = held(choice("required", allowed=((None, "count"),)), chat=undescribed())
+    model = chat_grammar(choice("required", allowed=((None, "count"),)), chat=model_of_unknown_syntax())
     assert model.calls == "arguments"
-    assert model.accepted(THOUGHT + JSON + END) == THOUGHT + JSON + END
-    assert model.accepted('{"n": "1"}' + END).endswith("...")
+    assert model.accepted(THOUGHT + JSON + TURN_END) == THOUGHT + JSON + TURN_END
+    assert model.accepted('{"n": "1"}' + TURN_END).endswith("...")
 
 
 @pytest.mark.defect("23")
 def test_answer_or_list_of_calls_without_known_markup() -> None:
     """The format is enforced, and tools stay callable."""
-    model = held(Toolset((STRICT,)), FORMAT, chat=undescribed())
+    model = chat_grammar(Toolset((STRICT,)), FORMAT, chat=model_of_unknown_syntax())
     assert model.calls == "list"
     for text in (JSON, listed(("count", JSON))):
-        assert model.accepted(text + END) == text + END
-    assert model.accepted(f"Hello.{END}") == "..."
+        assert model.accepted(text + TURN_END) == text + TURN_END
+    assert model.accepted(f"Hello.{TURN_END}") == "..."
 
 
 def test_optional_calls_of_unknown_markup_are_free() -> None:
     """``strict`` is not enforced under ``auto``; allowed tools still are."""
-    assert held(Toolset((STRICT,)), chat=undescribed()).rules is None
-    allowed = held(choice("auto", allowed=((None, "count"),)), chat=undescribed())
+    assert chat_grammar(Toolset((STRICT,)), chat=model_of_unknown_syntax()).rules is None
+    allowed = chat_grammar(choice("auto", allowed=((None, "count"),)), chat=model_of_unknown_syntax())
     assert allowed.calls == "list"
-    assert allowed.accepted(f"Hello.{END}") == f"Hello.{END}"
+    assert allowed.accepted(f"Hello.{TURN_END}") == f"Hello.{TURN_END}"
 
 
 def test_model_without_reasoning_answers_at_once() -> None:
     """It has no marks for reasoning."""
-    model = held(text_format=FORMAT, chat=undescribed(None))
-    assert model.accepted(JSON + END) == JSON + END
+    model = chat_grammar(text_format=FORMAT, chat=model_of_unknown_syntax(None))
+    assert model.accepted(JSON + TURN_END) == JSON + TURN_END
     assert model.accepted(THOUGHT) == "..."
 
 
 def test_reasoning_marks_may_be_plain_text() -> None:
     """Some vocabularies have no tokens for them."""
-    chat = undescribed(("Thoughts:", "Answer:"))
+    chat = model_of_unknown_syntax(("Thoughts:", "Answer:"))
     for prompt, begin in (("", "Thoughts: a\nAnswer: "), ("Thoughts:\n", "b\nAnswer:\n"), ("", "")):
-        text = f"{begin.rstrip(' ')}{JSON}{END}"
-        assert held(text_format=FORMAT, chat=chat, prompt=prompt).accepted(text) == text
+        text = f"{begin.rstrip(' ')}{JSON}{TURN_END}"
+        assert chat_grammar(text_format=FORMAT, chat=chat, prompt=prompt).accepted(text) == text
 
 
 # structured_outputs
@@ -259,9 +269,9 @@ def test_reasoning_marks_may_be_plain_text() -> None:
 @pytest.mark.parametrize("prompt", [THINKING_OFF, THOUGHT_OPEN])
 def test_regex_choice_and_grammar_are_enforced(structured: Any, right: str, wrong: str, prompt: str) -> None:
     """These are vLLM's options, with reasoning or without."""
-    model, begin = held(structured=structured, prompt=prompt), "" if prompt == THINKING_OFF else REST
-    assert model.accepted(begin + right + END) == begin + right + END
-    assert model.accepted(begin + wrong + END) != begin + wrong + END
+    model, begin = chat_grammar(structured=structured, prompt=prompt), "" if prompt == THINKING_OFF else REST
+    assert model.accepted(begin + right + TURN_END) == begin + right + TURN_END
+    assert model.accepted(begin + wrong + TURN_END) != begin + wrong + TURN_END
 
 
 @pytest.mark.defect("35")
@@ -272,10 +282,10 @@ def test_structural_tag_covers_the_whole_turn(as_text: bool) -> None:
     new = {"type": "triggered_tags", "triggers": ["<n>"], "tags": [{**tag, "type": "tag"}]}
     old = {"structures": [{"begin": "<n>", "schema": COUNT, "end": "</n>"}], "triggers": ["<n>"]}
     for said in ({"type": "structural_tag", "format": new}, old):
-        model = held(structured={"structural_tag": json.dumps(said) if as_text else said})
+        model = chat_grammar(structured={"structural_tag": json.dumps(said) if as_text else said})
         for text in ("Hello.", f"a <n>{JSON}</n> b", THOUGHT + f"<n>{JSON}</n><n>{JSON}</n>"):
-            assert model.accepted(text + END) == text + END
-        assert model.accepted(f"a <n>no</n>{END}").endswith("...")
+            assert model.accepted(text + TURN_END) == text + TURN_END
+        assert model.accepted(f"a <n>no</n>{TURN_END}").endswith("...")
 
 
 # What is wrong
@@ -311,6 +321,6 @@ def test_unenforceable_constraint_is_refused(name: str) -> None:
     """The error names parameter and reason."""
     said, param = WRONG[name]
     with pytest.raises(InvalidRequest) as caught:
-        held(**said)  # type: ignore[arg-type]
+        chat_grammar(**said)  # type: ignore[arg-type]
     assert (caught.value.status, caught.value.param) == (400, param)
     assert str(caught.value)

@@ -13,8 +13,7 @@ from stages.guard import NOTHING_ALLOWED, AllowedNetworks
 from stages.render.chat import fetch
 from stages.render.chat import images as fetching
 from stages.render.chat.images import Images
-from tests.support.images import BLUE, IMAGES, Gallery, data_url, png
-from tests.support.local_web import LOCAL, serving
+from tests.support.tool_servers import BLUE, IMAGES, LOOPBACK, Gallery, data_url, png, web_server
 
 PICTURE = data_url(png())
 
@@ -26,11 +25,11 @@ def gallery() -> Gallery:
 
 @pytest.fixture
 async def url(gallery: Gallery) -> AsyncIterator[str]:
-    async with serving(gallery.show) as url:
+    async with web_server(gallery.show) as url:
         yield url
 
 
-async def refusal(url: str, allowed: AllowedNetworks = LOCAL) -> str:
+async def refusal(url: str, allowed: AllowedNetworks = LOOPBACK) -> str:
     """What is said of a URL that is not fetched; a 400 that names the input."""
     with pytest.raises(InvalidRequest) as refused:
         await Images(allowed).resolve(url)
@@ -41,7 +40,7 @@ async def refusal(url: str, allowed: AllowedNetworks = LOCAL) -> str:
 @pytest.mark.parametrize("kind", IMAGES)
 async def test_fetched_image_becomes_a_data_url(kind: str, url: str) -> None:
     """All four formats are accepted, each with its type."""
-    assert await Images(LOCAL).resolve(f"{url}/{kind.partition('/')[2]}") == data_url(IMAGES[kind], kind)
+    assert await Images(LOOPBACK).resolve(f"{url}/{kind.partition('/')[2]}") == data_url(IMAGES[kind], kind)
 
 
 async def test_data_url_is_kept() -> None:
@@ -51,14 +50,14 @@ async def test_data_url_is_kept() -> None:
 
 async def test_bytes_decide_the_image_type(url: str) -> None:
     """The content type of a file server may be generic or wrong."""
-    assert await Images(LOCAL).resolve(f"{url}/blue") == data_url(png(BLUE))
+    assert await Images(LOOPBACK).resolve(f"{url}/blue") == data_url(png(BLUE))
     assert "no PNG" in await refusal(f"{url}/page")
 
 
 async def test_image_is_fetched_once_for_many_turns(url: str, gallery: Gallery) -> None:
     """The turns of a response follow soon; a day later it is fetched again."""
     now = 0.0
-    images = Images(LOCAL, clock=lambda: now)
+    images = Images(LOOPBACK, clock=lambda: now)
     for _ in range(3):
         assert await images.resolve_all([f"{url}/a", PICTURE, f"{url}/b", f"{url}/a"]) == (PICTURE,) * 4
     assert sorted(gallery.seen) == ["/a", "/b"]
@@ -70,7 +69,7 @@ async def test_image_is_fetched_once_for_many_turns(url: str, gallery: Gallery) 
 async def test_image_cache_is_bounded(url: str, gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     """The least recently used image goes first."""
     monkeypatch.setattr(fetching, "_KEPT_CHARACTERS", 2 * len(PICTURE))
-    images = Images(LOCAL)
+    images = Images(LOOPBACK)
     for path in ("a", "b", "a", "c", "a", "b"):
         await images.resolve(f"{url}/{path}")
     assert gallery.seen == ["/a", "/b", "/c", "/b"]
@@ -107,7 +106,7 @@ async def test_fetched_image_size_is_limited(url: str, monkeypatch: pytest.Monke
     """One byte over the limit is too large."""
     for module in (fetch, limits):
         monkeypatch.setattr(module, "LARGEST_IMAGE", len(png()))
-    assert await Images(LOCAL).resolve(f"{url}/a") == PICTURE
+    assert await Images(LOOPBACK).resolve(f"{url}/a") == PICTURE
     monkeypatch.setattr(fetch, "LARGEST_IMAGE", len(png()) - 1)
     assert "larger" in await refusal(f"{url}/a")
 
@@ -115,15 +114,15 @@ async def test_fetched_image_size_is_limited(url: str, monkeypatch: pytest.Monke
 async def test_total_image_size_is_limited(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each image may be small enough by itself."""
     monkeypatch.setattr(fetching, "LARGEST_SUM", 3 * len(PICTURE))
-    await Images(LOCAL).resolve_all([f"{url}/a", PICTURE, f"{url}/b"])
+    await Images(LOOPBACK).resolve_all([f"{url}/a", PICTURE, f"{url}/b"])
     with pytest.raises(InvalidRequest, match="too large together"):
-        await Images(LOCAL).resolve_all([f"{url}/a", PICTURE, f"{url}/b", PICTURE])
+        await Images(LOOPBACK).resolve_all([f"{url}/a", PICTURE, f"{url}/b", PICTURE])
 
 
 async def test_failing_image_cancels_the_others(url: str) -> None:
     """The first failure is reported."""
     with pytest.raises(InvalidRequest, match="status 404"):
-        await Images(LOCAL).resolve_all([f"{url}/a", f"{url}/gone", f"{url}/b"])
+        await Images(LOOPBACK).resolve_all([f"{url}/a", f"{url}/gone", f"{url}/b"])
 
 
 async def test_fetching_stops_at_the_total_limit(url: str, gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,13 +130,13 @@ async def test_fetching_stops_at_the_total_limit(url: str, gallery: Gallery, mon
     monkeypatch.setattr(fetching, "LARGEST_SUM", 3 * len(PICTURE))
     monkeypatch.setattr(fetching, "_AT_ONCE", 1)
     with pytest.raises(InvalidRequest, match="too large together"):
-        await Images(LOCAL).resolve_all([f"{url}/{number}" for number in range(50)])
+        await Images(LOOPBACK).resolve_all([f"{url}/{number}" for number in range(50)])
     assert len(gallery.seen) < 10
 
 
 async def test_conversations_do_not_wait_for_each_others_images(url: str, gallery: Gallery) -> None:
     """The servers of one may be slow."""
-    images = Images(LOCAL)
+    images = Images(LOOPBACK)
     slow = asyncio.create_task(images.resolve_all([f"{url}/slow?{number}" for number in range(20)]))
     await gallery.waiting.wait()
     assert await images.resolve_all([f"{url}/a"]) == (PICTURE,)

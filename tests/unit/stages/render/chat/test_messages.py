@@ -25,8 +25,8 @@ from pipeline.protocol.items import (
     Refusal,
 )
 from pipeline.protocol.tools import CustomTool, Tool
-from tests.support.chat_templates import laid_out, told, written
-from tests.support.harmony_conversations import (
+from tests.support.chat_templates import item_tokens, lay_out_messages, messages_in_brief
+from tests.support.harmony import (
     approval,
     call,
     code_call,
@@ -51,7 +51,7 @@ TOOLS: list[Tool] = [function("get_weather"), CustomTool("sql"), function("ask",
 
 def turns(*items: Item, **more: Any) -> list[dict[str, Any]]:
     """The messages behind the user's."""
-    first, *others = told(conversation(ASKED, *items, tools=TOOLS, **more))
+    first, *others = messages_in_brief(conversation(ASKED, *items, tools=TOOLS, **more))
     assert first == USER
     return others
 
@@ -73,7 +73,7 @@ def test_calls_and_reasoning_of_the_history_are_kept() -> None:
         custom_output("1", "call_2"),
         message("assistant", "It is warm."),
     ]
-    assert told(conversation(message("user", "Thanks."), history=history, tools=TOOLS)) == [
+    assert messages_in_brief(conversation(message("user", "Thanks."), history=history, tools=TOOLS)) == [
         USER,
         {
             "role": "assistant",
@@ -90,7 +90,7 @@ def test_calls_and_reasoning_of_the_history_are_kept() -> None:
 
 def test_reasoning_has_both_names() -> None:
     """Templates read one or the other."""
-    said = laid_out(conversation(ASKED, reasoning("Hm."), message("assistant", "Yes."))).messages[1]
+    said = lay_out_messages(conversation(ASKED, reasoning("Hm."), message("assistant", "Yes."))).messages[1]
     assert said["reasoning"] == said["reasoning_content"] == "Hm."
 
 
@@ -157,13 +157,13 @@ def test_call_after_an_output_is_of_another_turn() -> None:
 def test_tokens_separate_turns() -> None:
     """Two server-side calls may be one turn or two: the tokens show which."""
     first, second = mcp_call("ask"), mcp_call("ask")
-    one_turn = dict([written(first, "a"), written(second, "b<|im_end|>")])
-    two_turns = dict([written(first, "a<|im_end|>"), written(second, "b<|im_end|>")])
+    one_turn = dict([item_tokens(first, "a"), item_tokens(second, "b<|im_end|>")])
+    two_turns = dict([item_tokens(first, "a<|im_end|>"), item_tokens(second, "b<|im_end|>")])
     asked = conversation(ASKED, first, second, tools=TOOLS)
-    assert [said["role"] for said in told(msgspec.structs.replace(asked, tokens=one_turn))[1:]] == [
+    assert [said["role"] for said in messages_in_brief(msgspec.structs.replace(asked, tokens=one_turn))[1:]] == [
         *("assistant", "tool", "tool"),
     ]
-    assert [said["role"] for said in told(msgspec.structs.replace(asked, tokens=two_turns))[1:]] == [
+    assert [said["role"] for said in messages_in_brief(msgspec.structs.replace(asked, tokens=two_turns))[1:]] == [
         *("assistant", "tool", "assistant", "tool"),
     ]
 
@@ -174,8 +174,8 @@ def test_shell_output_does_not_split_a_turn() -> None:
     asked = conversation(
         ASKED, first, shell_output({"stdout": "x", "stderr": ""}, call_id="a"), second, output("1", "b"), tools=TOOLS
     )
-    asked = msgspec.structs.replace(asked, tokens=dict([written(first, "a"), written(second, "b<|im_end|>")]))
-    assert told(asked)[1:] == [
+    asked = msgspec.structs.replace(asked, tokens=dict([item_tokens(first, "a"), item_tokens(second, "b<|im_end|>")]))
+    assert messages_in_brief(asked)[1:] == [
         {
             "role": "assistant",
             "tool_calls": [("container__exec", {"cmd": ["bash", "-lc", "ls"]}), ("get_weather", {})],
@@ -212,7 +212,7 @@ def test_stored_result_takes_precedence() -> None:
     """If the result is known word for word, it is used."""
     item = web_call(type="search", query="x")
     asked = msgspec.structs.replace(conversation(ASKED, item), results={item.id: "a page"})
-    assert told(asked)[-1] == tool("a page", "browser__search", item.id)
+    assert messages_in_brief(asked)[-1] == tool("a page", "browser__search", item.id)
 
 
 CLIENT_CALLS: list[tuple[Item, Item, str, Any, str]] = [
@@ -268,7 +268,7 @@ def test_truncated_calls_are_omitted_unless_answered() -> None:
 
 def test_broken_arguments_are_kept_as_text() -> None:
     """As an object they are one field, as text they are unchanged."""
-    said = laid_out(conversation(ASKED, call("get_weather", '{"city": "Os'), output("no"))).messages[1]
+    said = lay_out_messages(conversation(ASKED, call("get_weather", '{"city": "Os'), output("no"))).messages[1]
     arguments = said["tool_calls"][0]["function"]["arguments"]
     assert dict(arguments) == {"arguments": '{"city": "Os'}
     assert "<" + arguments + ">" == '<{"city": "Os>'
@@ -286,7 +286,7 @@ def test_leading_instructions_are_one_system_message() -> None:
     """The request's come first, then leading messages; later ones keep their places."""
     tools = AdditionalTools("at", "developer", ())
     items = (message("developer", "Two."), tools, message("system", "Three."), ASKED, message("developer", "Four."))
-    assert told(conversation(*items, instructions="One.")) == [
+    assert messages_in_brief(conversation(*items, instructions="One.")) == [
         {"role": "system", "content": "One.\n\nTwo.\n\nThree."},
         USER,
         {"role": "system", "content": "Four."},
@@ -298,7 +298,7 @@ def test_images_keep_their_places() -> None:
     shown = Message("m", "completed", "user", (InputText("a"), InputImage("u1"), InputText("b"), InputText("c")))
     returned = output((InputText("d"), InputImage("u2")))
     asked = conversation(shown, call("get_weather", "{}"), returned)
-    layout = laid_out(asked, images={"u1": "data:1", "u2": "data:2"})
+    layout = lay_out_messages(asked, images={"u1": "data:1", "u2": "data:2"})
     assert layout.images == ("data:1", "data:2")
     assert layout.messages[0]["content"] == [
         {"type": "text", "text": "a"},
@@ -322,7 +322,7 @@ made = st.one_of(
 @given(st.lists(made, max_size=12))
 def test_results_follow_the_message_of_their_calls(items: list[Item]) -> None:
     """For any history they come in order, and no text is lost."""
-    messages = laid_out(conversation(*items)).messages
+    messages = lay_out_messages(conversation(*items)).messages
     awaited: list[str] = []
     for said in messages:
         if said["role"] == "tool":
@@ -337,7 +337,7 @@ def test_results_follow_the_message_of_their_calls(items: list[Item]) -> None:
 def test_truncated_answer_is_left_open() -> None:
     """This holds only for the assistant's last message."""
     begun = msgspec.structs.replace(message("assistant", "It is"), status="incomplete")
-    assert laid_out(conversation(ASKED, begun)).continues
-    assert not laid_out(conversation(ASKED, begun, ASKED)).continues
-    assert not laid_out(conversation(ASKED, message("assistant", "It is"))).continues
+    assert lay_out_messages(conversation(ASKED, begun)).continues
+    assert not lay_out_messages(conversation(ASKED, begun, ASKED)).continues
+    assert not lay_out_messages(conversation(ASKED, message("assistant", "It is"))).continues
     assert isinstance(conversation(ASKED), Conversation)

@@ -18,7 +18,7 @@ from stages.chat.vocabulary import Vocabulary
 from stages.render.chat.rules import Rules
 from stages.render.chat.tags import Format, Tags, Undescribed, lead, of_calls, without
 from stages.render.constraint import Unenforceable
-from tests.support.chat_grammars import END, accepted
+from tests.support.chat_families import TURN_END, accepted_text
 
 WEATHER = {
     "type": "object",
@@ -107,9 +107,9 @@ def model(marks: str) -> ChatModel:
     tokenizer = Tokenizer(models.BPE(letters, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([END])
+    tokenizer.add_special_tokens([TURN_END])
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS[marks]])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=TURN_END)
     nothing: Any = None
     return ChatModel(Vocabulary(fast), nothing, nothing, (), {})
 
@@ -137,8 +137,8 @@ def described(family: str) -> Format:
 def lets_through(form: Format, text: str, marks: str = "none") -> bool:
     """Whether a turn of this text is all that a format asks for."""
     rules = Rules(model(marks).vocabulary)
-    grammar = rules.grammar(rules.joined([*Tags(rules).parts(form), *rules.literal(END)]))
-    return accepted(model(marks), grammar, text + END) == text + END
+    grammar = rules.grammar(rules.joined([*Tags(rules).parts(form), *rules.literal(TURN_END)]))
+    return accepted_text(model(marks), grammar, text + TURN_END) == text + TURN_END
 
 
 @pytest.mark.parametrize("marks", MARKS)

@@ -14,17 +14,7 @@ from pipeline.protocol.items import Item
 from stages.render.chat.guard import Guard
 from stages.render.chat.verbatim import spelled
 from tests.support.chat_templates import prompt, vocabulary
-from tests.support.harmony_conversations import (
-    approval,
-    call,
-    conversation,
-    decision,
-    function,
-    mcp_call,
-    message,
-    output,
-    reasoning,
-)
+from tests.support.harmony import approval, call, conversation, decision, function, mcp_call, message, output, reasoning
 
 TOOLS = [function("get_weather")]
 UNCUT = Guard(vocabulary()).cut

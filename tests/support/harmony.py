@@ -1,4 +1,4 @@
-"""Conversations in few words, and how openai_harmony lays out the same ones."""
+"""Items of conversations, their Harmony prompts by openai_harmony, and grammars of Harmony output."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from itertools import chain, count
 from typing import Any, Literal
 
 import openai_harmony as reference
+from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer, grammar_from
+from llguidance.tiktoken import lltokenizer_from_encoding
 from msgspec import UNSET, UnsetType
 
 from pipeline.frames import Conversation, Sampling
@@ -37,13 +40,29 @@ from pipeline.protocol.items import (
 )
 from pipeline.protocol.response import Effort, ReasoningOptions, Response
 from pipeline.protocol.tools import FunctionTool, Tool, Toolset
-from stages.harmony import START, load_encoding
+from stages.harmony import MESSAGE, RETURN, START, TEXT_TOKENS, VOCABULARY_SIZE, load_encoding
+from stages.render.grammar import grammar
 from stages.render.messages import lay_out
 from stages.render.typescript import NamedTool, tools_section
 
+
+@st.composite
+def wellformed_completions(draw: st.DrawFn) -> str:
+    """A turn of a few messages, each on its channel."""
+    text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40).filter(lambda t: "<|" not in t)
+    headers = [
+        "<|channel|>analysis",
+        "<|channel|>commentary",
+        "<|channel|>final",
+        "<|channel|>commentary to=functions.f <|constrain|>json",
+        " to=functions.f<|channel|>commentary json",
+    ]
+    messages = draw(st.lists(st.tuples(st.sampled_from(headers), text), min_size=1, max_size=5))
+    return "<|end|><|start|>assistant".join(f"{header}<|message|>{text}" for header, text in messages) + "<|return|>"
+
+
 DATE = "2026-03-14"
 SAMPLING = Sampling(temperature=0.5, top_p=0.9, max_tokens=100)
-
 _numbers = count()
 
 
@@ -179,16 +198,16 @@ def function(
     return FunctionTool(name, description, parameters, namespace=namespace)
 
 
-# The package's side
+# openai_harmony, the reference
 
 
 @cache
-def package() -> reference.HarmonyEncoding:
+def reference_encoding() -> reference.HarmonyEncoding:
     """The encoding of openai_harmony."""
     return reference.load_harmony_encoding(reference.HarmonyEncodingName.HARMONY_GPT_OSS)
 
 
-def system(effort: str = "Medium", *built_in: reference.ToolNamespaceConfig) -> reference.Message:
+def reference_system(effort: str = "Medium", *built_in: reference.ToolNamespaceConfig) -> reference.Message:
     """The package's system message."""
     content = reference.SystemContent.new().with_conversation_start_date(DATE)
     content = content.with_reasoning_effort(reference.ReasoningEffort(effort))
@@ -197,7 +216,7 @@ def system(effort: str = "Medium", *built_in: reference.ToolNamespaceConfig) -> 
     return reference.Message.from_role_and_content(reference.Role.SYSTEM, content)
 
 
-def developer(
+def reference_developer(
     instructions: str | None = None, tools: Sequence[FunctionTool] = (), descriptions: Mapping[str, str] | None = None
 ) -> reference.Message:
     """The package's developer message."""
@@ -209,39 +228,41 @@ def developer(
             reference.ToolNamespaceConfig(
                 name=namespace,
                 description=(descriptions or {}).get(namespace),
-                tools=[_described(tool) for tool in tools if (tool.namespace or "functions") == namespace],
+                tools=[_reference_tool(tool) for tool in tools if (tool.namespace or "functions") == namespace],
             )
         )
     return reference.Message.from_role_and_content(reference.Role.DEVELOPER, content)
 
 
-def _described(tool: FunctionTool) -> reference.ToolDescription:
+def _reference_tool(tool: FunctionTool) -> reference.ToolDescription:
     return reference.ToolDescription(name=tool.name, description=tool.description or "", parameters=tool.parameters)
 
 
-def said(role: str, text: str, channel: str | None = None) -> reference.Message:
+def reference_message(role: str, text: str, channel: str | None = None) -> reference.Message:
     """The package's message of a user or of the assistant."""
     message = reference.Message.from_role_and_content(reference.Role(role), text)
     return message.with_channel(channel) if channel else message
 
 
-def package_ids(messages: Sequence[reference.Message]) -> list[int]:
+def reference_ids(messages: Sequence[reference.Message]) -> list[int]:
     """The prompt as the package renders it."""
-    return package().render_conversation_for_completion(
+    return reference_encoding().render_conversation_for_completion(
         reference.Conversation.from_messages(list(messages)),
         reference.Role.ASSISTANT,
         reference.RenderConversationConfig(auto_drop_analysis=False),
     )
 
 
-def section(*tools: NamedTool, **descriptions: str) -> str:
+def our_section(*tools: NamedTool, **descriptions: str) -> str:
     """The tools section of ours."""
     return tools_section(tools, descriptions)
 
 
-def package_section(tools: Sequence[FunctionTool], **descriptions: str) -> str:
+def reference_section(tools: Sequence[FunctionTool], **descriptions: str) -> str:
     """The tools section as the package renders it."""
-    text = package().decode(package().render(developer(tools=tools, descriptions=descriptions)))
+    text = reference_encoding().decode(
+        reference_encoding().render(reference_developer(tools=tools, descriptions=descriptions))
+    )
     return text.removeprefix("<|start|>developer<|message|>").removesuffix("<|end|>")
 
 
@@ -256,3 +277,85 @@ def prompt_ids(conversation: Conversation) -> list[int]:
     segments = (segment for message in (*layout.head, *layout.messages) for segment in message.segments())
     pieces = ([segment] if isinstance(segment, int) else encode(segment) for segment in segments)
     return [*chain.from_iterable(pieces), START, *encode("assistant")]
+
+
+THOUGHT = "<|channel|>analysis<|message|>Hm. {}<|end|><|start|>assistant"
+PREAMBLE = "<|channel|>commentary<|message|>I will look.<|end|><|start|>assistant"
+NEXT = "<|end|><|start|>assistant"
+
+
+def final_markup(text: str, *, marked: bool = False) -> str:
+    """An answer; a ``marked`` one says that it is JSON."""
+    return f"<|channel|>final{' <|constrain|>json' if marked else ''}<|message|>{text}<|return|>"
+
+
+def call_markup(recipient: str, text: str, kind: str = "json") -> str:
+    """A call, up to where the message would end."""
+    return f"<|channel|>commentary to={recipient} <|constrain|>{kind}<|message|>{text}"
+
+
+def recipient_first_markup(recipient: str, text: str, kind: str = "json") -> str:
+    """A call with its recipient ahead of the channel."""
+    return f" to={recipient}<|channel|>commentary {kind}<|message|>{text}"
+
+
+def encode_by_letters(text: str) -> list[int]:
+    """The tokens of a turn whose contents are spelled letter by letter, as no encoder would have it."""
+    encoding = load_encoding()
+    token_ids: list[int] = []
+    in_content = False
+    for token in encoding.encode_markup(text):
+        if token >= TEXT_TOKENS:
+            in_content = token == MESSAGE
+        if in_content and token < TEXT_TOKENS:
+            token_ids += (spelled for letter in encoding.decode((token,)) for spelled in encoding.encode(letter))
+        else:
+            token_ids.append(token)
+    return token_ids
+
+
+@cache
+def grammar_tokenizer() -> LLTokenizer:
+    """The vocabulary as the engine's grammar library reads it."""
+    return lltokenizer_from_encoding(load_encoding()._tiktoken, n_vocab=VOCABULARY_SIZE, eos_token=RETURN)
+
+
+def grammar_matcher(rules: str) -> LLMatcher:
+    """A matcher at the start of a turn."""
+    started = LLMatcher(grammar_tokenizer(), grammar_from("grammar", rules), log_level=0)
+    assert not started.is_error(), started.get_error()
+    return started
+
+
+def accepted_markup(rules: str, turn: str) -> str:
+    """The part of ``turn`` that the engine lets through; ``...`` stands behind it where the turn must go on."""
+    encoding, started = load_encoding(), grammar_matcher(rules)
+    token_ids = encoding.encode_markup(turn)
+    count = 0
+    while count < len(token_ids) and _is_allowed(started, token_ids[count]) and started.consume_token(token_ids[count]):
+        count += 1
+    return encoding.decode(token_ids[:count]) + ("" if started.is_accepting() else "...")
+
+
+def allowed_special_tokens(rules: str, turn: str) -> set[int]:
+    """The special tokens that may come behind the start of a turn."""
+    started = grammar_matcher(rules)
+    assert started.consume_tokens(load_encoding().encode_markup(turn)), started.get_error()
+    mask = started.compute_bitmask()
+    return {token for token in range(TEXT_TOKENS, VOCABULARY_SIZE) if _has_bit(mask, token)}
+
+
+def _is_allowed(started: LLMatcher, token: int) -> bool:
+    return _has_bit(started.compute_bitmask(), token)
+
+
+def _has_bit(mask: bytes, token: int) -> bool:
+    return bool(mask[token // 8] >> (token % 8) & 1)
+
+
+def grammar_for(tools: Toolset | None = None, schema: Any = None, *, strict: bool | None = True) -> str:
+    """The grammar of a request that has one."""
+    text_format = {"type": "json_schema", "name": "n", "schema": schema, "strict": strict} if schema is not None else {}
+    rules = grammar(tools or Toolset(), text_format)
+    assert rules is not None
+    return rules

@@ -1,4 +1,4 @@
-"""Bodies on their way through the stage, and answers in its store."""
+"""Request bodies built around one value, and the results of reading and normalizing them."""
 
 from __future__ import annotations
 
@@ -10,25 +10,93 @@ from time import process_time
 from timeit import timeit
 from typing import Any, TypeAlias
 
+import pytest
 from msgspec.structs import replace
 
+from pipeline.errors import InvalidRequest
 from pipeline.frames import Conversation, TokenIds
 from pipeline.protocol.items import OutputItem
 from pipeline.protocol.reading import read_request
+from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import ResponseStatus
 from pipeline.record import replay
 from stages.normalize.normalize import Normalize
 from stages.persist.database import Nowhere
 from stages.persist.store import Store, StoredResponse
 
-Json: TypeAlias = Any
+MESSAGE = {"role": "user", "content": "x"}
+PART = {"type": "input_text", "text": "x"}
+RESULT = {"type": "function_call_output", "call_id": "c"}
 
+MANY = 5_000
+"""Enough elements for several pieces of any kind."""
+
+
+def read_body(body: Json) -> CreateResponse:
+    return asyncio.run(read_request(json.dumps(body).encode()))
+
+
+def refusal(body: bytes) -> tuple[str, str | None]:
+    with pytest.raises(InvalidRequest) as caught:
+        asyncio.run(read_request(body))
+    return caught.value.message, caught.value.param
+
+
+def item(**fields: Json) -> Json:
+    return {"input": [fields]}
+
+
+def part(**fields: Json) -> Json:
+    return item(role="user", content=[fields])
+
+
+def call(**fields: Json) -> Json:
+    return item(**{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"} | fields)
+
+
+def call_output(**fields: Json) -> Json:
+    return item(**{"type": "function_call_output", "call_id": "c", "output": "x"} | fields)
+
+
+def function(**fields: Json) -> Json:
+    return {"tools": [{"type": "function", "name": "f"} | fields]}
+
+
+def custom(**fields: Json) -> Json:
+    return {"tools": [{"type": "custom", "name": "f"} | fields]}
+
+
+def namespace(*tools: Json, **fields: Json) -> Json:
+    return {"tools": [{"type": "namespace", "name": "n", "description": "d", "tools": list(tools)} | fields]}
+
+
+def server(**fields: Json) -> Json:
+    return {"tools": [{"type": "mcp", "server_label": "m", "server_url": "https://mcp.example"} | fields]}
+
+
+def output_format(**fields: Json) -> Json:
+    return {"text": {"format": fields}}
+
+
+def choice(**fields: Json) -> Json:
+    return {"tool_choice": fields}
+
+
+def input_tools(*tools: Json) -> Json:
+    return item(type="additional_tools", role="developer", tools=list(tools))
+
+
+def raw_input(**fields: Json) -> Json:
+    return {"previous_input_messages": [fields]}
+
+
+Json: TypeAlias = Any
 MODEL = "gpt-oss-20b"
 NOW = 1_790_000_000.9
-ALL: frozenset[str] = frozenset({"python", "browser", "container"})
+ALL_HOSTED: frozenset[str] = frozenset({"python", "browser", "container"})
 
 
-async def normalized(
+async def normalize(
     store: Store,
     suffix: str = "1",
     /,
@@ -49,15 +117,14 @@ async def normalized(
     return conversation
 
 
-def cost(**body: Any) -> float:
+def normalize_cpu_seconds(**body: Any) -> float:
     """Seconds of CPU, those of the garbage collector left out, that it takes to make one body a conversation."""
     return min(
-        timeit(lambda: asyncio.run(normalized(Store(Nowhere()), **body)), timer=process_time, number=1)
-        for _ in range(3)
+        timeit(lambda: asyncio.run(normalize(Store(Nowhere()), **body)), timer=process_time, number=1) for _ in range(3)
     )
 
 
-async def answered(
+async def store_answer(
     store: Store,
     suffix: str,
     /,
@@ -68,7 +135,7 @@ async def answered(
     **body: Any,
 ) -> Conversation:
     """The same, and ``output`` is what the model answered: the response is stored, and added to its conversation."""
-    conversation = await normalized(store, suffix, **body)
+    conversation = await normalize(store, suffix, **body)
     began, origin = conversation.response, conversation.origin
     if began.conversation:
         await store.conversations.lock(began.conversation.id, origin.owner, began.id, origin.position)

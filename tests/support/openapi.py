@@ -1,4 +1,4 @@
-"""Values that a JSON schema describes, and values that it does not."""
+"""The OpenAPI document of a server, and values drawn from its JSON schemas."""
 
 from __future__ import annotations
 
@@ -7,9 +7,47 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema
 from hypothesis import strategies as st
 
-from tests.support.openapi_document import Description, Schema
+Schema = dict[str, Any]
+
+
+def in_responses_names(body: bytes) -> bytes:
+    """A stream of Open Responses under the names of the Responses API."""
+    assert b"response.reasoning_text" not in body
+    return body.replace(b"response.reasoning.", b"response.reasoning_text.")
+
+
+class Description:
+    """The document of ``/openapi.json``."""
+
+    def __init__(self, document: Schema) -> None:
+        self.document = document
+        self._components = {"components": document["components"]}
+
+    @property
+    def operations(self) -> Iterator[tuple[str, str, Schema]]:
+        """Method, path and description of every operation."""
+        for path, operations in self.document["paths"].items():
+            for method, operation in operations.items():
+                yield method.upper(), path, operation
+
+    def operation(self, method: str, path: str) -> Schema:
+        """The description of one."""
+        operation: Schema = self.document["paths"][path][method.lower()]
+        return operation
+
+    def resolved(self, schema: Schema) -> Schema:
+        """The schema itself, where there is only a reference to it."""
+        while "$ref" in schema:
+            schema = self.document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        return schema
+
+    def check(self, value: Any, schema: Schema) -> None:
+        """Raise ``jsonschema.ValidationError`` where the value is not as the schema says."""
+        jsonschema.Draft202012Validator(self._components | schema).validate(value)
+
 
 Values = st.SearchStrategy[Any]
 
@@ -24,25 +62,25 @@ _texts = st.one_of(st.text(max_size=20), st.sampled_from([text for text in ODD i
 _anything = st.one_of(st.sampled_from(ODD), _texts, st.integers(), st.dictionaries(_texts, _texts, max_size=2))
 
 
-def valid(description: Description, schema: Schema) -> Values:
+def valid_values(description: Description, schema: Schema) -> Values:
     """Values of a schema of the description."""
     schema = description.resolved(schema)
     if choices := schema.get("anyOf", schema.get("oneOf")):
-        return st.one_of(*(_later(description, each) for each in choices))
+        return st.one_of(*(_deferred_values(description, each) for each in choices))
     if "const" in schema or "enum" in schema:
         return st.sampled_from(schema.get("enum", [schema.get("const")]))
     match schema.get("type"):
         case "object":
             return _objects(description, schema)
         case "array":
-            items = _later(description, schema.get("items", {}))
+            items = _deferred_values(description, schema.get("items", {}))
             return st.lists(items, min_size=schema.get("minItems", 0), max_size=min(3, schema.get("maxItems", 3)))
         case kind:
             return _SCALARS[kind](schema) if kind in _SCALARS else _anything
 
 
-def _later(description: Description, schema: Schema) -> Values:
-    return st.deferred(lambda: valid(description, schema))
+def _deferred_values(description: Description, schema: Schema) -> Values:
+    return st.deferred(lambda: valid_values(description, schema))
 
 
 def _objects(description: Description, schema: Schema) -> Values:
@@ -54,7 +92,7 @@ def _objects(description: Description, schema: Schema) -> Values:
     if "input" in properties:
         needed.add("input")  # without one there is little to see
     extra = st.sets(st.sampled_from(sorted(properties)), max_size=4)
-    values = {name: _later(description, each) for name, each in properties.items()}
+    values = {name: _deferred_values(description, each) for name, each in properties.items()}
     return extra.flatmap(lambda names: st.fixed_dictionaries({name: values[name] for name in sorted(needed | names)}))
 
 
@@ -80,7 +118,7 @@ _SCALARS: dict[str, Any] = {
 
 
 @st.composite
-def broken(draw: st.DrawFn, values: Values) -> Any:
+def broken_values(draw: st.DrawFn, values: Values) -> Any:
     """A value with something in it missing, or of another type, or too much."""
     value = {"value": copy.deepcopy(draw(values))}
     holder, key = draw(st.sampled_from([*_places(value)]))
@@ -105,22 +143,22 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 @st.composite
-def bodies(draw: st.DrawFn, values: Values) -> bytes:
+def any_body(draw: st.DrawFn, values: Values) -> bytes:
     """Bodies of requests: most of them JSON, many of them wrong, some of them no JSON at all."""
-    body = json.dumps(draw(st.one_of(values, broken(values), broken(broken(values))))).encode()
+    body = json.dumps(draw(st.one_of(values, broken_values(values), broken_values(broken_values(values))))).encode()
     if draw(st.integers(0, 9)):
         return body
     cut, put = draw(st.integers(0, len(body))), draw(st.sampled_from([b"", b"\xff", b"\x00", b"{", b"]" * 99, b"NaN"]))
     return body[:cut] + put + draw(st.sampled_from([b"", body[cut:]]))
 
 
-def words(schema: Schema) -> Values:
+def query_values(schema: Schema) -> Values:
     """Values of a query parameter, and others, as they are written in a query."""
-    plain = valid(Description({"components": {"schemas": {}}, "paths": {}}), schema)
-    return st.one_of(plain, _anything).map(_written)
+    plain = valid_values(Description({"components": {"schemas": {}}, "paths": {}}), schema)
+    return st.one_of(plain, _anything).map(_query_text)
 
 
-def _written(value: Any) -> str:
+def _query_text(value: Any) -> str:
     if isinstance(value, list):
         return str(value[0]) if value else ""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,281 @@
+"""Token frames of Harmony and of chat models, and the items that the parsers make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
+from typing import Any
+
+from hypothesis import strategies as st
+from msgspec import structs
+
+from pipeline.frames import (
+    ChatTurn,
+    ClientCallOpened,
+    FinishReason,
+    GenerationFinished,
+    GenerationStarted,
+    ItemClosed,
+    ItemDelta,
+    MessageOpened,
+    ParsedFrame,
+    ReasoningOpened,
+    Repair,
+    ServerCallOpened,
+    TokenChunk,
+    TokenFrame,
+    TokenIds,
+    TokenLogprob,
+    TurnFinished,
+)
+from pipeline.protocol.items import Logprob
+from pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, HostedTool, McpTool, Toolset
+from stages.chat.model import ChatModel
+from stages.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START, HarmonyEncoding, load_encoding
+from stages.parse.chat.parse import ChatParser
+from stages.parse.harmony import HarmonyParser
+from tests.support.chat_families import FAMILIES, family_model
+from tests.support.stored_responses import response
+
+OPENINGS = ReasoningOpened | MessageOpened | ClientCallOpened | ServerCallOpened
+
+
+@dataclass
+class ParsedItem:
+    """An item as its frames told it."""
+
+    kind: str
+    name: str
+    deltas: list[str] = field(default_factory=list)
+    complete: bool | None = None
+    repairs: tuple[Repair, ...] = ()
+    namespace: str | None = None
+    logprobs: list[Logprob] = field(default_factory=list)
+    token_ids: TokenIds = ()
+
+    @property
+    def text(self) -> str:
+        return "".join(self.deltas)
+
+
+def parsed_items(frames: Iterable[ParsedFrame]) -> list[ParsedItem]:
+    """The items that frames tell of, with the grammar of the junction checked."""
+    told: list[ParsedItem] = []
+    for frame in frames:
+        is_open = bool(told) and told[-1].complete is None
+        match frame:
+            case _ if isinstance(frame, OPENINGS):
+                assert not is_open
+                name = getattr(frame, "phase", "") or getattr(frame, "name", "")
+                namespace = getattr(frame, "namespace", None) or getattr(frame, "server_label", None)
+                told.append(ParsedItem(type(frame).__name__.removesuffix("Opened"), name, namespace=namespace))
+            case ItemDelta(text, logprobs):
+                assert is_open
+                assert text
+                told[-1].deltas.append(text)
+                told[-1].logprobs += logprobs
+            case ItemClosed(complete, repairs, token_ids):
+                assert is_open
+                told[-1].complete, told[-1].repairs, told[-1].token_ids = complete, repairs, token_ids
+            case TurnFinished() | GenerationStarted():
+                assert not is_open
+            case _:
+                raise AssertionError(f"the parser never says {frame}")
+    return told
+
+
+def turn_started(**fields: Any) -> GenerationStarted:
+    """The first frame, with what it says of the request."""
+    return GenerationStarted(response(), (), 0, **fields)
+
+
+def parse_harmony_frames(encoding: HarmonyEncoding, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
+    """What the stage gives."""
+    parser = HarmonyParser(encoding)
+    return [parsed for frame in frames for parsed in _feed(parser, frame)]
+
+
+def parse_harmony_slowly(encoding: HarmonyEncoding, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
+    """What the machine gives where no frame takes the short way."""
+    parser = HarmonyParser(encoding)
+    return [parsed for frame in frames for parsed in list(parser.feed(frame))]
+
+
+def _feed(parser: HarmonyParser, frame: TokenFrame) -> list[ParsedFrame]:
+    delta = parser.plain(frame)
+    return list(parser.feed(frame)) if delta is None else [delta]
+
+
+def parse_harmony(
+    encoding: HarmonyEncoding, chunks: Iterable[Sequence[int]], reason: FinishReason = "stop", **fields: Any
+) -> list[ParsedItem]:
+    tokens = (TokenChunk(tuple(chunk)) for chunk in chunks if chunk)
+    return parsed_items(
+        parse_harmony_frames(encoding, [turn_started(**fields), *tokens, GenerationFinished(reason, 0, 0.0)])
+    )
+
+
+def parse_harmony_text(
+    encoding: HarmonyEncoding, text: str, reason: FinishReason = "stop", **fields: Any
+) -> list[ParsedItem]:
+    return parse_harmony(encoding, ([token] for token in encoding.encode_markup(text)), reason, **fields)
+
+
+def joined_deltas(told: list[ParsedItem]) -> list[ParsedItem]:
+    """The items, each in one piece."""
+    return [replace(item, deltas=[item.text]) for item in told]
+
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
+WEATHER_TOOL = FunctionTool("get_weather", parameters=CITY)
+
+CHAT_TOOLS = Toolset(
+    (
+        WEATHER_TOOL,
+        FunctionTool("get_time"),
+        CustomTool("note"),
+        HostedTool("python", "python"),
+        HostedTool("browser", "search"),
+        HostedTool("container", "exec"),
+        McpTool("docs", "ask"),
+        McpTool("docs", "write", needs_approval=True),
+        FunctionTool("spawn", namespace="team"),
+        FunctionTool("shell", form="shell"),
+    )
+)
+
+
+def chat_prompt(family: str) -> tuple[int, ...]:
+    """What the family's template ends with."""
+    return tuple(family_model(family).vocabulary.encode(f"Hi\n{FAMILIES[family].prompt}"))
+
+
+def chat_tokens(family: str, text: str) -> list[int]:
+    """What the model writes, without the end of its turn."""
+    return family_model(family).vocabulary.encode(text)
+
+
+def ended_chat_tokens(family: str, text: str) -> list[int]:
+    """The same with the end of its turn."""
+    return [*chat_tokens(family, text), family_model(family).stop_token_ids[0]]
+
+
+def chat_turn_started(family: str, turn: ChatTurn | None = None, **fields: Any) -> GenerationStarted:
+    """The first frame."""
+    turn = turn or ChatTurn(FAMILIES[family].variables)
+    return turn_started(**{"tools": CHAT_TOOLS, "prompt": chat_prompt(family), "chat": turn, **fields})
+
+
+def parse_chat_frames(model: ChatModel, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
+    parser = ChatParser(model)
+    return [parsed for frame in frames for parsed in list(parser.feed(frame))]
+
+
+def token_chunks(token_ids: Sequence[int], size: int = 1, *, likely: bool = False) -> list[TokenChunk]:
+    """Tokens as chunks, with logprobs that tell them apart where they are asked for."""
+    found = [TokenLogprob(-position / 8) for position in range(len(token_ids))] if likely else []
+    return [
+        TokenChunk(tuple(token_ids[at : at + size]), tuple(found[at : at + size]))
+        for at in range(0, len(token_ids), size)
+    ]
+
+
+def parse_chat_tokens(
+    family: str,
+    token_ids: Sequence[int],
+    reason: FinishReason = "stop",
+    *,
+    size: int = 1,
+    likely: bool = False,
+    **fields: Any,
+) -> list[ParsedFrame]:
+    written = token_chunks(token_ids, size, likely=likely)
+    return parse_chat_frames(
+        family_model(family), [chat_turn_started(family, **fields), *written, GenerationFinished(reason, 0, 0.0)]
+    )
+
+
+def parse_chat(family: str, text: str, **fields: Any) -> list[ParsedItem]:
+    """The items of a whole turn."""
+    return parsed_items(parse_chat_tokens(family, ended_chat_tokens(family, text), **fields))
+
+
+def parse_cut_chat(family: str, text: str, **fields: Any) -> list[ParsedItem]:
+    """The items of a turn that came to the limit."""
+    return parsed_items(parse_chat_tokens(family, chat_tokens(family, text), "length", **fields))
+
+
+def items_in_brief(parsed: Iterable[ParsedItem]) -> list[tuple[str, str, str]]:
+    return [(item.kind, item.name, item.text) for item in parsed]
+
+
+def turn_finished(parsed: Sequence[ParsedFrame]) -> TurnFinished:
+    last = parsed[-1]
+    assert isinstance(last, TurnFinished)
+    return last
+
+
+MARKERS = (START, END, MESSAGE, CHANNEL, CONSTRAIN, RETURN, CALL)
+HEADER_WORDS = ("assistant", "analysis", "commentary", "final", " json", "user", "\n")
+
+RECIPIENTS = (
+    *(" to=functions.f", " to=functions.g", " to=team.h", " h", " to=python"),
+    *(" to=browser.search", " to=container.exec", " to=docs.look-up", " to=docs.write", " to=functions.shell"),
+)
+
+
+def header_tokens() -> list[int]:
+    return [token for word in HEADER_WORDS + RECIPIENTS for token in load_encoding().encode(word)]
+
+
+def any_harmony_tokens() -> st.SearchStrategy[list[int]]:
+    """Markers, header words, broken UTF-8, reserved ids, ids beyond the vocabulary, and any text."""
+    return st.lists(
+        st.one_of(
+            st.sampled_from(MARKERS),
+            st.deferred(lambda: st.sampled_from(header_tokens())),
+            st.integers(0, 199_997),
+            st.sampled_from([160, 187, 222, 624, 4103, 9552, 28823]),
+            st.integers(199_998, 201_200),
+        ),
+        max_size=60,
+    )
+
+
+CLIENT_TOOLS = Toolset((FunctionTool("f"), CustomTool("g"), FunctionTool("h", namespace="team")))
+
+EVERY_TOOL = Toolset(
+    (
+        *CLIENT_TOOLS.tools,
+        FunctionTool("shell", form="shell"),
+        McpTool("docs", "look-up"),
+        McpTool("docs", "write", needs_approval=True),
+        *chain.from_iterable(HOSTED.values()),
+    )
+)
+
+TOOLSETS = (
+    CLIENT_TOOLS,
+    EVERY_TOOL,
+    Toolset(),
+    structs.replace(CLIENT_TOOLS, choice="none"),
+    structs.replace(EVERY_TOOL, allowed=((None, "f"),)),
+)
+
+
+@st.composite
+def any_turn_start(draw: st.DrawFn) -> GenerationStarted:
+    """Everything that a request may ask of the parser."""
+    return turn_started(
+        tools=draw(st.sampled_from(TOOLSETS)),
+        stop=draw(st.sampled_from([(), ("e",), (" the", "ing", "\n"), ("��",)])),
+        raw_messages=draw(st.sampled_from([None, ()])),
+    )
+
+
+def cut_chunks(tokens: list[int], cuts: Iterable[int], *, likely: bool) -> list[TokenChunk]:
+    """Tokens as chunks, with logprobs that tell them apart."""
+    found = [TokenLogprob(-position / 8) for position in range(len(tokens))] if likely else []
+    spans = pairwise([0, *sorted(cuts), len(tokens)])
+    return [TokenChunk(tuple(tokens[a:b]), tuple(found[a:b])) for a, b in spans if a < b]
