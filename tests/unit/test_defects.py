@@ -11,6 +11,7 @@ import pytest
 from tests.support.paths import ROOT
 
 TESTS = ROOT / "tests"
+SOURCES = [path.read_text() for path in TESTS.rglob("test_*.py") if "node_modules" not in path.parts]
 LINES = re.findall(r"^\| ([VB]?\d+) \| (.*)$", (TESTS / "DEFECTS.md").read_text(), re.MULTILINE)
 
 
@@ -24,7 +25,7 @@ def marked(source: str) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def tested() -> set[str]:
     """Ids that any test file names."""
-    return {defect for path in TESTS.rglob("test_*.py") for defect in marked(path.read_text())}
+    return {defect for source in SOURCES for defect in marked(source)}
 
 
 def test_ids_are_listed_once_and_in_order() -> None:
@@ -43,6 +44,11 @@ def test_every_listed_id_has_a_test_or_a_reason(tested: set[str]) -> None:
     """A line says "No test:" and why if, and only if, no test carries its id."""
     for defect, line in LINES:
         assert (defect in tested) is ("No test: " not in line), defect
+
+
+def test_no_test_name_carries_an_id() -> None:
+    """Names say subject and effect; markers carry the ids."""
+    assert not [name for source in SOURCES for name in re.findall(r"def (test_(?:[vb]|row)\d\w*)", source)]
 
 
 def test_markers_are_found_on_any_test() -> None:
