@@ -73,7 +73,6 @@ async def test_broken_promise_fails_the_response(body: Json, said: str, size: in
     assert [item.status for item in response.output] == ["completed", "incomplete"]
 
 
-@pytest.mark.defect("25")
 @pytest.mark.parametrize("said", ["", f"{THOUGHT}<|channel|>", THOUGHT.partition("<|end|>")[0]])
 async def test_missing_required_call_fails_the_response(said: str) -> None:
     """Reasoning alone does not suffice."""

@@ -228,7 +228,7 @@ async def test_finished_response_leaves_no_process(encoding: HarmonyEncoding, tm
 NOBODY = "http://127.0.0.1:9/mcp"
 
 
-@pytest.mark.defect("40")
+@pytest.mark.defect("V7")
 @pytest.mark.parametrize("mode", MODES)
 async def test_unavailable_server_is_a_failed_item(encoding: HarmonyEncoding, tmp_path: Path, mode: str) -> None:
     """The model goes on without it, and a made-up call of it ends nothing."""
@@ -250,7 +250,7 @@ async def test_unavailable_server_is_a_failed_item(encoding: HarmonyEncoding, tm
         assert "mcp_call" not in heard.types
 
 
-@pytest.mark.defect("40")
+@pytest.mark.defect("V7")
 @pytest.mark.parametrize("mode", ["background stream"])
 async def test_server_that_dies_in_a_call_is_restarted(encoding: HarmonyEncoding, tmp_path: Path, mode: str) -> None:
     """Its call has failed, and the next one gets a new process."""

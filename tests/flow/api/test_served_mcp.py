@@ -112,7 +112,7 @@ async def test_stream_sends_comments_during_a_call(
     assert final(read_sse(raw)).status == "completed"
 
 
-@pytest.mark.defect("40")
+@pytest.mark.defect("V7")
 @pytest.mark.parametrize("mode", MODES)
 async def test_failed_call_is_a_failed_item(
     encoding: HarmonyEncoding, tmp_path: Path, http: HttpServers, mode: str

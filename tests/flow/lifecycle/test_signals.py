@@ -145,7 +145,6 @@ def killed(scenes: list[Scene]) -> Scene:
 # SIGTERM
 
 
-@pytest.mark.defect("31")
 async def test_sigterm_lets_a_nearly_finished_response_end(stopped: Scene, mode: Mode) -> None:
     """A response that ends within the drain time is as any other."""
     client = stopped.near_the_end[mode]

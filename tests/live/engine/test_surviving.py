@@ -70,7 +70,7 @@ def test_resume_after_sigkill_gets_an_end(killed: Killed) -> None:
     assert killed.server.client.responses.retrieve(killed.response_id) == resumed[-1].response
 
 
-@pytest.mark.defect("17")
+@pytest.mark.defect("V3", "B15")
 @pytest.mark.parametrize("which", [0, 10, -1])
 def test_client_resumes_after_any_event(killed: Killed, which: int) -> None:
     """After an event that was never stored, too, a client gets the rest and the end."""

@@ -158,7 +158,6 @@ async def test_python_keeps_its_state_and_the_engine_its_cache(turns: Turns) -> 
     assert response.usage.input_tokens_details.cached_tokens >= cached > 0
 
 
-@pytest.mark.defect("24")
 async def test_number_of_calls_is_limited_by_the_client(turns: Turns) -> None:
     """A model that calls without end stops at ``max_tool_calls``."""
     response = await turns.response("Keep calling the tool.", [PYTHON], max_tool_calls=3)
