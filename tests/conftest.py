@@ -1,14 +1,26 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 
+import tests.support.examples  # noqa: F401 - registers the profiles
 from stages.harmony import HarmonyEncoding, load_encoding
 
 pytest_plugins = ["tests.support.stores"]
 
+settings.load_profile("ci")  # --hypothesis-profile comes later, and wins
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regen", action="store_true", help="rewrite the derived files of every fixture")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests that import vLLM first, so that only one of several workers imports it."""
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.filterwarnings("ignore"))  # its imports warn
+    items.sort(key=lambda item: item.get_closest_marker("vllm") is None)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core import Pipeline
@@ -25,6 +25,7 @@ from stages.persist.live import LiveResponses
 from stages.persist.store import Store
 from stages.responses import harmony_responses
 from tests.support.event_streams import final, run
+from tests.support.examples import examples
 from tests.support.harmony import encode_by_letters
 from tests.support.stores import open_store
 
@@ -196,7 +197,7 @@ _words = st.sampled_from(
 
 @pytest.mark.defect("26", "20", "B28")
 @given(st.lists(_words, max_size=40).map("".join), st.sampled_from([None, "auto"]), st.sampled_from([4, 1000]))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_output_of_any_turn_can_be_sent_back(text: str, summary: str | None, limit: int) -> None:
     """The output of any turn is a valid input, with its calls answered."""
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 from msgspec import structs
+from tokenizers import AddedToken, Tokenizer
 
 from pipeline.frames import CallSyntax, GenerationStarted
 from pipeline.protocol.tools import Toolset
@@ -148,16 +149,13 @@ def family_model(name: str) -> ChatModel:
 
 def tokenizer_with(marks: Sequence[str]) -> Any:
     """The tiny model's words, and ``marks`` in place of its own."""
-    from tokenizers import AddedToken, Tokenizer  # noqa: PLC0415 - takes seconds, and one module of tests needs it
-    from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
-
     layout = json.loads(WORDS.read_text())
     old = {mark["content"] for mark in layout.pop("added_tokens")}
     words = {f"<unused {at}>" if word in old else word: at for word, at in layout["model"]["vocab"].items()}
     layout["model"]["vocab"] = words
     tokenizer = Tokenizer.from_str(json.dumps(layout | {"added_tokens": []}))
     tokenizer.add_tokens([AddedToken(mark, normalized=False) for mark in marks])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=marks[0])
+    return fast_tokenizer(tokenizer_object=tokenizer, eos_token=marks[0])
 
 
 @cache
@@ -394,3 +392,11 @@ def expected_items(folder: str) -> tuple[ExpectedItem, ...]:
 def family_of(folder: str) -> str:
     """The family whose case is in ``folder``."""
     return max((family for family in FAMILIES if folder.startswith(f"{family}_")), key=len)
+
+
+def fast_tokenizer(**options: Any) -> Any:
+    """Make a tokenizer of transformers, whose import takes seconds, and warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
+    return PreTrainedTokenizerFast(**options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +16,7 @@ from stages.chat.names import ToolNames
 from stages.chat.vocabulary import Vocabulary
 from stages.render.chat.chat import RenderChat
 from stages.render.chat.messages import Layout, Surroundings, lay_out, split
+from tests.support.chat_families import fast_tokenizer
 from tests.support.event_streams import run_stage
 from tests.support.paths import TINY_QWEN
 
@@ -63,11 +63,7 @@ LATEST_INSTRUCTIONS_TEMPLATE = """
 @cache
 def vocabulary() -> Vocabulary:
     """That of the tiny Qwen."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # imports of transformers warn
-        from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - takes seconds
-
-    return Vocabulary(PreTrainedTokenizerFast(tokenizer_file=str(TINY_QWEN / "tokenizer.json"), eos_token="<|im_end|>"))
+    return Vocabulary(fast_tokenizer(tokenizer_file=str(TINY_QWEN / "tokenizer.json"), eos_token="<|im_end|>"))
 
 
 @dataclass(frozen=True)

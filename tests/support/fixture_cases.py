@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from pipeline.core import Pipeline
@@ -54,6 +53,7 @@ from stages.persist.store import Store
 from stages.render.harmony import RenderHarmony
 from stages.responses import recorded_responses
 from tests.support.event_streams import Tap, checked, final, run_pipeline, run_stage
+from tests.support.examples import examples
 from tests.support.paths import HARMONY
 from tests.support.scripted_tools import RecordedTools
 
@@ -283,7 +283,7 @@ def item_texts(response: Response) -> list[str]:
     return [*map(text_of, response.output)]
 
 
-FEW_EXAMPLES = settings(max_examples=60, deadline=None)
+FEW_EXAMPLES = examples(60)
 """Each of them makes a whole response."""
 
 Result = TypeVar("Result")

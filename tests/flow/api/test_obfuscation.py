@@ -6,12 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from api.stream import BLOCK, obfuscated
 from pipeline.protocol.events import FunctionCallArgumentsDelta, OutputTextDelta, OutputTextDone, to_sse
 from tests.support.event_streams import final, read_sse
+from tests.support.examples import examples
 from tests.support.server import WEATHER, ScriptedServer
 
 
@@ -23,7 +24,7 @@ def data(frame: bytes) -> dict[str, Any]:
     return body
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.text(min_size=1, max_size=40))
 def test_size_of_a_delta_is_hidden(text: str) -> None:
     """The size of frames grows in blocks, for any delta; nothing else changes."""

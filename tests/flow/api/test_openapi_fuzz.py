@@ -11,19 +11,20 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from yarl import URL
 
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from tests.support.event_streams import read_sse
+from tests.support.examples import examples
 from tests.support.openapi import ODD, Description, Schema, any_body, in_responses_names, query_values, valid_values
 from tests.support.server import CALL, ScriptedServer, running_server, script
 
-SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-QUICK = settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
-LONG = settings(QUICK, max_examples=150)
+SLOW = [HealthCheck.data_too_large, HealthCheck.filter_too_much]
+QUICK = examples(25, SLOW)
+LONG = examples(150, SLOW)
 
 
 class Target:
@@ -86,7 +87,7 @@ def test_strategy_makes_acceptable_requests(target: Target) -> None:
     """Many valid bodies are accepted, so that the other tests reach beyond the first check."""
     answered = list[Any]()
 
-    @settings(QUICK, max_examples=100)
+    @examples(100, SLOW)
     @given(valid_values(target.description, {"$ref": "#/components/schemas/CreateResponseParam"}))
     def ask(body: Any) -> None:
         answered.append(target.check("POST", "/v1/responses", "/v1/responses", json.dumps(body).encode()))

@@ -12,11 +12,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stages.harmony import HarmonyEncoding
 from tests.support.api_clients import MODES
+from tests.support.examples import examples
 from tests.support.lifecycle import World
 from tests.support.stores import DATABASES, empty_store
 
@@ -41,7 +42,7 @@ DEATHS = [*ALL_AT_ONCE, ("say", 12), ("save",), ("say", 3), ("kill",), *ALL_AT_O
 def test_random_walk_loses_no_response(request: pytest.FixtureRequest, encoding: HarmonyEncoding, place: str) -> None:
     """No accepted response is lost, left hanging, or read in two versions."""
 
-    @settings(max_examples=12, deadline=None)
+    @examples(12)
     @example(DEATHS)
     @given(st.lists(STEPS, min_size=8, max_size=20))
     def walk(steps: list[tuple[Any, ...]]) -> None:

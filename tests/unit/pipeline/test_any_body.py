@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import TypeAlias
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InvalidRequest
@@ -77,14 +77,12 @@ def blamed(body: Json) -> str:
     return ""
 
 
-@settings(max_examples=100, deadline=None)
 @given(json_values | st.dictionaries(st.sampled_from(list(CreateResponse.model_fields)), json_values, max_size=2))
 def test_any_body_is_accepted_or_refused_with_a_place_in_it(body: Json) -> None:
     """Any JSON is read or refused, and ``param`` is a place that exists in it."""
     assert leads_somewhere(blamed(body), body)
 
 
-@settings(max_examples=100, deadline=None)
 @given(place=st.sampled_from(list(places(EVERYTHING))), new=json_values)
 def test_refusal_names_the_wrong_value(place: Place, new: Json) -> None:
     """If one value of a good body is replaced, ``param`` names it or a neighbour that its type requires."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 from msgspec.structs import replace
@@ -48,6 +48,7 @@ from pipeline.protocol.items import (
 from pipeline.protocol.response import ErrorDetails, Response
 from pipeline.steps import NOT_LISTED
 from tests.support.event_streams import checked, final
+from tests.support.examples import examples
 from tests.support.frames import (
     CITATION,
     LISTED_TOOL,
@@ -220,7 +221,6 @@ def test_interrupted_approval_request_is_done() -> None:
 
 
 @pytest.mark.defect("11", "V2")
-@settings(max_examples=100, deadline=None)
 @given(frames=response_frames(), error=st.sampled_from([BROKE, None]), data=st.data())
 def test_stream_can_end_after_any_event(frames: Frames, error: Exception | None, data: st.DataObject) -> None:
     """Sent events stand, and a terminal event follows them."""
@@ -243,7 +243,7 @@ def test_cancelled_response_has_neither_error_nor_reason() -> None:
     assert (response.usage, response.completed_at) == (None, None)
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(frames=response_frames())
 def test_predictable_events_are_predicted(frames: Frames) -> None:
     """In a stream that keeps the rules, every event without news is predicted."""
@@ -284,7 +284,7 @@ def test_deltas_of_another_place_are_not_taken(changed: dict[str, Any]) -> None:
     assert stream.growth(events, first + 1) == []
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(frames=response_frames())
 def test_follower_notices_the_end(frames: Frames) -> None:
     """It knows the end when it comes, and the response from the first event on."""

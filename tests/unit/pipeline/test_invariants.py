@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -118,7 +118,6 @@ def commute(first: ResponseEvent, second: ResponseEvent) -> bool:
     return one is not None and other is not None and one + other == other + one
 
 
-@settings(max_examples=100, deadline=None)
 @given(frames=response_frames(), data=st.data())
 def test_missing_event_is_refused(frames: Frames, data: st.DataObject) -> None:
     """A good stream without any one of its events is refused, even if the rest is renumbered."""
@@ -130,7 +129,6 @@ def test_missing_event_is_refused(frames: Frames, data: st.DataObject) -> None:
             fed(changed)
 
 
-@settings(max_examples=100, deadline=None)
 @given(frames=response_frames(), data=st.data())
 def test_swapped_events_are_refused(frames: Frames, data: st.DataObject) -> None:
     """A good stream with two neighbours swapped is refused, unless they are deltas that commute."""

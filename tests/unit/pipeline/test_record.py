@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from pipeline.__main__ import main
@@ -29,6 +29,7 @@ from pipeline.record import (
     replay_recording,
     write_frames,
 )
+from tests.support.examples import examples
 from tests.support.paths import HARMONY
 
 CASE = HARMONY / "served_mcp"
@@ -39,7 +40,7 @@ TOLD = re.compile(r"^(.+?\.jsonl)(?::(\d+))?: (.+)$", re.DOTALL)
 
 INTRUDERS = [b"\n", b"{}", b"\xff\xfe", b"[" * 5000, b"null", b'{"headers":{}}', b"1e999"]
 
-shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+shared = examples(100, [HealthCheck.function_scoped_fixture])
 
 
 def problem(path: Path, stage: str = "generate") -> tuple[int | None, str]:

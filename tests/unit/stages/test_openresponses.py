@@ -4,12 +4,13 @@ import json
 from collections.abc import Iterable
 from contextlib import aclosing
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from pipeline.frames import AnnotationAdded
 from pipeline.protocol.events import ResponseEvent, to_sse
 from pipeline.record import replay
 from stages.openresponses import OpenResponsesEvent, open_responses
+from tests.support.examples import examples
 from tests.support.frames import (
     Frames,
     finished,
@@ -47,7 +48,7 @@ async def test_raw_reasoning_events_are_renamed() -> None:
     assert to_sse(events[4]).startswith(b'event: response.reasoning.delta\ndata: {"type":"response.reasoning.delta",')
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(turn=response_frames())
 async def test_other_events_are_unchanged(turn: Frames) -> None:
     """No event is added, lost, moved or changed except for the two names."""

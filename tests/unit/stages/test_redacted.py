@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.frames import Conversation, FunctionCallOpened, ItemClosed, ItemDelta, ItemTokens, TokenChunk, TokenFrame
@@ -111,7 +111,6 @@ def kinds(frames: list[Any], folder: Path) -> list[Any]:
     return found
 
 
-@settings(deadline=None)
 @given(text=st.text(max_size=200), data=st.data())
 def test_redacted_tokens_spell_the_shape_of_their_text(
     encoding: HarmonyEncoding, text: str, data: st.DataObject
@@ -127,7 +126,6 @@ def test_redacted_tokens_spell_the_shape_of_their_text(
     assert encoding.decode(written[1:-1]) == shape(text)
 
 
-@settings(deadline=None)
 @given(said=st.lists(st.from_regex(r"\A ?[b-wyzB-WYZ]{4,9}[.,]?\Z"), max_size=80))
 def test_text_outside_messages_is_redacted(encoding: HarmonyEncoding, said: list[str]) -> None:
     """Malformed output shows no more; only words of headers remain."""

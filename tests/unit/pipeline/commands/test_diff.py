@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.commands.diff import recorded, replayed
@@ -55,7 +55,6 @@ def changed(frame: Any) -> Any:
             return None
 
 
-@settings(deadline=None)
 @given(st.sampled_from(NAMES), st.sampled_from(["generate", "parse", "emit"]), st.data(), st.booleans())
 def test_changed_frame_is_found_with_its_line(name: str, stage: str, data: st.DataObject, exact: bool) -> None:
     """The first changed frame is found, with its line number on both sides."""
@@ -67,7 +66,6 @@ def test_changed_frame_is_found_with_its_line(name: str, stage: str, data: st.Da
     assert (found.line, found.other_line) == (lines[at].number, lines[at].number)
 
 
-@settings(deadline=None)
 @given(st.sampled_from(NAMES), st.lists(st.integers(1, 9), min_size=1))
 async def test_rechunked_tokens_are_no_difference(name: str, sizes: list[int]) -> None:
     """Chunks of other sizes give the same frames at all junctions, unless these are compared exactly."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -96,7 +96,6 @@ def has(case: Case, wanted: list[int]) -> bool:
     return all(token in rest for token in wanted)
 
 
-@settings(deadline=None)
 @given(cases, st.data())
 def test_case_shrinks_to_needed_tokens(case: Case, data: st.DataObject) -> None:
     """The tokens for which a stream fails are left, in one chunk and as few turns as possible."""

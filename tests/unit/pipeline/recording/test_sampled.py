@@ -5,12 +5,13 @@ from __future__ import annotations
 from hashlib import sha256
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 
 from pipeline.frames import Origin
 from pipeline.recording.sampled import ALWAYS, Condition
+from tests.support.examples import examples
 
 IDS = [f"resp_{sha256(bytes([number % 256, number // 256])).hexdigest()[:32]}" for number in range(1000)]
 
@@ -37,7 +38,7 @@ def test_senseless_condition_is_refused(said: str) -> None:
         Condition.parse(said)
 
 
-@settings(deadline=None, max_examples=20)
+@examples(20)
 @given(st.floats(0.01, 1))
 def test_rate_selects_about_its_share(rate: float) -> None:
     """The share is close to the rate, and a higher rate selects all that a lower one does."""

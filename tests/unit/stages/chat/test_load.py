@@ -17,6 +17,8 @@ from stages.chat.load import ChatModelsNeedVllm, WrongChatOptions, read_config
 from tests.support.chat_families import load_model
 from tests.support.paths import TINY_QWEN
 
+pytestmark = pytest.mark.vllm
+
 LOG = "stages.chat.load"
 
 

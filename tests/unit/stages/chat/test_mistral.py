@@ -14,6 +14,8 @@ from stages.chat.model import Argued, Called, ChatModel, Said
 from tests.support.chat_families import load_model
 from tests.support.stored_responses import response
 
+pytestmark = pytest.mark.vllm
+
 CONFIG = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1}
 SIZES = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 131_072}
 WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "", "parameters": {"type": "object"}}}

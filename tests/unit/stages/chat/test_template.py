@@ -12,6 +12,8 @@ from stages.chat.template import VllmTemplate
 from stages.render.chat.arguments import Arguments
 from tests.support.chat_families import load_model
 
+pytestmark = pytest.mark.vllm
+
 HELLO: ChatMessage = {"role": "user", "content": "Hello."}
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 from stages.chat.vocabulary import Vocabulary
 from stages.parse.text import TokenDecoder
-from tests.support.chat_families import family_model
+from tests.support.chat_families import family_model, fast_tokenizer
+from tests.support.examples import examples
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports warn
+pytestmark = pytest.mark.vllm
 
 KINDS = ("bytes", "text", "text with a blank ahead")
 TEXTS = st.text(alphabet=st.sampled_from("abc \n<s>é日🧑Ġ0xE\u0301"), max_size=12)
@@ -28,7 +29,7 @@ def vocabulary(kind: str) -> Vocabulary:
     return Vocabulary(falling_back(begins_with_blank=kind != "text"))
 
 
-def falling_back(*, begins_with_blank: bool) -> PreTrainedTokenizerFast:
+def falling_back(*, begins_with_blank: bool) -> Any:
     """A vocabulary like those of sentencepiece: blanks are letters, and what it has no piece for comes in bytes."""
     pieces = [
         "<unk>",
@@ -49,7 +50,7 @@ def falling_back(*, begins_with_blank: bool) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens([AddedToken(mark, normalized=False) for mark in ("<s>", "</s>")])
     tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+    return fast_tokenizer(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
 
 
 def text_of(words: Vocabulary, token_ids: list[int]) -> str:
@@ -60,7 +61,7 @@ def text_of(words: Vocabulary, token_ids: list[int]) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXTS)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_tokens_spell_the_encoded_text(kind: str, text: str) -> None:
     """Their bytes join to it; some vocabularies add a leading blank."""
     words = vocabulary(kind)
@@ -71,7 +72,7 @@ def test_tokens_spell_the_encoded_text(kind: str, text: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(first=TEXTS, second=TEXTS)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_further_text_gets_no_leading_blank(kind: str, first: str, second: str) -> None:
     """Texts that are encoded separately join to the whole."""
     words = vocabulary(kind)

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -441,7 +441,6 @@ def summed(events: Iterable[ResponseEvent]) -> dict[int, str]:
     return texts
 
 
-@settings(max_examples=100, deadline=None)
 @given(turn=response_frames(), error=st.none() | st.just(EngineFailed("x")) | st.just(ValueError("x")), data=st.data())
 async def test_any_turn_is_a_stream_that_clients_can_read(
     turn: Frames, error: Exception | None, data: st.DataObject

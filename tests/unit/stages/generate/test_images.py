@@ -5,12 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from pipeline.errors import InvalidPrompt
+from stages.generate import images
+from stages.generate.images import decoded
 from tests.support.tool_servers import BLUE, IMAGES, RED, data_url, png
-
-PIL = pytest.importorskip("PIL", reason="Pillow comes with vLLM")
-
-from stages.generate import images  # noqa: E402
-from stages.generate.images import decoded  # noqa: E402
 
 
 def test_images_keep_their_order_and_bytes() -> None:

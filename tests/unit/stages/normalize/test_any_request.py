@@ -4,7 +4,7 @@ import json
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InvalidRequest
@@ -15,6 +15,7 @@ from pipeline.record import replay
 from stages.normalize.normalize import Normalize
 from stages.persist.database import Nowhere
 from stages.persist.store import Store
+from tests.support.examples import examples
 from tests.support.request_bodies import CLIENTS, EVERYTHING
 from tests.support.requests import ALL_HOSTED
 
@@ -54,7 +55,7 @@ async def understood(body: Json) -> Conversation | InvalidRequest:
         return error
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(body=bodies, usual=st.sampled_from([{}, {"input": "Hi"}, *CLIENTS.values()]))
 async def test_any_request_is_accepted_or_refused(body: Json, usual: Json) -> None:
     """The result is a conversation, or a 4xx that names the parameter."""

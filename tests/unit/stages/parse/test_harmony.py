@@ -7,7 +7,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai_harmony import Role
 
@@ -26,6 +26,7 @@ from pipeline.record import read_frames
 from stages.harmony import CALL, CHANNEL, END, MESSAGE, RETURN, START, HarmonyEncoding, load_encoding
 from stages.parse.harmony import HarmonyParser
 from stages.parse.text import TokenDecoder
+from tests.support.examples import examples
 from tests.support.harmony import reference_encoding, wellformed_completions
 from tests.support.parsed_output import (
     EVERY_TOOL,
@@ -80,7 +81,6 @@ def test_chunks_do_not_change_the_items(recording: Path, size: int, encoding: Ha
 
 @pytest.mark.defect("9")
 @given(wellformed_completions(), st.data())
-@settings(max_examples=100, deadline=None)
 def test_no_token_is_lost_or_scrambled(completion: str, data: st.DataObject) -> None:
     """For any chunks, the deltas join to the text that openai_harmony reads in all tokens."""
     tokens = load_encoding().encode_markup(completion)
@@ -172,7 +172,7 @@ def test_markup_of_calls_is_no_text(size: int, encoding: HarmonyEncoding) -> Non
 @given(
     any_harmony_tokens(), st.sampled_from(["stop", "length", "cancelled"]), any_turn_start(), st.booleans(), st.data()
 )
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_any_tokens_give_items(
     tokens: list[int], reason: FinishReason, begun: GenerationStarted, likely: bool, data: st.DataObject
 ) -> None:
@@ -188,7 +188,7 @@ def test_any_tokens_give_items(
 
 
 @given(any_harmony_tokens(), any_turn_start(), st.data())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_fast_path_equals_slow_path(tokens: list[int], begun: GenerationStarted, data: st.DataObject) -> None:
     """A chunk of plain text gives the same frame by either path."""
     cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=20))
@@ -198,7 +198,7 @@ def test_fast_path_equals_slow_path(tokens: list[int], begun: GenerationStarted,
 
 @pytest.mark.defect("26")
 @given(any_harmony_tokens(), st.booleans())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_content_is_kept_and_markers_are_not(tokens: list[int], likely: bool) -> None:
     """Each ``<|message|>`` opens an item that ends in all the text after it."""
     encoding = load_encoding()
@@ -226,7 +226,7 @@ def contents(encoding: HarmonyEncoding, tokens: Iterable[int]) -> list[str]:
 
 
 @given(st.lists(st.one_of(st.integers(0, 199_997), st.sampled_from([160, 187, 222, 624, 4103, 28823])), max_size=20))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_split_characters_are_joined(tokens: list[int]) -> None:
     """The decoder gives what decoding all bytes at once would give."""
     encoding = load_encoding()
@@ -239,7 +239,6 @@ def test_split_characters_are_joined(tokens: list[int]) -> None:
 
 
 @given(wellformed_completions())
-@settings(max_examples=100, deadline=None)
 def test_well_formed_output_agrees_with_openai_harmony(completion: str) -> None:
     """The items are the messages of openai_harmony's own parser."""
     encoding = load_encoding()
@@ -355,7 +354,6 @@ def test_calls_within_reasoning_are_not_reasoning_tokens(header: str, encoding: 
     st.lists(st.tuples(any_harmony_tokens(), any_turn_start()), min_size=2, max_size=3),
     st.sampled_from(["stop", "length"]),
 )
-@settings(max_examples=100, deadline=None)
 def test_turns_are_parsed_independently(turns: list[tuple[list[int], GenerationStarted]], reason: FinishReason) -> None:
     """In a stream of several turns, each gives the same as it does alone."""
     encoding, finished = load_encoding(), GenerationFinished(reason, 0, 0.0)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.frames import ItemDelta, TokenChunk
 from stages.harmony import RETURN, HarmonyEncoding, load_encoding
 from stages.parse.harmony import HarmonyParser
+from tests.support.examples import examples
 from tests.support.parsed_output import parse_harmony, parse_harmony_text
 
 # Text in a header
 
 
 @given(st.text(min_size=1, max_size=400), st.sampled_from(["", "<|channel|>final ", "<|channel|>analysis "]))
-@settings(max_examples=100, deadline=None)
 def test_text_without_its_marker_is_kept(text: str, header: str) -> None:
     """A message without ``<|message|>`` keeps every word that is no header word."""
     encoding = load_encoding()
@@ -40,7 +40,7 @@ def words(least: int) -> st.SearchStrategy[list[str]]:
     st.sampled_from(["", "<|constrain|>"]),
     words(1),
 )
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_text_in_a_header_is_kept(
     start: str, ahead: list[str], channel: str, behind: list[str], constrain: str, content: list[str]
 ) -> None:
@@ -55,7 +55,6 @@ def test_text_in_a_header_is_kept(
     st.sampled_from(["analysis", "commentary", "final", "assistant", "user", "system:x", "json"]),
     st.text(min_size=1, max_size=100),
 )
-@settings(max_examples=100, deadline=None)
 def test_text_may_begin_with_a_header_word(first: str, text: str) -> None:
     """Without markup there is no header: its words are those of an answer."""
     answer = " ".join([first, *(f"w{ord(letter):x}w" for letter in text)])

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.frames import GenerationFinished, ItemDelta, TokenChunk, TokenFrame, TokenLogprob
 from pipeline.protocol.items import Logprob, TopLogprob
 from stages.harmony import RETURN, HarmonyEncoding, load_encoding
+from tests.support.examples import examples
 from tests.support.parsed_output import ParsedItem, parse_harmony_frames, parsed_items, turn_started
 
 FINAL = "<|channel|>final<|message|>"
@@ -124,7 +125,7 @@ def test_broken_text_keeps_its_logprobs(encoding: HarmonyEncoding) -> None:
 
 
 @given(st.text(max_size=30), st.text(min_size=1, max_size=3), st.integers(1, 50))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_logprobs_spell_the_text(text: str, stop: str, size: int) -> None:
     """Their bytes join to the text; before a stop text, they are those of whole tokens."""
     encoding = load_encoding()

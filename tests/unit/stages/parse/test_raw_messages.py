@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from openai_harmony import Message, Role
 
 from pipeline.frames import GenerationFinished, TokenChunk, TurnFinished
@@ -25,7 +25,6 @@ def raw(encoding: HarmonyEncoding, text: str, **fields: Any) -> Any:
 
 
 @given(wellformed_completions())
-@settings(max_examples=100, deadline=None)
 def test_raw_messages_equal_those_of_openai_harmony(completion: str) -> None:
     """This holds for well-formed output."""
     tokens = load_encoding().encode_markup(completion)

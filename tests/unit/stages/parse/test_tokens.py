@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.frames import FinishReason, GenerationFinished
 from stages.harmony import END, RETURN, START, HarmonyEncoding, load_encoding
+from tests.support.examples import examples
 from tests.support.harmony import wellformed_completions
 from tests.support.parsed_output import (
     CLIENT_TOOLS,
@@ -48,7 +49,6 @@ def test_items_have_all_tokens_of_a_turn(last: str, size: int, encoding: Harmony
 
 
 @given(wellformed_completions(), st.data())
-@settings(max_examples=100, deadline=None)
 def test_any_well_formed_turn_keeps_its_tokens(completion: str, data: st.DataObject) -> None:
     """This holds for any chunks."""
     tokens = load_encoding().encode_markup(completion)
@@ -113,7 +113,7 @@ def test_repeated_end_belongs_to_no_item(encoding: HarmonyEncoding) -> None:
 
 
 @given(any_harmony_tokens())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_tokens_of_an_item_parse_to_that_item(tokens: list[int]) -> None:
     """The tokens of an item give the same item by themselves, without repairs."""
     begun = turn_started(tools=CLIENT_TOOLS)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -21,6 +21,7 @@ from pipeline.protocol.response import Response
 from pipeline.record import read_frames
 from stages.persist.log import Block, EventLog, LogReader, read_blocks
 from tests.support.event_streams import checked, final
+from tests.support.examples import examples
 from tests.support.frames import (
     LISTED_TOOL,
     Frames,
@@ -102,7 +103,7 @@ stops = st.sets(st.integers(0, 60))
 
 
 @pytest.mark.defect("V2", "B15")
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(streams, stops)
 def test_log_reads_back_to_the_same_bytes(events: Events, sealed_at: set[int]) -> None:
     """For any seals, all events after any number come back unchanged."""
@@ -111,7 +112,7 @@ def test_log_reads_back_to_the_same_bytes(events: Events, sealed_at: set[int]) -
         assert on_the_wire(log.read(after)) == on_the_wire(events[after + 1 :])
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(streams, stops)
 def test_stored_blocks_read_back_with_the_final_response(events: Events, sealed_at: set[int]) -> None:
     """Blocks and final response suffice."""
@@ -122,7 +123,6 @@ def test_stored_blocks_read_back_with_the_final_response(events: Events, sealed_
     assert on_the_wire(read_blocks(final(events), log.blocks)) == on_the_wire(events)
 
 
-@settings(max_examples=100, deadline=None)
 @given(streams, stops, st.integers(0, 60))
 def test_log_continues_from_stored_blocks(events: Events, sealed_at: set[int], at: int) -> None:
     """The blocks so far and the initial response suffice to write the rest."""
@@ -173,7 +173,7 @@ def odd_streams(draw: st.DrawFn) -> Events:
     return [event for at, event in enumerate(events) if at not in gone]
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(odd_streams(), stops)
 def test_any_events_read_back(events: Events, sealed_at: set[int]) -> None:
     """Unpredictable events, in any order and with gaps in their numbers, come back unchanged."""
@@ -190,7 +190,7 @@ def test_any_events_read_back(events: Events, sealed_at: set[int]) -> None:
 # Readers of a log that grows
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(streams, stops, st.lists(st.tuples(st.integers(-1, 40), st.integers(1, 9)), min_size=1, max_size=3))
 def test_readers_of_any_pace_see_the_same(events: Events, sealed_at: set[int], readers: list[tuple[int, int]]) -> None:
     """For any reads and seals, each reader sees every event after its number once."""
@@ -226,7 +226,7 @@ def test_reader_that_keeps_up_decodes_nothing() -> None:
 
 
 @pytest.mark.defect("V2", "B15")
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(streams, stops, st.integers(0, 60), st.sampled_from([RunInterrupted(), None]))
 def test_log_can_be_ended_after_any_event(
     events: Events, sealed_at: set[int], at: int, error: StageError | None

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Iterator
 from itertools import count
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from stages.persist.log import Block
 from stages.persist.store import Store
+from tests.support.examples import examples
 from tests.support.paths import ROOT
 from tests.support.stored_responses import (
     ITEMS,
@@ -43,7 +44,7 @@ def said(store: Store, name: str, blocks: Iterable[Block]) -> Iterator[str]:
 
 
 @given(runs=RUNS, data=st.data())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25, [HealthCheck.function_scoped_fixture])
 async def test_any_order_of_several_runs_is_read_back(
     store: Store, runs: list[list[bytes]], data: st.DataObject
 ) -> None:
@@ -68,6 +69,8 @@ from itertools import count
 from stages.persist.log import Block
 from tests.support.stored_responses import begun_response, queued_response, request_of, stored_response
 from tests.support.stores import open_store
+from tests.support.examples import examples
+from tests.support.examples import examples
 
 async def main():
     async with open_store(sys.argv[1]) as store:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from openai_harmony import Message as PackageMessage
@@ -36,6 +36,7 @@ from pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, McpTool, T
 from stages.harmony import load_encoding
 from stages.render.harmony import RenderHarmony
 from stages.render.messages import lay_out
+from tests.support.examples import examples
 from tests.support.harmony import (
     approval,
     call,
@@ -298,7 +299,7 @@ ITEMS = st.lists(st.tuples(st.sampled_from(sorted(KINDS)), TEXTS).map(lambda dra
 
 
 @given(ITEMS, st.booleans(), st.integers(0, 2000))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_any_items_can_be_rendered(items: list[Item], cuts: bool, context: int) -> None:
     """For any items in any order, openai_harmony can read every message of the prompt."""
     known = {item.id: "known" for item in items[::2]}
@@ -326,7 +327,7 @@ OPENED: dict[str, ItemOpened] = {
 
 @pytest.mark.parametrize("kind", OPENED)
 @given(said=st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
-@settings(max_examples=25, deadline=None)
+@examples(25)
 def test_rendered_call_parses_to_the_same_call(kind: str, said: str) -> None:
     """If the model wrote the rendered call, it would be the same call of the same tool."""
     layout = lay_out(conversation(KINDS[kind](said)))

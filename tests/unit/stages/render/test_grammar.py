@@ -7,13 +7,14 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InvalidRequest
 from pipeline.protocol.tools import ANY_NAME, HOSTED, CustomTool, FunctionTool, Grammar, McpTool, Tool, Toolset
 from stages.harmony import CALL, CHANNEL, END, MESSAGE, RETURN, load_encoding
 from stages.render.grammar import MOST_BEFORE, MOST_CALLS, WARM_UP, grammar
+from tests.support.examples import examples
 from tests.support.harmony import (
     NEXT,
     PREAMBLE,
@@ -355,7 +356,7 @@ def schemas(draw: st.DrawFn, depth: int = 2) -> tuple[Any, Any]:
     return schema, {name: value for name, (_, value) in zip(names, inner, strict=True) if name in present}
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(schemas(), st.booleans(), st.booleans())
 def test_any_value_of_a_schema_is_accepted(drawn: tuple[Any, Any], compact: bool, ascii_only: bool) -> None:
     """White space does not matter."""
@@ -365,7 +366,7 @@ def test_any_value_of_a_schema_is_accepted(drawn: tuple[Any, Any], compact: bool
     assert accepted_markup(grammar_for(schema=schema), turn) == turn or "\\u" in turn
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(schemas(), st.sampled_from(['{"x": 1, ', "[[", " ", "nul", "'", "NaN"]))
 def test_other_values_are_refused(drawn: tuple[Any, Any], wrong: str) -> None:
     """An answer with an impossible beginning never ends."""

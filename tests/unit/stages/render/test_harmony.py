@@ -12,7 +12,7 @@ from timeit import repeat
 
 import openai_harmony as reference
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InvalidRequest
@@ -478,7 +478,6 @@ ROLES = st.sampled_from(["user", "assistant", "developer"])
 TEXTS = st.one_of(st.text(), st.text("ab \n<|>end'"), st.sampled_from([INJECTION, "<|start|>", " to=functions.f"]))
 
 
-@settings(max_examples=100, deadline=None)
 @given(TEXTS, st.lists(st.tuples(ROLES, TEXTS), max_size=5))
 def test_any_text_has_the_ids_of_openai_harmony(instructions: str, turns: list[tuple[Role, str]]) -> None:
     """This holds for any texts, roles and orders."""

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.harmony import function, our_section, reference_section
@@ -137,7 +137,6 @@ def bigger(schemas: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 RENDERED_RIGHT = annotated(records(st.recursive(annotated(LEAVES), bigger, max_leaves=6)))
 
 
-@settings(max_examples=100, deadline=None)
 @given(RENDERED_RIGHT)
 def test_any_correct_schema_reads_as_in_openai_harmony(schema: Any) -> None:
     """Descriptions, defaults, options and nesting are laid out the same."""
@@ -188,7 +187,6 @@ def unbalanced(text: str) -> str:
     return brackets
 
 
-@settings(max_examples=100, deadline=None)
 @given(keywords(ANYTHING) | ANYTHING)
 def test_no_schema_breaks_the_namespace(schema: Any) -> None:
     """For any schema the next function is declared, and brackets are balanced."""

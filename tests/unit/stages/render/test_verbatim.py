@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from msgspec.structs import replace
 from openai_harmony import Role
 
@@ -16,6 +16,7 @@ from stages.emit.emit import ResponseWriter
 from stages.harmony import END, HarmonyEncoding, load_encoding
 from stages.render.harmony import RenderHarmony
 from tests.support.event_streams import final
+from tests.support.examples import examples
 from tests.support.harmony import (
     approval,
     code_call,
@@ -287,7 +288,6 @@ def test_input_items_are_encoded_anew(encoding: HarmonyEncoding) -> None:
 
 
 @given(wellformed_completions())
-@settings(max_examples=100, deadline=None)
 def test_known_tokens_have_the_same_messages(completion: str) -> None:
     """openai_harmony reads the same messages in known and in new tokens."""
     said = turn(load_encoding().encode_markup(completion))
@@ -304,7 +304,7 @@ def test_known_tokens_have_the_same_messages(completion: str) -> None:
 
 
 @given(any_harmony_tokens())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_any_known_tokens_have_the_same_messages(token_ids: list[int]) -> None:
     """This holds for any output of the engine."""
     said = turn(token_ids)

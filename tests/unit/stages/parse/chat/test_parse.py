@@ -22,7 +22,7 @@ from tests.support.parsed_output import (
     turn_finished,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports warn
+pytestmark = pytest.mark.vllm
 
 THOUGHT = "<think>\nLet me see.\n</think>\n\n"
 LET_ME_SEE = ("Reasoning", "", "Let me see.")

@@ -6,13 +6,14 @@ from itertools import chain, pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.frames import ChatTurn, FinishReason, GenerationFinished, TokenChunk, TokenLogprob
 from pipeline.protocol.tools import Toolset
 from stages.chat.model import ChatModel
 from tests.support.chat_families import FAMILIES, family_model, load_model
+from tests.support.examples import examples
 from tests.support.parsed_output import (
     CHAT_TOOLS,
     ParsedItem,
@@ -90,12 +91,12 @@ def parsed(family: str, chunks: list[TokenChunk], request: dict[str, Any], reaso
     return parsed_items(frames)
 
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM's imports warn
+pytestmark = pytest.mark.vllm
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @given(st.data())
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_any_tokens_become_items(family: str, data: st.DataObject) -> None:
     """No tokens make the parser raise or break the grammar of frames; chunks make no difference; ids add up."""
     token_ids = data.draw(soup(family))
@@ -119,7 +120,6 @@ def test_any_tokens_become_items(family: str, data: st.DataObject) -> None:
 
 
 @given(noise(), st.sampled_from(REASONS))
-@settings(deadline=None)
 def test_logprobs_spell_unparsed_marks(token_ids: list[int], reason: FinishReason) -> None:
     """Marks without a parser are text, and have logprobs like any text."""
     found = TokenLogprob(-1.0)

@@ -21,6 +21,8 @@ from tests.support.chat_templates import (
 )
 from tests.support.harmony import call, conversation, function, message, output
 
+pytestmark = pytest.mark.vllm
+
 HELLO = message("user", "Hello.")
 TOOLS = (function("get_weather"),)
 

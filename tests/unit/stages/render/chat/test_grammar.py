@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import InvalidRequest
@@ -21,6 +21,9 @@ from tests.support.chat_families import (
     chat_grammar,
     model_of_unknown_syntax,
 )
+from tests.support.examples import examples
+
+pytestmark = pytest.mark.vllm
 
 COUNT = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 FORMAT = {"type": "json_schema", "name": "count", "schema": COUNT, "strict": True}
@@ -125,7 +128,7 @@ def test_continued_message_has_no_reasoning() -> None:
     assert model.accepted(THOUGHT + JSON) == "..."
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.text(max_size=40), st.integers(), st.sampled_from([THINKING_OFF, THOUGHT_OPEN, ""]))
 def test_any_reasoning_precedes_the_format(thought: str, n: int, prompt: str) -> None:
     """No reasoning text affects the answer."""

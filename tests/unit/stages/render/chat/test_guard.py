@@ -20,6 +20,8 @@ from stages.render.chat.verbatim import spelled
 from tests.support.chat_templates import prompt, vocabulary
 from tests.support.harmony import call, conversation, function, message, output, reasoning
 
+pytestmark = pytest.mark.vllm
+
 MARKS = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_response>"]
 said = st.lists(st.one_of(st.sampled_from([*MARKS, "<|im_", "end|>", "\ue000", "\\ue000"]), st.text(max_size=5))).map(
     "".join

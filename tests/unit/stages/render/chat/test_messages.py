@@ -44,6 +44,8 @@ from tests.support.harmony import (
     web_call,
 )
 
+pytestmark = pytest.mark.vllm
+
 ASKED = message("user", "How warm is it?")
 USER = {"role": "user", "content": "How warm is it?"}
 TOOLS: list[Tool] = [function("get_weather"), CustomTool("sql"), function("ask", namespace="docs")]

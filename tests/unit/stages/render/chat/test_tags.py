@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
@@ -11,14 +10,15 @@ from typing import Any
 import pytest
 from openai.types.responses import FunctionTool
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from stages.chat.model import ChatModel
 from stages.chat.vocabulary import Vocabulary
 from stages.render.chat.rules import Rules
 from stages.render.chat.tags import Format, Tags, Undescribed, lead, of_calls, without
 from stages.render.constraint import Unenforceable
-from tests.support.chat_families import TURN_END, accepted_text
+from tests.support.chat_families import TURN_END, accepted_text, fast_tokenizer
+
+pytestmark = pytest.mark.vllm
 
 WEATHER = {
     "type": "object",
@@ -109,7 +109,7 @@ def model(marks: str) -> ChatModel:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([TURN_END])
     tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in MARKS[marks]])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=TURN_END)
+    fast = fast_tokenizer(tokenizer_object=tokenizer, eos_token=TURN_END)
     nothing: Any = None
     return ChatModel(Vocabulary(fast), nothing, nothing, (), {})
 
@@ -117,9 +117,7 @@ def model(marks: str) -> ChatModel:
 @cache
 def registry() -> Any:
     """Where vLLM describes calls."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # vLLM's imports warn
-        return import_module("vllm.tool_parsers.structural_tag_registry")
+    return import_module("vllm.tool_parsers.structural_tag_registry")
 
 
 @cache

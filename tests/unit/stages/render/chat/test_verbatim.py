@@ -16,6 +16,8 @@ from stages.render.chat.verbatim import spelled
 from tests.support.chat_templates import prompt, vocabulary
 from tests.support.harmony import approval, call, conversation, decision, function, mcp_call, message, output, reasoning
 
+pytestmark = pytest.mark.vllm
+
 TOOLS = [function("get_weather")]
 UNCUT = Guard(vocabulary()).cut
 

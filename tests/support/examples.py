@@ -1,0 +1,22 @@
+"""The Hypothesis profiles, and settings that scale with them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "ci", max_examples=30, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "thorough", max_examples=1000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+
+
+def examples(share: int, suppress: Collection[HealthCheck] = ()) -> settings:
+    """Settings for `share` percent of the examples of the profile in use."""
+    return settings(
+        max_examples=max(1, settings().max_examples * share // 100),
+        suppress_health_check=[HealthCheck.too_slow, *suppress],
+    )
