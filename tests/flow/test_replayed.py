@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
+import signal
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 import pytest_asyncio
 from openai import AsyncOpenAI
@@ -19,50 +18,26 @@ from openai import AsyncOpenAI
 from pipeline.frames import GenerationFinished, TokenChunk, TokenFrame
 from pipeline.record import FORMAT, End, Failure, Header, line, read_frames
 from tests.support.paths import FIXTURES
-from tests.support.processes import free_port
-from tests.support.server import ApiClient
+from tests.support.server_process import ServerProcess, exit_status, penstock, serving_process
 
 HARMONY = FIXTURES / "harmony"
 CASES = sorted(folder.name for folder in HARMONY.glob("*/"))
-
-WITHOUT_VLLM = """
-import sys
-sys.modules.update(vllm=None, torch=None)
-from pipeline.__main__ import main
-main()
-"""
-
-STARTING = 240.0
-"""Seconds in which it is up, on a machine that is busy."""
 
 NAMES = ("id", "call_id", "container_id", "approval_request_id")
 """The fields whose values are made of the response's own id."""
 
 
 @asynccontextmanager
-async def replayed(folder: Path, where: Path, *options: str) -> AsyncGenerator[ApiClient, None]:
+async def replayed(folder: Path, where: Path, *options: str) -> AsyncGenerator[ServerProcess, None]:
     """A server of the recordings in ``folder``, in a process that cannot import vLLM."""
-    port = free_port()
-    store = str(where / "responses.sqlite3")
-    told = ("serve", "--engine", f"replay:{folder}", "--port", str(port), "--store", store, *options)
-    with (where / "log").open("wb") as log:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", WITHOUT_VLLM, *told, stdout=asyncio.subprocess.PIPE, stderr=log
-        )
-        assert process.stdout
-        try:
-            async with asyncio.timeout(STARTING):
-                assert b"Serving" in await process.stdout.readline(), (where / "log").read_text()
-            async with aiohttp.ClientSession() as client:
-                yield ApiClient(f"http://127.0.0.1:{port}", client)
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
+    arguments = ("serve", "--engine", f"replay:{folder}")
+    async with serving_process(penstock, arguments, str(where / "responses.sqlite3"), where, *options) as server:
+        yield server
+        await server.kill(signal.SIGTERM)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[ApiClient, None]:
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[ServerProcess, None]:
     async with replayed(HARMONY, tmp_path_factory.mktemp("replayed")) as served:
         yield served
 
@@ -108,14 +83,14 @@ def response_in(event: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", CASES)
-async def test_recording_is_requested_by_its_name(server: ApiClient, name: str) -> None:
+async def test_recording_is_requested_by_its_name(server: ServerProcess, name: str) -> None:
     """The response is the recorded one, except for ids and times."""
     status, response = await server.post(request_of(name) | {"model": name})
     assert status == 200, response
     assert said(response) == said(response_of(name))
 
 
-async def test_request_gets_its_recorded_answer(server: ApiClient) -> None:
+async def test_request_gets_its_recorded_answer(server: ServerProcess) -> None:
     """It is found by its content; several recordings of a request answer in turn."""
     asked = defaultdict(list)
     for name in CASES:
@@ -126,7 +101,7 @@ async def test_request_gets_its_recorded_answer(server: ApiClient) -> None:
         assert sorted(json.dumps(said(response), sort_keys=True) for response in told) == recorded
 
 
-async def test_openai_python_streams_recordings(server: ApiClient) -> None:
+async def test_openai_python_streams_recordings(server: ServerProcess) -> None:
     """Events are the recorded ones, with ids of their own."""
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
         stream = await client.responses.create(model="tiny-gpt-oss", input="Say hello.", stream=True)
@@ -136,13 +111,13 @@ async def test_openai_python_streams_recordings(server: ApiClient) -> None:
     assert again.output_text == response_in(events[-1]).output_text
 
 
-async def test_concurrent_requests_do_not_mix(server: ApiClient) -> None:
+async def test_concurrent_requests_do_not_mix(server: ServerProcess) -> None:
     """Each gets the recording that it names."""
     answers = await asyncio.gather(*(server.post(request_of(name) | {"model": name}) for name in CASES))
     assert [said(answer) for _, answer in answers] == [said(response_of(name)) for name in CASES]
 
 
-async def test_models_are_recorded_models_and_names(server: ApiClient) -> None:
+async def test_models_are_recorded_models_and_names(server: ServerProcess) -> None:
     """The recorded model comes first."""
     _, models = await server.get("/v1/models")
     assert [model["id"] for model in models["data"]] == ["tiny-gpt-oss", *CASES]
@@ -151,7 +126,7 @@ async def test_models_are_recorded_models_and_names(server: ApiClient) -> None:
 # What does not
 
 
-async def test_unrecorded_request_is_refused(server: ApiClient) -> None:
+async def test_unrecorded_request_is_refused(server: ServerProcess) -> None:
     """The error names similar recordings, and the difference."""
     status, answer = await server.post({"model": "tiny-gpt-oss", "input": "Say hello!!"})
     assert (status, answer["error"]["code"]) == (400, "not_recorded")
@@ -159,7 +134,7 @@ async def test_unrecorded_request_is_refused(server: ApiClient) -> None:
     assert "Say hello." in answer["error"]["message"]
 
 
-async def test_other_tools_make_another_request(server: ApiClient) -> None:
+async def test_other_tools_make_another_request(server: ServerProcess) -> None:
     """Tools are compared by name."""
     tool = {"type": "function", "name": "unheard_of", "parameters": {"type": "object", "properties": {}}}
     status, answer = await server.post({"model": "tiny-gpt-oss", "input": "Say hello.", "tools": [tool]})
@@ -167,7 +142,7 @@ async def test_other_tools_make_another_request(server: ApiClient) -> None:
     assert "its tools are none, and here they are unheard_of" in answer["error"]["message"]
 
 
-async def test_background_responses_are_replayed(server: ApiClient) -> None:
+async def test_background_responses_are_replayed(server: ServerProcess) -> None:
     """An unrecorded one is refused at once."""
     status, _ = await server.post({"model": "tiny-gpt-oss", "input": "Unheard of.", "background": True})
     assert status == 400
@@ -269,7 +244,7 @@ async def test_plugin_stages_see_recorded_frames(tmp_path: Path) -> None:
     async with replayed(HARMONY / "greeting", tmp_path, "--with", f"{stage}:install") as server:
         await server.post(request_of("greeting"))
     frames = read_frames(HARMONY / "greeting" / "tokens.jsonl", TokenFrame)
-    counted = [said for said in (tmp_path / "log").read_text().splitlines() if said.startswith("counted")]
+    counted = [said for said in server.log.read_text().splitlines() if said.startswith("counted")]
     assert counted == [f"counted {type(frame).__name__}" for frame in frames]
 
 
@@ -301,7 +276,7 @@ async def test_truncated_recordings_are_skipped(tmp_path: Path) -> None:
         assert status == 200
         _, models = await server.get("/v1/models")
     assert [model["id"] for model in models["data"]] == ["tiny-gpt-oss", "whole"]
-    in_the_middle, behind = [said for said in (tmp_path / "log").read_text().splitlines() if "left out" in said]
+    in_the_middle, behind = [said for said in server.log.read_text().splitlines() if "left out" in said]
     assert "half_a_line/tokens.jsonl:7: the recording was cut in the middle of this line" in in_the_middle
     assert "no_end/tokens.jsonl:7: the recording was cut behind this line" in behind
 
@@ -324,10 +299,6 @@ async def test_folder_without_recordings_ends_the_start(tmp_path: Path, files: d
     (folder / "one").mkdir(parents=True)
     for name, data in files.items():
         (folder / "one" / name).write_bytes(data)
-    command = ("serve", "--engine", f"replay:{folder}", "--print-pipeline", "--store", str(tmp_path / "store"))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", WITHOUT_VLLM, *command, stderr=asyncio.subprocess.PIPE
-    )
-    _, errors = await process.communicate()
-    assert process.returncode == 2
-    assert told in errors.decode()
+    arguments = ("serve", "--engine", f"replay:{folder}", "--print-pipeline", "--store", str(tmp_path / "store"))
+    assert await exit_status(tmp_path / "log", penstock, *arguments) == 2
+    assert told in (tmp_path / "log").read_text()

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
 
+RESERVED = 100
+"""Ports that one process holds at most; the oldest go first."""
+
+
+_reserved: deque[socket.socket] = deque()
+
 
 def free_port() -> int:
-    """A port that nobody listens on, and that no connection is given by chance before somebody does."""
+    """Reserve a port for a server of this process or of its children.
+
+    The port stays bound here, without listening, so no other test process gets it.  Servers set SO_REUSEADDR, and may
+    bind it beside us.  It lies below the ports that the kernel gives to connections.
+    """
+    reserved = socket.socket()
     while True:
         port = SystemRandom().randrange(20_000, 32_000)  # Hypothesis seeds all other numbers
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+        with suppress(OSError):
+            reserved.bind(("127.0.0.1", port))
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _reserved.append(reserved)
+            if len(_reserved) > RESERVED:
+                _reserved.popleft().close()
             return port
 
 

@@ -1,24 +1,26 @@
-"""A real server in a process of its own, over a scripted engine: to be stopped, killed and started again.
+"""Real servers in processes of their own, to be stopped, killed and started again.
 
-    python -m tests.support.server_process SCRIPT [options of penstock]
-
-The model's name is that of the script which the engine plays.
+Each is forked from a process that has imported the product before, so a start does not cost seconds of computing.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import aiohttp
 import uvloop
 from pydantic_settings import CliApp
 
+import pipeline.__main__
 from api.settings import Settings
 from pipeline.frames import Prompt
 from server import Started, log_to_stderr, serve
@@ -27,54 +29,98 @@ from stages.harmony import load_encoding
 from tests.support.processes import free_port
 from tests.support.server import COUNT, HELLO, ApiClient
 
+_forks = get_context("forkserver")
+_forks.set_forkserver_preload(["tests.support.preloaded"])
+
 SCRIPTS = {
     "quick": (HELLO, 0.0),
     "brisk": (HELLO, 0.002),
     "slow": (COUNT, 0.02),
     "long": (COUNT.replace("99<", " ".join(map(str, range(99, 2000))) + "<"), 0.02),
 }
-"""By name: what the engine says, and the seconds before each token."""
+"""Text of the engine and seconds before each token, by name."""
 
 STARTING = 240.0
-"""Seconds in which a server is up, on a machine that is busy."""
+"""Bound of a server's start in seconds."""
 
 
 class ForgottenPrompts(list[Prompt]):
-    """The prompts of an engine that nobody asks for them: it may get any number."""
+    """Prompts of an engine that runs without end: none is kept."""
 
     def append(self, prompt: Prompt) -> None:
         """Forget it."""
+
+
+def serve_script(*arguments: str) -> None:
+    """Serve one of `SCRIPTS`; the model's name is that of the script."""
+    settings = CliApp.run(Settings, cli_args=list(arguments))
+    log_to_stderr(settings.log_level)
+    model = settings.model or ""
+    text, latency = SCRIPTS[model]
+    script = Script(load_encoding().encode_markup(text), latency=latency)
+    engine = ScriptedEngine(script, models=(model,), prompts=ForgottenPrompts())
+    uvloop.run(serve(settings, lambda _: nullcontext(Started(engine))))
+
+
+def penstock(*arguments: str) -> None:
+    """Run the ``penstock`` command on a machine without vLLM."""
+    assert sys.modules["vllm"] is None
+    sys.argv = ["penstock", *arguments]
+    pipeline.__main__.main()
+
+
+def _logged(log: Path, program: Callable[..., None], *arguments: str) -> None:
+    """Run a program whose output goes to a file."""
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    program(*arguments)
+
+
+def _forked(log: Path, program: Callable[..., None], *arguments: str) -> ForkServerProcess:
+    """Start a program in a process of its own."""
+    process = _forks.Process(target=_logged, args=(log, program, *arguments))
+    process.start()
+    return process
+
+
+async def exit_status(log: Path, program: Callable[..., None], *arguments: str) -> int | None:
+    """Run a program to its end."""
+    process = _forked(log, program, *arguments)
+    await asyncio.to_thread(process.join)
+    return process.exitcode
 
 
 @dataclass
 class ServerProcess(ApiClient):
     """A server that can be killed, and started again where it was."""
 
-    script: str
-    options: tuple[str, ...]
+    program: Callable[..., None]
+    arguments: tuple[str, ...]
     log: Path
-    _process: asyncio.subprocess.Process = field(init=False)
+    _process: ForkServerProcess = field(init=False)
 
     async def start(self) -> None:
         """Start it, and wait until it answers."""
-        command = (sys.executable, "-m", "tests.support.server_process", self.script, *self.options)
-        with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(*command, stderr=log, stdout=log)
+        self._process = _forked(self.log, self.program, *self.arguments)
         async with asyncio.timeout(STARTING):
             while not await self._answers():
-                assert self._process.returncode is None, self.log.read_text()
-                await asyncio.sleep(0.05)
+                assert self._process.is_alive(), self.log.read_text()
+                await asyncio.sleep(0.02)
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """ServerProcess id."""
+        assert self._process.pid
         return self._process.pid
 
-    async def kill(self, number: signal.Signals = signal.SIGKILL) -> int:
-        """End it by a signal; what it returns to its parent."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(number)
-        return await self._process.wait()
+    async def kill(self, number: signal.Signals = signal.SIGKILL) -> int | None:
+        """End it by a signal, and return its exit status."""
+        if self._process.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+        await asyncio.to_thread(self._process.join)
+        return self._process.exitcode
 
     async def _answers(self) -> bool:
         with suppress(aiohttp.ClientError):
@@ -87,28 +133,23 @@ class ServerProcess(ApiClient):
 async def running_process(
     store: str, folder: Path, script: str = "quick", *options: str
 ) -> AsyncGenerator[ServerProcess, None]:
-    """A server over that store for the length of the block; its log is in the folder."""
+    """Serve a script over that store for the length of the block."""
+    known = ("--heartbeat", "0.2", "--stale-after", "1", "--no-sandbox")
+    async with serving_process(serve_script, (script, *known), store, folder, *options) as server:
+        yield server
+
+
+@asynccontextmanager
+async def serving_process(
+    program: Callable[..., None], arguments: tuple[str, ...], store: str, folder: Path, *options: str
+) -> AsyncGenerator[ServerProcess, None]:
+    """Run a server over that store for the length of the block; its log is in the folder."""
     port = free_port()
-    told = ("--store", store, "--port", str(port), "--heartbeat", "0.2", "--stale-after", "1", *options)
+    arguments = (*arguments, "--store", store, "--port", str(port), *options)
     async with aiohttp.ClientSession() as client:
-        server = ServerProcess(f"http://127.0.0.1:{port}", client, script, told, folder / f"{port}.log")
+        server = ServerProcess(f"http://127.0.0.1:{port}", client, program, arguments, folder / f"{port}.log")
         try:
             await server.start()
             yield server
         finally:
             await server.kill()
-
-
-def main() -> None:
-    """Serve a script."""
-    settings = CliApp.run(Settings, cli_args=sys.argv[1:])
-    log_to_stderr(settings.log_level)
-    model = settings.model or ""
-    text, latency = SCRIPTS[model]
-    script = Script(load_encoding().encode_markup(text), latency=latency)
-    engine = ScriptedEngine(script, models=(model,), prompts=ForgottenPrompts())
-    uvloop.run(serve(settings, lambda _: nullcontext(Started(engine))))
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from pipeline.frames import TokenChunk
 from pipeline.record import FILES, UnreadableRecording, read_recording
 from stages.chat.load import ChatOptions
 from tests.support.server import recorded_folders
-from tests.support.server_process import running_process
+from tests.support.server_process import exit_status, running_process, serve_script
 
 
 def chunks(path: Path) -> Iterator[bytes]:
@@ -45,21 +44,10 @@ async def test_killed_server_leaves_readable_files(tmp_path: Path) -> None:
 async def test_unwritable_folder_ends_the_start(tmp_path: Path) -> None:
     """The error comes before anything is loaded."""
     (tmp_path / "file").write_text("")
-    command = [
-        "quick",
-        "--store",
-        str(tmp_path / "s.sqlite3"),
-        "--port",
-        "0",
-        "--record",
-        str(tmp_path / "file/folder"),
-    ]
-    server = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.support.server_process", *command, stderr=asyncio.subprocess.PIPE
-    )
-    _, told = await server.communicate()
-    assert server.returncode == 1
-    assert f"no recording can be written to {tmp_path / 'file/folder'}: Not a directory" in told.decode()
+    options = ("--store", str(tmp_path / "s.sqlite3"), "--record", str(tmp_path / "file/folder"))
+    assert await exit_status(tmp_path / "log", serve_script, "quick", "--port", "0", *options) == 1
+    told = (tmp_path / "log").read_text()
+    assert f"no recording can be written to {tmp_path / 'file/folder'}: Not a directory" in told
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ class Scene:
     """What those in the middle had seen early enough to be in the store."""
     refusal: int = 0
     """The status of a request that came while the server stopped."""
-    exit_status: int = 0
+    exit_status: int | None = None
 
     async def after(self, client: Client) -> FinishedResponse:
         """What the server that came next tells of a client's response."""
@@ -78,7 +78,7 @@ async def at_work(server: ServerProcess) -> AsyncGenerator[Scene, None]:
 
 async def start_again(server: ServerProcess) -> None:
     """The next server, which takes no time for anything."""
-    server.script = "quick"
+    server.arguments = ("quick", *server.arguments[1:])
     await server.start()
 
 
