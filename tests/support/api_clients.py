@@ -18,18 +18,18 @@ from tests.support.server import WEATHER, ApiClient, ScriptedServer, Server
 Json = dict[str, Any]
 
 PATIENCE = 120.0
-"""Seconds in which what must come has come, on a machine that is busy, or that stands still for a minute."""
+"""Seconds after which a wait has failed; a busy machine may stand still for a minute."""
 
 
 async def start_background(served: ApiClient, body: dict[str, Any] | None = None) -> str:
-    """The id of a response in the background, which waits as soon as it is asked for."""
+    """Create a response in the background, which is queued at once; return its id."""
     status, answer = await served.post({"input": "Hi", "background": True, **(body or {})})
     assert (status, answer["status"], answer["background"], answer["output"]) == (200, "queued", True, [])
     return str(answer["id"])
 
 
 async def wait_for_end(served: ApiClient, response_id: str) -> dict[str, Any]:
-    """A response, once it is over."""
+    """Poll a response until it ends."""
     async with asyncio.timeout(PATIENCE):
         while True:
             answer = await get_response(served, response_id)
@@ -39,38 +39,38 @@ async def wait_for_end(served: ApiClient, response_id: str) -> dict[str, Any]:
 
 
 async def get_response(served: ApiClient, response_id: str) -> dict[str, Any]:
-    """A response as it stands."""
+    """Get a response."""
     status, answer = await served.get(f"/v1/responses/{response_id}")
     assert status == 200
     return dict(answer)
 
 
 async def cancel_response(served: ApiClient, response_id: str) -> tuple[int, Any]:
-    """What a cancel is answered."""
+    """Cancel a response; return the status and the JSON of the answer."""
     return await served.ask("POST", f"/v1/responses/{response_id}/cancel")
 
 
 async def wait_until(condition: Callable[[], object]) -> None:
-    """Wait until it is so."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.005)
 
 
 async def wait_until_idle(served: ScriptedServer) -> None:
-    """Wait until the engine has nothing to do."""
+    """Wait until the engine runs nothing."""
     await wait_until(lambda: served.engine.running == 0)
 
 
 class StreamReader:
-    """A stream that is being read."""
+    """An SSE body, read part by part."""
 
     def __init__(self, answer: aiohttp.ClientResponse) -> None:
         self.answer = answer
         self.read = b""
 
     async def upto(self, part: bytes) -> bytes:
-        """Read on until ``part`` has come, and the event that it is in."""
+        """Read up to the end of the event that contains ``part``."""
         async with asyncio.timeout(PATIENCE):
             while part not in self.read:
                 assert not self.answer.content.at_eof(), self.read
@@ -78,20 +78,20 @@ class StreamReader:
         return self.read
 
     async def rest(self) -> bytes:
-        """All of it, read to its end."""
+        """Read to the end; return the whole body."""
         async with asyncio.timeout(PATIENCE):
             self.read += await self.answer.content.read()
         return self.read
 
     async def response_id(self) -> str:
-        """The id that its first event tells."""
+        """Read the first event; return the id of its response."""
         first = (await self.upto(b"response.created")).partition(b"data: ")[2].partition(b"\n")[0]
         return str(json.loads(first)["response"]["id"])
 
 
 @asynccontextmanager
 async def open_stream(served: ApiClient, body: dict[str, Any] | None = None) -> AsyncGenerator[StreamReader, None]:
-    """A new response's stream, whose reader leaves at the end of the block."""
+    """Create a response and open its stream; disconnect at the end of the block."""
     wanted = {"input": "Hi", "stream": True, **(body or {})}
     async with served.client.post(f"{served.url}/v1/responses", json=wanted) as answer:
         assert answer.status == 200
@@ -99,7 +99,7 @@ async def open_stream(served: ApiClient, body: dict[str, Any] | None = None) -> 
 
 
 async def stream_events(served: Server[ScriptedEngine], body: Json) -> list[Json]:
-    """The JSON of each event of a stream, which keeps every rule that we know."""
+    """Create a response, check its stream, and return the JSON of each event."""
     stream = await served.stream(body)
     read_sse(stream)
     frames = stream.decode().removesuffix("data: [DONE]\n\n").split("\n\n")
@@ -107,7 +107,7 @@ async def stream_events(served: Server[ScriptedEngine], body: Json) -> list[Json
 
 
 def done_items(events: list[Json]) -> list[Json]:
-    """The items that the client's history grows by."""
+    """Return the items of all `response.output_item.done` events."""
     return [event["item"] for event in events if event["type"] == "response.output_item.done"]
 
 
@@ -124,11 +124,11 @@ CONVERSATION_ITEMS: list[Json] = [
     {"type": "custom_tool_call_output", "call_id": "d", "output": [{"type": "input_text", "text": "x"}]},
     {"type": "additional_tools", "role": "developer", "tools": [WEATHER]},
 ]
-"""One of every kind."""
+"""One item of each kind that a conversation takes."""
 
 
 async def create_conversation(served: ScriptedServer, *items: Json) -> str:
-    """The path of a new conversation."""
+    """Create a conversation; return its path."""
     status, conversation = await served.post({"items": items}, CONVERSATIONS)
     assert status == 200
     return f"{CONVERSATIONS}/{conversation['id']}"
@@ -139,7 +139,7 @@ def conversation_id(path: str) -> str:
 
 
 async def conversation_items(served: ScriptedServer, path: str) -> list[Json]:
-    """All items of a conversation, oldest first."""
+    """List all items of a conversation, oldest first."""
     status, page = await served.get(f"{path}/items?order=asc&limit=100")
     assert (status, page["has_more"]) == (200, False)
     data: list[Json] = page["data"]
@@ -148,7 +148,7 @@ async def conversation_items(served: ScriptedServer, path: str) -> list[Json]:
 
 @dataclass(frozen=True)
 class Mode:
-    """A way to ask for a response."""
+    """A mode of a request: background or not, streamed or not."""
 
     name: str
     background: bool = False
@@ -168,10 +168,10 @@ SYNC, STREAM, BACKGROUND, BACKGROUND_STREAM = MODES = (
 
 @dataclass
 class Client:
-    """Asks a server for one response, in a conversation of its own, and waits for the end in its own way.
+    """A client that creates one response in a new conversation, and keeps all that it receives.
 
-    ``answer`` is the last whole response that it was told, and ``seen`` what it got of a stream, behind the event
-    ``after``; ``was_told`` is set once it has had all that there is.
+    ``answer`` is the last whole response that it received, ``seen`` its stream after the event ``after``, and
+    ``is_complete`` is set when it has received everything.
     """
 
     server: ApiClient
@@ -180,16 +180,16 @@ class Client:
     after: int = -1
     answer: dict[str, Any] = field(default_factory=dict)
     seen: bytes = b""
-    was_told: bool = False
+    is_complete: bool = False
 
     @property
     def response_id(self) -> str:
-        """The id that it was told."""
-        told = self.answer or json.loads(sse_frames(self.seen)[0].partition(b"data: ")[2])["response"]
-        return str(told["id"])
+        """Return the id of its response."""
+        response = self.answer or json.loads(sse_frames(self.seen)[0].partition(b"data: ")[2])["response"]
+        return str(response["id"])
 
     async def ask(self, **wanted: Any) -> None:
-        """Ask for a response and stay to its end, or to that of the connection."""
+        """Create a response and read until it or the connection ends."""
         _, conversation = await self.server.post({}, "/v1/conversations")
         self.conversation = conversation["id"]
         body = {"input": "Count.", "conversation": self.conversation, **wanted}
@@ -200,10 +200,10 @@ class Client:
                 await (self._read(answer) if self.mode.stream else self._take(answer))
         except aiohttp.ClientError:
             return
-        self.was_told = True
+        self.is_complete = True
 
     async def follow(self, response_id: str) -> None:
-        """Read the stream of a response that somebody has asked for, to its end or to that of the connection."""
+        """Read the stream of an existing response until it or the connection ends."""
         query = "?stream=true" + (f"&starting_after={self.after}" if self.after >= 0 else "")
         try:
             async with self.server.client.get(f"{self.server.url}/v1/responses/{response_id}{query}") as answer:
@@ -211,7 +211,7 @@ class Client:
                 await self._read(answer)
         except aiohttp.ClientError:
             return
-        self.was_told = True
+        self.is_complete = True
 
     async def _read(self, answer: aiohttp.ClientResponse) -> None:
         async for piece in answer.content.iter_any():
@@ -225,5 +225,5 @@ class Client:
 
 
 def sse_frames(stream: bytes) -> list[bytes]:
-    """The whole events of a stream, or of as much of it as has come."""
+    """Split a stream, which may be cut, into its whole event frames."""
     return [frame + b"\n\n" for frame in stream.split(b"\n\n")[:-1] if frame.startswith(b"event: ")]

@@ -1,4 +1,4 @@
-"""Every rule of the invariant checker, with the ways to break it alone in a stream that is good otherwise."""
+"""The rules of the invariant checker, each with streams that break this rule alone."""
 
 from __future__ import annotations
 

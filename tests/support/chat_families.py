@@ -1,7 +1,7 @@
-"""Families of chat models, small: one vocabulary with the marks of each, and the parsers that vLLM has for it.
+"""Families of chat models: small vocabularies with their marks, the parsers of vLLM, grammars, and expected items.
 
-What they are built of is as it is served: the marks are single tokens where the family has them as such, and text where
-it writes them letter by letter.  The words between them are those of the tiny model.
+A mark is a single token if the family has it as such, and text if the family writes it letter by letter.  The words
+between marks are those of the tiny model.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ FAMILIES: Mapping[str, Family] = {
 
 @dataclass(frozen=True)
 class EndingTemplate:
-    """A template of which nothing is there but its end: the marks that a model finds itself behind."""
+    """A template that has only its end: the marks before the turn of the model."""
 
     text: str
 
@@ -160,7 +160,7 @@ def tokenizer_with(marks: Sequence[str]) -> Any:
 
 @cache
 def load_model(folder: Path = TINY_QWEN, **options: Any) -> ChatModel:
-    """What a server would make of it, with these `ChatOptions`; the first one takes ten seconds: vLLM is imported."""
+    """Load a model as a server does, with these `ChatOptions`; the first call imports vLLM, which takes ten seconds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # vLLM's imports warn
         return load_chat_model(_config(folder), ChatOptions(**options))
@@ -179,7 +179,7 @@ THOUGHT_OPEN = f"{USER_TURN}<think>\n"
 
 @dataclass(frozen=True)
 class UnknownCallSyntax:
-    """Parsers of a markup of calls that nobody has described."""
+    """Parsers of a markup of calls that is not described."""
 
     thinking: tuple[str, str] | None = ("<think>", "</think>")
 
@@ -191,20 +191,20 @@ class UnknownCallSyntax:
 
 
 def model_of_unknown_syntax(thinking: tuple[str, str] | None = ("<think>", "</think>")) -> ChatModel:
-    """The tiny Qwen, as if its markup were a secret."""
+    """The tiny Qwen with a markup of calls that is not described."""
     return replace(load_model(), parsers=UnknownCallSyntax(thinking))
 
 
 @dataclass(frozen=True)
 class ChatGrammar:
-    """A model behind a prompt, and the grammar that it is held to there."""
+    """The grammar of a model after a prompt."""
 
     chat: ChatModel
     rules: str | None
     calls: CallSyntax
 
     def accepted(self, turn: str) -> str:
-        """The part of ``turn`` that the engine lets through; ``...`` stands behind it where the turn must go on."""
+        """The part of ``turn`` that the grammar accepts; ``...`` follows if the turn must go on."""
         assert self.rules is not None
         return accepted_text(self.chat, self.rules, turn)
 
@@ -218,7 +218,7 @@ def chat_grammar(
     chat: ChatModel | None = None,
     continues: bool = False,
 ) -> ChatGrammar:
-    """The tiny Qwen, or another model, held to what a request asks for."""
+    """The grammar of a request to the tiny Qwen or another model."""
     chat, tools = chat or load_model(), tools or Toolset()
     asked = structs.replace(conversation(tools=tools, text_format=text_format), structured=structured or {})
     shown = functions(tools, ToolNames(tools))
@@ -226,7 +226,7 @@ def chat_grammar(
 
 
 def accepted_text(chat: ChatModel, rules: str, turn: str) -> str:
-    """What the grammar lets through of a turn."""
+    """The part of a turn that a grammar accepts."""
     started = LLMatcher(grammar_tokenizer(chat.vocabulary.tokenizer), grammar_from("grammar", rules), log_level=0)
     assert not started.is_error(), started.get_error()
     token_ids, count = chat.vocabulary.encode(turn), 0
@@ -250,18 +250,18 @@ ItemKind: TypeAlias = Literal["thought", "message", "call"]
 
 @dataclass(frozen=True)
 class ExpectedItem:
-    """An item: its text, of a call its arguments, and whether it was told to its end."""
+    """An item: its text, or the arguments of a call, and whether it is complete."""
 
     kind: ItemKind
     text: str
     name: str = ""
     complete: bool = True
 
-    def tells(self, other: ExpectedItem) -> bool:
-        """Whether ``other`` says the same; whole arguments may be spaced in any way."""
-        return self._said() == other._said()
+    def matches(self, other: ExpectedItem) -> bool:
+        """Return whether both are equal, up to the spacing of whole arguments."""
+        return self._content() == other._content()
 
-    def _said(self) -> object:
+    def _content(self) -> object:
         whole = self.kind == "call" and self.complete and _is_json(self.text)
         return self.kind, self.name, self.complete, json.loads(self.text) if whole else self.text
 
@@ -286,8 +286,8 @@ def weather_call(arguments: str) -> ExpectedItem:
     return ExpectedItem("call", arguments, "get_weather")
 
 
-def cut_item(told: ExpectedItem) -> ExpectedItem:
-    return ExpectedItem(told.kind, told.text, told.name, complete=False)
+def cut_item(items: ExpectedItem) -> ExpectedItem:
+    return ExpectedItem(items.kind, items.text, items.name, complete=False)
 
 
 THOUGHT = thought()
@@ -327,7 +327,7 @@ ITEMS_BY_CASE: Mapping[str, tuple[ExpectedItem, ...]] = {
     "python_tag": (PARIS_CALL,),
     "json_answer": (message('{"city": "Paris"}'),),
 }
-"""By the name of the case; families that do not think have no thought in any of them."""
+"""Items by case; families without reasoning have no thought in any of them."""
 
 TINY_QWEN_ITEMS: Mapping[str, tuple[ExpectedItem, ...]] = {
     "greeting": (thought("The user wants a greeting."), message("Hello!")),
@@ -350,7 +350,7 @@ TINY_QWEN_ITEMS: Mapping[str, tuple[ExpectedItem, ...]] = {
     "json_schema": (thought("JSON is wanted."), message('{"name": "Ada", "age": 36}')),
     "stop_text": (thought("I count up."), message("One, two, ")),
 }
-"""The same for the tiny model, whose requests ask for more."""
+"""Items of the cases of the tiny model, which have richer requests."""
 
 ITEMS_BY_FOLDER: Mapping[str, tuple[ExpectedItem, ...]] = {
     "qwen3_coder_half_a_mark": (message("Write <function"),),
@@ -376,17 +376,17 @@ ITEMS_BY_FOLDER: Mapping[str, tuple[ExpectedItem, ...]] = {
         ),
     ),
 }
-"""By the name of the folder."""
+"""Items of the cases that differ, by folder."""
 
 
 def expected_items(folder: str) -> tuple[ExpectedItem, ...]:
-    """What the case in ``folder`` says."""
+    """Return the items of the case in ``folder``."""
     family = family_of(folder)
     case = folder.removeprefix(f"{family}_")
     if family == TINY_QWEN.name:
         return TINY_QWEN_ITEMS[case]
-    told = ITEMS_BY_FOLDER[folder] if folder in ITEMS_BY_FOLDER else ITEMS_BY_CASE[case]
-    return told if FAMILIES[family].reasoning else tuple(item for item in told if item.kind != "thought")
+    items = ITEMS_BY_FOLDER[folder] if folder in ITEMS_BY_FOLDER else ITEMS_BY_CASE[case]
+    return items if FAMILIES[family].reasoning else tuple(item for item in items if item.kind != "thought")
 
 
 def family_of(folder: str) -> str:

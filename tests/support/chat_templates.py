@@ -30,7 +30,7 @@ TOOLLESS_TEMPLATE = """
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}
 """
-"""As many models for conversation have it: nothing but roles and texts."""
+"""Roles and texts alone, as in many chat models."""
 
 STRICT_TEMPLATE = """
 {%- if messages[0].role == 'system' -%}
@@ -47,7 +47,7 @@ STRICT_TEMPLATE = """
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}
 """
-"""As Gemma's and Mistral's are: instructions first, then each side in its turn, in texts that ``+`` can join."""
+"""Instructions first, then alternating roles, in texts that ``+`` can join, as in Gemma and Mistral."""
 
 LATEST_INSTRUCTIONS_TEMPLATE = """
 {%- set told = namespace(text='') -%}
@@ -57,12 +57,12 @@ LATEST_INSTRUCTIONS_TEMPLATE = """
     {{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' -}}
 {%- endfor -%}
 """
-"""As DeepSeek's R1 has it: of several instructions it only tells the last ones."""
+"""The last instructions alone, as in DeepSeek R1."""
 
 
 @cache
 def vocabulary() -> Vocabulary:
-    """That of the tiny Qwen."""
+    """The vocabulary of the tiny Qwen."""
     return Vocabulary(fast_tokenizer(tokenizer_file=str(TINY_QWEN / "tokenizer.json"), eos_token="<|im_end|>"))
 
 
@@ -81,7 +81,7 @@ class JinjaTemplate:
         source: str | None = None,
         continues: bool = False,
     ) -> Rendered:
-        """What transformers makes of it."""
+        """Render the messages."""
         from jinja2 import TemplateError  # noqa: PLC0415 - comes with transformers
 
         try:
@@ -100,7 +100,7 @@ class JinjaTemplate:
 
 
 class NoParsers:
-    """Nobody knows how the model thinks and calls."""
+    """Parsers of a model without known marks of reasoning and calls."""
 
     thinking = None
 

@@ -1,4 +1,4 @@
-"""A chat model on the real engine, and ways to ask it through the whole pipeline."""
+"""A chat model on the real engine, and requests to it through the whole pipeline."""
 
 from __future__ import annotations
 

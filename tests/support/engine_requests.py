@@ -1,4 +1,4 @@
-"""Ways to ask the real engine: prompts for the adapter itself, and requests for the whole pipeline over it."""
+"""Prompts for the real engine, and requests for the whole pipeline over it."""
 
 from __future__ import annotations
 

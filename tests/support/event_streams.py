@@ -1,4 +1,4 @@
-"""Streams in tests: every one of them goes through the invariant checker and through the SDK's own models."""
+"""Runs of stages and pipelines, and checks of event streams by the invariant checker and the models of the SDK."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ Frame = TypeVar("Frame")
 
 @dataclass(frozen=True)
 class Tap:
-    """A stage that lets everything through, and keeps it."""
+    """A stage that passes every frame on, and keeps it."""
 
     passed: list[Any] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""A vLLM server in tests: its two endpoints for tokens, spelled as vLLM 0.32 spells them, and what can go wrong there.
+"""Fake vLLM servers with the two token endpoints of vLLM 0.32 and their faults, and an engine over them.
 
 It says ``tokens`` to every prompt.  Questions that ask for no stream are those of an engine that looks at its servers.
 """
@@ -72,8 +72,8 @@ class FakeVllm:
     headers: list[dict[str, str]] = field(default_factory=list)
     running: int = 0
     aborted: int = 0
-    told: int = 0
-    """Tokens, in all."""
+    generated: int = 0
+    """Tokens generated in all."""
     port: int = field(default_factory=free_port)
     _runner: web.AppRunner | None = None
 
@@ -169,23 +169,23 @@ class FakeVllm:
         await response.prepare(request)
         await asyncio.sleep(self.silence)
         tokens = islice(cycle(self.tokens) if self.endless else self.tokens, sampling["max_tokens"])
-        told = 0
-        while chunk := list(islice(tokens, self._room(told))):
+        generated = 0
+        while chunk := list(islice(tokens, self._room(generated))):
             await asyncio.sleep(self.latency)
-            told += len(chunk)
-            self.told += len(chunk)
+            generated += len(chunk)
+            self.generated += len(chunk)
             await response.write(spell(self, chunk, sampling["logprobs"]))
-            if self.fault and told >= self.after:
+            if self.fault and generated >= self.after:
                 break
         if self.fault:
             return await self._fail(request, response, spell)
-        await response.write(spell(self, [], None, "length" if told == sampling["max_tokens"] else "stop"))
-        await response.write(self._usage(told) + b"data: [DONE]\n\n")
+        await response.write(spell(self, [], None, "length" if generated == sampling["max_tokens"] else "stop"))
+        await response.write(self._usage(generated) + b"data: [DONE]\n\n")
         return response
 
-    def _room(self, told: int) -> int:
+    def _room(self, generated: int) -> int:
         """How many tokens the next chunk has: a fault comes exactly behind ``after``."""
-        return min(self.chunk_size, self.after - told) if self.fault else self.chunk_size
+        return min(self.chunk_size, self.after - generated) if self.fault else self.chunk_size
 
     async def _fail(self, request: web.Request, response: web.StreamResponse, spell: Any) -> web.StreamResponse:
         transport = request.transport
@@ -207,9 +207,9 @@ class FakeVllm:
                 pass
         return response
 
-    def _usage(self, told: int) -> bytes:
+    def _usage(self, generated: int) -> bytes:
         details = None if self.cached_tokens is None else {"cached_tokens": self.cached_tokens}
-        usage = {"prompt_tokens": 77, "completion_tokens": told, "prompt_tokens_details": details}
+        usage = {"prompt_tokens": 77, "completion_tokens": generated, "prompt_tokens_details": details}
         return _sse_line({"request_id": "x", "choices": [], "usage": usage})
 
     async def _wake(self) -> None:
@@ -248,7 +248,7 @@ def _ranked(token: int, top: int) -> list[tuple[int, float]]:
 
 
 def _generate_chunk(_: FakeVllm, tokens: list[int], top: int | None, reason: str | None = None) -> bytes:
-    told: dict[str, Any] | None = None
+    logprobs: dict[str, Any] | None = None
     if top is not None:
         content = [
             {
@@ -262,7 +262,7 @@ def _generate_chunk(_: FakeVllm, tokens: list[int], top: int | None, reason: str
             }
             for token in tokens
         ]
-        told = {"content": content}
+        logprobs = {"content": content}
     choice: dict[str, Any] = {
         "index": 0,
         "finish_reason": reason,
@@ -270,14 +270,14 @@ def _generate_chunk(_: FakeVllm, tokens: list[int], top: int | None, reason: str
         "token_ids": tokens,
         "routed_experts": None,
     }
-    choice |= {"sampling_mask": None, "weight_versions": None, "logprobs": told}
+    choice |= {"sampling_mask": None, "weight_versions": None, "logprobs": logprobs}
     return _sse_line({"request_id": "x", "usage": None, "output_mode": "tokens", "choices": [choice]})
 
 
 def _completions_chunk(_: FakeVllm, tokens: list[int], top: int | None, reason: str | None = None) -> bytes:
-    told: dict[str, Any] | None = None
+    logprobs: dict[str, Any] | None = None
     if top is not None:
-        told = {
+        logprobs = {
             "text_offset": [0] * len(tokens),
             "token_logprobs": [own_logprob(token) for token in tokens],
             "tokens": [f"token_id:{token}" for token in tokens],
@@ -285,13 +285,19 @@ def _completions_chunk(_: FakeVllm, tokens: list[int], top: int | None, reason: 
                 {f"token_id:{other}": value for other, value in _ranked(token, top)[: top + 1]} for token in tokens
             ],
         }
-    choice: dict[str, Any] = {"index": 0, "text": "", "logprobs": told, "finish_reason": reason, "stop_reason": None}
+    choice: dict[str, Any] = {
+        "index": 0,
+        "text": "",
+        "logprobs": logprobs,
+        "finish_reason": reason,
+        "stop_reason": None,
+    }
     choice |= {"prompt_token_ids": [1] * 9, "token_ids": tokens}
     return _sse_line({"id": "x", "object": "text_completion", "created": 1, "model": "tiny", "choices": [choice]})
 
 
-def _sse_line(told: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(told).encode() + b"\n\n"
+def _sse_line(body: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(body).encode() + b"\n\n"
 
 
 def _error_answer(status: int, message: str) -> web.Response:

@@ -1,4 +1,4 @@
-"""Recorded cases: one folder each, one file per junction, and what runs a stage from one file to the next."""
+"""Fixture cases: one folder each with one file per junction, and the runs from one file to the next."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ class Case:
             assert frames == self.read(junction, types)
 
     @property
-    def born(self) -> tuple[str, float, str]:
-        """What its ids are made of, its time, and its model: as recorded, or else by its name."""
+    def identity(self) -> tuple[str, float, str]:
+        """Return the suffix of its ids, its time and its model: as recorded, else made from its name."""
         if self.regen or not self.has("conversation.jsonl"):
             return suffix_of(self.folder), CREATED_AT, self.header.model
         response = self.read("conversation.jsonl", Conversation)[0].response
@@ -99,7 +99,7 @@ class Case:
 
 
 def suffix_of(folder: Path) -> str:
-    """What the ids of a case are made of: its name."""
+    """Return the suffix of the ids of a case, made from its name."""
     return folder.name.encode().hex()[:32].ljust(32, "0")
 
 
@@ -117,8 +117,8 @@ async def check_events(case: Case, store: Store, source: str) -> None:
     stored = await store.get(response.id, "")
     assert stored is not None
     assert stored.response == response
-    assert stored.tokens == {told.item_id: told.token_ids for told in emitted if isinstance(told, ItemTokens)}
-    assert stored.results == {told.item_id: told.result for told in emitted if isinstance(told, ItemResult)}
+    assert stored.tokens == {frame.item_id: frame.token_ids for frame in emitted if isinstance(frame, ItemTokens)}
+    assert stored.results == {frame.item_id: frame.result for frame in emitted if isinstance(frame, ItemResult)}
 
 
 HARMONY_CASES = sorted(HARMONY.glob("*/"), key=lambda case: case.name)
@@ -126,7 +126,7 @@ HARMONY_CASES = sorted(HARMONY.glob("*/"), key=lambda case: case.name)
 
 async def check_conversation(case: Case, store: Store, tools: RecordedTools | None) -> None:
     """Normalize the request of a case, and compare the conversation."""
-    suffix, created_at, model = case.born
+    suffix, created_at, model = case.identity
     hosted = tools.toolbox.kinds if tools else frozenset[str]()
     normalize = Normalize(store, (model,), hosted, draw=lambda: suffix, clock=lambda: created_at)
     request = await read_request(case.path("request.json").read_bytes())
@@ -165,7 +165,7 @@ def with_tools(turn: Pipeline[Conversation, Any], tools: RecordedTools) -> Pipel
 
 
 def completion_files(folder: Path) -> list[Path]:
-    """The files of a case with one completion per turn; none where it was recorded."""
+    """Return the files of a case with one completion per turn; a recorded case has none."""
     return sorted(folder.glob("completion*.txt"), key=lambda path: int(path.stem.partition("_")[2] or 1))
 
 
@@ -188,7 +188,7 @@ def _handwritten_turn(text: str, prompt: Prompt, encoding: HarmonyEncoding) -> l
 
 
 OTHER_LOGPROBS = ((RETURN, -1.0625), (9552, -2.0625), (40, -3.0625), (200_014, -4.0625), (13, -inf))
-"""What else might have come, in a hand-written case: a marker, part of a character, a word, no token at all, a dot."""
+"""Alternatives in handwritten cases: a marker, part of a character, a word, no token at all, a dot."""
 
 
 def handwritten_logprobs(token_ids: list[int], top: int | None) -> tuple[TokenLogprob, ...]:
@@ -214,7 +214,7 @@ def encode_completion(text: str, encoding: HarmonyEncoding) -> list[int]:
 
 
 ONE_TURN_CASES = [case for case in sorted(HARMONY.glob("*/")) if not (case / "tools.json").exists()]
-"""Those of one turn; what the tools of the others did is not in their tokens."""
+"""Cases of one turn; the tokens of the others lack the results of tools."""
 
 
 @cache
@@ -249,23 +249,23 @@ def any_case() -> st.SearchStrategy[list[TokenFrame]]:
 
 @cache
 def pipeline_after_parse(install: Install) -> Pipeline[Any, Any]:
-    """From tokens to what ``emit`` gives, with a plug-in."""
+    """The stages from ``parse`` to ``emit``, with a plug-in."""
     return install(recorded_responses()).since("parse").upto("emit")
 
 
 def emit_with(frames: Sequence[TokenFrame], install: Install) -> list[Any]:
-    """What comes of a generation."""
+    """Parse and emit a generation with a plug-in."""
     return asyncio.run(run_pipeline(pipeline_after_parse(install), frames))
 
 
 def events_with(frames: Sequence[TokenFrame], install: Install) -> list[ResponseEvent]:
-    """A stream that breaks no rule."""
+    """The checked events of a generation."""
     kept = ResponseStarted | ItemTokens | ItemResult
     return checked(frame for frame in emit_with(frames, install) if not isinstance(frame, kept))
 
 
 def response_with(frames: Sequence[TokenFrame], install: Install) -> Response:
-    """The response at its end."""
+    """The final response of a generation."""
     return final(events_with(frames, install))
 
 

@@ -94,22 +94,22 @@ def item(opening: ItemOpened, *pieces: Piece, complete: bool = True) -> Frames:
 
 
 def reasoning(*texts: str, complete: bool = True) -> Frames:
-    """Some thinking."""
+    """A reasoning item."""
     return item(ReasoningOpened(), *texts, complete=complete)
 
 
 def message(*pieces: Piece, phase: Phase | None = "final_answer", complete: bool = True) -> Frames:
-    """Some words to the user."""
+    """A message."""
     return item(MessageOpened(phase), *pieces, complete=complete)
 
 
 def refusal(*texts: str, complete: bool = True) -> Frames:
-    """Some words on why there is no answer."""
+    """A refusal."""
     return item(RefusalOpened(), *texts, complete=complete)
 
 
 def function_call(*texts: str, name: str = "get_weather", complete: bool = True) -> Frames:
-    """A call."""
+    """A function call."""
     return item(FunctionCallOpened(name), *texts, complete=complete)
 
 
@@ -124,7 +124,7 @@ def form_call(form: ClientForm, *texts: str, complete: bool = True) -> Frames:
 
 
 def approval(*texts: str, complete: bool = True) -> Frames:
-    """A call that the client has to approve of."""
+    """A call that needs an approval by the client."""
     return item(McpApprovalOpened("wiki", "ask"), *texts, complete=complete)
 
 
@@ -135,13 +135,13 @@ def server_item(
     action: dict[str, Any] | None = None,
     complete: bool = True,
 ) -> Frames:
-    """An item of what the server runs; what is not ``complete`` was cut before it ran."""
+    """An item that the server runs; one that is not ``complete`` was cut before it ran."""
     ran = (CallStarted(action), outcome or CallFinished()) if complete else ()
     return (opening, *map(ItemDelta, texts), *ran, ItemClosed(complete))
 
 
 def mcp_list(*tools: dict[str, Any], error: str | None = None) -> Frames:
-    """What an MCP server offers."""
+    """The tools that an MCP server lists."""
     return server_item(McpListToolsOpened("wiki"), outcome=CallFinished(error=error, data=tools))
 
 
@@ -154,14 +154,14 @@ def mcp_call(*texts: str, result: str = "Fine.", error: str | None = None, compl
 def code_call(
     *texts: str, outputs: tuple[dict[str, Any], ...] = (), error: str | None = None, complete: bool = True
 ) -> Frames:
-    """Code that runs."""
+    """A code interpreter call."""
     return server_item(CodeCallOpened(), *texts, outcome=CallFinished("2\n", error, outputs), complete=complete)
 
 
 def web_call(
     *texts: str, found: tuple[dict[str, Any], ...] = (), error: str | None = None, complete: bool = True
 ) -> Frames:
-    """A search."""
+    """A web search call."""
     outcome = CallFinished("Oslo is a city.", error, found)
     return server_item(WebCallOpened("search"), *texts, outcome=outcome, action=SEARCH, complete=complete)
 
@@ -172,7 +172,7 @@ def shell_call(*texts: str, complete: bool = True) -> Frames:
 
 
 def shell_output(*outputs: dict[str, Any], error: str | None = None) -> Frames:
-    """What came of it."""
+    """The output of a shell call."""
     return server_item(ShellOutputOpened(), outcome=CallFinished("a\n", error, outputs))
 
 
@@ -194,7 +194,7 @@ def finished(reason: FinishReason = "stop", **fields: Any) -> TurnFinished:
 
 
 def server_turns() -> Frames:
-    """Two turns with all that the server runs itself, ahead of an answer."""
+    """Two turns: all calls that the server runs, then an answer."""
     first = started()
     return (
         ResponseStarted(first.response, first.input),
@@ -218,7 +218,7 @@ def server_turns() -> Frames:
 
 
 def client_turn() -> Frames:
-    """A turn with all that the client has to do something about."""
+    """A turn with all calls that the client runs or approves."""
     forms = (frame for form in FORMS for frame in form_call(form))
     return (started(), *approval('{"q":', '"a"}'), *forms, *custom_tool_call("ls"), *function_call("{}"), finished())
 
@@ -230,37 +230,37 @@ def whole_turn() -> Frames:
 
 
 def rare_turn() -> Frames:
-    """A turn with the items that a model writes least, and with all that may stand beside text."""
+    """A turn with the rare items, and with logprobs and annotations."""
     text = message(spelled_delta("Hé", 2), AnnotationAdded(CITATION), spelled_delta("y", 2))
     return (started(top_logprobs=2), *text, *refusal("No."), *custom_tool_call("ls"), finished())
 
 
 def summary_turn() -> Frames:
-    """A turn whose thinking comes out as a summary."""
+    """A turn with a reasoning summary."""
     return (started(reasoning=SUMMARY_OPTIONS), *reasoning("So."), finished())
 
 
 def background_turn(frames: Frames) -> Frames:
-    """The same turn, of a response that waits before it begins."""
+    """The same turn of a queued background response."""
     first, *rest = frames
     assert isinstance(first, GenerationStarted | ResponseStarted)
     return (replace(first, response=replace(first.response, background=True, status="queued")), *rest)
 
 
 def written_events(frames: Iterable[ConversedFrame]) -> list[ResponseEvent]:
-    """The events of a response that ends."""
+    """Feed frames to the writer to the end; return its events."""
     writer = ResponseWriter()
     events = [event for frame in frames for event in writer.feed(frame)]
     return client_events([*events, *writer.finish()])
 
 
 def client_events(frames: Iterable[EmittedFrame]) -> list[ResponseEvent]:
-    """What is for the client of all that the writer says."""
+    """Keep the events; drop the frames that only the store reads."""
     return [frame for frame in frames if not isinstance(frame, ResponseStarted | ItemTokens | ItemResult)]
 
 
 def is_unforeseen(event: Event) -> bool:
-    """Whether nobody can tell an event ahead of its time, deltas of texts aside: what is new, and what tools return."""
+    """Return whether an event, text deltas aside, brings news: a new item, or the output of a tool."""
     if isinstance(event, OutputItemDone):
         outcome = [getattr(event.item, name, None) for name in ("tools", "output", "outputs", "error")]
         return any(outcome) or event.item.id.startswith("ws_")
@@ -271,7 +271,7 @@ def is_unforeseen(event: Event) -> bool:
 
 
 def event_types(events: Iterable[Event]) -> list[str]:
-    """The names of events, without what all of them begin with."""
+    """The types of events, without the prefix ``response.``."""
     return [str(event.__struct_config__.tag).removeprefix("response.") for event in events]
 
 
@@ -287,7 +287,7 @@ def sse_json(event: Event) -> dict[str, Any]:
 async def frame_source(
     frames: Iterable[ConversedFrame], error: BaseException | None = None
 ) -> AsyncGenerator[ConversedFrame, None]:
-    """Frames as a stage's source, which breaks at its end if there is an ``error``."""
+    """Frames as the source of a stage; raise ``error`` at the end if there is one."""
     for frame in frames:
         yield frame
     if error:
@@ -316,7 +316,7 @@ def _outputs(*one_of: dict[str, Any]) -> st.SearchStrategy[tuple[dict[str, Any],
 
 @st.composite
 def _shells(draw: st.DrawFn) -> Frames:
-    """A call of the sandbox's shell, and what came of it."""
+    """A shell call in the sandbox, and its output."""
     call = shell_call(*draw(st.just(['{"cmd": ["ls"]}']) | st.just(['{"commands": ["ls", "pwd"]}']) | _texts))
     return (*call, *shell_output(*draw(_outputs(SHELL_OUTPUT, SHELL_TIMEOUT)), error=draw(_errors)))
 
@@ -381,6 +381,6 @@ def response_frames(draw: st.DrawFn) -> Frames:
     begun = [started("resp_1", size, raw, reasoning=reasoning, top_logprobs=alternatives or 0) for size in prompts]
     listed = draw(st.lists(_listings, max_size=2))
     ahead = (ResponseStarted(begun[0].response, begun[0].input), *(frame for listing in listed for frame in listing))
-    told = [draw(_turns(first, alternatives, "stop")) for first in begun[:-1]]
+    earlier = [draw(_turns(first, alternatives, "stop")) for first in begun[:-1]]
     last = draw(_turns(begun[-1], alternatives, reason))
-    return (*(ahead if listed else ()), *(frame for turn in (*told, last) for frame in turn))
+    return (*(ahead if listed else ()), *(frame for turn in (*earlier, last) for frame in turn))

@@ -131,7 +131,7 @@ def call(
 
 
 def output(text: str | tuple[InputPart, ...], call_id: str = "call_1") -> FunctionCallOutput:
-    """What the function call returned."""
+    """An output of a function call."""
     return FunctionCallOutput(id=f"fco_{next(_numbers)}", call_id=call_id, output=text, status="completed")
 
 
@@ -141,7 +141,7 @@ def custom_call(name: str, text: str, call_id: str = "call_1", namespace: str | 
 
 
 def custom_output(text: str | tuple[InputText, ...], call_id: str = "call_1") -> CustomToolCallOutput:
-    """What the custom tool call returned."""
+    """An output of a custom tool call."""
     return CustomToolCallOutput(f"ctco_{next(_numbers)}", call_id, text, "completed")
 
 
@@ -159,35 +159,35 @@ def mcp_call(
 
 
 def approval(name: str, arguments: str = "{}", *, label: str = "docs") -> McpApprovalRequest:
-    """A call that the client has to approve of."""
+    """A request for approval of an MCP call."""
     return McpApprovalRequest(f"mcpr_{next(_numbers)}", label, name, arguments)
 
 
 def decision(request: McpApprovalRequest, *, approve: bool, reason: str | None = None) -> McpApprovalResponse:
-    """What the client says of it."""
+    """An answer to a request for approval."""
     return McpApprovalResponse(f"mcpa_{next(_numbers)}", request.id, approve, reason)
 
 
 def code_call(code: str, *logs: str, status: CallStatus = "completed") -> CodeInterpreterCall:
-    """Code that ran, with what it wrote, if that is known."""
+    """A code interpreter call, with its logs if there are any."""
     outputs = tuple({"type": "logs", "logs": text} for text in logs) or None
     return CodeInterpreterCall(f"ci_{next(_numbers)}", code, "cntr_1", status, outputs)
 
 
 def web_call(status: CallStatus = "completed", **action: Any) -> WebSearchCall:
-    """What the browser did."""
+    """A web search call."""
     return WebSearchCall(f"ws_{next(_numbers)}", action, status)
 
 
 def shell_call(*commands: str, call_id: str = "call_1", here: bool = True, **action: Any) -> ShellCall:
-    """Commands for the shell of the sandbox, or for that of the client."""
+    """A shell call, in the sandbox or (not ``here``) at the client."""
     environment = {"type": "container_reference" if here else "local"}
     number = f"sh_{next(_numbers)}"
     return ShellCall(number, call_id, {"commands": list(commands), **action}, "completed", environment)
 
 
 def shell_output(*output: dict[str, Any], call_id: str = "call_1") -> ShellCallOutput:
-    """What each command wrote."""
+    """The output of a shell call."""
     return ShellCallOutput(f"sho_{next(_numbers)}", call_id, output, "completed")
 
 
@@ -208,7 +208,7 @@ def reference_encoding() -> reference.HarmonyEncoding:
 
 
 def reference_system(effort: str = "Medium", *built_in: reference.ToolNamespaceConfig) -> reference.Message:
-    """The package's system message."""
+    """The system message of openai_harmony."""
     content = reference.SystemContent.new().with_conversation_start_date(DATE)
     content = content.with_reasoning_effort(reference.ReasoningEffort(effort))
     for namespace in built_in:
@@ -219,7 +219,7 @@ def reference_system(effort: str = "Medium", *built_in: reference.ToolNamespaceC
 def reference_developer(
     instructions: str | None = None, tools: Sequence[FunctionTool] = (), descriptions: Mapping[str, str] | None = None
 ) -> reference.Message:
-    """The package's developer message."""
+    """The developer message of openai_harmony."""
     content = reference.DeveloperContent.new()
     if instructions is not None:
         content = content.with_instructions(instructions)
@@ -239,13 +239,13 @@ def _reference_tool(tool: FunctionTool) -> reference.ToolDescription:
 
 
 def reference_message(role: str, text: str, channel: str | None = None) -> reference.Message:
-    """The package's message of a user or of the assistant."""
+    """A message of a user or of the assistant, of openai_harmony."""
     message = reference.Message.from_role_and_content(reference.Role(role), text)
     return message.with_channel(channel) if channel else message
 
 
 def reference_ids(messages: Sequence[reference.Message]) -> list[int]:
-    """The prompt as the package renders it."""
+    """The prompt as openai_harmony renders it."""
     return reference_encoding().render_conversation_for_completion(
         reference.Conversation.from_messages(list(messages)),
         reference.Role.ASSISTANT,
@@ -254,12 +254,12 @@ def reference_ids(messages: Sequence[reference.Message]) -> list[int]:
 
 
 def our_section(*tools: NamedTool, **descriptions: str) -> str:
-    """The tools section of ours."""
+    """The tools section as this server renders it."""
     return tools_section(tools, descriptions)
 
 
 def reference_section(tools: Sequence[FunctionTool], **descriptions: str) -> str:
-    """The tools section as the package renders it."""
+    """The tools section as openai_harmony renders it."""
     text = reference_encoding().decode(
         reference_encoding().render(reference_developer(tools=tools, descriptions=descriptions))
     )
@@ -267,7 +267,7 @@ def reference_section(tools: Sequence[FunctionTool], **descriptions: str) -> str
 
 
 def prompt_text(conversation: Conversation) -> str:
-    """The prompt for people to read: what follows the system message."""
+    """The prompt as text, after the system message."""
     return load_encoding().decode(prompt_ids(conversation)).split("<|end|>", 1)[1]
 
 
@@ -295,12 +295,12 @@ def call_markup(recipient: str, text: str, kind: str = "json") -> str:
 
 
 def recipient_first_markup(recipient: str, text: str, kind: str = "json") -> str:
-    """A call with its recipient ahead of the channel."""
+    """A call with its recipient before the channel."""
     return f" to={recipient}<|channel|>commentary {kind}<|message|>{text}"
 
 
 def encode_by_letters(text: str) -> list[int]:
-    """The tokens of a turn whose contents are spelled letter by letter, as no encoder would have it."""
+    """The tokens of a turn with one token per letter of content, unlike any encoder."""
     encoding = load_encoding()
     token_ids: list[int] = []
     in_content = False
@@ -328,7 +328,7 @@ def grammar_matcher(rules: str) -> LLMatcher:
 
 
 def accepted_markup(rules: str, turn: str) -> str:
-    """The part of ``turn`` that the engine lets through; ``...`` stands behind it where the turn must go on."""
+    """The part of ``turn`` that the grammar accepts; ``...`` follows if the turn must go on."""
     encoding, started = load_encoding(), grammar_matcher(rules)
     token_ids = encoding.encode_markup(turn)
     count = 0
@@ -338,7 +338,7 @@ def accepted_markup(rules: str, turn: str) -> str:
 
 
 def allowed_special_tokens(rules: str, turn: str) -> set[int]:
-    """The special tokens that may come behind the start of a turn."""
+    """The special tokens that the grammar allows after the start of a turn."""
     started = grammar_matcher(rules)
     assert started.consume_tokens(load_encoding().encode_markup(turn)), started.get_error()
     mask = started.compute_bitmask()

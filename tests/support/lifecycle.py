@@ -37,21 +37,21 @@ from tests.support.stores import FaultyDatabase, database_at
 
 @dataclass
 class PacedEngine(ScriptedEngine):
-    """Plays its script to those that run by so many tokens as `say` lets it."""
+    """A scripted engine that generates only as many tokens as `say` allows."""
 
     is_free: bool = False
-    """Whether it says everything by itself."""
+    """No limit applies."""
     allowed: dict[str, int] = field(default_factory=dict)
-    """How many tokens it may say, by the response's id."""
+    """Allowed tokens by response id."""
 
     def say(self, count: int) -> None:
-        """Let everything that runs go on by so many tokens."""
+        """Allow ``count`` more tokens to every running response."""
         for run in self._runs:
             self.allowed[run.response_id] = self.allowed.get(run.response_id, 0) + count
             run.woken.set()
 
     def say_all(self) -> None:
-        """Let everything come to its end, also what begins later."""
+        """Remove the limit for running and for later responses."""
         self.is_free = True
         self.say(0)
 
@@ -78,200 +78,203 @@ COUNTING = (
 )
 
 MAX_RUNNING = 2
-"""How many background responses run at once: others wait."""
+"""Background responses that run at once; others are queued."""
 
 URL = "http://one.example"
-"""Where each server in a row is found: the next one takes the one before for dead."""
+"""The URL of each server in turn, so that the next one declares the one before dead."""
 
 
 @dataclass
 class TrackedResponse:
-    """A response, and all who wait for it or read it; the first is the one who asked for it."""
+    """A response and its clients; the first client created it."""
 
     response_id: str
     clients: list[Client]
     tasks: list[asyncio.Task[None]]
     may_be: set[str] = field(default_factory=lambda: {"completed"})
-    """How it may have ended, for what has happened to it."""
+    """Statuses that are right after the events so far."""
     kept: int = 0
-    """How many of its events are in the store for sure."""
+    """Events that are surely in the store."""
     is_kept: bool = False
-    """Whether it is there for sure."""
+    """The response is surely in the store."""
     is_gone: bool = False
 
     @property
     def in_front(self) -> bool:
-        """Whether it is made in front of its client."""
+        """Return whether it is a foreground response."""
         return not self.clients[0].mode.background
 
     def join(self, client: Client) -> None:
-        """Somebody else reads it."""
+        """Add a client that reads it."""
         self.clients.append(client)
         self.tasks.append(asyncio.create_task(client.follow(self.response_id)))
 
     def forget(self) -> None:
-        """A server was killed in the middle of it: what was not kept is as if nobody had ever seen it."""
+        """Forget what clients saw of events that a killed server did not store."""
         self.may_be.add("failed")
         for client in self.clients:
-            if not client.was_told:
+            if not client.is_complete:
                 client.seen = b"".join(sse_frames(client.seen)[: max(0, self.kept - client.after - 1)])
 
 
 @dataclass
 class World:
-    """One store, one server after the other, and all lives so far."""
+    """One store, its servers one after another, and all responses so far."""
 
     encoding: HarmonyEncoding
     store_at: str
-    lives: list[TrackedResponse] = field(default_factory=list)
+    responses: list[TrackedResponse] = field(default_factory=list)
 
     async def start(self) -> None:
-        """A server comes up."""
+        """Start a server."""
         self._stack, self.engine = AsyncExitStack(), PacedEngine(script(self.encoding, COUNTING))
         self.database = FaultyDatabase(database_at(self.store_at))
         server = running_server(self.engine, self.encoding, self.database, url=URL, limit=MAX_RUNNING)
         self.served: Server[PacedEngine] = await self._stack.enter_async_context(server)
 
     async def close(self) -> None:
-        """All leave, and the server ends."""
-        tasks = [task for life in self.lives for task in life.tasks]
+        """Disconnect all clients and close the server."""
+        tasks = [task for tracked in self.responses for task in tracked.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._stack.aclose()
 
-    # What may happen
+    # Actions
 
     async def ask(self, mode: Mode) -> None:
-        """Somebody asks for a response."""
+        """Create a response in a mode."""
         client = Client(self.served, mode)
         task = asyncio.create_task(client.ask())
         await wait_until(lambda: client.answer or sse_frames(client.seen) or (mode is SYNC and self._prompted(client)))
         response_id = self._prompted(client) if mode is SYNC else client.response_id
-        self.lives.append(TrackedResponse(response_id, [client], [task], is_kept=mode.background))
+        self.responses.append(TrackedResponse(response_id, [client], [task], is_kept=mode.background))
 
     async def say(self, count: int) -> None:
-        """The engine goes on."""
+        """Let the engine generate ``count`` tokens."""
         self.engine.say(count)
         await asyncio.sleep(0.01)
 
     async def follow(self, which: int, after: int) -> None:
-        """Somebody else reads a response as well."""
-        for life in self._life(which):
-            life.join(Client(self.served, STREAM, after=after))
+        """Let another client read a response."""
+        for tracked in self._chosen(which):
+            tracked.join(Client(self.served, STREAM, after=after))
 
     async def leave(self, which: int) -> None:
-        """Whoever was there first leaves."""
-        for life in self._life(which):
-            for number, task in enumerate(life.tasks):
+        """Disconnect the first client that is still connected."""
+        for tracked in self._chosen(which):
+            for number, task in enumerate(tracked.tasks):
                 if task.cancel():
-                    life.may_be |= {"cancelled"} if life.in_front and number == 0 else set()
+                    tracked.may_be |= {"cancelled"} if tracked.in_front and number == 0 else set()
                     return
 
     async def cancel(self, which: int) -> None:
-        """Somebody cancels a response."""
-        for life in self._life(which):
-            status, answer = await cancel_response(self.served, life.response_id)
-            assert (status, life.in_front) == (400, True) or answer["status"] in {*life.may_be, "cancelled"}
-            life.may_be |= {"cancelled"} if status == 200 else set()
+        """Cancel a response."""
+        for tracked in self._chosen(which):
+            status, answer = await cancel_response(self.served, tracked.response_id)
+            assert (status, tracked.in_front) == (400, True) or answer["status"] in {*tracked.may_be, "cancelled"}
+            tracked.may_be |= {"cancelled"} if status == 200 else set()
 
     async def delete(self, which: int) -> None:
-        """Somebody deletes a response."""
-        for life in self._life(which):
-            assert (await self.served.delete(f"/v1/responses/{life.response_id}"))[0] == 200
-            life.is_gone = True
+        """Delete a response."""
+        for tracked in self._chosen(which):
+            assert (await self.served.delete(f"/v1/responses/{tracked.response_id}"))[0] == 200
+            tracked.is_gone = True
 
     async def save(self) -> None:
-        """Time passes, in which all is written that is on its way."""
-        running = [(life, run, run._log.last_number + 1) for life, run in self._running()]
+        """Flush all logs and wait until the store has written them."""
+        running = [(tracked, run, run._log.last_number + 1) for tracked, run in self._running()]
         for _, run, _ in running:
             if run.response.status != "queued":  # the log of what waits is written by the server that makes it
                 run._flush()
         await self.served.store._writer.settled()
-        for life, _, said in running:
-            life.is_kept, life.kept = True, said
+        for tracked, _, said in running:
+            tracked.is_kept, tracked.kept = True, said
 
     async def stop(self) -> None:
-        """The server stops in good order, and another one comes up."""
-        for life, _ in self._running():
-            life.may_be.add("failed")
+        """Stop the server in order and start the next one."""
+        for tracked, _ in self._running():
+            tracked.may_be.add("failed")
         await self.served.runs.drain(0)
-        in_front = [life.tasks[0] for life in self.lives if life.in_front]
+        in_front = [tracked.tasks[0] for tracked in self.responses if tracked.in_front]
         async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*in_front, return_exceptions=True)
         await self._end()
 
     async def kill(self) -> None:
-        """The server is gone from one moment to the next, and another one comes up."""
+        """Kill the server and start the next one."""
         self.database.is_down = True
-        for life, _ in self._running():
-            life.forget()
+        for tracked, _ in self._running():
+            tracked.forget()
         for task in self.served.runs.background._tasks.values():
             task.cancel()
         await self._end()
-        for life in self.lives:
-            if not life.is_gone and not life.is_kept:
-                life.is_gone = (await self.served.get(f"/v1/responses/{life.response_id}"))[0] == 404
+        for tracked in self.responses:
+            if not tracked.is_gone and not tracked.is_kept:
+                tracked.is_gone = (await self.served.get(f"/v1/responses/{tracked.response_id}"))[0] == 404
 
     async def _end(self) -> None:
         await self.close()
         await self.start()
 
-    # What must be so
+    # Checks
 
     async def check(self) -> None:
-        """Everything comes to its end, once, and everybody agrees about it."""
+        """Let everything end, and check that all clients and the store agree on each response."""
         self.engine.say_all()
         async with asyncio.timeout(PATIENCE):
-            while self._is_busy or not all(task.done() for life in self.lives for task in life.tasks):
+            while self._is_busy or not all(task.done() for tracked in self.responses for task in tracked.tasks):
                 await asyncio.sleep(0.005)
-        for life in self.lives:
-            tasks = (task for task in life.tasks if not task.cancelled())
-            await asyncio.gather(*tasks, return_exceptions=life.is_gone)  # who polls what is gone meets a 404
-            if life.is_gone:
-                assert (await self.served.get(f"/v1/responses/{life.response_id}"))[0] == 404
+        for tracked in self.responses:
+            tasks = (task for task in tracked.tasks if not task.cancelled())
+            await asyncio.gather(*tasks, return_exceptions=tracked.is_gone)  # who polls what is gone meets a 404
+            if tracked.is_gone:
+                assert (await self.served.get(f"/v1/responses/{tracked.response_id}"))[0] == 404
             else:
-                await self._check(life)
+                await self._check(tracked)
 
     @property
     def _is_busy(self) -> bool:
-        """Whether anything is still at a response."""
+        """Return whether any response still runs."""
         runs = self.served.runs
         return bool(len(runs.live) or runs.admission.running or self.engine.running)
 
-    async def _check(self, life: TrackedResponse) -> None:
-        response = await wait_for_end(self.served, life.response_id)
-        stream = await self.served.again(f"/v1/responses/{life.response_id}?stream=true")
+    async def _check(self, tracked: TrackedResponse) -> None:
+        response = await wait_for_end(self.served, tracked.response_id)
+        stream = await self.served.again(f"/v1/responses/{tracked.response_id}?stream=true")
         end = final(read_sse(stream))
         assert end.status == response["status"]
-        assert end.status in life.may_be
+        assert end.status in tracked.may_be
         is_settled = end.error is not None and end.error.message == RunInterrupted().message
         last = len(sse_frames(stream)) - 1
         for after in (last - 1, last, last + 1):
             client = Client(self.served, STREAM, after=after)
-            await client.follow(life.response_id)
-            life.clients.append(client)
-        for client in life.clients:
+            await client.follow(tracked.response_id)
+            tracked.clients.append(client)
+        for client in tracked.clients:
             expected = events_after(stream, client.after, is_settled=is_settled)
             assert expected.startswith(client.seen)
-            assert not client.was_told or (client.seen or expected, client.answer or response) == (expected, response)
-        body = {"input": "Next!", "conversation": life.clients[0].conversation}
+            assert not client.is_complete or (client.seen or expected, client.answer or response) == (
+                expected,
+                response,
+            )
+        body = {"input": "Next!", "conversation": tracked.clients[0].conversation}
         assert (await self.served.post(body))[0] == 200
 
-    # Finding
+    # Look-ups
 
-    def _life(self, which: int) -> list[TrackedResponse]:
-        """The one of that number, if there is any."""
-        lives = [life for life in self.lives if not life.is_gone]
-        return lives[which % len(lives) :][:1] if lives else []
+    def _chosen(self, which: int) -> list[TrackedResponse]:
+        """Return the response of that number, if there is any."""
+        responses = [tracked for tracked in self.responses if not tracked.is_gone]
+        return responses[which % len(responses) :][:1] if responses else []
 
     def _running(self) -> Iterator[tuple[TrackedResponse, LiveResponse]]:
-        """What has not ended, or not in the store."""
+        """Return the responses that have not ended, or not yet in the store."""
         runs = {run.response.id: run for run in self.served.runs.live}
-        return ((life, runs[life.response_id]) for life in self.lives if life.response_id in runs)
+        return ((tracked, runs[tracked.response_id]) for tracked in self.responses if tracked.response_id in runs)
 
     def _prompted(self, client: Client) -> str:
-        """The id of the response that the engine was asked for by a client, if it was."""
+        """Return the response id of the prompt that a client caused, or an empty string."""
         for prompt in self.engine.prompts:
             conversation = prompt.response.conversation
             if conversation and conversation.id == client.conversation:
@@ -280,7 +283,7 @@ class World:
 
 
 def events_after(stream: bytes, after: int, *, is_settled: bool) -> bytes:
-    """What a reader gets of a stream behind that event: at least the end, where it may not have seen that."""
+    """Return the stream after one event, and at least the last event if the reader may have missed it."""
     whole = sse_frames(stream)
     rest = whole[after + 1 :]
     if after + 1 > len(whole) or (is_settled and after + 1 == len(whole)):
@@ -289,10 +292,10 @@ def events_after(stream: bytes, after: int, *, is_settled: bool) -> bytes:
 
 
 READ_TIMEOUT = 120.0
-"""Seconds in which the stream of a response that is over has been read, on a machine that is busy."""
+"""Seconds after which reading a finished stream has failed."""
 
 CONTINUABLE = ("completed", "incomplete")
-"""The statuses of what can be continued."""
+"""Statuses of responses that can be continued."""
 
 OUTCOMES = {
     "completed": (None, None),
@@ -300,12 +303,12 @@ OUTCOMES = {
     "failed": ("server_error", None),
     "cancelled": (None, None),
 }
-"""By status: the code of the error, and the details of what is incomplete."""
+"""By status: the code of the error, and the incomplete details."""
 
 
 @dataclass
 class FinishedResponse:
-    """One response as a server tells of it afterwards: the one that made it, or the one that came next."""
+    """A finished response, as the server that made it or a later one returns it."""
 
     server: ApiClient
     response_id: str
@@ -314,7 +317,7 @@ class FinishedResponse:
 
     @classmethod
     async def of(cls, server: ApiClient, response_id: str) -> FinishedResponse:
-        """Look at a response, once it is over."""
+        """Wait for the end of a response, and get it and its stream."""
         response = await wait_for_end(server, response_id)
         async with asyncio.timeout(READ_TIMEOUT):
             stream = await server.again(f"/v1/responses/{response_id}?stream=true")
@@ -322,21 +325,21 @@ class FinishedResponse:
 
     @property
     def text(self) -> str:
-        """What its message says."""
+        """Return the text of its message."""
         return "".join(
             part["text"] for item in self.response["output"] if item["type"] == "message" for part in item["content"]
         )
 
     @property
     def is_settled(self) -> bool:
-        """Whether its server was killed, and another one has ended it: its client may have seen more."""
+        """Return whether another server ended it after a kill; its client may have seen more."""
         error = self.response["error"]
         return error is not None and error["message"] == RunInterrupted().message
 
     async def check(self, status: str, client: Client) -> None:
-        """It has that status in every respect, whoever asks and however often, and holds on to nothing."""
+        """Check that every request agrees on the status, and that the response leaves no lock."""
         self._check_outcome(status)
-        self._check_told(client)
+        self._check_received(client)
         await self._check_every_number()
         await self._check_cancelling()
         await self._check_going_on()
@@ -344,7 +347,7 @@ class FinishedResponse:
         assert await get_response(self.server, self.response_id) == self.response
 
     def _check_outcome(self, status: str) -> None:
-        """Status, error and details fit, what is whole says so, and the stream ends with just this response."""
+        """Check that status, error, details and items fit, and that the stream ends with this response."""
         response = self.response
         error = response["error"] and response["error"]["code"]
         assert (response["status"], error, response["incomplete_details"]) == (status, *OUTCOMES[status])
@@ -354,37 +357,37 @@ class FinishedResponse:
         assert last == ("completed" if status == "completed" else "incomplete")
         assert final(read_sse(self.stream)) == msgspec.convert(response, Response)
 
-    def _check_told(self, client: Client) -> None:
-        """What the client saw is what everybody sees later, to the byte, as far as it came."""
+    def _check_received(self, client: Client) -> None:
+        """Check that the client received the same bytes that everybody receives later."""
         if client.mode.stream:
             assert self.stream.startswith(b"".join(sse_frames(client.seen)))
-            assert not client.was_told or client.seen == self.stream
-        elif client.was_told:
+            assert not client.is_complete or client.seen == self.stream
+        elif client.is_complete:
             assert client.answer == self.response
 
     async def _check_every_number(self) -> None:
-        """Behind each event comes the rest, at once; behind what never was, and what may never have been, the end."""
+        """Check that each ``starting_after`` returns the rest, and a number past the end the last event."""
         whole = sse_frames(self.stream)
         last = len(whole) - 1
         for number in {0, 1, last // 3, last // 2, last - 1}:
-            assert await self.behind(number) == b"".join(whole[number + 1 :]) + DONE
-        assert await self.behind(last) == (renumbered(whole[-1], last + 1) if self.is_settled else b"") + DONE
-        assert await self.behind(last + 1000) == renumbered(whole[-1], last + 1001) + DONE
+            assert await self.after(number) == b"".join(whole[number + 1 :]) + DONE
+        assert await self.after(last) == (renumbered(whole[-1], last + 1) if self.is_settled else b"") + DONE
+        assert await self.after(last + 1000) == renumbered(whole[-1], last + 1001) + DONE
 
-    async def behind(self, number: int) -> bytes:
-        """Its stream behind the event of that number."""
+    async def after(self, number: int) -> bytes:
+        """Return its stream after the event of that number."""
         async with asyncio.timeout(READ_TIMEOUT):
             return await self.server.again(f"/v1/responses/{self.response_id}?stream=true&starting_after={number}")
 
     async def _check_cancelling(self) -> None:
-        """To cancel it, as often as one likes, changes nothing; a foreground one that ended by itself is a 400."""
+        """Check that cancelling changes nothing, and is a 400 for a foreground response that ended by itself."""
         is_idle = self.response["background"] or self.response["status"] == "cancelled"
         for _ in range(2):
             status, answer = await cancel_response(self.server, self.response_id)
             assert (status, answer) == (200, self.response) if is_idle else status == 400
 
     async def _check_going_on(self) -> None:
-        """It is continued if it came to an end of its own; if not, that is a 400 which says so."""
+        """Check that it can be continued if it ended by itself, and that this is a 400 if not."""
         body = {"input": "Go on.", "previous_response_id": self.response_id}
         status, answer = await self.server.post(body)
         if self.response["status"] in CONTINUABLE:
@@ -393,7 +396,7 @@ class FinishedResponse:
             assert (status, answer["error"]["code"]) == (400, "previous_response_unfinished")
 
     async def _check_conversation(self, conversation_id: str) -> None:
-        """Its conversation has all of it or nothing, and takes the next response at once."""
+        """Check that its conversation has all of it or nothing, and takes the next response at once."""
         path = f"/v1/conversations/{conversation_id}/items?order=asc"
         _, items = await self.server.get(path)
         added = ["message", *(item["type"] for item in self.response["output"])]

@@ -1,4 +1,4 @@
-"""Real MCP servers in processes of their own, for tests of whatever calls them.
+"""MCP server processes, and the ways to reach them.
 
 A process costs about a second, so start one for a whole module (`stdio_config`, `http_servers`).  The kinds: ``good``
 has tools that behave in every way there is, ``many`` a thousand of them in pages, ``endless`` pages without a last one;
@@ -28,7 +28,7 @@ from tests.support.paths import ROOT
 from tests.support.processes import free_port
 
 STARTING = 240.0
-"""Seconds in which a server is up, on a machine that is busy."""
+"""Seconds after which a start has failed."""
 
 
 def stdio_config(kind: str = "good", **env: str) -> dict[str, Any]:
@@ -44,11 +44,11 @@ class HttpServers:
     process: subprocess.Popen[bytes] | None = None
 
     def url(self, kind: str = "good", over: str = "mcp") -> str:
-        """Where a kind is: ``over`` is mcp or sse."""
+        """Return the URL of a kind; ``over`` is mcp or sse."""
         return f"http://127.0.0.1:{self.port}/{kind}/{over}"
 
     def state(self) -> dict[str, Any]:
-        """What happened there: the counts, and the headers of the latest request of each path."""
+        """Return the counts of the server, and the headers of the latest request of each path."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/state") as answer:
             state: dict[str, Any] = json.load(answer)
         return state
@@ -88,14 +88,14 @@ def http_servers() -> Iterator[HttpServers]:
 
 
 LOCAL = AllowedNetworks.parse(["127.0.0.1"])
-"""Where the servers of tests are."""
+"""The networks that all servers of tests are in."""
 
 PATIENT = 60.0
-"""Seconds for what takes a fraction of one, unless the machine is busy."""
+"""Seconds after which a short wait has failed."""
 
 
 class MakeServers(Protocol):
-    """Makes `McpServers` that are closed when the test ends."""
+    """A function that makes `McpServers`, closed when the test ends."""
 
     def __call__(
         self, servers: dict[str, ServerConfig] | None = None, allowed: AllowedNetworks = LOCAL, **settings: Any
@@ -109,7 +109,7 @@ def stdio_server(kind: str = "good", **env: str) -> StdioServer:
 
 
 def server_over(over: str, http: HttpServers) -> ServerConfig:
-    """The server with all tools, over one of the ways to it."""
+    """The server with all tools, over one transport."""
     match over:
         case "stdio":
             return stdio_server(GIVEN="to it")

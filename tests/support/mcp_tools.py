@@ -91,7 +91,7 @@ def fragile_write(marker: str) -> mcp_types.CallToolResult:
 
 
 def header(name: str, ctx: Context) -> mcp_types.CallToolResult:
-    """What the client sent in a header, spelled backwards."""
+    """Return a header of the request, backwards."""
     return _text((ctx.headers or {}).get(name, "")[::-1])
 
 
@@ -106,7 +106,7 @@ def environment(name: str) -> mcp_types.CallToolResult:
 
 
 def state() -> mcp_types.CallToolResult:
-    """What happened here."""
+    """Return the counts."""
     return _text(json.dumps({**happened, "pid": os.getpid()}))
 
 
@@ -161,11 +161,11 @@ TOOLS: tuple[Callable[..., Any], ...] = (
     grow,
 )
 READING: frozenset[Callable[..., Any]] = frozenset((echo, fragile_read))
-"""Those that say of themselves that they change nothing."""
+"""Tools with the read-only annotation."""
 
 
 def good() -> MCPServer:
-    """Tools that behave in every way there is."""
+    """A server with tools that behave in every way."""
     server = MCPServer("good", log_level="CRITICAL")
     for tool in TOOLS:
         server.add_tool(tool, annotations=READ_ONLY if tool in READING else None)
@@ -178,7 +178,7 @@ def many() -> Server[Any]:
 
 
 def endless() -> Server[Any]:
-    """More tools than anybody can count."""
+    """Pages of tools without a last page."""
     return _paged("endless", sys.maxsize)
 
 
@@ -207,10 +207,10 @@ def python() -> MCPServer:
     @server.tool(name="python")
     def run(code: str, ctx: Context) -> mcp_types.CallToolResult:
         """Run it."""
-        told = io.StringIO()
-        with contextlib.redirect_stdout(told):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
             exec(code, names.setdefault((ctx.headers or {}).get("x-session-id", ""), {}))
-        return _text(told.getvalue())
+        return _text(output.getvalue())
 
     return server
 
@@ -389,7 +389,7 @@ async def _stdio(server: Server[Any]) -> None:
 
 
 TOKEN = "Bearer sesame-open-1234"
-"""What the kind ``guarded`` wants as ``Authorization``."""
+"""The ``Authorization`` that the kind ``guarded`` wants."""
 
 MANY = 1000
 

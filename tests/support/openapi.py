@@ -14,7 +14,7 @@ Schema = dict[str, Any]
 
 
 def in_responses_names(body: bytes) -> bytes:
-    """A stream of Open Responses under the names of the Responses API."""
+    """Rename the events of an Open Responses stream to those of the Responses API."""
     assert b"response.reasoning_text" not in body
     return body.replace(b"response.reasoning.", b"response.reasoning_text.")
 
@@ -34,18 +34,18 @@ class Description:
                 yield method.upper(), path, operation
 
     def operation(self, method: str, path: str) -> Schema:
-        """The description of one."""
+        """Return the description of one operation."""
         operation: Schema = self.document["paths"][path][method.lower()]
         return operation
 
     def resolved(self, schema: Schema) -> Schema:
-        """The schema itself, where there is only a reference to it."""
+        """Return a schema itself if it is a reference."""
         while "$ref" in schema:
             schema = self.document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
         return schema
 
     def check(self, value: Any, schema: Schema) -> None:
-        """Raise ``jsonschema.ValidationError`` where the value is not as the schema says."""
+        """Raise ``jsonschema.ValidationError`` unless the value fits the schema."""
         jsonschema.Draft202012Validator(self._components | schema).validate(value)
 
 
@@ -56,14 +56,14 @@ ODD: list[Any] = [
     *("", " ", "\x00", "\ud800", "\U0001f600", "<|end|>", "user", "x" * 1000, "../..", "%s%n", "٣"),
     *([], [[]], [None], {}, {"": None}, {"type": None}, {"type": "function"}, [{"type": "message"}], {"$ref": "#"}),
 ]
-"""What turns up where nobody expects it."""
+"""Values that fit few schemas."""
 
 _texts = st.one_of(st.text(max_size=20), st.sampled_from([text for text in ODD if isinstance(text, str)]))
 _anything = st.one_of(st.sampled_from(ODD), _texts, st.integers(), st.dictionaries(_texts, _texts, max_size=2))
 
 
 def valid_values(description: Description, schema: Schema) -> Values:
-    """Values of a schema of the description."""
+    """Draw values that fit a schema of the description."""
     schema = description.resolved(schema)
     if choices := schema.get("anyOf", schema.get("oneOf")):
         return st.one_of(*(_deferred_values(description, each) for each in choices))
@@ -84,7 +84,7 @@ def _deferred_values(description: Description, schema: Schema) -> Values:
 
 
 def _objects(description: Description, schema: Schema) -> Values:
-    """Objects with all that they need and a little of what they may have."""
+    """Draw objects with all required properties and a few optional ones."""
     properties = schema.get("properties", {})
     if not properties:
         return st.dictionaries(_texts, _anything, max_size=2)
@@ -119,7 +119,7 @@ _SCALARS: dict[str, Any] = {
 
 @st.composite
 def broken_values(draw: st.DrawFn, values: Values) -> Any:
-    """A value with something in it missing, or of another type, or too much."""
+    """Draw a value with one place missing, changed, added or nested."""
     value = {"value": copy.deepcopy(draw(values))}
     holder, key = draw(st.sampled_from([*_places(value)]))
     match draw(st.sampled_from(["replace", "remove", "add", "nest"])):
@@ -144,7 +144,7 @@ def _places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 @st.composite
 def any_body(draw: st.DrawFn, values: Values) -> bytes:
-    """Bodies of requests: most of them JSON, many of them wrong, some of them no JSON at all."""
+    """Draw request bodies: most are JSON, many are invalid, some are not JSON."""
     body = json.dumps(draw(st.one_of(values, broken_values(values), broken_values(broken_values(values))))).encode()
     if draw(st.integers(0, 9)):
         return body
@@ -153,7 +153,7 @@ def any_body(draw: st.DrawFn, values: Values) -> bytes:
 
 
 def query_values(schema: Schema) -> Values:
-    """Values of a query parameter, and others, as they are written in a query."""
+    """Draw values for a query parameter, valid and invalid, as text."""
     plain = valid_values(Description({"components": {"schemas": {}}, "paths": {}}), schema)
     return st.one_of(plain, _anything).map(_query_text)
 

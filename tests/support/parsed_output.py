@@ -43,7 +43,7 @@ OPENINGS = ReasoningOpened | MessageOpened | ClientCallOpened | ServerCallOpened
 
 @dataclass
 class ParsedItem:
-    """An item as its frames told it."""
+    """An item, collected from its frames."""
 
     kind: str
     name: str
@@ -60,44 +60,44 @@ class ParsedItem:
 
 
 def parsed_items(frames: Iterable[ParsedFrame]) -> list[ParsedItem]:
-    """The items that frames tell of, with the grammar of the junction checked."""
-    told: list[ParsedItem] = []
+    """Collect the items of frames, and check the grammar of the junction."""
+    parsed: list[ParsedItem] = []
     for frame in frames:
-        is_open = bool(told) and told[-1].complete is None
+        is_open = bool(parsed) and parsed[-1].complete is None
         match frame:
             case _ if isinstance(frame, OPENINGS):
                 assert not is_open
                 name = getattr(frame, "phase", "") or getattr(frame, "name", "")
                 namespace = getattr(frame, "namespace", None) or getattr(frame, "server_label", None)
-                told.append(ParsedItem(type(frame).__name__.removesuffix("Opened"), name, namespace=namespace))
+                parsed.append(ParsedItem(type(frame).__name__.removesuffix("Opened"), name, namespace=namespace))
             case ItemDelta(text, logprobs):
                 assert is_open
                 assert text
-                told[-1].deltas.append(text)
-                told[-1].logprobs += logprobs
+                parsed[-1].deltas.append(text)
+                parsed[-1].logprobs += logprobs
             case ItemClosed(complete, repairs, token_ids):
                 assert is_open
-                told[-1].complete, told[-1].repairs, told[-1].token_ids = complete, repairs, token_ids
+                parsed[-1].complete, parsed[-1].repairs, parsed[-1].token_ids = complete, repairs, token_ids
             case TurnFinished() | GenerationStarted():
                 assert not is_open
             case _:
-                raise AssertionError(f"the parser never says {frame}")
-    return told
+                raise AssertionError(f"the parser never emits {frame}")
+    return parsed
 
 
 def turn_started(**fields: Any) -> GenerationStarted:
-    """The first frame, with what it says of the request."""
+    """The first frame of a turn, with fields of the request."""
     return GenerationStarted(response(), (), 0, **fields)
 
 
 def parse_harmony_frames(encoding: HarmonyEncoding, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
-    """What the stage gives."""
+    """Parse as the stage does."""
     parser = HarmonyParser(encoding)
     return [parsed for frame in frames for parsed in _feed(parser, frame)]
 
 
 def parse_harmony_slowly(encoding: HarmonyEncoding, frames: Iterable[TokenFrame]) -> list[ParsedFrame]:
-    """What the machine gives where no frame takes the short way."""
+    """Parse without the fast path."""
     parser = HarmonyParser(encoding)
     return [parsed for frame in frames for parsed in list(parser.feed(frame))]
 
@@ -122,9 +122,9 @@ def parse_harmony_text(
     return parse_harmony(encoding, ([token] for token in encoding.encode_markup(text)), reason, **fields)
 
 
-def joined_deltas(told: list[ParsedItem]) -> list[ParsedItem]:
-    """The items, each in one piece."""
-    return [replace(item, deltas=[item.text]) for item in told]
+def joined_deltas(parsed: list[ParsedItem]) -> list[ParsedItem]:
+    """The items, each with its text in one delta."""
+    return [replace(item, deltas=[item.text]) for item in parsed]
 
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -147,22 +147,22 @@ CHAT_TOOLS = Toolset(
 
 
 def chat_prompt(family: str) -> tuple[int, ...]:
-    """What the family's template ends with."""
+    """The prompt of a family: a question, and the end of its template."""
     return tuple(family_model(family).vocabulary.encode(f"Hi\n{FAMILIES[family].prompt}"))
 
 
 def chat_tokens(family: str, text: str) -> list[int]:
-    """What the model writes, without the end of its turn."""
+    """The tokens of a turn without its end."""
     return family_model(family).vocabulary.encode(text)
 
 
 def ended_chat_tokens(family: str, text: str) -> list[int]:
-    """The same with the end of its turn."""
+    """The tokens of a turn with its end."""
     return [*chat_tokens(family, text), family_model(family).stop_token_ids[0]]
 
 
 def chat_turn_started(family: str, turn: ChatTurn | None = None, **fields: Any) -> GenerationStarted:
-    """The first frame."""
+    """The first frame of a turn of a chat model."""
     turn = turn or ChatTurn(FAMILIES[family].variables)
     return turn_started(**{"tools": CHAT_TOOLS, "prompt": chat_prompt(family), "chat": turn, **fields})
 
@@ -173,7 +173,7 @@ def parse_chat_frames(model: ChatModel, frames: Iterable[TokenFrame]) -> list[Pa
 
 
 def token_chunks(token_ids: Sequence[int], size: int = 1, *, likely: bool = False) -> list[TokenChunk]:
-    """Tokens as chunks, with logprobs that tell them apart where they are asked for."""
+    """Chunks of ``size`` tokens; ``likely`` adds a different logprob to each token."""
     found = [TokenLogprob(-position / 8) for position in range(len(token_ids))] if likely else []
     return [
         TokenChunk(tuple(token_ids[at : at + size]), tuple(found[at : at + size]))
@@ -197,12 +197,12 @@ def parse_chat_tokens(
 
 
 def parse_chat(family: str, text: str, **fields: Any) -> list[ParsedItem]:
-    """The items of a whole turn."""
+    """Parse a whole turn."""
     return parsed_items(parse_chat_tokens(family, ended_chat_tokens(family, text), **fields))
 
 
 def parse_cut_chat(family: str, text: str, **fields: Any) -> list[ParsedItem]:
-    """The items of a turn that came to the limit."""
+    """Parse a turn that the limit cut."""
     return parsed_items(parse_chat_tokens(family, chat_tokens(family, text), "length", **fields))
 
 
@@ -230,7 +230,7 @@ def header_tokens() -> list[int]:
 
 
 def any_harmony_tokens() -> st.SearchStrategy[list[int]]:
-    """Markers, header words, broken UTF-8, reserved ids, ids beyond the vocabulary, and any text."""
+    """Draw markers, header words, broken UTF-8, reserved ids, ids beyond the vocabulary, and any text."""
     return st.lists(
         st.one_of(
             st.sampled_from(MARKERS),
@@ -266,7 +266,7 @@ TOOLSETS = (
 
 @st.composite
 def any_turn_start(draw: st.DrawFn) -> GenerationStarted:
-    """Everything that a request may ask of the parser."""
+    """Draw a first frame with any fields of the request that the parser reads."""
     return turn_started(
         tools=draw(st.sampled_from(TOOLSETS)),
         stop=draw(st.sampled_from([(), ("e",), (" the", "ing", "\n"), ("��",)])),
@@ -275,7 +275,7 @@ def any_turn_start(draw: st.DrawFn) -> GenerationStarted:
 
 
 def cut_chunks(tokens: list[int], cuts: Iterable[int], *, likely: bool) -> list[TokenChunk]:
-    """Tokens as chunks, with logprobs that tell them apart."""
+    """Chunks between ``cuts``; ``likely`` adds a different logprob to each token."""
     found = [TokenLogprob(-position / 8) for position in range(len(tokens))] if likely else []
     spans = pairwise([0, *sorted(cuts), len(tokens)])
     return [TokenChunk(tuple(tokens[a:b]), tuple(found[a:b])) for a, b in spans if a < b]

@@ -51,7 +51,7 @@ def descendants(root: int) -> set[int]:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """How a command ended."""
+    """The exit status and the output of a command."""
 
     status: int
     out: bytes

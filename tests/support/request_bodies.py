@@ -360,4 +360,4 @@ EVERYTHING: dict[str, Any] = {
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}, {"type": "output_text", "text": "x"}]},
     ],
 }
-"""One body with most of what can be said; `read_request` accepts it."""
+"""One valid body with most of the parameters."""

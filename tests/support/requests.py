@@ -29,7 +29,7 @@ PART = {"type": "input_text", "text": "x"}
 RESULT = {"type": "function_call_output", "call_id": "c"}
 
 MANY = 5_000
-"""Enough elements for several pieces of any kind."""
+"""Elements enough for several pieces of a body that is validated piece by piece."""
 
 
 def read_body(body: Json) -> CreateResponse:
@@ -107,7 +107,7 @@ async def normalize(
     sees: bool = False,
     **body: Any,
 ) -> Conversation:
-    """The conversation of one body, whose response gets the id ``resp_<suffix>``."""
+    """Normalize one body; its response gets the id ``resp_<suffix>``."""
     stage = Normalize(
         store, (MODEL,), draw=lambda: suffix, clock=lambda: NOW, hosted=hosted, labels=labels, sees_images=sees
     )
@@ -118,7 +118,7 @@ async def normalize(
 
 
 def normalize_cpu_seconds(**body: Any) -> float:
-    """Seconds of CPU, those of the garbage collector left out, that it takes to make one body a conversation."""
+    """Measure the seconds of CPU, without the garbage collector, of normalizing one body."""
     return min(
         timeit(lambda: asyncio.run(normalize(Store(Nowhere()), **body)), timer=process_time, number=1) for _ in range(3)
     )
@@ -134,7 +134,7 @@ async def store_answer(
     results: Mapping[str, str] | None = None,
     **body: Any,
 ) -> Conversation:
-    """The same, and ``output`` is what the model answered: the response is stored, and added to its conversation."""
+    """Normalize one body, and store its response with ``output`` as the answer of the model."""
     conversation = await normalize(store, suffix, **body)
     began, origin = conversation.response, conversation.origin
     if began.conversation:

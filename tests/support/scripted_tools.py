@@ -1,4 +1,4 @@
-"""A model that plays turns from a script, and tools that do as they are told: what a conversation is made of here."""
+"""A model and tools that follow scripts, and tools that return recorded results."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def answer(text: str = "Done.") -> list[ParsedFrame]:
 
 
 def turn(*items: list[ParsedFrame], reason: FinishReason = "stop") -> list[ParsedFrame]:
-    """All of a turn but its first frame, which the model says itself."""
+    """All frames of a turn after the first, which the model yields itself."""
     ending = TurnFinished(reason, cached_tokens=0, output_tokens=5, reasoning_tokens=0, duration=1.0)
     return [frame for frames in items for frame in frames] + [ending]
 
@@ -103,11 +103,11 @@ def conversation(*items: Item, tools: Toolset | None = None, **fields: Any) -> C
 
 @dataclass
 class ScriptedModel:
-    """Plays ``turns``, the last one again and again, and keeps what it was given to read."""
+    """A model that yields ``turns``, then the last one again and again, and keeps what it reads."""
 
     turns: Sequence[Turn]
     error: Exception | None = None
-    """Raised in place of the turn that comes after all others."""
+    """Raised after the last turn."""
     read: list[Conversation] = field(default_factory=list)
 
     async def __call__(self, source: AsyncIterator[Conversation]) -> AsyncGenerator[ParsedFrame, None]:
@@ -123,14 +123,14 @@ class ScriptedModel:
 
 @dataclass
 class ScriptedTool:
-    """Behind one namespace: ``outcomes`` one after another, each after ``seconds``."""
+    """The host of a namespace: it returns ``outcomes`` one after another, each after ``seconds``."""
 
     outcomes: Sequence[Outcome | Exception] = (Outcome("2"),)
     seconds: float = 0.0
     calls: list[tuple[str, str]] = field(default_factory=list)
     running: int = 0
     most: int = 0
-    """How many ran at the same time, at most."""
+    """The highest number of calls at a time."""
     opened: int = 0
     closed: int = 0
     cancelled: int = 0
@@ -165,7 +165,7 @@ class ScriptedTool:
 
 @dataclass
 class ScriptedServers:
-    """One server of tools, which offers ``listed``; its calls go to ``tool``."""
+    """An MCP server that lists ``listed``; its calls go to ``tool``."""
 
     listed: Sequence[ListedTool] | Exception = (ListedTool("add", {"type": "object"}),)
     tool: ScriptedTool = field(default_factory=ScriptedTool)
@@ -190,7 +190,7 @@ SERVER_DOWN = ServerUnavailable("The server docs cannot be reached.")
 
 @dataclass
 class ScriptedConverse:
-    """A model and its tools around one table."""
+    """The stage `Converse` over a scripted model and scripted tools."""
 
     turns: Sequence[Turn]
     tool: ScriptedTool = field(default_factory=ScriptedTool)
@@ -207,7 +207,7 @@ class ScriptedConverse:
         self.converse = Converse(inner, toolbox, self.limits, lambda: float(next(ticking)))
 
     async def talk(self, given: Conversation | None = None) -> list[ConversedFrame]:
-        """All frames of one response."""
+        """Run one conversation; return all frames."""
         async with aclosing(self.converse(replay([given or conversation()]))) as frames:
             return [frame async for frame in frames]
 
@@ -216,7 +216,7 @@ DOCS = Toolset(servers=(McpServer("docs", approves_rest=False),))
 
 
 def frame_kinds(frames: list[ConversedFrame]) -> list[str]:
-    """The frames by name, text left out."""
+    """The types of frames, without deltas."""
     return [type(frame).__name__ for frame in frames if not isinstance(frame, ItemDelta)]
 
 
@@ -227,11 +227,11 @@ def finish_reasons(frames: list[ConversedFrame]) -> list[FinishReason]:
 RunCell = Callable[..., Awaitable[str]]
 
 NO_CONVERSATION = cast("Conversation", None)
-"""A sandbox asks nothing of it."""
+"""A conversation for hosts that do not read it."""
 
 
 class RecordedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One call: to which ``tool``, what the item tells of it (the browser's ``action``), and how it ended."""
+    """One call: its ``tool``, the ``action`` of its item if it is the browser's, and its outcome."""
 
     tool: str
     result: str = ""
@@ -241,7 +241,7 @@ class RecordedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RecordedPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What may be cited."""
+    """A page that may be cited."""
 
     title: str
     url: str
@@ -257,22 +257,22 @@ class ToolScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class ScriptPlayer:
-    """A script that is being played: the calls of all namespaces come here, one after another."""
+    """The calls of all namespaces, which follow one script."""
 
     script: ToolScript
     ran: list[str] = field(default_factory=list)
-    """What was called, to be held against the script."""
+    """The calls made so far."""
 
     def __post_init__(self) -> None:
-        self._told: Iterator[RecordedCall] = iter(self.script.calls)
+        self._announced: Iterator[RecordedCall] = iter(self.script.calls)
         self._played: Iterator[RecordedCall] = iter(self.script.calls)
 
     def action(self) -> dict[str, Any] | None:
-        """That of the next call to be told."""
-        return next(self._told).action
+        """Return the action of the next announced call."""
+        return next(self._announced).action
 
     def next(self, tool: str) -> Outcome:
-        """The end of the next call to be run."""
+        """Return the outcome of the next call."""
         self.ran.append(tool)
         call = next(self._played)
         return Outcome(call.result, call.error, call.data)
@@ -323,7 +323,7 @@ class RecordedServers:
 
 
 class RecordedTools:
-    """A toolbox with all built-in tools, which plays the script in a file."""
+    """A toolbox with all built-in tools, which follows the script in a file."""
 
     def __init__(self, path: Path) -> None:
         self._play = ScriptPlayer(msgspec.json.decode(path.read_bytes(), type=ToolScript))

@@ -1,4 +1,4 @@
-"""A server in tests: a real `AppRunner` on a real socket, over a scripted engine."""
+"""Servers in process: a real `AppRunner` on a real socket over a scripted engine, and its scripts and recordings."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from tests.support.stores import database_at
 AnyEngine = TypeVar("AnyEngine", bound=Engine)
 
 PATIENCE = aiohttp.ClientTimeout(300)
-"""Who waits for an answer longer than that, in seconds, waits for ever."""
+"""Seconds after which a request has failed."""
 
 
 @dataclass
 class ApiClient:
-    """A server at ``url``, and a client of it."""
+    """A client of the server at ``url``."""
 
     url: str
     client: aiohttp.ClientSession
@@ -60,7 +60,7 @@ class ApiClient:
         return await self.ask("POST", path, body)
 
     async def get(self, path: str) -> tuple[int, Any]:
-        """Status and JSON of one look."""
+        """Status and JSON of a GET."""
         return await self.ask("GET", path)
 
     async def delete(self, path: str) -> tuple[int, Any]:
@@ -119,9 +119,9 @@ async def running_server(
 ) -> AsyncGenerator[Server[AnyEngine], None]:
     """Serve for the length of the block, over SQLite in a folder, over the store of a ``--store``, or any database.
 
-    ``model`` is what it speaks: Harmony, or what its template says.  ``edit`` may change the pipeline, ``toolbox`` is
-    for the caller to close, and ``options`` are those of `Runs`.  Whoever served under the same ``url`` before is taken
-    for dead.
+    ``model`` is the format of the model: Harmony, or that of a chat template.  ``edit`` may change the pipeline, the
+    caller closes ``toolbox``, and ``options`` are those of `Runs`.  A server that ran under the same ``url`` before is
+    declared dead.
     """
     if isinstance(where, Path):
         where = str(where / "responses.sqlite3")
@@ -177,7 +177,7 @@ WEATHER: dict[str, Any] = {
 
 
 def script(encoding: HarmonyEncoding, text: str = HELLO, **options: Any) -> Script:
-    """A script that says ``text``, which may hold markers."""
+    """A script of ``text``, which may hold markers."""
     return Script(encoding.encode_markup(text), **options)
 
 
@@ -188,7 +188,7 @@ RECORDING_HEADER = Header(FORMAT, source=".cache/tiny", versions={"penstock": "0
 async def recording_server(
     engine: Engine, encoding: HarmonyEncoding, folder: Path, *, recorder: dict[str, Any] | None = None, **options: Any
 ) -> AsyncGenerator[Server[Any], None]:
-    """Serve for the length of the block; behind it all is written that was said."""
+    """Serve and record for the length of the block; after it all recordings are complete."""
     taps = Recorder(folder, RECORDING_HEADER, **(recorder or {}))
     options.setdefault("edit", taps.tapped)
     try:
@@ -213,7 +213,7 @@ def only_recording(folder: Path) -> Path:
 
 
 def read_stage(response: Path, stage: str) -> Recording:
-    """What was behind a stage."""
+    """Read the recording of a stage."""
     name, junction = FILES[stage]
     return read_recording(response / name, junction)
 

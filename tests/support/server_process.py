@@ -110,7 +110,7 @@ class ServerProcess(ApiClient):
 
     @property
     def pid(self) -> int:
-        """ServerProcess id."""
+        """Its process id."""
         assert self._process.pid
         return self._process.pid
 

@@ -80,7 +80,7 @@ ITEMS: tuple[Item, ...] = (
     CodeInterpreterCall("ci_2", "while", "cntr_1", "failed"),
     WebSearchCall("ws_1", {"type": "search", "query": "snakes", "sources": [{"type": "url", "url": "u"}]}, "completed"),
 )
-"""One of every kind."""
+"""Items of every kind."""
 
 
 def response(response_id: str = "resp_1", **fields: Any) -> Response:
@@ -111,28 +111,28 @@ def response(response_id: str = "resp_1", **fields: Any) -> Response:
 
 
 def stored_response(response_id: str = "resp_1", *items: Item, **fields: Any) -> StoredResponse:
-    """The same, with the input of its request."""
+    """A completed response with the input of its request."""
     return StoredResponse(response(response_id, **fields), items)
 
 
 def begun_response(stored: StoredResponse, **fields: Any) -> StoredResponse:
-    """The same as it was when it began."""
+    """A stored response as it was at its begin."""
     response = replace(stored.response, status="in_progress", completed_at=None, output=(), **fields)
     return replace(stored, response=response, tokens={})
 
 
 def queued_response(response_id: str = "resp_1", *items: Item, **fields: Any) -> StoredResponse:
-    """A response that waits in the background."""
+    """A queued background response."""
     return stored_response(response_id, *items, **{"status": "queued", "output": (), "background": True, **fields})
 
 
 def request_of(stored: StoredResponse) -> Conversation:
-    """What it takes to run a response."""
+    """The conversation that a stored response runs."""
     return Conversation(stored.response, (), stored.input, Sampling(1.0, 1.0), "2027-01-15", origin=stored.origin)
 
 
 async def store_response(store: Store, stored: StoredResponse) -> None:
-    """Have the response run and end, durably."""
+    """Begin and end a response in the store."""
     store.begin(begun_response(stored))
     await store.end(stored, None)
 
@@ -150,10 +150,10 @@ def conversation_response(
 
 
 async def execute_sql(store: Store, sql: str) -> None:
-    """Change rows behind the store's back."""
+    """Execute a statement on the tables of the store."""
     await store._writer.carry_out([Statement(sql, ())])
 
 
 async def expire_heartbeats(store: Store) -> None:
-    """Let no server have beaten for a minute."""
+    """Set the heartbeats of all servers back by a minute."""
     await execute_sql(store, "update servers set beat_at = beat_at - 60")

@@ -37,14 +37,14 @@ DATABASES = ("sqlite", "postgres")
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer | ExternalPostgres]:
-    """A PostgreSQL server, which comes up when the first test asks for it."""
+    """The PostgreSQL server of the session."""
     with any_postgres() as server:
         yield server
 
 
 @pytest.fixture(params=DATABASES)
 async def store_at(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
-    """Where an empty store is: a path, or a URL."""
+    """The path or URL of an empty store."""
     async with empty_store(request, request.param, tmp_path) as store_at:
         yield store_at
 
@@ -58,7 +58,7 @@ async def store(store_at: str) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def empty_store(request: pytest.FixtureRequest, place: str, folder: Path) -> AsyncIterator[str]:
-    """Where an empty store is, in that database, for the length of the block."""
+    """Make an empty store in that database for the length of the block; yield its path or URL."""
     if place == "sqlite":
         yield str(folder / "folder" / "store.sqlite3")
     else:
@@ -68,7 +68,7 @@ async def empty_store(request: pytest.FixtureRequest, place: str, folder: Path) 
 
 @asynccontextmanager
 async def open_store(store_at: str, stale: float = 15.0) -> AsyncIterator[Store]:
-    """The store that is there, open; of several, each is a server of its own."""
+    """Open a store; each store that is open counts as a server of its own."""
     store = Store(database_at(store_at), stale)
     await store.open()
     try:
@@ -78,12 +78,12 @@ async def open_store(store_at: str, stale: float = 15.0) -> AsyncIterator[Store]
 
 
 def database_at(store_at: str) -> Database:
-    """The database that is there, not yet open."""
+    """Return the database of a path or URL, not yet open."""
     return PostgresDatabase(store_at) if store_at.startswith("postgresql:") else SqliteDatabase(store_at)
 
 
 async def stored_text(store_at: str) -> str:
-    """All that is in the store's files, or in the rows of its tables, as one text."""
+    """Return the files of a store, or the rows of its tables, as one text."""
     if not store_at.startswith("postgresql:"):
         return "".join(file.read_bytes().decode("latin-1") for file in Path(store_at).parent.iterdir())
     connection = await asyncpg.connect(store_at)
@@ -96,7 +96,7 @@ async def stored_text(store_at: str) -> str:
 
 
 FAST = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
-"""For what need not survive a power failure."""
+"""Settings of a server that need not survive a power failure."""
 
 NOBODY = 65534
 _schema_numbers = count()
@@ -104,7 +104,7 @@ SMALL = ("autovacuum=off", "shared_buffers=32MB", "listen_addresses=", "max_conn
 
 
 class PostgresServer:
-    """A server in a folder of its own, which only this machine reaches, through a socket."""
+    """A PostgreSQL server in a folder of its own, which listens on a Unix socket alone."""
 
     def __init__(self, folder: Path, settings: tuple[str, ...] = FAST) -> None:
         self._folder = folder
@@ -117,17 +117,17 @@ class PostgresServer:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Return its URL."""
         return f"postgresql://postgres@/postgres?host={self._folder}"
 
     def start(self) -> None:
-        """Come up, and answer."""
+        """Start, and wait until it answers."""
         options = [word for setting in self._settings for word in ("-c", setting)]
         self._process = self._begin("postgres", "-D", "data", "-k", str(self._folder), *options)
         self._wait_until_ready(self._process)
 
     def stop(self) -> None:
-        """Break off all that runs, and go."""
+        """Stop, and abort all statements."""
         if self._process is not None:
             self._process.send_signal(signal.SIGINT)
             try:
@@ -150,7 +150,7 @@ class PostgresServer:
             raise RuntimeError(self._log.read_text())
 
     def _begin(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """A program at work in our folder; as nobody if we are root, which PostgreSQL refuses to be."""
+        """Start a program in the folder; as nobody if we are root, which PostgreSQL refuses."""
         nobody = NOBODY if os.geteuid() == 0 else None
         others: list[int] | None = None if nobody is None else []
         command = [str(self._programs / program), *arguments]
@@ -169,14 +169,14 @@ class PostgresServer:
 
 @dataclass(frozen=True)
 class ExternalPostgres:
-    """A server that is up already."""
+    """A server that somebody else started."""
 
     url: str
 
 
 @contextmanager
 def running_postgres(*settings: str) -> Iterator[PostgresServer]:
-    """A server of one's own; its folder is short, because the path of a socket has to be."""
+    """Start a server for the length of the block; the path of its socket has to be short."""
     with tempfile.TemporaryDirectory(prefix="pg") as folder:
         if os.geteuid() == 0:
             os.chown(folder, NOBODY, NOBODY)
@@ -189,7 +189,7 @@ def running_postgres(*settings: str) -> Iterator[PostgresServer]:
 
 @contextmanager
 def any_postgres() -> Iterator[PostgresServer | ExternalPostgres]:
-    """The server that the environment names, else one of our own."""
+    """Yield the server that the environment names, else one that is started."""
     if url := os.environ.get("TEST_POSTGRES_URL"):
         yield ExternalPostgres(url)
     else:
@@ -199,7 +199,7 @@ def any_postgres() -> Iterator[PostgresServer | ExternalPostgres]:
 
 @asynccontextmanager
 async def empty_schema(server: PostgresServer | ExternalPostgres) -> AsyncIterator[str]:
-    """The URL of a new schema, which is gone afterwards: a database for one store, and made in a tenth of the time."""
+    """Make a schema for one store, and drop it afterwards; a database would take ten times as long."""
     name = f"penstock_{os.getpid()}_{next(_schema_numbers)}"
     connection = await asyncpg.connect(server.url)
     try:
@@ -211,7 +211,7 @@ async def empty_schema(server: PostgresServer | ExternalPostgres) -> AsyncIterat
 
 
 def _programs() -> Path:
-    """The folder of PostgreSQL's programs: the machine's newest, else those of the wheel."""
+    """Return the folder of PostgreSQL's programs: the newest of the machine, else that of the wheel."""
     found = shutil.which("initdb")
     folders = [Path(found).resolve().parent] if found else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
@@ -225,12 +225,12 @@ def _programs() -> Path:
 
 @dataclass
 class FaultyDatabase:
-    """The database ``inner``, as long as nothing is wrong with it."""
+    """The database ``inner``, which a test can stall or take down."""
 
     inner: Database
     is_down: bool = False
     stalls: asyncio.Event = field(default_factory=asyncio.Event)
-    """Cleared, nothing that is written comes back."""
+    """While it is cleared, no write returns."""
 
     def __post_init__(self) -> None:
         self.stalls.set()

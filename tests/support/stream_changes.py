@@ -1,4 +1,4 @@
-"""Ways to change a stream of events, so that it breaks a rule."""
+"""Changes of a stream of events that break one rule."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def put_item(at: int, /, **fields: Any) -> Change:
 
 
 def put_done_item(at: int, /, **fields: Any) -> Change:
-    """The same, with the final output told so too."""
+    """The same, with the output of the final response changed as well."""
 
     def change(events: Events) -> Events:
         changed = put_item(at, **fields)(events)
@@ -95,7 +95,7 @@ def end(**fields: Any) -> Change:
 
 
 def queued(events: Events) -> Events:
-    """The same stream of a response that waits before it begins."""
+    """The same stream of a queued response."""
     waiting = replace(first_response(events), status="queued")
     return renumber([ResponseCreated(0, waiting), ResponseQueued(1, waiting), *events[1:]])
 

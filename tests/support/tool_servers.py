@@ -1,4 +1,4 @@
-"""Servers with tools that run: MCP servers, sandboxes and a web of their own, and a model that calls them."""
+"""Servers in process with tools that run, markup of calls, and the sites that tools reach."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ MODES: Mapping[str, Json] = {
     "background": {"background": True},
     "background stream": {"background": True, "stream": True},
 }
-"""The ways to ask for a response, by what a request says of them."""
+"""Fields of a request by mode."""
 
 STORED_MODES: list[tuple[str, bool]] = [
     *((mode, True) for mode in MODES),
     *((mode, False) for mode in MODES if "background" not in mode),
 ]
-"""Modes, and whether the response is stored."""
+"""Modes, each with the value of ``store``."""
 
 # What the model writes
 
@@ -73,7 +73,7 @@ def browser_markup(name: str, arguments: Json | str) -> str:
 
 
 def answer_markup(text: str = "Done.") -> str:
-    """The last words."""
+    """A final answer."""
     return f"<|channel|>final<|message|>{text}<|return|>"
 
 
@@ -107,9 +107,9 @@ async def tool_server(
     limits: Limits | None = None,
     **options: Any,
 ) -> AsyncGenerator[ScriptedServer, None]:
-    """A server with tools, whose model plays ``turns``, the last one again and again.
+    """Serve with tools and a model that writes ``turns``, then the last one again and again.
 
-    ``servers`` are the operator's, ``search`` is the URL of its search engine; a ``toolbox`` goes ahead of all of them.
+    ``servers`` are the operator's, ``search`` is the URL of its search engine; a ``toolbox`` replaces all of them.
     """
     hosts: dict[str, Host] = {"python": PythonHost(sandbox)} if sandbox else {}
     if search:
@@ -127,14 +127,14 @@ async def tool_server(
 
 
 def play_turns(engine: ScriptedEngine, encoding: HarmonyEncoding, *turns: str) -> None:
-    """Let the model say this in the responses that come."""
+    """Set the turns of the responses that follow."""
     scripts = [script(encoding, text) for text in (*turns, answer_markup())[: len(turns) or 1]]
     engine.turns, engine.script = scripts, scripts[-1]
 
 
 @dataclass
 class ClientResponse:
-    """A response as its client got it, all of its events, and the JSON of each."""
+    """A response as its client received it, with its events."""
 
     response: Json
     raw: bytes
@@ -151,19 +151,19 @@ class ClientResponse:
 
     @property
     def bodies(self) -> list[Json]:
-        """The events, as they were sent."""
+        """Return the JSON of each event."""
         lines = self.raw.decode().split("\n")
         return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
 
     def ladder(self, index: int) -> list[str]:
-        """What was told of an item: its events in their order, one that comes again and again once."""
+        """Return the event types of an item in order, without repetitions."""
         names = [body["type"] for body in self.bodies if body.get("output_index") == index]
         short = [name.removeprefix("response.") for name in names]
         return [name for at, name in enumerate(short) if not at or short[at - 1] != name]
 
 
 async def respond(served: ScriptedServer, mode: str, body: Json) -> ClientResponse:
-    """Ask for a response in this mode; what is stored of it, its log included, is what its client got."""
+    """Create a response in this mode; check that the stored response and its log equal it."""
     wanted = {"input": "Hi", **body, **MODES[mode]}
     if "stream" in wanted:
         raw = await served.stream(wanted)
@@ -176,9 +176,9 @@ async def respond(served: ScriptedServer, mode: str, body: Json) -> ClientRespon
         assert raw in (b"", again)
         assert await get_response(served, response["id"]) == response
         raw = again
-    told = ClientResponse(response, raw, read_sse(raw) if raw else [])
-    assert not raw or told.bodies[-1]["response"] == response
-    return told
+    received = ClientResponse(response, raw, read_sse(raw) if raw else [])
+    assert not raw or received.bodies[-1]["response"] == response
+    return received
 
 
 async def _respond_whole(served: ScriptedServer, wanted: Json) -> Json:
@@ -191,19 +191,19 @@ async def _respond_whole(served: ScriptedServer, wanted: Json) -> Json:
 
 
 def prompts_read(served: ScriptedServer, encoding: HarmonyEncoding) -> list[str]:
-    """What the model has read so far, turn by turn."""
+    """Return the prompts so far as text, turn by turn."""
     return [encoding.decode(prompt.token_ids) for prompt in served.engine.prompts]
 
 
 async def expect_silence(stream: StreamReader) -> None:
-    """See that nothing more comes for now."""
+    """Check that the stream brings nothing for now."""
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.15):
             await stream.answer.content.readany()
 
 
 def running_tasks() -> Counter[str]:
-    """What this process is at: its tasks, by what they do, but for those that listen to clients."""
+    """Count the tasks of this process by name, except those of the HTTP server and of tests."""
     names = (getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks())
     return Counter(name for name in names if not name.startswith(("RequestHandler.", "Server.", "test_")))
 
@@ -219,10 +219,10 @@ class Site:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     queries: list[str] = field(default_factory=list)
     asked: int = 0
-    """How many requests came."""
+    """Requests so far."""
 
     async def handle(self, request: web.Request) -> web.Response:
-        """Find the one page there is, or give it."""
+        """Answer a search, or return the page."""
         self.asked += 1
         if request.path == "/search":
             self.queries.append(request.query["q"])
@@ -237,7 +237,7 @@ class Site:
 
 @asynccontextmanager
 async def running_site() -> AsyncIterator[Site]:
-    """A web for the length of the block, whose gate is open."""
+    """Serve a site with an open gate for the length of the block."""
     site = Site()
     site.gate.set()
     app = web.Application()
@@ -260,7 +260,7 @@ SAMPLING = Sampling(temperature=1.0, top_p=1.0)
 async def web_server(
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]], port: int = 0
 ) -> AsyncIterator[str]:
-    """The URL of a server whose every request goes to ``handler``, at that port if it is free."""
+    """Serve with ``handler`` for the length of the block, on that port if it is free; yield the URL."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         return await handler(request)
@@ -282,7 +282,7 @@ async def web_server(
 def conversation_with(
     history: tuple[Item, ...] = (), given: tuple[Item, ...] = (), results: Mapping[str, str] | None = None
 ) -> Conversation:
-    """One with what was said before."""
+    """A conversation with a history."""
     begun = response(status="in_progress", completed_at=None, output=())
     return Conversation(begun, history, given, SAMPLING, "2026-01-01", results=results or {})
 
@@ -315,7 +315,7 @@ IMAGES = {
 
 
 class Gallery:
-    """A server of pictures, which counts who looks; ``/to`` leads to another URL."""
+    """A handler of images that keeps the paths of its requests; ``/to`` redirects."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []

@@ -1,6 +1,6 @@
 """The lifecycle matrix: every mode of a response with every kind of end, in both databases.
 
-`Aftermath` checks what holds after each of them.  Servers that are stopped or killed are in `test_signals`.
+`FinishedResponse` checks what holds after each of them.  Servers that are stopped or killed are in `test_signals`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ async def test_completed_response_is_whole(cell: Cell) -> None:
     """Its client and all later readers get the same."""
     cell.let_say(COUNT)
     await cell.client.ask()
-    assert cell.client.was_told
+    assert cell.client.is_complete
     told = await cell.check("completed")
     assert told.text == " ".join(map(str, range(1, 100)))
     assert told.response["usage"]["output_tokens"] == len(cell.encoding.encode_markup(COUNT))
@@ -91,7 +91,7 @@ async def test_response_at_its_limit_is_incomplete(cell: Cell) -> None:
     """It has all its output so far, and can be continued."""
     cell.let_say(COUNT)
     await cell.client.ask(max_output_tokens=60)
-    assert cell.client.was_told
+    assert cell.client.is_complete
     told = await cell.check("incomplete")
     assert told.text.startswith("1 2 3 ")
     assert told.response["usage"]["output_tokens"] == 60
@@ -102,7 +102,7 @@ async def test_engine_error_fails_the_response(cell: Cell) -> None:
     """It fails after all output of the engine."""
     cell.let_say(BEGUN, error=EngineFailed("It failed."))
     await cell.client.ask()
-    assert cell.client.was_told
+    assert cell.client.is_complete
     told = await cell.check("failed")
     assert told.response["error"]["message"] == "It failed."
     assert told.text == " ".join(map(str, range(1, 20)))
@@ -113,7 +113,7 @@ async def test_engine_death_fails_the_response(cell: Cell) -> None:
     """The response can still be read; new ones are a 503 meanwhile."""
     cell.let_say(BEGUN, error=EngineDead("It died."), dies=True)
     await cell.client.ask()
-    assert cell.client.was_told
+    assert cell.client.is_complete
     assert (await cell.served.get("/health"))[0] == 503
     assert (await cell.served.post({"input": "Hi"}))[0] == 503
     dead = await FinishedResponse.of(cell.served, cell.response_id)
@@ -132,7 +132,7 @@ async def test_cancelled_response_keeps_its_output(cell: Cell, monkeypatch: pyte
     status, answer = await cancel_response(cell.served, cell.response_id)
     assert (status, answer["status"], cell.served.engine.running) == (200, "cancelled", 0)
     await asking
-    assert cell.client.was_told
+    assert cell.client.is_complete
     told = await cell.check("cancelled")
     assert (told.response, told.text.startswith("la la")) == (answer, True)
     assert told.response["usage"]["output_tokens"] > 20

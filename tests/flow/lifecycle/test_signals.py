@@ -103,7 +103,7 @@ async def killing(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
         async with at_work(server) as scene:
             scene.flushed = {mode: client.seen for mode, client in scene.middle.items()}
             await asyncio.sleep(FLUSHED)
-            await wait_until(lambda: all(client.was_told for client in scene.near_the_end.values()))
+            await wait_until(lambda: all(client.is_complete for client in scene.near_the_end.values()))
             scene.exit_status = await server.kill()
         scene.middle[SYNC].answer = {"id": await id_of_what_was_for(scene.middle[SYNC], store)}
         await start_again(server)
@@ -148,7 +148,7 @@ def killed(scenes: list[Scene]) -> Scene:
 async def test_sigterm_lets_a_nearly_finished_response_end(stopped: Scene, mode: Mode) -> None:
     """A response that ends within the drain time is as any other."""
     client = stopped.near_the_end[mode]
-    assert client.was_told
+    assert client.is_complete
     told = await stopped.after(client)
     await told.check("incomplete", client)
     assert told.response["usage"]["output_tokens"] == BRIEF
@@ -158,7 +158,7 @@ async def test_sigterm_lets_a_nearly_finished_response_end(stopped: Scene, mode:
 async def test_sigterm_fails_a_long_response(stopped: Scene, mode: Mode) -> None:
     """It fails with all its output, and its client gets the end."""
     client = stopped.middle[mode]
-    assert client.was_told or client.mode.name == "background"  # whoever polls may find nobody any more
+    assert client.is_complete or client.mode.name == "background"  # whoever polls may find nobody any more
     told = await stopped.after(client)
     await told.check("failed", client)
     assert told.text.startswith("1 2 3 ")
@@ -166,7 +166,7 @@ async def test_sigterm_fails_a_long_response(stopped: Scene, mode: Mode) -> None
 
 async def test_sigterm_leaves_queued_responses_to_the_next_server(stopped: Scene) -> None:
     """The reader's connection breaks, and a new one gets the rest."""
-    assert not stopped.waiting.was_told
+    assert not stopped.waiting.is_complete
     told = await stopped.after(stopped.waiting)
     await told.check("completed", stopped.waiting)
     assert told.text == "Hello!"
@@ -185,7 +185,7 @@ async def test_stopping_server_refuses_new_requests(stopped: Scene) -> None:
 async def test_sigkill_fails_a_running_response(killed: Scene, mode: Mode) -> None:
     """It fails after all output of a moment before."""
     client = killed.middle[mode]
-    assert (client.was_told, killed.exit_status) == (False, -signal.SIGKILL)
+    assert (client.is_complete, killed.exit_status) == (False, -signal.SIGKILL)
     told = await killed.after(client)
     await told.check("failed", replace(client, seen=killed.flushed[mode]))
     assert told.text.startswith("1 2 3 4 5 6 7 8 9 10 ")
@@ -198,7 +198,7 @@ async def test_sigkill_ends_a_resumed_stream(killed: Scene, mode: Mode) -> None:
     told = await killed.after(killed.middle[mode])
     number = len(sse_frames(killed.middle[mode].seen)) - 1
     for beyond in range(number, number + 12):
-        rest = await told.behind(beyond)
+        rest = await told.after(beyond)
         assert rest == told.stream[-len(rest) :] or rest == renumbered(sse_frames(told.stream)[-1], beyond + 1) + DONE
         assert rest.count(b"event: response.failed") == 1
 
@@ -206,14 +206,14 @@ async def test_sigkill_ends_a_resumed_stream(killed: Scene, mode: Mode) -> None:
 async def test_sigkill_keeps_a_finished_response(killed: Scene, mode: Mode) -> None:
     """A response whose end was sent is unchanged."""
     client = killed.near_the_end[mode]
-    assert client.was_told
+    assert client.is_complete
     told = await killed.after(client)
     await told.check("incomplete", client)
 
 
 async def test_sigkill_leaves_queued_responses_to_the_next_server(killed: Scene) -> None:
     """It runs them, and their readers get the rest there."""
-    assert not killed.waiting.was_told
+    assert not killed.waiting.is_complete
     told = await killed.after(killed.waiting)
     await told.check("completed", killed.waiting)
     assert told.text == "Hello!"

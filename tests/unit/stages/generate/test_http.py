@@ -361,7 +361,7 @@ async def test_cancelled_response_ends_after_received_tokens(reads_on: bool) -> 
     async with engine_over(fake) as engine, engine.open(prompt_for_fakes(max_tokens=10**6)) as stream:
         frames = [await anext(aiter(stream))]
         reading = asyncio.create_task(_rest(stream)) if reads_on else None
-        await wait_until(lambda: fake.told > 10)
+        await wait_until(lambda: fake.generated > 10)
         await asyncio.sleep(0.1)  # in which they come
         assert not await engine.cancel("resp_2")
         assert await engine.cancel("resp_1")
