@@ -17,7 +17,7 @@ from stages.persist.database import Nowhere
 from stages.persist.live import LiveResponses
 from stages.persist.store import Store
 from stages.responses import harmony_responses
-from tests.support.event_streams import final, run
+from tests.support.event_streams import final, run_request
 
 Json = dict[str, Any]
 
@@ -42,7 +42,7 @@ async def ended(said: str, body: Json, size: int = 1) -> Response:
     """The response to a request whose model says this."""
     engine = ScriptedEngine(Script(load_encoding().encode_markup(said), chunk_size=size))
     pipeline = harmony_responses(("tiny",), engine, load_encoding(), LiveResponses(Store(Nowhere())))
-    return final(await run(pipeline, {"input": "?", **body}))
+    return final(await run_request(pipeline, {"input": "?", **body}))
 
 
 BROKEN: dict[str, tuple[Json, str]] = {

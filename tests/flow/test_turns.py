@@ -24,7 +24,7 @@ from stages.persist.database import Nowhere
 from stages.persist.live import LiveResponses
 from stages.persist.store import Store
 from stages.responses import harmony_responses
-from tests.support.event_streams import final, run
+from tests.support.event_streams import final, run_request
 from tests.support.examples import examples
 from tests.support.harmony import encode_by_letters
 from tests.support.stores import open_store
@@ -44,7 +44,7 @@ def responses(engine: ScriptedEngine) -> Pipeline[CreateResponse, ResponseEvent]
 
 async def heard(text: str, body: Json = BODY, **script: Any) -> list[ResponseEvent]:
     """The events of a turn, checked."""
-    return await run(responses(ScriptedEngine(Script(load_encoding().encode_markup(text), **script))), body)
+    return await run_request(responses(ScriptedEngine(Script(load_encoding().encode_markup(text), **script))), body)
 
 
 # Tools that the model was trained on
@@ -119,7 +119,7 @@ async def test_usage_counts_prompt_and_answer(thought: str, rest: str, size: int
     """Every token counts, and those of reasoning once more separately."""
     tokens = encoding.encode_markup(f"<|channel|>analysis<|message|>{thought}{rest}")
     engine = ScriptedEngine(Script(tokens, chunk_size=size))
-    usage = final(await run(responses(engine), BODY)).usage
+    usage = final(await run_request(responses(engine), BODY)).usage
     assert usage is not None
     assert usage.input_tokens == len(engine.prompts[0].token_ids)
     assert usage.output_tokens == len(tokens)
@@ -172,11 +172,11 @@ async def test_prompt_after_a_call_has_the_engines_tokens(size: int, encoding: H
     engine = ScriptedEngine(Script(tokens, chunk_size=size))
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
         pipeline = harmony_responses(("tiny",), engine, encoding, LiveResponses(store))
-        called = final(await run(pipeline, BODY))
+        called = final(await run_request(pipeline, BODY))
         call = called.output[-1]
         assert isinstance(call, FunctionCall)
         output = {"type": "function_call_output", "call_id": call.call_id, "output": "18 °C"}
-        await run(pipeline, BODY | {"previous_response_id": called.id, "input": [output]})
+        await run_request(pipeline, BODY | {"previous_response_id": called.id, "input": [output]})
     first, second = engine.prompts
     seen = (*first.token_ids, *tokens)
     assert second.token_ids[: len(seen)] == seen
@@ -206,7 +206,7 @@ def test_output_of_any_turn_can_be_sent_back(text: str, summary: str | None, lim
         tokens = encoding.encode_markup(text)[:limit]
         body = BODY | {"reasoning": {"summary": summary}}
         engine = ScriptedEngine(Script(tokens, reason="length" if limit == 4 else "stop"))
-        output = msgspec.to_builtins(final(await run(responses(engine), body)).output)
+        output = msgspec.to_builtins(final(await run_request(responses(engine), body)).output)
         results = [
             {"type": f"{item['type']}_output", "call_id": item["call_id"], "output": "done"}
             for item in output
@@ -214,7 +214,7 @@ def test_output_of_any_turn_can_be_sent_back(text: str, summary: str | None, lim
         ]
         again = ScriptedEngine(Script(encoding.encode_markup("<|channel|>final<|message|>So.<|return|>")))
         history = [{"role": "user", "content": "Hi"}, *output, *results, {"role": "user", "content": "And?"}]
-        response = final(await run(responses(again), body | {"input": history}))
+        response = final(await run_request(responses(again), body | {"input": history}))
         assert response.status == "completed"
         prompt = encoding.decode(again.prompts[0].token_ids)
         for item in output:

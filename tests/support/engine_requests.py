@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
+from pipeline.core import Pipeline
 from pipeline.frames import Prompt, Sampling, Scheduling
+from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.items import Message, OutputItem, Reasoning
+from pipeline.protocol.request import CreateResponse
 from pipeline.protocol.response import Response
 from pipeline.record import read_frames
+from stages.chat.model import ChatModel
+from stages.generate.engine import Engine
 from stages.generate.vllm import VllmEngine
 from stages.harmony import HarmonyEncoding
 from stages.persist.database import Nowhere
 from stages.persist.live import LiveResponses
 from stages.persist.store import Store
-from stages.responses import harmony_responses
-from tests.support.event_streams import final, run
+from stages.responses import chat_responses, harmony_responses
+from tests.support.event_streams import final, run_request
 from tests.support.fixture_cases import HARMONY_CASES
 
 
@@ -48,7 +53,7 @@ def adapted(asked: Prompt) -> Prompt:
 async def respond(engine: VllmEngine, encoding: HarmonyEncoding, question: str, /, **body: Any) -> Response:
     """The answer of the whole pipeline, every event of it checked; greedy and short unless ``body`` says otherwise."""
     pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(Store(Nowhere())))
-    return final(await run(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))
+    return final(await run_request(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))
 
 
 def rename(asked: Prompt, response_id: str) -> Prompt:
@@ -75,3 +80,37 @@ def answer(response: Response) -> str:
     item = response.output[-1]
     assert isinstance(item, Message)
     return item.text
+
+
+WEATHER_TOOL: Any = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Get the weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+
+
+HELLO = "Hello! How can I help you today?"
+
+
+@dataclass(frozen=True)
+class ChatEngine:
+    """The engine, and what is to be known of its model."""
+
+    engine: VllmEngine
+    chat: ChatModel
+
+    def pipeline(self, store: Store) -> Pipeline[CreateResponse, ResponseEvent]:
+        return chat_responses(self.engine.models, self.engine, self.chat, LiveResponses(store))
+
+    async def respond(self, question: str, /, *, thinking: bool | None = None, **body: Any) -> Response:
+        """The answer to one question, every event of it checked; greedy unless ``body`` says otherwise."""
+        if thinking is not None:
+            body["chat_template_kwargs"] = {"enable_thinking": thinking}
+        return await respond_chat(self.engine, self.chat, question, **body)
+
+
+async def respond_chat(engine: Engine, chat: ChatModel, question: str, /, **body: Any) -> Response:
+    """The answer that ``engine`` gives, every event of it checked; greedy unless ``body`` says otherwise."""
+    pipeline = chat_responses(engine.models, engine, chat, LiveResponses(Store(Nowhere())))
+    return final(await run_request(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))

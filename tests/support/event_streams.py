@@ -27,7 +27,7 @@ _sdk_event: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 _our_event = msgspec.json.Decoder[ResponseEvent](ResponseEvent)
 
 
-async def run(pipeline: Pipeline[CreateResponse, ResponseEvent], body: dict[str, Any]) -> list[ResponseEvent]:
+async def run_request(pipeline: Pipeline[CreateResponse, ResponseEvent], body: dict[str, Any]) -> list[ResponseEvent]:
     """All events of one request, checked."""
     request = await read_request(json.dumps(body).encode())
     async with pipeline.then("check", check).open(replay([request])) as events:

@@ -10,7 +10,7 @@ import pytest_asyncio
 from stages.chat.load import ChatOptions, load_chat_model
 from stages.generate.vllm import VllmEngine, plan_vllm
 from stages.render.grammar import WARM_UP
-from tests.support.engine_chat import Model
+from tests.support.engine_requests import ChatEngine
 from tests.support.paths import TINY_QWEN
 from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT, LORA_ARGUMENTS, QUEUE, write_adapter, write_plugin
 
@@ -28,7 +28,7 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Vll
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def model(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Model, None]:
+async def model(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[ChatEngine, None]:
     """The one with a chat template."""
     adapter = write_adapter(tmp_path_factory.mktemp("lora") / "adapter")
     named = ("--served-model-name=tiny-qwen", f"--lora-modules=nonsense={adapter}")
@@ -37,5 +37,5 @@ async def model(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Mode
     chat = load_chat_model(plan.config, ChatOptions())
     engine = plan.start()
     await engine.warm_up()
-    yield Model(engine, chat)
+    yield ChatEngine(engine, chat)
     await engine.close()

@@ -14,9 +14,8 @@ import pytest
 from pipeline.errors import ContextTooLong
 from pipeline.protocol.items import FunctionCall, Message, Reasoning
 from stages.generate.vllm import UnknownModel, VllmEngine
-from tests.support.engine_chat import HELLO, WEATHER, Model
-from tests.support.engine_requests import answer, stoppable, until_idle
-from tests.support.event_streams import final, run
+from tests.support.engine_requests import HELLO, WEATHER_TOOL, ChatEngine, answer, stoppable, until_idle
+from tests.support.event_streams import final, run_request
 from tests.support.server import Server, running_server
 from tests.support.stores import open_store
 
@@ -27,7 +26,7 @@ pytestmark = [
 ]
 
 
-async def test_reasoning_and_answer_are_two_items(model: Model) -> None:
+async def test_reasoning_and_answer_are_two_items(model: ChatEngine) -> None:
     """Reasoning tokens are counted."""
     response = await model.respond("Say hello.")
     thought, said = response.output
@@ -41,38 +40,38 @@ async def test_reasoning_and_answer_are_two_items(model: Model) -> None:
 @pytest.mark.parametrize(
     "said", [{"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning": {"effort": "none"}}]
 )
-async def test_thinking_can_be_switched_off(model: Model, said: dict[str, Any]) -> None:
+async def test_thinking_can_be_switched_off(model: ChatEngine, said: dict[str, Any]) -> None:
     """A variable of the template does it, or the effort ``none``."""
     response = await model.respond("Say hello.", **said)
     assert not any(isinstance(item, Reasoning) for item in response.output)
     assert answer(response) == HELLO
 
 
-async def test_function_is_called_and_answered(model: Model, tmp_path: Path) -> None:
+async def test_function_is_called_and_answered(model: ChatEngine, tmp_path: Path) -> None:
     """The call is an item, and its output continues the response."""
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
         pipeline = model.pipeline(store)
-        body = {"tools": [WEATHER], "temperature": 0, "max_output_tokens": 400}
-        called = final(await run(pipeline, body | {"input": "What is the weather in Paris?"}))
+        body = {"tools": [WEATHER_TOOL], "temperature": 0, "max_output_tokens": 400}
+        called = final(await run_request(pipeline, body | {"input": "What is the weather in Paris?"}))
         call = called.output[-1]
         assert isinstance(call, FunctionCall)
         assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Paris"})
         output = {"type": "function_call_output", "call_id": call.call_id, "output": '{"temperature":18,"unit":"C"}'}
-        answered = final(await run(pipeline, body | {"input": [output], "previous_response_id": called.id}))
+        answered = final(await run_request(pipeline, body | {"input": [output], "previous_response_id": called.id}))
         assert answer(answered) == "It is 18 °C in Paris right now."
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
-async def test_required_function_is_called(model: Model, choice: Any) -> None:
+async def test_required_function_is_called(model: ChatEngine, choice: Any) -> None:
     """The model must call it, whatever it would rather write."""
-    response = await model.respond("Say hello.", tools=[WEATHER], tool_choice=choice)
+    response = await model.respond("Say hello.", tools=[WEATHER_TOOL], tool_choice=choice)
     call = response.output[-1]
     assert isinstance(call, FunctionCall)
     assert call.name == "get_weather"
     assert isinstance(json.loads(call.arguments)["city"], str)
 
 
-async def test_answer_matches_its_schema(model: Model) -> None:
+async def test_answer_matches_its_schema(model: ChatEngine) -> None:
     """The model may think first; its answer is JSON of the schema."""
     properties = {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer", "maximum": 99, "minimum": 0}}
     schema = {"type": "object", "properties": properties, "required": ["name", "age"], "additionalProperties": False}
@@ -81,14 +80,14 @@ async def test_answer_matches_its_schema(model: Model) -> None:
     assert {*json.loads(answer(response))} == {"name", "age"}
 
 
-async def test_adapter_answers_under_its_name(model: Model) -> None:
+async def test_adapter_answers_under_its_name(model: ChatEngine) -> None:
     """It answers only requests that name it."""
     other = await model.respond("Say hello.", model="nonsense", max_output_tokens=32)
     assert HELLO not in "".join(item.text for item in other.output if isinstance(item, Message))
     assert answer(await model.respond("Say hello.")) == HELLO
 
 
-async def test_missing_adapter_stops_the_start(model: Model, tmp_path: Path) -> None:
+async def test_missing_adapter_stops_the_start(model: ChatEngine, tmp_path: Path) -> None:
     """The error names it, and the engine is unharmed."""
     lost = type(model.engine._adapters["nonsense"])("lost", 9, str(tmp_path / "nowhere"))
     with pytest.raises(UnknownModel, match="lost"):
@@ -96,20 +95,20 @@ async def test_missing_adapter_stops_the_start(model: Model, tmp_path: Path) -> 
     assert model.engine.is_alive
 
 
-async def test_too_long_prompt_is_refused(model: Model) -> None:
+async def test_too_long_prompt_is_refused(model: ChatEngine) -> None:
     """The error comes before the stream."""
     with pytest.raises(ContextTooLong):
         await model.respond("word " * 9000)
 
 
 @asynccontextmanager
-async def served(model: Model, folder: Path) -> AsyncIterator[Server[VllmEngine]]:
+async def served(model: ChatEngine, folder: Path) -> AsyncIterator[Server[VllmEngine]]:
     async with running_server(stoppable(model.engine), model.chat, folder, models=model.engine.models) as server:
         yield server
 
 
 @pytest.mark.defect("13")
-async def test_background_response_can_be_cancelled(model: Model, tmp_path: Path) -> None:
+async def test_background_response_can_be_cancelled(model: ChatEngine, tmp_path: Path) -> None:
     """It needs no client, and keeps its output so far."""
     async with served(model, tmp_path) as server:
         _, queued = await server.post({"input": "Never stop talking.", "background": True})

@@ -9,8 +9,7 @@ import pytest
 
 from pipeline.protocol.items import FunctionCall, Reasoning
 from pipeline.protocol.response import Response
-from tests.support.engine_chat import Model
-from tests.support.engine_requests import answer
+from tests.support.engine_requests import ChatEngine, answer
 
 pytestmark = [
     pytest.mark.engine,
@@ -47,7 +46,7 @@ def thinks(response: Response) -> bool:
 
 @pytest.mark.defect("22", "25")
 @pytest.mark.parametrize("thinking", [True, False])
-async def test_schema_holds_for_the_answer_only(model: Model, thinking: bool) -> None:
+async def test_schema_holds_for_the_answer_only(model: ChatEngine, thinking: bool) -> None:
     """The model may think or not, and reasoning is not part of the answer."""
     response = await model.respond("Say hello.", thinking=thinking, text=FORMAT)
     assert response.status == "completed"
@@ -69,7 +68,9 @@ async def test_schema_holds_for_the_answer_only(model: Model, thinking: bool) ->
     ],
     ids=["regex", "choice", "grammar", "json"],
 )
-async def test_structured_outputs_hold_for_the_answer(model: Model, structured: Any, fits: Any, thinking: bool) -> None:
+async def test_structured_outputs_hold_for_the_answer(
+    model: ChatEngine, structured: Any, fits: Any, thinking: bool
+) -> None:
     """All of vLLM's options work, with thinking or without."""
     response = await model.respond("Say hello.", thinking=thinking, structured_outputs=structured)
     assert response.status == "completed"
@@ -78,7 +79,7 @@ async def test_structured_outputs_hold_for_the_answer(model: Model, structured: 
 
 
 @pytest.mark.defect("23")
-async def test_tool_is_called_beside_a_format(model: Model) -> None:
+async def test_tool_is_called_beside_a_format(model: ChatEngine) -> None:
     """The model may call, and its answer has the format."""
     response = await model.respond(QUESTION, text=FORMAT, tools=[WEATHER])
     assert calls(response) == [("get_weather", {"city": "Paris"})]
@@ -99,7 +100,7 @@ async def test_tool_is_called_beside_a_format(model: Model) -> None:
     ids=["required", "named", "allowed"],
 )
 @pytest.mark.parametrize("thinking", [True, False])
-async def test_required_tool_is_called(model: Model, choice: Any, names: set[str], thinking: bool) -> None:
+async def test_required_tool_is_called(model: ChatEngine, choice: Any, names: set[str], thinking: bool) -> None:
     """The call fits its schema, for any question."""
     response = await model.respond(
         "Say hello.", thinking=thinking, tools=[WEATHER, LOOKUP], tool_choice=choice, parallel_tool_calls=False
@@ -109,7 +110,7 @@ async def test_required_tool_is_called(model: Model, choice: Any, names: set[str
     assert arguments["city"] in {"Paris", "Rome"}
 
 
-async def test_optional_strict_tool_is_called_or_not(model: Model) -> None:
+async def test_optional_strict_tool_is_called_or_not(model: ChatEngine) -> None:
     """The answer is free."""
     assert calls(await model.respond(QUESTION, tools=[WEATHER])) == [("get_weather", {"city": "Paris"})]
     assert calls(await model.respond("Say hello.", tools=[WEATHER], tool_choice="none")) == []

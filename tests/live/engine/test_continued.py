@@ -12,7 +12,7 @@ from stages.generate.vllm import VllmEngine
 from stages.harmony import HarmonyEncoding
 from stages.persist.live import LiveResponses
 from stages.responses import harmony_responses
-from tests.support.event_streams import Tap, final, run, token_ids
+from tests.support.event_streams import Tap, final, run_request, token_ids
 from tests.support.stores import open_store
 
 pytestmark = [
@@ -34,12 +34,12 @@ async def test_prompt_after_a_call_is_cached(engine: VllmEngine, encoding: Harmo
     async with open_store(str(tmp_path / "responses.sqlite3")) as store:
         pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(store))
         pipeline = pipeline.after("render", "prompts", prompts).after("generate", "generated", generated)
-        called = final(await run(pipeline, body))
+        called = final(await run_request(pipeline, body))
         seen = (*prompts.passed[0].token_ids, *token_ids(generated.passed))
         call = called.output[-1]
         assert isinstance(call, FunctionCall)
         output = {"type": "function_call_output", "call_id": call.call_id, "output": "18 °C"}
-        answered = final(await run(pipeline, body | {"previous_response_id": called.id, "input": [output]}))
+        answered = final(await run_request(pipeline, body | {"previous_response_id": called.id, "input": [output]}))
     assert prompts.passed[1].token_ids[: len(seen)] == seen
     assert answered.usage is not None
     block = engine._llm.vllm_config.cache_config.block_size

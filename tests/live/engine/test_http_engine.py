@@ -27,8 +27,7 @@ from stages.generate.http import HttpEngine, start_http
 from stages.generate.vllm import VllmEngine
 from stages.harmony import HarmonyEncoding
 from tests.support.chat_families import load_model
-from tests.support.engine_chat import HELLO, WEATHER, respond
-from tests.support.engine_requests import answer, prompt, rename, sampled, scheduled
+from tests.support.engine_requests import HELLO, WEATHER_TOOL, answer, prompt, rename, respond_chat, sampled, scheduled
 from tests.support.event_streams import generate, last, logprobs, token_ids
 from tests.support.fixture_cases import HARMONY_CASES
 from tests.support.paths import TINY_QWEN
@@ -205,11 +204,11 @@ async def test_chat_model_works_over_http(qwen: HttpEngine) -> None:
     """Template, parsers and grammar are in this process, the weights elsewhere."""
     assert (qwen.models, qwen.speaks_harmony, qwen.root) == (("tiny-qwen",), False, str(TINY_QWEN))
     chat = load_model()
-    thought, said = (await respond(qwen, chat, "Say hello.")).output
+    thought, said = (await respond_chat(qwen, chat, "Say hello.")).output
     assert isinstance(thought, Reasoning)
     assert isinstance(said, Message)
     assert said.text == HELLO
-    called = (await respond(qwen, chat, "What is the weather in Paris?", tools=[WEATHER])).output[-1]
+    called = (await respond_chat(qwen, chat, "What is the weather in Paris?", tools=[WEATHER_TOOL])).output[-1]
     assert isinstance(called, FunctionCall)
     assert (called.name, json.loads(called.arguments)) == ("get_weather", {"city": "Paris"})
 
@@ -218,8 +217,12 @@ async def test_chat_model_works_over_http(qwen: HttpEngine) -> None:
 async def test_chat_output_is_constrained_over_http(qwen: HttpEngine, thinking: bool) -> None:
     """This holds with thinking or without, for any reasoning parser of the server."""
     thinks = {"chat_template_kwargs": {"enable_thinking": thinking}}
-    chosen = await respond(qwen, load_model(), "Say hello.", structured_outputs={"choice": ["yes", "no"]}, **thinks)
+    chosen = await respond_chat(
+        qwen, load_model(), "Say hello.", structured_outputs={"choice": ["yes", "no"]}, **thinks
+    )
     assert answer(chosen) in {"yes", "no"}
     assert isinstance(chosen.output[0], Reasoning) is thinking
-    called = await respond(qwen, load_model(), "Say hello.", tools=[WEATHER], tool_choice="required", **thinks)
+    called = await respond_chat(
+        qwen, load_model(), "Say hello.", tools=[WEATHER_TOOL], tool_choice="required", **thinks
+    )
     assert isinstance(called.output[-1], FunctionCall)

@@ -30,7 +30,7 @@ from stages.render.chat.chat import RenderChat
 from stages.render.chat.images import Images
 from stages.responses import chat_responses
 from tests.support.engine_requests import prompt
-from tests.support.event_streams import Tap, final, generate, run
+from tests.support.event_streams import Tap, final, generate, run_request
 from tests.support.stores import open_store
 from tests.support.tool_servers import BLUE, LOOPBACK, RED, Gallery, data_url, png, web_server
 
@@ -76,7 +76,7 @@ class Seeing:
     async def answer(self, *parts: Json, allowed: AllowedNetworks = NOTHING_ALLOWED, **body: Any) -> Response:
         """The response to a message of these parts, every event of it checked."""
         asked: Json = {"input": [{"role": "user", "content": list(parts)}], "temperature": 0, "max_output_tokens": 16}
-        return final(await run(self.pipeline(allowed), asked | {"top_logprobs": 2} | body))
+        return final(await run_request(self.pipeline(allowed), asked | {"top_logprobs": 2} | body))
 
     def first(self) -> float:
         """How likely the first token of the latest turn was."""

@@ -27,7 +27,7 @@ from stages.persist.live import LiveResponses
 from stages.persist.store import Store
 from stages.responses import harmony_responses
 from tests.support.engine_requests import answer
-from tests.support.event_streams import Tap, final, run
+from tests.support.event_streams import Tap, final, run_request
 from tests.support.mcp_servers import HttpServers, http_servers, stdio_config
 from tests.support.stores import open_store
 from tests.support.tool_servers import web_server
@@ -92,7 +92,7 @@ class Turns:
         whole = harmony_responses(self.engine.models, self.engine, self.encoding, live, self.tools, limits or Limits())
         whole = whole.after("render", "prompts", self.prompts).after("generate", "generated", self.generated)
         asked = {"input": question, "tools": tools, "temperature": 0, "max_output_tokens": 400}
-        return await run(whole, asked | body)
+        return await run_request(whole, asked | body)
 
     async def response(self, question: Any, tools: list[Json], limits: Limits | None = None, **body: Any) -> Response:
         """The response that they end with."""
