@@ -31,6 +31,7 @@ from stages.render.chat.images import Images
 from stages.responses import chat_responses
 from tests.support.engine_requests import prompt
 from tests.support.event_streams import Tap, final, generate, run_request
+from tests.support.paths import ROOT
 from tests.support.stores import open_store
 from tests.support.tool_servers import BLUE, LOOPBACK, RED, Gallery, data_url, png, web_server
 
@@ -42,7 +43,7 @@ pytestmark = [
 
 Json = dict[str, Any]
 
-CHECKPOINT = Path(__file__).parents[2] / ".cache" / "tiny_sight"
+CHECKPOINT = ROOT / ".cache" / "tiny_sight"
 CONTEXT_LENGTH = 512
 MOST_IMAGES = 5
 ARGUMENTS = (
