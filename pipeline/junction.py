@@ -48,7 +48,7 @@ def junctions(name: str, stage: Any) -> tuple[Junction, Junction]:
     if inspect.iscoroutinefunction(function):
         raise JunctionError(f"stage {name!r} is no generator: nowhere in it is a yield")
     try:
-        hints = typing.get_type_hints(function)
+        hints = _hints(getattr(function, "__func__", function))
     except NameError as error:
         raise JunctionError(f"stage {name!r} is annotated with what its module does not have: {error}") from error
     spelled = inspect.get_annotations(function)
@@ -59,6 +59,13 @@ def junctions(name: str, stage: Any) -> tuple[Junction, Junction]:
     return _junction(hints[source], spelled[source], known), _junction(hints["return"], spelled["return"], known)
 
 
+@functools.lru_cache
+def _hints(function: Any) -> dict[str, Any]:
+    """Evaluated annotations: every edit of a pipeline checks its steps again."""
+    return typing.get_type_hints(function)
+
+
+@functools.lru_cache
 def inner_junctions(composite: type) -> tuple[Junction, Junction] | None:
     """What a composite stage gives the pipeline inside it and what it takes from there, as its field ``inner`` says."""
     ends = typing.get_args(typing.get_type_hints(composite).get("inner"))
