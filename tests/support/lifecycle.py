@@ -37,8 +37,10 @@ from tests.support.stores import FaultyDatabase, database_at
 
 @dataclass
 class PacedEngine(ScriptedEngine):
-    """A scripted engine that generates only as many tokens as `say` allows."""
+    """A scripted engine that generates only as many tokens as the test allows."""
 
+    initial: int = 0
+    """Tokens that every response may have without `say`."""
     is_free: bool = False
     """No limit applies."""
     allowed: dict[str, int] = field(default_factory=dict)
@@ -47,7 +49,7 @@ class PacedEngine(ScriptedEngine):
     def say(self, count: int) -> None:
         """Allow ``count`` more tokens to every running response."""
         for run in self._runs:
-            self.allowed[run.response_id] = self.allowed.get(run.response_id, 0) + count
+            self.allowed[run.response_id] = self.allowed.get(run.response_id, self.initial) + count
             run.woken.set()
 
     def say_all(self) -> None:
@@ -70,7 +72,7 @@ class PacedEngine(ScriptedEngine):
         yield GenerationFinished("stop", cached_tokens=0, duration=0.0)
 
     def _limit(self, run: Any) -> float:
-        return inf if self.is_free else self.allowed.get(run.response_id, 0)
+        return inf if self.is_free else self.allowed.get(run.response_id, self.initial)
 
 
 COUNTING = (
