@@ -134,7 +134,7 @@ async def running_process(
     store: str, folder: Path, script: str = "quick", *options: str
 ) -> AsyncGenerator[ServerProcess, None]:
     """Serve a script over that store for the length of the block."""
-    known = ("--heartbeat", "0.2", "--stale-after", "1", "--no-sandbox")
+    known = ("--heartbeat", "0.2", "--stale-after", "3600", "--no-sandbox")
     async with serving_process(serve_script, (script, *known), store, folder, *options) as server:
         yield server
 

@@ -82,6 +82,16 @@ def database_at(store_at: str) -> Database:
     return PostgresDatabase(store_at) if store_at.startswith("postgresql:") else SqliteDatabase(store_at)
 
 
+async def stored_events(store_at: str) -> dict[str, int]:
+    """Count the events of each response in a store."""
+    database = database_at(store_at)
+    await database.open()
+    try:
+        return dict(await database.read("select response_id, max(first + count) from events group by response_id"))  # type: ignore[arg-type]  # rows of two
+    finally:
+        await database.close()
+
+
 async def stored_text(store_at: str) -> str:
     """Return the files of a store, or the rows of its tables, as one text."""
     if not store_at.startswith("postgresql:"):

@@ -12,12 +12,11 @@ import aiohttp
 import openai
 import pytest
 
-from tests.support.api_clients import StreamReader, open_stream, start_background, wait_for_end
+from tests.support.api_clients import PATIENCE, StreamReader, open_stream, start_background, wait_for_end
 from tests.support.event_streams import final, read_sse
-from tests.support.server_process import running_process
-
-FLUSHED = 1.0
-"""Seconds after which the store has whatever was said."""
+from tests.support.server_process import ServerProcess, running_process
+from tests.support.stored_responses import execute_sql
+from tests.support.stores import open_store, stored_events
 
 Events = list[dict[str, Any]]
 
@@ -51,15 +50,16 @@ def assert_ends_once(seen: Events, stored: Events) -> None:
 async def test_response_of_a_killed_server_ends_at_another(store_at: str, tmp_path: Path) -> None:
     """Its reader gets the stored events and one end; queued responses run at the other server."""
     async with AsyncExitStack() as stack:
-        servers = (running_process(store_at, tmp_path, "slow", "--max-background", "1") for _ in range(2))
-        one, other = await asyncio.gather(*map(stack.enter_async_context, servers))
+        servers = (running_process(store_at, tmp_path, text, "--max-background", "1") for text in ("long", "quick"))
+        one, other = await asyncio.gather(*map(stack.enter_async_context, servers))  # over a store that is new
         running, waiting = await start_background(one), await start_background(one)
         made_there = asyncio.create_task(other.again(stream_of(waiting)))
         async with other.client.get(other.url + stream_of(running)) as answer:
             reader = StreamReader(answer)
             await reader.upto(b'"delta":"20"')
-            await asyncio.sleep(FLUSHED)
+            await wait_until_stored(store_at, running, len(events_of(reader.read)))
             await one.kill()
+            await bury(one, store_at)
             seen = events_of(await reader.rest())
         stored = await other.again(stream_of(running))
         assert final(read_sse(stored)).status == "failed"
@@ -68,13 +68,26 @@ async def test_response_of_a_killed_server_ends_at_another(store_at: str, tmp_pa
         assert final(read_sse(await made_there)).status == "completed"
 
 
+async def wait_until_stored(store_at: str, response_id: str, events: int) -> None:
+    """Wait until a store has that many events of a response."""
+    async with asyncio.timeout(PATIENCE):
+        while (await stored_events(store_at)).get(response_id, 0) < events:
+            await asyncio.sleep(0.05)
+
+
+async def bury(server: ServerProcess, store_at: str) -> None:
+    """Set the last heartbeat of a killed server far back."""
+    async with open_store(store_at) as store:
+        await execute_sql(store, f"update servers set beat_at = 0 where url = '{server.url}'")
+
+
 async def test_openai_python_resumes_after_a_kill(store_at: str, tmp_path: Path) -> None:
     """A restarted server settles at once, and the client reads on to the end."""
-    async with running_process(store_at, tmp_path, "slow") as server:
+    async with running_process(store_at, tmp_path, "long") as server:
         async with open_stream(server, {"background": True}) as stream:
             response_id = await stream.response_id()
             await stream.upto(b'"delta":"20"')
-            await asyncio.sleep(FLUSHED)
+            await wait_until_stored(store_at, response_id, len(events_of(stream.read)))
             await server.kill()
             with pytest.raises(aiohttp.ClientError):
                 await stream.rest()

@@ -10,7 +10,9 @@ import signal
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 import pytest_asyncio
@@ -19,7 +21,7 @@ from pipeline.protocol.events import DONE
 from tests.support.api_clients import (
     BACKGROUND_STREAM,
     MODES,
-    STREAM,
+    PATIENCE,
     SYNC,
     Client,
     Mode,
@@ -30,15 +32,15 @@ from tests.support.api_clients import (
 from tests.support.event_streams import renumbered
 from tests.support.lifecycle import FinishedResponse
 from tests.support.server_process import ServerProcess, running_process
-from tests.support.stores import DATABASES, empty_store, open_store
+from tests.support.stores import DATABASES, empty_store, open_store, stored_events
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-FLUSHED = 1.5
-"""Seconds after which the store has whatever was said."""
+DRAIN = 10.0
+"""Seconds that a stopping server gives to running responses."""
 
-DRAIN, BRIEF = 4.0, 40
-"""Seconds that a server waits for what runs, and how many tokens it says in less than that."""
+BRIEF, LONG = 60, 90
+"""Tokens of a response that ends soon, which takes a fraction of `DRAIN`, and more than it has events."""
 
 
 @dataclass
@@ -61,19 +63,26 @@ class Scene:
 
 
 @asynccontextmanager
-async def at_work(server: ServerProcess) -> AsyncGenerator[Scene, None]:
+async def at_work(server: ServerProcess, store: str) -> AsyncGenerator[Scene, None]:
     """A server that is in the middle of something for everybody; behind the block all of them have had their end."""
     middle, near_the_end = ({mode: Client(server, mode) for mode in MODES} for _ in range(2))
     waiting = Client(server, BACKGROUND_STREAM)
     asking = [asyncio.create_task(client.ask()) for client in middle.values()]
     asking += [asyncio.create_task(client.ask(max_output_tokens=BRIEF)) for client in near_the_end.values()]
-    await wait_until(lambda: all(b"output_text.delta" in middle[mode].seen for mode in (STREAM, BACKGROUND_STREAM)))
+    await wait_until_stored(store, 2 * len(MODES), 10)
     for _ in MODES:  # more of them than can come to their turn
         await start_background(server)
     asking += [asyncio.create_task(waiting.ask())]
     await wait_until(lambda: b"response.queued" in waiting.seen)
     yield Scene(server, middle, near_the_end, waiting)
     await asyncio.gather(*asking)
+
+
+async def wait_until_stored(store_at: str, responses: int, events: int) -> None:
+    """Wait until that many responses have that many events in the store."""
+    async with asyncio.timeout(PATIENCE):
+        while sum(count >= events for count in (await stored_events(store_at)).values()) < responses:
+            await asyncio.sleep(0.05)
 
 
 async def start_again(server: ServerProcess) -> None:
@@ -87,9 +96,9 @@ async def stopping(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
     """A server was stopped in good order, and another one is up where it was."""
     options = ("--max-background", "4", "--drain-timeout", str(DRAIN))
     async with running_process(store, folder, "long", *options) as server:
-        async with at_work(server) as scene:
+        async with at_work(server, store) as scene:
             ending = asyncio.create_task(server.kill(signal.SIGTERM))
-            await asyncio.sleep(0.2)
+            await wait_until(lambda: "Stopping: " in server.log.read_text())
             scene.refusal, _ = await server.post({"input": "Hi"})
         scene.exit_status = await ending
         await start_again(server)
@@ -100,9 +109,10 @@ async def stopping(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
 async def killing(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
     """A server was killed, and another one is up where it was."""
     async with running_process(store, folder, "long", "--max-background", "4") as server:
-        async with at_work(server) as scene:
+        async with at_work(server, store) as scene:
             scene.flushed = {mode: client.seen for mode, client in scene.middle.items()}
-            await asyncio.sleep(FLUSHED)
+            longest = max(len(sse_frames(seen)) for seen in scene.flushed.values())
+            await wait_until_stored(store, len(MODES), max(LONG, longest))
             await wait_until(lambda: all(client.is_complete for client in scene.near_the_end.values()))
             scene.exit_status = await server.kill()
         scene.middle[SYNC].answer = {"id": await id_of_what_was_for(scene.middle[SYNC], store)}
@@ -118,28 +128,30 @@ async def id_of_what_was_for(client: Client, store_at: str) -> str:
     return response_id
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=DATABASES)
-async def scenes(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[list[Scene]]:
-    """Both at once, as most of it is waiting."""
+Scenes: TypeAlias = dict[str, Scene]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def scenes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scenes]:
+    """All scenes at once, as most of it is waiting."""
     async with AsyncExitStack() as stack:
-        scenes = []
-        for scene in (stopping, killing):
+        scenes = {}
+        for place, scene in product(DATABASES, (stopping, killing)):
             folder = tmp_path_factory.mktemp(scene.__name__)
-            store = await stack.enter_async_context(empty_store(request, request.param, folder))
-            scenes.append(scene(store, folder))
-        yield await asyncio.gather(*map(stack.enter_async_context, scenes))
+            store = await stack.enter_async_context(empty_store(request, place, folder))
+            scenes[f"{scene.__name__} {place}"] = scene(store, folder)
+        entered = await asyncio.gather(*map(stack.enter_async_context, scenes.values()))
+        yield dict(zip(scenes, entered, strict=True))
 
 
-@pytest.fixture
-def stopped(scenes: list[Scene]) -> Scene:
-    return scenes[0]
+@pytest.fixture(params=DATABASES)
+def stopped(request: pytest.FixtureRequest, scenes: Scenes) -> Scene:
+    return scenes[f"stopping {request.param}"]
 
 
-@pytest.fixture
-def killed(scenes: list[Scene]) -> Scene:
-    return scenes[1]
+@pytest.fixture(params=DATABASES)
+def killed(request: pytest.FixtureRequest, scenes: Scenes) -> Scene:
+    return scenes[f"killing {request.param}"]
 
 
 # SIGTERM
