@@ -60,15 +60,14 @@ def junctions(name: str, stage: Any) -> tuple[Junction, Junction]:
 
 
 @functools.lru_cache
-def _hints(function: Any) -> dict[str, Any]:
-    """Evaluated annotations: every edit of a pipeline checks its steps again."""
-    return typing.get_type_hints(function)
+def _hints(annotated: Any) -> dict[str, Any]:
+    """Evaluate annotations, once: every edit of a pipeline checks all of its steps again."""
+    return typing.get_type_hints(annotated)
 
 
-@functools.lru_cache
 def inner_junctions(composite: type) -> tuple[Junction, Junction] | None:
     """What a composite stage gives the pipeline inside it and what it takes from there, as its field ``inner`` says."""
-    ends = typing.get_args(typing.get_type_hints(composite).get("inner"))
+    ends = typing.get_args(_hints(composite).get("inner"))
     if len(ends) != 2:
         return None
     spelled = re.fullmatch(r"\w+\[(.+), (.+)\]", str(inspect.get_annotations(composite).get("inner")))
