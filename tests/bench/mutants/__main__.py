@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from math import inf
@@ -24,12 +25,20 @@ from typing import TypeAlias
 from tests.bench.mutants.choose import FOLDERS, PER_FOLDER, SEED, Mutant, chosen, found, product
 from tests.bench.mutants.covering import CACHE, Covering, affordable, covering
 from tests.bench.mutants.judge import Trial, Verdict, verdicts, warm
-from tests.support.stores import any_postgres
 
 OUTCOMES = ("killed", "timed out", "survived", "not covered")
 DEAD = ("killed", "timed out")
 FIXED = {"PYTHONHASHSEED": "0", "CI": "true"}
 """The environment in which tests have the same names and draw the same examples every time."""
+
+POSTGRES = """
+import sys
+from tests.support.stores import any_postgres
+
+with any_postgres() as server:
+    print(server.url, flush=True)
+    sys.stdin.read()
+"""
 
 Mutants: TypeAlias = Mapping[str, Mutant]
 
@@ -116,6 +125,15 @@ def compared(judge: Judge, mutants: Mutants, before: Mapping[str, str]) -> list[
     return judge.survivors(alive)
 
 
+@contextmanager
+def postgres() -> Iterator[str]:
+    """The URL of a server for all tests; another process starts it, as the product may not be imported here."""
+    command = [sys.executable, "-c", POSTGRES]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        yield process.stdout.readline().strip()
+
+
 def main() -> int:
     """Try the mutants, and say how they fared."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.mutants", description=__doc__)
@@ -136,9 +154,9 @@ def main() -> int:
         before = {name: verdict["outcome"] for name, verdict in known.items()}
         mutants = found(everything, before)
     judge = Judge(covering(options.jobs), options.jobs)
-    with any_postgres() as server:
-        os.environ["TEST_POSTGRES_URL"] = server.url
-        warm()
+    warm()
+    with postgres() as url:
+        os.environ["TEST_POSTGRES_URL"] = url
         judge.judge(mutants, options.budget)
         regressed = compared(judge, mutants, before) if options.against else []
     write(options.out, options.seed, judge.verdicts)

@@ -243,3 +243,8 @@ def test_verdicts_on_a_toy_are_killed_timed_out_or_survived(tmp_path: Path) -> N
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert json.loads(result.stdout) == expected
+
+
+def test_warm_process_imports_nothing_of_the_product() -> None:
+    program = "import tests.bench.mutants.__main__, tests.bench.mutants.judge as judge; judge.warm()"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
