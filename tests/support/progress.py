@@ -114,7 +114,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the plugin, but not in the workers of pytest-xdist."""
     if not hasattr(config, "workerinput"):
-        suite = Suite(config.getoption("--suite"))
+        suite = Suite(str(config.getoption("--suite")))
         config.pluginmanager.register(Plugin(suite, config), "penstock-progress")
 
 
