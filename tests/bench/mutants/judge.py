@@ -77,6 +77,8 @@ class Child:
     trial: Trial
     process: int
     pipe: int
+    folder: str
+    """Its own, for the files of its tests."""
     deadline: float
     test: str = "collection"
     failed: list[str] = field(default_factory=list)
@@ -195,21 +197,21 @@ def verdicts(trials: deque[Trial], seconds: dict[str, float], jobs: int) -> Iter
 
 def _forked(trial: Trial) -> Child:
     reading, writing = os.pipe()
+    folder = tempfile.mkdtemp(prefix="mutant")
     process = os.fork()
     if process == 0:
         try:
             os.close(reading)
-            os._exit(_run(trial, writing))
+            os._exit(_run(trial, writing, folder))
         finally:
             os._exit(70)
     os.close(writing)
-    return Child(trial, process, reading, time.monotonic() + COLLECTING)
+    return Child(trial, process, reading, folder, time.monotonic() + COLLECTING)
 
 
-def _run(trial: Trial, pipe: int) -> int:
+def _run(trial: Trial, pipe: int, folder: str) -> int:
     """Run the tests of a trial, in the child."""
     os.setsid()
-    folder = tempfile.mkdtemp(prefix="mutant")
     output = os.open(f"{folder}/output", os.O_CREAT | os.O_WRONLY)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -219,10 +221,7 @@ def _run(trial: Trial, pipe: int) -> int:
         sys.meta_path.insert(0, MutatingFinder(trial.mutant))
         options.append("--exitfirst")
     files = dict.fromkeys(test.partition("::")[0] for test in trial.groups[0])
-    try:
-        return int(pytest.main([*options, *files], plugins=[Reporter(trial.groups[0], pipe)]))
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    return int(pytest.main([*options, *files], plugins=[Reporter(trial.groups[0], pipe)]))
 
 
 def _verdict(child: Child, *, is_late: bool) -> Verdict:
@@ -234,6 +233,7 @@ def _verdict(child: Child, *, is_late: bool) -> Verdict:
     _, status = os.waitpid(child.process, 0)
     with suppress(ProcessLookupError):
         os.killpg(child.process, signal.SIGKILL)
+    shutil.rmtree(child.folder, ignore_errors=True)
     if child.failed:
         return Verdict("killed", tuple(dict.fromkeys(child.failed)))
     if is_late:
