@@ -6,8 +6,6 @@ import asyncio
 import json
 from collections.abc import Mapping
 from contextlib import aclosing
-from time import process_time
-from timeit import timeit
 from typing import Any, TypeAlias
 
 import pytest
@@ -23,6 +21,7 @@ from pipeline.record import replay
 from stages.normalize.normalize import Normalize
 from stages.persist.database import Nowhere
 from stages.persist.store import Store, StoredResponse
+from tests.support.clock import count_instructions
 
 MESSAGE = {"role": "user", "content": "x"}
 PART = {"type": "input_text", "text": "x"}
@@ -117,11 +116,9 @@ async def normalize(
     return conversation
 
 
-def normalize_cpu_seconds(**body: Any) -> float:
-    """Measure the seconds of CPU, without the garbage collector, of normalizing one body."""
-    return min(
-        timeit(lambda: asyncio.run(normalize(Store(Nowhere()), **body)), timer=process_time, number=1) for _ in range(3)
-    )
+def normalize_cost(**body: Any) -> int:
+    """Count the instructions that it takes to make one body a conversation."""
+    return count_instructions(lambda: asyncio.run(normalize(Store(Nowhere()), **body)))
 
 
 async def store_answer(

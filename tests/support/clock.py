@@ -1,0 +1,61 @@
+"""A clock of the event loop that a test moves, and a count of work that does not depend on the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+
+TURNS = 20
+"""How often tasks get on around a move of the clock."""
+
+
+class Clock:
+    """The time of one event loop, which stands still until the test moves it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.now = loop.time()
+        loop.time = self  # type: ignore[method-assign]
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def move(self, seconds: float) -> None:
+        """Let time pass; before and after, the loop takes some turns."""
+        await self.turn()
+        self.now += seconds
+        await self.turn()
+
+    async def turn(self) -> None:
+        """Let the loop take some turns at the present time."""
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def clock() -> Clock:
+    """The clock of the test's loop."""
+    return Clock(asyncio.get_running_loop())
+
+
+def count_instructions(run: Callable[[], object]) -> int:
+    """Run it, and count the bytecode instructions of this thread: loops in C count once."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        count += event == "opcode"
+        return trace
+
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(previous)
+    return count
