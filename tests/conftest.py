@@ -1,14 +1,22 @@
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
 import tests.support.examples  # noqa: F401 - registers the profiles
 from stages.harmony import HarmonyEncoding, load_encoding
 
-pytest_plugins = ["tests.support.stores"]
+pytest_plugins = ["tests.support.clock", "tests.support.stores"]
 
 settings.load_profile("ci")  # --hypothesis-profile comes later, and wins
+
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 2**30 and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # no test waits for a disk
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

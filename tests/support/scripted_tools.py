@@ -123,10 +123,10 @@ class ScriptedModel:
 
 @dataclass
 class ScriptedTool:
-    """The host of a namespace: it returns ``outcomes`` one after another, each after ``seconds``."""
+    """The host of a namespace: it returns ``outcomes`` one after another, each after some turns; None hangs."""
 
     outcomes: Sequence[Outcome | Exception] = (Outcome("2"),)
-    seconds: float = 0.0
+    turns: int | None = 1
     calls: list[tuple[str, str]] = field(default_factory=list)
     running: int = 0
     most: int = 0
@@ -148,7 +148,10 @@ class ScriptedTool:
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            await asyncio.sleep(self.seconds)
+            if self.turns is None:
+                await asyncio.Event().wait()
+            for _ in range(self.turns or 0):
+                await asyncio.sleep(0)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise

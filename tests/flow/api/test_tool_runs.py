@@ -43,7 +43,7 @@ async def python(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversa
 @pytest.fixture
 def tool() -> ScriptedTool:
     """What would run for an hour."""
-    return ScriptedTool(seconds=3600)
+    return ScriptedTool(turns=None)
 
 
 @dataclass

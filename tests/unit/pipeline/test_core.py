@@ -378,7 +378,7 @@ async def leave_by_cancellation_between_frames(pipeline: Pipeline[Letter, Letter
         async with pipeline.open(endless(log)) as frames:
             async for _ in frames:
                 waiting.set()
-                await asyncio.sleep(999)
+                await asyncio.Event().wait()
 
     task = asyncio.create_task(consume())
     await waiting.wait()
@@ -429,7 +429,7 @@ async def test_cancellation_inside_a_stage_closes_the_rest() -> None:
     async def stuck() -> AsyncGenerator[Letter, None]:
         try:
             waiting.set()
-            await asyncio.sleep(999)
+            await asyncio.Event().wait()
             yield Letter("a")
         finally:
             log.closed.append("source")

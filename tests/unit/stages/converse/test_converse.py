@@ -85,7 +85,7 @@ async def test_call_runs_between_two_turns() -> None:
 @pytest.mark.defect("V7")
 async def test_call_frames_are_sent_as_the_call_runs() -> None:
     """The frame of the start comes before the run, that of the end after it."""
-    table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(seconds=0.05))
+    table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(turns=50))
     async with aclosing(table.converse(replay([conversation()]))) as frames:
         async for frame in frames:
             if isinstance(frame, CodeCallOpened | CallStarted):
@@ -220,7 +220,7 @@ async def test_call_data_is_shown_if_included(
 @pytest.mark.parametrize(("parallel", "most"), [(True, 2), (False, 1)])
 async def test_calls_of_one_turn_run_in_parallel_if_allowed(parallel: bool, most: int) -> None:
     """Each item is sent whole before the next."""
-    table = ScriptedConverse([turn(code("a"), code("b")), turn(answer())], tool=ScriptedTool(seconds=0.02))
+    table = ScriptedConverse([turn(code("a"), code("b")), turn(answer())], tool=ScriptedTool(turns=50))
     given = conversation()
     told = await table.talk(replace(given, tools=replace(given.tools, parallel=parallel)))
     assert table.tool.most == most

@@ -78,7 +78,7 @@ async def test_hanging_call_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool that never answers holds a response only for the time that a call may take."""
     monkeypatch.setattr("stages.converse.sessions.GRACE", 0.0)
     table = ScriptedConverse(
-        [turn(code()), turn(answer())], tool=ScriptedTool(seconds=60), limits=Limits(call_seconds=0.02)
+        [turn(code()), turn(answer())], tool=ScriptedTool(turns=None), limits=Limits(call_seconds=0.02)
     )
     (finished,) = (frame for frame in await table.talk() if isinstance(frame, CallFinished))
     assert finished.error == "The call took longer than 0.02 seconds."
@@ -129,7 +129,7 @@ async def test_started_response_waits_for_a_full_engine() -> None:
 
 async def test_leaving_ends_a_running_call() -> None:
     """The call is cancelled, and the session is closed."""
-    table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(seconds=600))
+    table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(turns=None))
     frames = table.converse(replay([conversation()]))
     async for frame in frames:
         if isinstance(frame, CallStarted):
@@ -147,7 +147,8 @@ class Lingering(ScriptedTool):
             return await super().run(name, text, seconds)
         finally:
             self.running += 1
-            await asyncio.sleep(0.01)
+            for _ in range(50):
+                await asyncio.sleep(0)
             self.running -= 1
 
     async def close(self) -> None:
@@ -157,7 +158,7 @@ class Lingering(ScriptedTool):
 
 async def test_session_is_closed_after_its_calls() -> None:
     """Calls that still use it are waited for."""
-    table = ScriptedConverse([turn(code()), turn(answer())], tool=Lingering(seconds=60))
+    table = ScriptedConverse([turn(code()), turn(answer())], tool=Lingering(turns=None))
     async with aclosing(table.converse(replay([conversation()]))) as frames:
         async for frame in frames:
             if isinstance(frame, CallStarted):
@@ -168,7 +169,7 @@ async def test_session_is_closed_after_its_calls() -> None:
 
 async def test_cancelling_ends_a_running_call() -> None:
     """The call is cancelled, and the session is closed."""
-    table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(seconds=600))
+    table = ScriptedConverse([turn(code()), turn(answer())], tool=ScriptedTool(turns=None))
     task = asyncio.create_task(table.talk())
     async with asyncio.timeout(120):
         while not table.tool.running:

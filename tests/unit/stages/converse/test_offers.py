@@ -75,7 +75,7 @@ async def test_hanging_server_fails_as_an_item() -> None:
 
     class Hanging(ScriptedServers):
         async def tools(self, server: McpServer, seconds: float) -> tuple[ListedTool, ...]:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
             return ()
 
     table = ScriptedConverse([turn(answer())], servers=Hanging(), limits=Limits(listing_seconds=0.01))

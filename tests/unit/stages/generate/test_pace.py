@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from stages.generate import pace as module
 from stages.generate.pace import BUSY, FREE, LATE, MOST, PERIOD, PUNCTUAL, Pace, keep_pace, set_pace
+from tests.support.clock import Clock
 
 LOOKS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.1)), max_size=50)
 
@@ -87,6 +88,33 @@ class Request:
         self.sent.append(new)
 
 
+@dataclass
+class Load:
+    """The times that the loop reads: of the wall, of its timers, and of its own work."""
+
+    clock: Clock
+    worked: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.clock.now
+
+    def thread_time(self) -> float:
+        return self.worked
+
+    async def pass_period(self, busy: float, late: float) -> None:
+        """Let one period pass in which the loop works for a share, and fires its timers late."""
+        await self.clock.turn()
+        self.worked += busy * (PERIOD + late)
+        await self.clock.move(PERIOD + late)
+
+
+@pytest.fixture
+def load(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Load:
+    load = Load(clock)
+    monkeypatch.setattr(module, "time", load)
+    return load
+
+
 STEPS = st.lists(
     st.one_of(st.sampled_from([1, 2, 4, 8]).map(lambda n: ("pace", n)), st.integers(1, 3).map(lambda n: ("tokens", n)))
 )
@@ -107,30 +135,29 @@ def test_tokens_are_neither_lost_nor_repeated(steps: list[tuple[str, int]]) -> N
     assert [token for tokens in request.sent for token in tokens] == request.tokens
 
 
-async def test_interval_follows_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams of a blocked loop get larger chunks, and single tokens when it is free."""
-    monkeypatch.setattr(module, "LATE", PERIOD / 2)
-    monkeypatch.setattr(module, "PUNCTUAL", PERIOD / 2)  # as other programs have this machine's processors as well
+@pytest.mark.parametrize(("busy", "late"), [(1.0, 0.0), (0.0, 2 * LATE)])
+async def test_interval_follows_the_loop(load: Load, busy: float, late: float) -> None:
+    """Streams of a loop that is busy or late get larger chunks, and single tokens when it is free."""
     request: Any = Request()
     pacing = asyncio.create_task(keep_pace({"request": request}))
     request.generate(1)
-    while request.stream_interval < MOST:
-        time.sleep(2 * PERIOD)  # noqa: ASYNC251 - this is what blocks it
-        await asyncio.sleep(0)
-    while request.stream_interval > 1:
+    for interval in (2, 4, MOST):
+        await load.pass_period(busy, late)
+        assert request.stream_interval == interval
+    for interval in (4, 2, 1):
         request.generate(1)
-        await asyncio.sleep(PERIOD)
+        await load.pass_period(0.0, 0.0)
+        assert request.stream_interval == interval
     pacing.cancel()
     request.generate(1, finished=True)
     assert [token for tokens in request.sent for token in tokens] == request.tokens
 
 
-async def test_unknown_vllm_leaves_streams_unchanged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unknown_vllm_leaves_streams_unchanged(load: Load, caplog: pytest.LogCaptureFixture) -> None:
     """If the states of its requests are not as expected, the log says so once."""
     pacing = asyncio.create_task(keep_pace({"one": SimpleNamespace()}))
-    while not pacing.done():
-        time.sleep(PERIOD / 5)  # noqa: ASYNC251 - the loop is to be busy
-        await asyncio.sleep(0)
+    await load.pass_period(1.0, 0.0)
+    assert pacing.done()
     assert pacing.exception() is None
     assert [record.message for record in caplog.records] == [
         "Streams keep their pace, whatever there is to do: vLLM's output processor has changed"

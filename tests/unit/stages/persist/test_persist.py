@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -28,6 +27,8 @@ from stages.persist.log import read_blocks
 from stages.persist.persist import Persist
 from stages.persist.sqlite import SqliteDatabase
 from stages.persist.store import Store, StoredResponse
+from stages.persist.writer import PAUSES
+from tests.support.clock import Clock
 from tests.support.event_streams import checked, final
 from tests.support.frames import (
     INPUT,
@@ -152,14 +153,15 @@ async def test_store_false_keeps_nothing(live: LiveResponses) -> None:
 @pytest.mark.defect("B23")
 async def test_cancelled_task_leaves_a_cancelled_response(live: LiveResponses) -> None:
     """The cancellation goes on, and the output so far is stored with an end."""
+    seen = asyncio.Event()
 
     async def consume() -> None:
         async with stream(live, endless(CUT[:3])) as events:
             async for _ in events:
-                pass
+                seen.set()
 
     consuming = asyncio.create_task(consume())
-    await asyncio.sleep(0.01)
+    await seen.wait()
     consuming.cancel()
     with pytest.raises(asyncio.CancelledError):
         await consuming
@@ -244,7 +246,7 @@ async def settled(live: LiveResponses, status: str) -> Any:
 
 
 @pytest.mark.parametrize("fault", ["stalls", "is down"])
-async def test_stream_never_waits_for_the_store(tmp_path: Path, fault: str) -> None:
+async def test_stream_never_waits_for_the_store(tmp_path: Path, fault: str, clock: Clock) -> None:
     """All events pass at once without the store; only the end waits, for a bounded time."""
     database = FaultyDatabase(SqliteDatabase(tmp_path / "store.sqlite3"))
     store = Store(database)
@@ -253,17 +255,25 @@ async def test_stream_never_waits_for_the_store(tmp_path: Path, fault: str) -> N
     if fault == "stalls":
         database.stalls.clear()
     frames = (started(), *message(*"word " * 2000), finished())
-    passed, began = list[ResponseEvent](), time.monotonic()
-    async with asyncio.timeout(120), stream(LiveResponses(store), frame_source(frames)) as events:
-        async for event in events:
-            passed.append(event)
-            if isinstance(event, TerminalEvent):
-                assert time.monotonic() - began > PATIENCE * 0.9
-            elif len(passed) % 1000 == 0:
-                await asyncio.sleep(0.01)  # for the store to try
-    assert passed == written_events(frames)
+    passed, expected = list[ResponseEvent](), written_events(frames)
+
+    async def consume() -> None:
+        async with stream(LiveResponses(store), frame_source(frames)) as events:
+            async for event in events:
+                passed.append(event)
+                await asyncio.sleep(0)  # for the store to try
+
+    consuming = asyncio.create_task(consume())
+    while len(passed) < len(expected) - 1:
+        await asyncio.sleep(0)
+    await clock.move(PATIENCE * 0.9)
+    assert passed == expected[:-1]
+    await clock.move(PATIENCE * 0.1)
+    await consuming
+    assert passed == expected
     database.is_down = False
     database.stalls.set()
+    await clock.move(PAUSES[1])
     stored, log = await kept(store)
     assert (stored.response, log) == (final(passed), passed)
     await store.close()

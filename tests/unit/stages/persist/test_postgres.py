@@ -16,6 +16,8 @@ from stages.persist.store import Store
 from tests.support.stored_responses import begun_response, store_response, stored_conversation, stored_response
 from tests.support.stores import ExternalPostgres, PostgresServer, empty_schema, open_store, running_postgres
 
+pytestmark = pytest.mark.io
+
 
 @pytest.fixture
 async def url(postgres: PostgresServer | ExternalPostgres) -> AsyncIterator[str]:

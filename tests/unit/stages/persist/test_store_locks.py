@@ -11,16 +11,14 @@ import pytest
 from pipeline.errors import ConversationLocked
 from pipeline.protocol.items import Item, Message
 from stages.persist.store import Store
-from tests.support.stored_responses import ITEMS, stored_conversation
+from tests.support.stored_responses import ITEMS, expire_heartbeats, stored_conversation
 from tests.support.stores import open_store
-
-STALE = 0.3
 
 
 @pytest.fixture
 async def other(store_at: str) -> AsyncIterator[Store]:
-    """A second server over the same store, which takes the first for dead very soon."""
-    async with open_store(store_at, stale=STALE) as store:
+    """A second server over the same store."""
+    async with open_store(store_at) as store:
         yield store
 
 
@@ -56,7 +54,7 @@ async def test_lock_of_a_dead_server_does_not_protect(store: Store, other: Store
     await store.servers.join("http://one")
     await store.conversations.create(stored_conversation(), "", ITEMS[:2])
     await store.conversations.lock("conv_1", "", "resp_1", 2)
-    await asyncio.sleep(STALE + 0.1)
+    await expire_heartbeats(store)
     assert await other.conversations.delete_item("conv_1", "", "msg_1")
     assert await store.conversations.add_items("conv_1", "", ITEMS[2:4])
     assert await items(other) == ITEMS[1:4]
@@ -79,7 +77,7 @@ async def lock_now_and_then(store: Store, response_id: str) -> None:
     for _ in range(5):
         with suppress(ConversationLocked):
             await store.conversations.lock("conv_1", "", response_id, len(await items(store)))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0)
         store.conversations.unlock("conv_1", response_id)
 
 

@@ -90,6 +90,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.io
 @pytest.mark.defect("18")
 @pytest.mark.parametrize("seconds", [0.0, 0.3])
 async def test_durable_writes_survive_a_kill(store_at: str, seconds: float) -> None:

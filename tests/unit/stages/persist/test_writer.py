@@ -71,7 +71,7 @@ async def test_changes_of_one_moment_are_one_group(writer: Writer, notebook: Not
     """Changes that come during a commit are the next group."""
     notebook.is_open.clear()
     first = [writer.queue(say(f"{n}"), "a") for n in range(3)]
-    await asyncio.sleep(0.01)
+    await until(lambda: notebook.tries == 1)
     second = [writer.queue(say(f"{n}"), "a") for n in range(3, 9)]
     notebook.is_open.set()
     await asyncio.gather(*first, *second)
@@ -188,7 +188,7 @@ async def test_heartbeat_precedes_waiting_changes(writer: Writer, notebook: Note
     notebook.is_open.clear()
     for number in range(GROUP + 1):
         writer.queue(say(f"{number}"))
-    await asyncio.sleep(0.01)
+    await until(lambda: notebook.tries == 1)
     beat = asyncio.create_task(writer.carry_out(say("beat"), is_first=True))
     await asyncio.sleep(0)
     notebook.is_open.set()
@@ -203,7 +203,7 @@ async def test_read_waits_for_changes_of_its_id(writer: Writer, notebook: Notebo
     writer.queue(say("1"), "a", "b")
     await writer.settled("c")
     waits = [asyncio.ensure_future(writer.settled(key)) for key in ("a", "b", None)]
-    await asyncio.sleep(0.01)
+    await until(lambda: notebook.tries == 1)
     assert not any(wait.done() for wait in waits)
     notebook.is_open.set()
     await asyncio.gather(*waits)
