@@ -42,7 +42,7 @@ def postgres() -> Iterator[PostgresServer | ExternalPostgres]:
         yield server
 
 
-@pytest.fixture(params=DATABASES)
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.io)])
 async def store_at(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
     """The path or URL of an empty store."""
     async with empty_store(request, request.param, tmp_path) as store_at:

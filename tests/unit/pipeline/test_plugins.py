@@ -324,6 +324,7 @@ def around(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
     return pipeline.replace("render", Render(render.encoding, render.context_length)).after("render", "look", look)
 
 
+@pytest.mark.io
 async def test_plugins_surround_stages_at_which_the_server_cuts(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """Plug-in stages around ``normalize`` and ``render`` affect responses and token counts alike."""
     async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=around) as served:
@@ -337,6 +338,7 @@ async def test_plugins_surround_stages_at_which_the_server_cuts(encoding: Harmon
         assert counted["input_tokens"] == first.usage.input_tokens
 
 
+@pytest.mark.io
 async def test_serve_command_installs_plugins(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """The output of a plug-in is served."""
     install = load(["shouting.py:install"])

@@ -24,12 +24,14 @@ def test_special_addresses_are_refused(address: str) -> None:
         check_address(address)
 
 
+@pytest.mark.io
 @pytest.mark.parametrize("address", PUBLIC.split())
 def test_public_addresses_pass(address: str) -> None:
     """An IPv6 address may stand for one."""
     check_address(address)
 
 
+@pytest.mark.io
 def test_own_addresses_are_known() -> None:
     """This machine is private even at a public address."""
     for own in ("127.0.0.1", "::1"):

@@ -19,6 +19,8 @@ from pipeline.frames import Conversation, GenerationFinished, Prompt, TokenChunk
 from pipeline.record import FILES, read_frames, read_header, write_frames
 from tests.support.paths import FIXTURES
 
+pytestmark = pytest.mark.io
+
 HARMONY = FIXTURES / "harmony"
 
 BUGGY = """
@@ -45,6 +47,7 @@ import sys
 from pathlib import Path
 from pipeline.frames import TokenChunk, TokenFrame
 from pipeline.record import read_frames
+
 frames = read_frames(Path(sys.argv[1]) / "tokens.jsonl", TokenFrame)
 tokens = [token for frame in frames if isinstance(frame, TokenChunk) for token in frame.token_ids]
 print("so many tokens:", len(tokens))

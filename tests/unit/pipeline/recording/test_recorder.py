@@ -252,6 +252,7 @@ async def until(happened: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.io
 async def test_disk_that_was_full_leaves_no_gap(
     encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,8 @@ from tests.support.fake_vllm import (
 )
 from tests.support.tool_servers import web_server
 
+pytestmark = pytest.mark.io
+
 TOKENS = [11, 12, 13, 14, 15]
 
 either = pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)

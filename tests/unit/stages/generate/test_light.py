@@ -4,10 +4,15 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.io
 
 _RUN = """
 import runpy, sys
+
 for name in ("torch", "vllm", "transformers", "tokenizers", "xgrammar"):
     sys.modules[name] = None  # from here on its import fails
 runpy.run_module("tests.support.fake_vllm", run_name="__main__")

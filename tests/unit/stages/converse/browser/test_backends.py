@@ -14,6 +14,8 @@ from stages.converse.browser.backends import Hit, SearchBackend, backend_of
 from stages.converse.browser.failure import Failure
 from tests.support.tool_servers import web_server
 
+pytestmark = pytest.mark.io
+
 KEY = "sk-very-secret-17"
 
 

@@ -20,6 +20,8 @@ from stages.fetch import guarded_connector
 from stages.guard import NOTHING_ALLOWED, AllowedNetworks, Blocked
 from tests.support.tool_servers import LOOPBACK, web_server
 
+pytestmark = pytest.mark.io
+
 
 class Names(AbstractResolver):
     """Names of our own: each resolves to its addresses, one after the other."""

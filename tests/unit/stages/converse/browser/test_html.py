@@ -180,6 +180,7 @@ def test_text_is_bounded() -> None:
     assert text.count("【") == text.count("】")
 
 
+@pytest.mark.io
 async def test_page_that_exhausts_limits_is_a_failure() -> None:
     """Memory and time are limited in another process."""
     bold = "".join(f"<b id={number}>" for number in range(6_000))
@@ -200,6 +201,7 @@ def _converters() -> list[int]:
     return found
 
 
+@pytest.mark.io
 async def test_cancelled_call_ends_its_converter() -> None:
     """The process ends with the call."""
     reading = asyncio.create_task(_read_html(Fetched(URL, is_html=True, charset="", body=b"<div>" * 60_000)))
@@ -233,6 +235,7 @@ def test_encodings_are_text_encodings(body: bytes, charset: str, text: str | Non
     assert decoded(body, charset) == text
 
 
+@pytest.mark.io
 @pytest.mark.parametrize(
     ("body", "charset"),
     [

@@ -23,6 +23,8 @@ from stages.converse.tools import Citable, Host, Outcome, Session, Source
 from stages.guard import NOTHING_ALLOWED
 from tests.support.tool_servers import LOOPBACK, conversation_with, web_server
 
+pytestmark = pytest.mark.io
+
 PAGE = """<title>Latency study</title><h1>Study</h1><p>The median fell,
 and <a href="/data">the data set</a> is public.</p><p>{}</p><p>Needle here.</p>"""
 FILLER = "<p>".join(f"Paragraph {number} of many words that say little." for number in range(200))

@@ -18,6 +18,8 @@ from stages.converse.tools import Outcome, ServerUnavailable, Session
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, server_over, stdio_server
 from tests.support.mcp_tools import MANY, TOKEN
 
+pytestmark = pytest.mark.io
+
 WAYS = ("stdio", "mcp", "sse", "legacy")
 
 

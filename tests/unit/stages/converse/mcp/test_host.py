@@ -14,6 +14,8 @@ from stages.converse.tools import Outcome
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, stdio_server
 from tests.support.stored_responses import response
 
+pytestmark = pytest.mark.io
+
 
 def conversation(response_id: str) -> Conversation:
     return Conversation(response(response_id), (), (), Sampling(1.0, 1.0), "2026-01-01")

@@ -17,6 +17,8 @@ from pipeline.secret import Secret
 from stages.converse.tools import ServerUnavailable
 from tests.support.mcp_servers import PATIENT, MakeServers
 
+pytestmark = pytest.mark.io
+
 Json: TypeAlias = dict[str, Any]
 Handle: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -16,6 +16,8 @@ from stages.converse.mcp.config import HttpServer
 from stages.converse.tools import Outcome, ServerUnavailable, Session
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, http_servers, stdio_server
 
+pytestmark = pytest.mark.io
+
 CLOSED = {"type": "mcp_protocol_error", "code": -32000}
 
 

@@ -20,6 +20,8 @@ from stages.converse.tools import ServerUnavailable
 from stages.guard import NOTHING_ALLOWED, AllowedNetworks, Blocked
 from tests.support.mcp_servers import LOCAL, PATIENT, HttpServers, MakeServers
 
+pytestmark = pytest.mark.io
+
 REFUSED = "The server's address is neither public nor allowed (--allow-address)."
 
 

@@ -13,6 +13,8 @@ from stages.converse.mcp.hidden import hidden
 from stages.converse.tools import Outcome, ServerUnavailable
 from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, stdio_server
 
+pytestmark = pytest.mark.io
+
 PASSWORD = "pass-word-4711"
 QUERY = "query-secret-4712"
 KEY = "sk-header-secret-4713"

@@ -15,6 +15,8 @@ from stages.converse.sandbox.python import PythonSession
 from tests.support.processes import descendants
 from tests.support.scripted_tools import RunCell
 
+pytestmark = pytest.mark.io
+
 REFUSED = ("PermissionError", "FileNotFoundError", "OSError: [Errno 30]", "OSError: [Errno 18]")
 """Not allowed, not there, on a disk that is read-only, or on another one."""
 

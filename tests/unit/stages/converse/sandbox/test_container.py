@@ -14,6 +14,8 @@ from stages.converse.sandbox.probe import Sandbox
 from stages.converse.tools import Outcome
 from tests.support.scripted_tools import NO_CONVERSATION
 
+pytestmark = pytest.mark.io
+
 EXEC = HOSTED["container"][0].name
 
 SLEEP = f"470.{os.getpid()}"

@@ -22,6 +22,8 @@ from stages.converse.sandbox.python import PythonHost
 from tests.support.processes import descendants
 from tests.support.scripted_tools import NO_CONVERSATION
 
+pytestmark = pytest.mark.io
+
 LANDLOCK, PRCTL = 444, {"x86_64": 157, "aarch64": 167}
 CLONE, UNSHARE = {"x86_64": 56, "aarch64": 220}, {"x86_64": 272, "aarch64": 97}
 MACHINE = os.uname().machine
@@ -41,6 +43,7 @@ import asyncio, sys
 from stages.converse.sandbox.container import ContainerHost
 from stages.converse.sandbox.probe import probe
 from stages.converse.sandbox.python import PythonHost
+
 async def main(kind, mode, text):
     host = {"python": PythonHost, "container": ContainerHost}[kind](await probe(kind, modes=(mode,)))
     print(flush=True)

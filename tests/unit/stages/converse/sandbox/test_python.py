@@ -7,6 +7,8 @@ from stages.converse.sandbox.probe import Sandbox
 from stages.converse.sandbox.python import PythonHost, PythonSession
 from tests.support.scripted_tools import NO_CONVERSATION, RunCell
 
+pytestmark = pytest.mark.io
+
 
 async def test_value_of_the_last_expression_is_shown(run: RunCell) -> None:
     """As in a notebook, None is not shown."""

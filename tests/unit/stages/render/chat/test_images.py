@@ -15,6 +15,8 @@ from stages.render.chat import images as fetching
 from stages.render.chat.images import Images
 from tests.support.tool_servers import BLUE, IMAGES, LOOPBACK, Gallery, data_url, png, web_server
 
+pytestmark = pytest.mark.io
+
 PICTURE = data_url(png())
 
 

@@ -1,0 +1,50 @@
+"""A unit test that starts a process, opens a socket or sleeps is marked `io`: `make quick` leaves it out."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from tests.support.clock import Clock
+
+EVENTS = ("os.fork", "os.posix_spawn", "socket.bind", "socket.connect", "subprocess.Popen", "time.sleep")
+
+_seen: list[str] = []
+_sleep = asyncio.sleep
+
+
+def _audit(event: str, arguments: tuple[object, ...]) -> None:
+    if event in EVENTS and threading.current_thread() is threading.main_thread():
+        _seen.append(f"{event}{arguments}"[:200])
+
+
+async def _audited_sleep(delay: float, result: Any = None) -> Any:
+    value = await _sleep(delay, result)
+    if delay > 0 and not isinstance(asyncio.get_running_loop().time, Clock):
+        _seen.append(f"asyncio.sleep({delay})")
+    return value
+
+
+sys.addaudithook(_audit)
+asyncio.sleep = _audited_sleep
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, None, None]:
+    """Forget what earlier tests did."""
+    _seen.clear()
+    yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Fail a test that is slow for a hidden reason; vLLM starts programs when it is imported."""
+    result = yield
+    if _seen and not any(map(item.get_closest_marker, ("io", "vllm"))):
+        pytest.fail(f"Mark this test `io`, or do without this: {_seen[0]}")
+    return result
