@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any
 
 import msgspec
 
-from pipeline.errors import EngineFailed, RunInterrupted
-from pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk
+from pipeline.errors import RunInterrupted
 from pipeline.protocol.events import DONE
 from pipeline.protocol.response import Response
-from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.persist.live import LiveResponse
 from tests.support.api_clients import (
@@ -31,49 +28,8 @@ from tests.support.api_clients import (
     wait_until,
 )
 from tests.support.event_streams import final, read_sse, renumbered
-from tests.support.server import ApiClient, Server, running_server, script
+from tests.support.server import ApiClient, PacedEngine, Server, running_server, script
 from tests.support.stores import FaultyDatabase, database_at
-
-
-@dataclass
-class PacedEngine(ScriptedEngine):
-    """A scripted engine that generates only as many tokens as the test allows."""
-
-    initial: int = 0
-    """Tokens that every response may have without `say`."""
-    is_free: bool = False
-    """No limit applies."""
-    allowed: dict[str, int] = field(default_factory=dict)
-    """Allowed tokens by response id."""
-
-    def say(self, count: int) -> None:
-        """Allow ``count`` more tokens to every running response."""
-        for run in self._runs:
-            self.allowed[run.response_id] = self.allowed.get(run.response_id, self.initial) + count
-            run.woken.set()
-
-    def say_all(self) -> None:
-        """Remove the limit for running and for later responses."""
-        self.is_free = True
-        self.say(0)
-
-    async def _frames(self, script: Script, prompt: Prompt, run: Any) -> AsyncGenerator[EngineFrame, None]:
-        for number, token in enumerate(self.script.token_ids):
-            while number >= self._limit(run) and not (run.is_cancelled or self.is_stopping):
-                run.woken.clear()
-                await run.woken.wait()
-            if run.is_cancelled:
-                yield GenerationFinished("cancelled", cached_tokens=0, duration=0.0)
-                return
-            if self.is_stopping:
-                raise EngineFailed("The server is stopping.")
-            yield TokenChunk((token,))
-        run.is_finished = True
-        yield GenerationFinished("stop", cached_tokens=0, duration=0.0)
-
-    def _limit(self, run: Any) -> float:
-        return inf if self.is_free else self.allowed.get(run.response_id, self.initial)
-
 
 COUNTING = (
     "<|channel|>analysis<|message|>Let me count.<|end|><|start|>assistant<|channel|>final<|message|>1 2 3 4 5 6 7 8"
@@ -129,7 +85,7 @@ class World:
 
     async def start(self) -> None:
         """Start a server."""
-        self._stack, self.engine = AsyncExitStack(), PacedEngine(script(self.encoding, COUNTING))
+        self._stack, self.engine = AsyncExitStack(), PacedEngine(script(self.encoding, COUNTING), initial=0)
         self.database = FaultyDatabase(database_at(self.store_at))
         server = running_server(self.engine, self.encoding, self.database, url=URL, limit=MAX_RUNNING)
         self.served: Server[PacedEngine] = await self._stack.enter_async_context(server)

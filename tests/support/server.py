@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from math import inf
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -17,6 +19,7 @@ from api.keys import Keys
 from api.peers import Membership, Peers
 from api.runs import Runs
 from pipeline.core import Pipeline
+from pipeline.frames import EngineFrame, Prompt
 from pipeline.protocol.events import ResponseEvent
 from pipeline.protocol.request import CreateResponse
 from pipeline.record import FILES, FORMAT, Header, Recording, read_recording
@@ -36,6 +39,7 @@ from stages.responses import DEFAULT_LIMITS, NO_TOOLS, chat_responses, harmony_r
 from tests.support.stores import database_at
 
 AnyEngine = TypeVar("AnyEngine", bound=Engine)
+Engine_co = TypeVar("Engine_co", bound=Engine, covariant=True)
 
 PATIENCE = aiohttp.ClientTimeout(300)
 """Seconds after which a request has failed."""
@@ -85,10 +89,10 @@ class ApiClient:
 
 
 @dataclass
-class Server(ApiClient, Generic[AnyEngine]):
+class Server(ApiClient, Generic[Engine_co]):
     """A server in this process."""
 
-    engine: AnyEngine
+    engine: Engine_co
     api: Api
     store: Store
 
@@ -151,7 +155,52 @@ async def running_server(
         yield Server(own, client, engine, api, store)
 
 
+@dataclass
+class PacedEngine(ScriptedEngine):
+    """A scripted engine that a test can hold: it then generates only as many chunks as the test allows."""
+
+    initial: float = inf
+    """Chunks that a response may have at once."""
+    allowed: dict[str, float] = field(default_factory=dict)
+    """Chunks that the responses may have, by id, if it is not that."""
+
+    def hold(self, initial: int = 0) -> None:
+        """Let responses that begin from now on have that many chunks."""
+        self.initial = initial
+
+    def say(self, count: float) -> None:
+        """Allow ``count`` more chunks to every running response."""
+        for run in self._runs:
+            self.allowed[run.response_id] = self._limit(run) + count
+            run.woken.set()
+
+    def finish(self, response_id: str) -> None:
+        """Hold that response no more."""
+        self.allowed[response_id] = inf
+        for run in self._runs:
+            run.woken.set()
+
+    def say_all(self) -> None:
+        """Hold no response any more."""
+        self.initial = inf
+        self.say(inf)
+
+    async def _frames(self, script: Script, prompt: Prompt, run: Any) -> AsyncGenerator[EngineFrame, None]:
+        async with aclosing(super()._frames(script, prompt, run)) as frames:
+            for number in count():
+                while number >= self._limit(run) and not (run.is_cancelled or self.is_stopping):
+                    run.woken.clear()
+                    await run.woken.wait()
+                if (frame := await anext(frames, None)) is None:
+                    return
+                yield frame
+
+    def _limit(self, run: Any) -> float:
+        return self.allowed.get(run.response_id, self.initial)
+
+
 ScriptedServer: TypeAlias = Server[ScriptedEngine]
+PacedServer: TypeAlias = Server[PacedEngine]
 HELLO = "<|channel|>analysis<|message|>A greeting.<|end|><|start|>assistant<|channel|>final<|message|>Hello!<|return|>"
 
 CALL = (

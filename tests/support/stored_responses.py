@@ -38,7 +38,7 @@ from pipeline.protocol.items import (
     WebSearchCall,
 )
 from pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
-from stages.persist.database import Statement
+from stages.persist.database import NOW, Statement
 from stages.persist.store import Store, StoredConversation, StoredResponse
 
 ITEMS: tuple[Item, ...] = (
@@ -157,3 +157,14 @@ async def execute_sql(store: Store, sql: str) -> None:
 async def expire_heartbeats(store: Store) -> None:
     """Set the heartbeats of all servers back by a minute."""
     await execute_sql(store, "update servers set beat_at = beat_at - 60")
+
+
+async def expire_heartbeat(store: Store, url: str) -> None:
+    """Set the heartbeat of one server back by a lifetime."""
+    await execute_sql(store, f"update servers set beat_at = 0 where url = '{url}'")
+
+
+async def living_servers(store: Store) -> int:
+    """Count the servers whose heartbeat was not set back."""
+    ((count,),) = await store.servers._ledger.read(f"select count(*) from servers where beat_at > {NOW} - 30")
+    return int(count)

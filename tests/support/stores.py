@@ -92,6 +92,13 @@ async def stored_events(store_at: str) -> dict[str, int]:
         await database.close()
 
 
+async def wait_until_stored(store_at: str, response_id: str, events: int) -> None:
+    """Wait until a store has that many events of a response."""
+    async with asyncio.timeout(120):
+        while (await stored_events(store_at)).get(response_id, 0) < events:
+            await asyncio.sleep(0.05)
+
+
 async def stored_text(store_at: str) -> str:
     """Return the files of a store, or the rows of its tables, as one text."""
     if not store_at.startswith("postgresql:"):

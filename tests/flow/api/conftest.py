@@ -8,10 +8,9 @@ import openai
 import pytest
 
 from stages.converse.sandbox.probe import Sandbox, Unavailable, probe
-from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from tests.support.mcp_servers import HttpServers, http_servers
-from tests.support.server import ScriptedServer, running_server, script
+from tests.support.server import PacedEngine, PacedServer, running_server, script
 
 
 @pytest.fixture
@@ -29,14 +28,14 @@ def where(tmp_path: Path) -> Path | str:
 @pytest.fixture
 async def served(
     encoding: HarmonyEncoding, where: Path | str, models: tuple[str, ...]
-) -> AsyncGenerator[ScriptedServer, None]:
+) -> AsyncGenerator[PacedServer, None]:
     """A server whose engine says hello."""
-    async with running_server(ScriptedEngine(script(encoding)), encoding, where, models=models) as served:
+    async with running_server(PacedEngine(script(encoding)), encoding, where, models=models) as served:
         yield served
 
 
 @pytest.fixture
-async def sdk(served: ScriptedServer) -> AsyncGenerator[openai.AsyncOpenAI, None]:
+async def sdk(served: PacedServer) -> AsyncGenerator[openai.AsyncOpenAI, None]:
     """openai-python as its client."""
     async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         yield client

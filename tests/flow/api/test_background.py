@@ -22,7 +22,7 @@ from tests.support.api_clients import (
     wait_until_idle,
 )
 from tests.support.event_streams import final, read_sse
-from tests.support.server import ENDLESS, HELLO, ScriptedServer, running_server, script
+from tests.support.server import ENDLESS, HELLO, PacedEngine, PacedServer, ScriptedServer, running_server, script
 
 
 @pytest.fixture
@@ -31,13 +31,14 @@ def where(store_at: str) -> str:
 
 
 @pytest.mark.defect("B21")
-async def test_background_response_waits_runs_and_ends(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_background_response_waits_runs_and_ends(served: PacedServer, encoding: HarmonyEncoding) -> None:
     """It is queued at first, in progress in the engine, and complete at its end, with usage."""
-    served.engine.script = script(encoding, latency=0.05)
+    served.engine.hold()
     response_id = await start_background(served)
     while (status := (await get_response(served, response_id))["status"]) == "queued":
         await asyncio.sleep(0.005)
     assert status == "in_progress"
+    served.engine.say_all()
     answer = await wait_for_end(served, response_id)
     assert (answer["status"], len(answer["output"])) == ("completed", 2)
     assert answer["usage"]["output_tokens"] == len(served.engine.script.token_ids)
@@ -112,14 +113,14 @@ def fault_code(fault: dict[str, Any]) -> str:
 @pytest.mark.parametrize("limit", [1, 3])
 async def test_background_responses_run_in_order(encoding: HarmonyEncoding, where: str, limit: int) -> None:
     """Their number is limited, and the others wait in order; those that start together may overtake each other."""
-    engine = ScriptedEngine(script(encoding, latency=0.01))
+    engine = PacedEngine(script(encoding), initial=0)
     async with running_server(engine, encoding, where, limit=limit) as served:
         ids = [await start_background(served) for _ in range(7)]
-        together = set[int]()
-        while len(engine.prompts) < len(ids):
-            together.add(engine.running)
-            await asyncio.sleep(0.01)
-        assert max(together) == limit
+        for done in range(7):
+            async with asyncio.timeout(120):
+                while (len(engine.prompts), engine.running) != (min(limit + done, 7), min(limit, 7 - done)):
+                    await asyncio.sleep(0.005)
+            engine.finish(engine.prompts[done].response.id)
         assert all(abs(at - ids.index(prompt.response.id)) < limit for at, prompt in enumerate(engine.prompts))
         assert [(await wait_for_end(served, each))["status"] for each in ids] == ["completed"] * 7
 
@@ -138,12 +139,13 @@ async def test_background_queue_is_bounded(served: ScriptedServer, encoding: Har
 
 
 @pytest.mark.defect("31")
-async def test_background_response_needs_no_client(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_background_response_needs_no_client(served: PacedServer, encoding: HarmonyEncoding) -> None:
     """It completes after its client has left."""
-    served.engine.script = script(encoding, latency=0.01)
+    served.engine.hold(5)
     async with open_stream(served, {"background": True}) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_item.added")
+    served.engine.say_all()
     assert (await wait_for_end(served, response_id))["status"] == "completed"
     assert served.engine.aborted == 0
 
@@ -185,14 +187,15 @@ async def test_finished_run_is_released(
     assert (background._waiting, background._tasks, served.runs._interrupts) == ({}, {}, {})
 
 
-async def test_background_response_locks_its_conversation(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_background_response_locks_its_conversation(served: PacedServer, encoding: HarmonyEncoding) -> None:
     """Nothing else is added until it has ended; then all of it is."""
-    served.engine.script = script(encoding, latency=0.01)
+    served.engine.hold()
     _, conversation = await served.post({}, "/v1/conversations")
     body = {"input": "Hi", "conversation": conversation["id"]}
     response_id = await start_background(served, body)
     status, error = await served.post(body)
     assert (status, error["error"]["code"]) == (409, "conversation_locked")
+    served.engine.say_all()
     await wait_for_end(served, response_id)
     _, items = await served.get(f"/v1/conversations/{conversation['id']}/items?order=asc")
     assert [item["type"] for item in items["data"]] == ["message", "reasoning", "message"]

@@ -13,7 +13,7 @@ from pipeline.errors import EngineFailed
 from stages.harmony import HarmonyEncoding
 from tests.support.api_clients import wait_for_end
 from tests.support.event_streams import final, read_sse
-from tests.support.server import CALL, ENDLESS, WEATHER, ScriptedServer, script
+from tests.support.server import CALL, ENDLESS, WEATHER, PacedServer, ScriptedServer, script
 
 
 def name_of(frame: bytes) -> str:
@@ -25,15 +25,16 @@ def name_of(frame: bytes) -> str:
 @pytest.mark.defect("V16", "B19")
 @pytest.mark.parametrize("way", [{}, {"stream": True}, {"background": True}], ids=str)
 async def test_running_response_cannot_be_continued(
-    served: ScriptedServer, encoding: HarmonyEncoding, way: dict[str, Any]
+    served: PacedServer, encoding: HarmonyEncoding, way: dict[str, Any]
 ) -> None:
     """A continuation is a 400 until the response has ended; then all of it is there."""
-    served.engine.script = script(encoding, latency=0.02)
+    served.engine.hold()
     async with served.client.post(f"{served.url}/v1/responses", json={"input": "Hi", "stream": True}) as answer:
         first = await answer.content.readuntil(b"\n\n")
         following = {"input": "Go on", "previous_response_id": name_of(first)}
         status, error = await served.post(following | way)
         assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
+        served.engine.say_all()
         response = final(read_sse(first + await answer.content.read()))
     assert response.status == "completed"
     assert (await served.post(following))[0] == 200
@@ -45,13 +46,14 @@ async def test_running_response_cannot_be_continued(
 
 
 @pytest.mark.defect("V16")
-async def test_queued_response_cannot_be_continued(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_queued_response_cannot_be_continued(served: PacedServer, encoding: HarmonyEncoding) -> None:
     """A background response can be continued only after its end."""
-    served.engine.script = script(encoding, latency=0.02)
+    served.engine.hold()
     _, queued = await served.post({"input": "Hi", "background": True})
     following = {"input": "Go on", "previous_response_id": queued["id"]}
     status, error = await served.post(following)
     assert (status, error["error"]["code"]) == (400, "previous_response_unfinished")
+    served.engine.say_all()
     assert (await wait_for_end(served, queued["id"]))["status"] == "completed"
     assert (await served.post(following))[0] == 200
 

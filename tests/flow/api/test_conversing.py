@@ -23,9 +23,10 @@ from tests.support.api_clients import (
     conversation_items,
     create_conversation,
     wait_for_end,
+    wait_until,
 )
 from tests.support.event_streams import final, read_sse
-from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, ScriptedServer, running_server, script
+from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, PacedServer, ScriptedServer, running_server, script
 
 
 @pytest.fixture
@@ -163,16 +164,14 @@ async def test_unstored_response_is_added(served: ScriptedServer) -> None:
 
 @pytest.mark.parametrize("background", [False, True])
 async def test_second_concurrent_response_is_refused(
-    served: ScriptedServer, encoding: HarmonyEncoding, background: bool
+    served: PacedServer, encoding: HarmonyEncoding, background: bool
 ) -> None:
     """While a response runs, others in its conversation get a 409 and can retry later."""
     path = await create_conversation(served, {**USER_MESSAGE, "id": "msg_1"})
     asked = {"input": "Hi", "conversation": conversation_id(path)}
-    served.engine.script = script(encoding, latency=0.05)
+    served.engine.hold()
     running = asyncio.create_task(served.post({**asked, "background": background}))
-    async with asyncio.timeout(120):
-        while not served.engine.running:
-            await asyncio.sleep(0.005)
+    await wait_until(lambda: served.engine.running)
     for method, where, body in (
         ("POST", "/v1/responses", asked),
         ("POST", "/v1/responses", {**asked, "stream": True}),
@@ -183,6 +182,7 @@ async def test_second_concurrent_response_is_refused(
         status, error = await served.ask(method, where, body)
         assert (status, error["error"]["code"]) == (409, "conversation_locked")
     assert len(await conversation_items(served, path)) == 1
+    served.engine.say_all()
     _, first = await running
     await wait_for_end(served, first["id"])
     assert (await served.post(asked))[0] == 200
@@ -199,15 +199,16 @@ async def test_openai_python_retries_after_a_conflict(served: ScriptedServer, en
     assert len(await conversation_items(served, path)) == 6
 
 
-async def test_conversation_may_be_deleted_during_a_response(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
+async def test_conversation_may_be_deleted_during_a_response(served: PacedServer, encoding: HarmonyEncoding) -> None:
     """Its items are deleted, its responses stay, and the running one completes."""
     path = await create_conversation(served)
     asked = {"input": "Hi", "conversation": conversation_id(path)}
     _, first = await served.post(asked)
-    served.engine.script = script(encoding, latency=0.02)
+    served.engine.hold()
     _, second = await served.post({**asked, "background": True})
     deleted = {"id": conversation_id(path), "object": "conversation.deleted", "deleted": True}
     assert await served.delete(path) == (200, deleted)
+    served.engine.say_all()
     assert (await wait_for_end(served, second["id"]))["status"] == "completed"
     assert await served.get(f"/v1/responses/{first['id']}") == (200, first)
     assert (await served.post({"input": "Go on", "previous_response_id": first["id"]}))[0] == 200

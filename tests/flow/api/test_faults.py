@@ -16,7 +16,7 @@ from stages.generate.scripted import Script, ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from tests.support.api_clients import open_stream, wait_for_end, wait_until_idle
 from tests.support.event_streams import final, read_sse
-from tests.support.server import ENDLESS, HELLO, ScriptedServer, running_server, script
+from tests.support.server import ENDLESS, HELLO, PacedEngine, ScriptedServer, running_server, script
 
 
 @pytest.mark.defect("V6")
@@ -102,10 +102,11 @@ async def test_client_that_leaves_before_the_first_event_aborts(served: Scripted
 
 async def test_silence_is_filled_with_comments(encoding: HarmonyEncoding, tmp_path: Path) -> None:
     """A silent stream sends comments between whole events."""
-    slow = ScriptedEngine(script(encoding, latency=0.3, chunk_size=8))
-    async with running_server(slow, encoding, tmp_path, keep_alive=0.05) as served:
-        body = await served.stream({"input": "Hi"})
-    assert body.count(b": keep-alive\n\n") >= 2
+    silent = PacedEngine(script(encoding), initial=5)
+    async with running_server(silent, encoding, tmp_path, keep_alive=0.02) as served, open_stream(served) as stream:
+        await stream.upto(b": keep-alive\n\n: keep-alive\n\n")
+        silent.say_all()
+        body = await stream.rest()
     assert final(read_sse(body)).status == "completed"
 
 

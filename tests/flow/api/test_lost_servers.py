@@ -15,6 +15,7 @@ from api.keys import Keys
 from api.peers import FORWARDED, Peers
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
+from stages.persist.store import Store
 from tests.support.api_clients import (
     StreamReader,
     cancel_response,
@@ -24,18 +25,18 @@ from tests.support.api_clients import (
     wait_until,
 )
 from tests.support.event_streams import final, read_sse
-from tests.support.server import COUNT, ENDLESS, running_server, script
-from tests.support.stored_responses import expire_heartbeats
-from tests.support.stores import FaultyDatabase, database_at
+from tests.support.server import COUNT, ENDLESS, PacedEngine, running_server, script
+from tests.support.stored_responses import expire_heartbeat, expire_heartbeats, living_servers
+from tests.support.stores import FaultyDatabase, database_at, open_store
 
 NEVER = 1000.0
 NOWHERE = "http://127.0.0.1:9"
 """Where nobody listens."""
 
 
-def counting(encoding: HarmonyEncoding, latency: float = 0.01) -> ScriptedEngine:
-    """An engine that takes three seconds."""
-    return ScriptedEngine(script(encoding, COUNT, latency=latency))
+def counting(encoding: HarmonyEncoding, initial: int = 30) -> PacedEngine:
+    """An engine that stops in the middle."""
+    return PacedEngine(script(encoding, COUNT), initial=initial)
 
 
 def endless(encoding: HarmonyEncoding) -> ScriptedEngine:
@@ -66,6 +67,7 @@ class Way:
     size: int
     url: str = ""
     target: str = ""
+    connections: int = 0
     cuts: int = 0
 
     async def hand_on(self, request: web.Request) -> web.StreamResponse:
@@ -75,6 +77,7 @@ class Way:
             response = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
             await response.prepare(request)
             left = self.size
+            self.connections += 1
             async for piece in answer.content.iter_any():
                 await response.write(piece[:left])
                 left -= len(piece)
@@ -106,14 +109,20 @@ async def cutting(size: int) -> AsyncGenerator[Way, None]:
 async def test_broken_connection_between_servers_is_resumed(encoding: HarmonyEncoding, store_at: str) -> None:
     """For any breaks the reader misses nothing and gets nothing twice."""
     async with (
-        cutting(12_000) as way,
-        running_server(counting(encoding, 0.006), encoding, store_at, url=way.url) as one,
+        cutting(4_000) as way,
+        running_server(counting(encoding), encoding, store_at, url=way.url) as one,
         running_server(quick(encoding), encoding, store_at) as other,
     ):
         way.target = one.url
         response_id = await start_background(one)
-        stream = await other.again(stream_of(response_id))
-        assert way.cuts > 1
+        reading = asyncio.create_task(other.again(stream_of(response_id)))
+        async with asyncio.timeout(120):
+            while way.cuts < 2:
+                if way.connections > way.cuts:
+                    one.engine.say(1)
+                await asyncio.sleep(0.002)
+        one.engine.say_all()
+        stream = await reading
         assert final(read_sse(stream)).status == "completed"
         assert events_of(stream) == events_of(await one.again(stream_of(response_id)))
 
@@ -122,7 +131,7 @@ async def test_broken_connection_between_servers_is_resumed(encoding: HarmonyEnc
 async def test_unreachable_server_blocks_no_reader(encoding: HarmonyEncoding, store_at: str) -> None:
     """Its streams end when they end there, and a cancel is a 503."""
     async with (
-        running_server(counting(encoding, 0.003), encoding, store_at, url=NOWHERE) as one,
+        running_server(counting(encoding), encoding, store_at, url=NOWHERE) as one,
         running_server(quick(encoding), encoding, store_at, peers=Peers(patience=0.1)) as other,
     ):
         response_id = await start_background(one)
@@ -130,6 +139,7 @@ async def test_unreachable_server_blocks_no_reader(encoding: HarmonyEncoding, st
         status, error = await cancel_response(other, response_id)
         assert (status, error["error"]["type"]) == (503, "server_error")
         assert (await get_response(other, response_id))["status"] in ("queued", "in_progress")
+        one.engine.say_all()
         assert events_of(await stream) == events_of(await one.again(stream_of(response_id)))
 
 
@@ -144,12 +154,14 @@ async def test_mute_server_blocks_no_reader(encoding: HarmonyEncoding, store_at:
     silent = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
     host, port = silent.sockets[0].getsockname()
     async with (
-        running_server(counting(encoding, 0.003), encoding, store_at, url=f"http://{host}:{port}") as one,
+        running_server(counting(encoding), encoding, store_at, url=f"http://{host}:{port}") as one,
         running_server(quick(encoding), encoding, store_at, peers=Peers(silence=0.2)) as other,
     ):
         response_id = await start_background(one)
-        assert final(read_sse(await other.again(stream_of(response_id)))).status == "completed"
-        assert held
+        reading = asyncio.create_task(other.again(stream_of(response_id)))
+        await wait_until(lambda: held)
+        one.engine.say_all()
+        assert final(read_sse(await reading)).status == "completed"
     for writer in held:
         writer.close()
     silent.close()
@@ -180,14 +192,17 @@ async def test_key_is_passed_to_the_other_server(encoding: HarmonyEncoding, stor
 async def test_silent_server_cannot_overwrite_settled_responses(encoding: HarmonyEncoding, store_at: str) -> None:
     """A server that was taken for dead changes nothing that others have settled."""
     async with (
-        running_server(counting(encoding, 0.004), encoding, store_at, heartbeat=NEVER) as one,
-        running_server(quick(encoding), encoding, store_at, heartbeat=0.1, stale=0.5) as other,
+        running_server(counting(encoding), encoding, store_at, heartbeat=NEVER) as one,
+        running_server(quick(encoding), encoding, store_at, heartbeat=0.05) as other,
     ):
         response_id = await start_background(one)
+        await wait_until(lambda: one.engine.running == 1)
+        await expire_heartbeat(other.store, one.url)
         answer = await wait_for_end(other, response_id)
         assert (answer["status"], answer["error"]["code"]) == ("failed", "server_error")
         stream = await other.again(stream_of(response_id))
         assert final(read_sse(stream)).status == "failed"
+        one.engine.say_all()
         await wait_until(lambda: len(one.runs.live) == 0)
         for served in (one, other):
             assert await get_response(served, response_id) == answer
@@ -197,12 +212,14 @@ async def test_silent_server_cannot_overwrite_settled_responses(encoding: Harmon
 async def test_server_that_was_silent_releases_its_responses(encoding: HarmonyEncoding, store_at: str) -> None:
     """It no longer runs what others have settled or taken, and its readers reconnect."""
     async with (
-        running_server(endless(encoding), encoding, store_at, limit=1, heartbeat=1.0, stale=0.5) as one,
-        running_server(quick(encoding), encoding, store_at, heartbeat=0.1, stale=0.5) as other,
+        running_server(endless(encoding), encoding, store_at, limit=1, heartbeat=0.5) as one,
+        running_server(quick(encoding), encoding, store_at, heartbeat=0.05) as other,
     ):
         running, waiting = await start_background(one), await start_background(one)
         async with one.client.get(one.url + stream_of(running)) as answer:
             await StreamReader(answer).upto(b"output_text.delta")
+            while (await get_response(other, running))["status"] == "in_progress":
+                await expire_heartbeat(other.store, one.url)  # unless it has beaten meanwhile
             with pytest.raises(aiohttp.ClientError):
                 await StreamReader(answer).rest()
         assert one.engine.running == 0
@@ -210,20 +227,29 @@ async def test_server_that_was_silent_releases_its_responses(encoding: HarmonyEn
         assert (await wait_for_end(other, waiting))["output"][-1]["content"][0]["text"] == "Hello!"
 
 
+async def wait_for_heartbeats(store: Store, count: int) -> None:
+    """Wait until that many servers have beaten since all of them looked dead."""
+    async with asyncio.timeout(120):
+        while await living_servers(store) < count:
+            await asyncio.sleep(0.02)
+
+
 async def test_store_outage_settles_no_server(encoding: HarmonyEncoding, store_at: str) -> None:
     """After an outage the first server waits for the others before it takes them for dead."""
     near, far = (FaultyDatabase(database_at(store_at)) for _ in range(2))
     async with (
-        running_server(endless(encoding), encoding, far, heartbeat=0.1, stale=1.0) as one,
-        running_server(quick(encoding), encoding, near, heartbeat=0.1, stale=1.0) as other,
+        running_server(endless(encoding), encoding, far, heartbeat=0.1) as one,
+        running_server(quick(encoding), encoding, near, heartbeat=0.1) as other,
     ):
         response_id = await start_background(one)
         near.is_down = far.is_down = True
-        await asyncio.sleep(1.2)
-        near.is_down = False
-        await asyncio.sleep(0.2)
-        far.is_down = False
-        await asyncio.sleep(0.5)
+        async with open_store(store_at) as store:
+            await expire_heartbeats(store)
+            near.is_down = False
+            await wait_for_heartbeats(store, 1)
+            await asyncio.sleep(0.3)  # it looks at the others, three times
+            far.is_down = False
+            await wait_for_heartbeats(store, 2)
         assert one.engine.running == 1
         assert (await get_response(other, response_id))["status"] == "in_progress"
 
@@ -231,12 +257,12 @@ async def test_store_outage_settles_no_server(encoding: HarmonyEncoding, store_a
 async def test_clock_jump_settles_no_server(encoding: HarmonyEncoding, store_at: str) -> None:
     """If all servers look dead at once, as after a suspend, the first that beats waits for the others."""
     async with (
-        running_server(endless(encoding), encoding, store_at, heartbeat=0.4, stale=2.0) as one,
-        running_server(quick(encoding), encoding, store_at, heartbeat=0.05, stale=2.0) as other,
+        running_server(endless(encoding), encoding, store_at, heartbeat=0.4) as one,
+        running_server(quick(encoding), encoding, store_at, heartbeat=0.05) as other,
     ):
         response_id = await start_background(one)
         await wait_until(lambda: one.engine.running == 1)
         await expire_heartbeats(other.store)
-        await asyncio.sleep(1.5)
+        await wait_for_heartbeats(other.store, 2)
         assert one.engine.running == 1
         assert (await get_response(other, response_id))["status"] == "in_progress"

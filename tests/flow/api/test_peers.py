@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterable
+from contextlib import AsyncExitStack
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -29,7 +29,7 @@ from tests.support.api_clients import (
 )
 from tests.support.event_streams import final, read_sse
 from tests.support.frames import response_frames, written_events
-from tests.support.server import COUNT, ScriptedServer, running_server, script
+from tests.support.server import COUNT, PacedEngine, PacedServer, ScriptedServer, running_server, script
 
 
 def settings(**options: Any) -> Settings:
@@ -94,13 +94,13 @@ def test_unreachable_peer_url_is_refused(options: dict[str, str]) -> None:
         settings(**options)
 
 
-Pair: TypeAlias = tuple[ScriptedServer, ScriptedServer]
+Pair: TypeAlias = tuple[PacedServer, ScriptedServer]
 
 
 @pytest.fixture
 async def pair(encoding: HarmonyEncoding, store_at: str) -> AsyncGenerator[Pair, None]:
-    """Two servers over one store; the engine of the first one takes its time, and runs one response at once."""
-    slow, quick = ScriptedEngine(script(encoding, COUNT, latency=0.004)), ScriptedEngine(script(encoding))
+    """Two servers over one store; the first one runs one response at once, and its engine stops in the middle."""
+    slow, quick = PacedEngine(script(encoding, COUNT), initial=60), ScriptedEngine(script(encoding))
     async with (
         running_server(slow, encoding, store_at, limit=1) as one,
         running_server(quick, encoding, store_at) as other,
@@ -122,6 +122,7 @@ def frames_of(stream: bytes) -> list[bytes]:
 async def test_servers_share_stored_responses(pair: Pair) -> None:
     """A response of one server is retrieved, listed, streamed, continued and deleted at another."""
     one, other = pair
+    one.engine.say_all()
     _, answer = await one.post({"input": "Hi"})
     path = f"/v1/responses/{answer['id']}"
     for look in (path, f"{path}/input_items"):
@@ -139,12 +140,20 @@ async def test_live_stream_passes_through_another_server(pair: Pair, base: str) 
     """From any number, for any number of readers, it is the stream of the server that makes it."""
     one, other = pair
     response_id, numbers = await start_background(one), (-1, 0, 7, 40, 41)
-    readers = [other.again(stream_of(response_id, number, base)) for number in numbers]
-    first, *bodies = await asyncio.gather(one.again(stream_of(response_id, -1, base)), *readers)
-    frames = frames_of(first)
-    assert len(frames) > 100
-    for number, stream in zip(numbers, bodies, strict=True):
-        assert frames_of(stream) == frames[number + 1 :]
+    async with AsyncExitStack() as stack:
+        path = stream_of(response_id, -1, base)
+        first, *readers = [
+            StreamReader(await stack.enter_async_context(server.client.get(server.url + path)))
+            for server, path in [(one, path), *((other, stream_of(response_id, number, base)) for number in numbers)]
+        ]
+        for reader in (first, *readers):
+            await reader.upto(b"event: ")
+        assert one.engine.running == 1
+        one.engine.say_all()
+        frames = frames_of(await first.rest())
+        assert len(frames) > 100
+        for number, reader in zip(numbers, readers, strict=True):
+            assert frames_of(await reader.rest()) == frames[number + 1 :]
     assert frames_of(await other.again(stream_of(response_id, -1, base))) == frames
 
 
@@ -156,6 +165,7 @@ async def test_stream_is_passed_on_as_it_grows(pair: Pair) -> None:
         reader = StreamReader(answer)
         await reader.upto(b'"obfuscation":')
         assert one.engine.running == 1
+        one.engine.say_all()
         assert final(read_sse(await reader.rest())).status == "completed"
 
 
@@ -165,6 +175,7 @@ async def test_leaving_another_server_ends_nothing(pair: Pair) -> None:
     response_id = await start_background(one)
     async with other.client.get(other.url + stream_of(response_id)) as answer:
         await StreamReader(answer).upto(b"output_text.delta")
+    one.engine.say_all()
     assert (await wait_for_end(other, response_id))["status"] == "completed"
 
 
@@ -190,6 +201,7 @@ async def test_queued_response_is_cancelled_at_another_server(pair: Pair) -> Non
     running, waiting = await start_background(one), await start_background(one)
     assert (await get_response(other, waiting))["status"] == "queued"
     assert (await cancel_response(other, waiting))[1]["status"] == "cancelled"
+    one.engine.say_all()
     assert (await wait_for_end(other, running))["status"] == "completed"
     assert [len(one.engine.prompts), len(other.engine.prompts)] == [1, 0]
 
@@ -213,6 +225,7 @@ async def test_request_is_forwarded_once(pair: Pair) -> None:
         url = f"{other.url}/v1/responses/{response_id}{path}"
         async with other.client.request(method, url, headers={FORWARDED: "1"}) as answer:
             assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
+    one.engine.say_all()
     await wait_for_end(other, response_id)
     async with other.client.get(other.url + stream_of(response_id), headers={FORWARDED: "1"}) as answer:
         assert final(read_sse(await answer.read())).status == "completed"

@@ -33,7 +33,6 @@ from stages.responses import harmony_responses
 from tests.support.api_clients import wait_for_end, wait_until, wait_until_idle
 from tests.support.event_streams import read_sse
 from tests.support.fixture_cases import Case, check_conversation, check_events, check_turns
-from tests.support.lifecycle import PacedEngine
 from tests.support.server import (
     CALL,
     COUNT,
@@ -41,6 +40,7 @@ from tests.support.server import (
     HELLO,
     RECORDING_HEADER,
     WEATHER,
+    PacedEngine,
     only_recording,
     read_stage,
     recorded_files,

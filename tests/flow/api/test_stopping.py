@@ -15,7 +15,6 @@ from pipeline.protocol.request import CreateResponse
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
 from stages.persist.database import Row, Unavailable, Unit, Value
-from stages.persist.live import FLUSH_SECONDS
 from tests.support.api_clients import (
     StreamReader,
     get_response,
@@ -25,9 +24,9 @@ from tests.support.api_clients import (
     wait_until,
 )
 from tests.support.event_streams import final, read_sse
-from tests.support.server import COUNT, ENDLESS, ScriptedServer, running_server, script
+from tests.support.server import COUNT, ENDLESS, PacedEngine, PacedServer, ScriptedServer, running_server, script
 from tests.support.stored_responses import execute_sql
-from tests.support.stores import FaultyDatabase, database_at, open_store
+from tests.support.stores import FaultyDatabase, database_at, open_store, wait_until_stored
 
 URL = "http://one.example"
 """Where each server in a row is found: the next one takes the one before for dead."""
@@ -51,13 +50,16 @@ async def next_server(encoding: HarmonyEncoding, store_at: str, **options: Any) 
 
 async def test_running_responses_may_finish(encoding: HarmonyEncoding, store_at: str) -> None:
     """A response that ends within the drain time completes, in the background or not."""
-    engine = ScriptedEngine(script(encoding, latency=0.01))
+    engine = PacedEngine(script(encoding), initial=5)
     async with running_server(engine, encoding, store_at) as served:
         background = await start_background(served)
         async with open_stream(served) as stream:
             await stream.response_id()
             await wait_until(lambda: engine.running == 2)
-            await served.runs.drain(5)
+            draining = asyncio.create_task(served.runs.drain(60))
+            await wait_until(lambda: served.runs.admission.stopping)
+            engine.say_all()
+            await draining
             assert final(read_sse(await stream.rest())).status == "completed"
         assert (await get_response(served, background))["status"] == "completed"
 
@@ -149,12 +151,18 @@ async def test_interrupted_responses_may_be_restarted(
 @asynccontextmanager
 async def dead_server(
     encoding: HarmonyEncoding, store_at: str, **options: Any
-) -> AsyncGenerator[tuple[ScriptedServer, FaultyDatabase], None]:
-    """A server that counts slowly; once its database is down, all that it does is as if it were dead."""
+) -> AsyncGenerator[tuple[PacedServer, FaultyDatabase], None]:
+    """A server whose engine stops in the middle; once its database is down, all that it does is as if it were dead."""
     kept = FaultyDatabase(database_at(store_at))
-    engine = ScriptedEngine(script(encoding, COUNT, latency=0.01))
+    engine = PacedEngine(script(encoding, COUNT), initial=60)
     async with running_server(engine, encoding, kept, url=URL, **options) as served:
         yield served, kept
+
+
+async def die(served: ScriptedServer, kept: FaultyDatabase) -> None:
+    """Take the database down, after all that is on its way there."""
+    await served.store._writer.settled()
+    kept.is_down = True
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -166,9 +174,8 @@ async def test_response_of_a_dead_server_fails(encoding: HarmonyEncoding, store_
     ):
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
-        await asyncio.sleep(1.5 * FLUSH_SECONDS)
-        await served.store._writer.settled()
-        kept.is_down = True
+        await wait_until_stored(store_at, response_id, 50)
+        await die(served, kept)
         async with next_server(encoding, store_at) as after:
             again = await after.again(f"/v1/responses/{response_id}?stream=true")
             response = final(read_sse(again))
@@ -178,6 +185,7 @@ async def test_response_of_a_dead_server_fails(encoding: HarmonyEncoding, store_
             assert (await get_response(after, response_id))["output"][-1]["content"][0]["text"].startswith("1 2 3")
             assert after.engine.prompts == []
             had = again.partition(b"event: response.output_text.done")[0]
+            served.engine.say_all()
             assert (await stream.rest()).startswith(had)
 
 
@@ -185,7 +193,7 @@ async def test_queue_of_a_dead_server_is_run(encoding: HarmonyEncoding, store_at
     """The next server runs the queued responses in order."""
     async with dead_server(encoding, store_at, limit=0) as (served, kept):
         waiting = [await start_background(served, {"input": str(number)}) for number in range(4)]
-        kept.is_down = True
+        await die(served, kept)
         async with next_server(encoding, store_at, limit=1) as after:
             assert [(await wait_for_end(after, each))["status"] for each in waiting] == ["completed"] * 4
             assert [prompt.response.id for prompt in after.engine.prompts] == waiting
@@ -202,7 +210,7 @@ async def test_response_of_a_dead_server_may_be_restarted(
     ):
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
-        kept.is_down = True
+        await die(served, kept)
         async with next_server(encoding, store_at, restarts=True) as after:
             answer = await wait_for_end(after, response_id)
             assert answer["status"] == ("completed" if background else "failed")
@@ -216,7 +224,7 @@ async def settled_over(encoding: HarmonyEncoding, store_at: str, kept: FaultyDat
     async with dead_server(encoding, store_at) as (served, dead), open_stream(served) as stream:
         response_id = await stream.response_id()
         await stream.upto(b"output_text.delta")
-        dead.is_down = True
+        await die(served, dead)
         async with running_server(ScriptedEngine(script(encoding)), encoding, kept, url=URL, heartbeat=0.1) as after:
             assert (await wait_for_end(after, response_id))["status"] == "failed"
             yield
@@ -272,9 +280,9 @@ async def test_unreadable_log_does_not_prevent_the_end(encoding: HarmonyEncoding
         asked = [await stream.response_id() for stream in (broken, whole)]
         for stream in (broken, whole):
             await stream.upto(b"output_text.delta")
-        await asyncio.sleep(1.5 * FLUSH_SECONDS)
-        await served.store._writer.settled()
-        kept.is_down = True
+        for response_id in asked:
+            await wait_until_stored(store_at, response_id, 50)
+        await die(served, kept)
         async with open_store(store_at) as store:
             await execute_sql(store, f"update events set data = 'x' where response_id = '{asked[0]}'")
         async with next_server(encoding, store_at) as after:
@@ -288,7 +296,7 @@ async def test_dead_server_holds_no_conversation(encoding: HarmonyEncoding, stor
         body = {"input": "Hi", "conversation": conversation["id"]}
         async with open_stream(served, body) as stream:
             await stream.upto(b"output_text.delta")
-            kept.is_down = True
+            await die(served, kept)
             async with next_server(encoding, store_at) as after:
                 assert (await after.post(body))[1]["status"] == "completed"
                 _, items = await after.get(f"/v1/conversations/{conversation['id']}/items")

@@ -12,11 +12,11 @@ import aiohttp
 import openai
 import pytest
 
-from tests.support.api_clients import PATIENCE, StreamReader, open_stream, start_background, wait_for_end
+from tests.support.api_clients import StreamReader, open_stream, start_background, wait_for_end
 from tests.support.event_streams import final, read_sse
-from tests.support.server_process import ServerProcess, running_process
-from tests.support.stored_responses import execute_sql
-from tests.support.stores import open_store, stored_events
+from tests.support.server_process import running_process
+from tests.support.stored_responses import expire_heartbeat
+from tests.support.stores import open_store, wait_until_stored
 
 Events = list[dict[str, Any]]
 
@@ -59,26 +59,14 @@ async def test_response_of_a_killed_server_ends_at_another(store_at: str, tmp_pa
             await reader.upto(b'"delta":"20"')
             await wait_until_stored(store_at, running, len(events_of(reader.read)))
             await one.kill()
-            await bury(one, store_at)
+            async with open_store(store_at) as store:
+                await expire_heartbeat(store, one.url)
             seen = events_of(await reader.rest())
         stored = await other.again(stream_of(running))
         assert final(read_sse(stored)).status == "failed"
         assert_ends_once(seen, events_of(stored))
         assert "20" in (await wait_for_end(other, running))["output"][-1]["content"][0]["text"]
         assert final(read_sse(await made_there)).status == "completed"
-
-
-async def wait_until_stored(store_at: str, response_id: str, events: int) -> None:
-    """Wait until a store has that many events of a response."""
-    async with asyncio.timeout(PATIENCE):
-        while (await stored_events(store_at)).get(response_id, 0) < events:
-            await asyncio.sleep(0.05)
-
-
-async def bury(server: ServerProcess, store_at: str) -> None:
-    """Set the last heartbeat of a killed server far back."""
-    async with open_store(store_at) as store:
-        await execute_sql(store, f"update servers set beat_at = 0 where url = '{server.url}'")
 
 
 async def test_openai_python_resumes_after_a_kill(store_at: str, tmp_path: Path) -> None:

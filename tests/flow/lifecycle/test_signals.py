@@ -69,7 +69,7 @@ async def at_work(server: ServerProcess, store: str) -> AsyncGenerator[Scene, No
     waiting = Client(server, BACKGROUND_STREAM)
     asking = [asyncio.create_task(client.ask()) for client in middle.values()]
     asking += [asyncio.create_task(client.ask(max_output_tokens=BRIEF)) for client in near_the_end.values()]
-    await wait_until_stored(store, 2 * len(MODES), 10)
+    await wait_for_events(store, 2 * len(MODES), 10)
     for _ in MODES:  # more of them than can come to their turn
         await start_background(server)
     asking += [asyncio.create_task(waiting.ask())]
@@ -78,7 +78,7 @@ async def at_work(server: ServerProcess, store: str) -> AsyncGenerator[Scene, No
     await asyncio.gather(*asking)
 
 
-async def wait_until_stored(store_at: str, responses: int, events: int) -> None:
+async def wait_for_events(store_at: str, responses: int, events: int) -> None:
     """Wait until that many responses have that many events in the store."""
     async with asyncio.timeout(PATIENCE):
         while sum(count >= events for count in (await stored_events(store_at)).values()) < responses:
@@ -112,7 +112,7 @@ async def killing(store: str, folder: Path) -> AsyncGenerator[Scene, None]:
         async with at_work(server, store) as scene:
             scene.flushed = {mode: client.seen for mode, client in scene.middle.items()}
             longest = max(len(sse_frames(seen)) for seen in scene.flushed.values())
-            await wait_until_stored(store, len(MODES), max(LONG, longest))
+            await wait_for_events(store, len(MODES), max(LONG, longest))
             await wait_until(lambda: all(client.is_complete for client in scene.near_the_end.values()))
             scene.exit_status = await server.kill()
         scene.middle[SYNC].answer = {"id": await id_of_what_was_for(scene.middle[SYNC], store)}
