@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from openai import AsyncOpenAI
 
 from pipeline.frames import GenerationFinished, TokenChunk, TokenFrame
 from pipeline.record import FORMAT, End, Failure, Header, line, read_frames
+from tests.support.api_clients import openai_client
 from tests.support.paths import FIXTURES
 from tests.support.server_process import ServerProcess, exit_status, penstock, serving_process
 
@@ -103,7 +103,7 @@ async def test_request_gets_its_recorded_answer(server: ServerProcess) -> None:
 
 async def test_openai_python_streams_recordings(server: ServerProcess) -> None:
     """Events are the recorded ones, with ids of their own."""
-    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+    async with openai_client(server.url) as client:
         stream = await client.responses.create(model="tiny-gpt-oss", input="Say hello.", stream=True)
         events = [event async for event in stream]
         assert events[-1].type == "response.completed"
@@ -146,7 +146,7 @@ async def test_background_responses_are_replayed(server: ServerProcess) -> None:
     """An unrecorded one is refused at once."""
     status, _ = await server.post({"model": "tiny-gpt-oss", "input": "Unheard of.", "background": True})
     assert status == 400
-    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+    async with openai_client(server.url) as client:
         stream = await client.responses.create(model="tiny-gpt-oss", input="Say hello.", background=True, stream=True)
         made = response_in(await anext(stream)).id
         await stream.close()
@@ -174,7 +174,7 @@ async def test_replay_at_recorded_speed_can_be_cancelled(tmp_path: Path) -> None
     """With ``--replay-speed 1x`` tokens have their recorded times, and a cancel keeps those so far."""
     recorded(tmp_path / "recordings" / "slow", chunks=600)
     async with replayed(tmp_path / "recordings", tmp_path, "--replay-speed", "1x") as server:
-        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        async with openai_client(server.url) as client:
             stream = await client.responses.create(model="slow", input="Whatever.", stream=True)
             made = response_in(await anext(stream)).id
             async for event in stream:

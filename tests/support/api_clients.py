@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import openai
 
 from stages.generate.scripted import ScriptedEngine
 from tests.support.event_streams import read_sse
@@ -19,6 +20,12 @@ Json = dict[str, Any]
 
 PATIENCE = 120.0
 """Seconds after which a wait has failed; a busy machine may stand still for a minute."""
+
+
+def openai_client(url: str, key: str = "none", retries: int = 0) -> openai.AsyncOpenAI:
+    """Make a client of the server at that URL; it reads no certificates, which would take longer than most tests."""
+    http = openai.DefaultAsyncHttpxClient(verify=False)
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=retries, http_client=http)
 
 
 async def start_background(served: ApiClient, body: dict[str, Any] | None = None) -> str:

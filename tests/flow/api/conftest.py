@@ -9,6 +9,7 @@ import pytest
 
 from stages.converse.sandbox.probe import Sandbox, Unavailable, probe
 from stages.harmony import HarmonyEncoding
+from tests.support.api_clients import openai_client
 from tests.support.mcp_servers import HttpServers, http_servers
 from tests.support.server import PacedEngine, PacedServer, running_server, script
 
@@ -37,7 +38,7 @@ async def served(
 @pytest.fixture
 async def sdk(served: PacedServer) -> AsyncGenerator[openai.AsyncOpenAI, None]:
     """openai-python as its client."""
-    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+    async with openai_client(served.url) as client:
         yield client
 
 

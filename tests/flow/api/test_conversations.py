@@ -23,6 +23,7 @@ from tests.support.api_clients import (
     conversation_id,
     conversation_items,
     create_conversation,
+    openai_client,
 )
 from tests.support.server import ScriptedServer, running_server, script
 from tests.support.tool_servers import data_url, png
@@ -277,7 +278,7 @@ async def test_other_owners_conversation_does_not_exist(
         async with shared.client.request(method, shared.url + path.format(name), json=said, headers=headers) as answer:
             return answer.status, await answer.json()
 
-    async with openai.AsyncOpenAI(base_url=f"{shared.url}/v1", api_key=ALICE) as alice:
+    async with openai_client(shared.url, ALICE) as alice:
         item: Any = {**USER_MESSAGE, "id": "msg_1", "type": "message"}
         conversation = await alice.conversations.create(items=[item])
     nothing = f"conv_{'0' * 32}"

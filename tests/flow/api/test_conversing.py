@@ -22,6 +22,7 @@ from tests.support.api_clients import (
     conversation_id,
     conversation_items,
     create_conversation,
+    openai_client,
     wait_for_end,
     wait_until,
 )
@@ -193,7 +194,7 @@ async def test_openai_python_retries_after_a_conflict(served: ScriptedServer, en
     """The client retries the 409: both responses are added, one after the other."""
     path = await create_conversation(served)
     served.engine.script = script(encoding, latency=0.01)
-    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=9) as client:
+    async with openai_client(served.url, retries=9) as client:
         asked: Any = {"conversation": conversation_id(path)}
         await asyncio.gather(*(client.responses.create(input=said, **asked) for said in ("one", "two")))
     assert len(await conversation_items(served, path)) == 6

@@ -16,6 +16,7 @@ from pipeline.errors import Unauthorized
 from server import greeting, main
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
+from tests.support.api_clients import openai_client
 from tests.support.server import ScriptedServer, running_server, script
 
 ALICE = "sk-alice-0123456789"
@@ -56,7 +57,7 @@ async def test_health_and_description_need_no_key(locked: ScriptedServer) -> Non
 @pytest.mark.parametrize("key", [ALICE, BOB])
 async def test_every_configured_key_is_accepted(locked: ScriptedServer, key: str) -> None:
     """The client sends one of several keys; a wrong one is its ``AuthenticationError``."""
-    async with openai.AsyncOpenAI(base_url=f"{locked.url}/v1", api_key=key, max_retries=0) as client:
+    async with openai_client(locked.url, key) as client:
         response = await client.responses.create(input="Hi")
         assert (await client.responses.retrieve(response.id)).output_text == "Hello!"
         with pytest.raises(openai.AuthenticationError):

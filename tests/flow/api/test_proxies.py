@@ -13,7 +13,7 @@ from aiohttp import web
 
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
-from tests.support.api_clients import wait_until
+from tests.support.api_clients import openai_client, wait_until
 from tests.support.event_streams import read_sse
 from tests.support.server import PacedEngine, ScriptedServer, running_server, script
 
@@ -58,7 +58,7 @@ async def test_stream_passes_a_proxy_unchanged(served: ScriptedServer, version: 
     """For any packets and any HTTP version, the client reads what was sent."""
     async with (
         proxied(served.url, version=version, size=size) as url,
-        openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+        openai_client(url) as client,
     ):
         async with client.responses.stream(model="tiny", input="Hi") as stream:
             response = await stream.get_final_response()

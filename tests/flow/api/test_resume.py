@@ -5,13 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import openai
 import pytest
 
 from pipeline.errors import EngineFailed
 from stages.generate.scripted import ScriptedEngine
 from stages.harmony import HarmonyEncoding
-from tests.support.api_clients import PATIENCE, cancel_response, open_stream, start_background, wait_for_end, wait_until
+from tests.support.api_clients import (
+    PATIENCE,
+    cancel_response,
+    open_stream,
+    openai_client,
+    start_background,
+    wait_for_end,
+    wait_until,
+)
 from tests.support.event_streams import final, read_sse, renumbered
 from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, ScriptedServer, running_server, script
 
@@ -186,7 +193,7 @@ def final_id(body: bytes) -> str:
 async def test_openai_python_resumes_a_background_stream(served: ScriptedServer, encoding: HarmonyEncoding) -> None:
     """The client loses its connection again and again, and gets every event once."""
     served.engine.script = script(encoding, latency=0.005)
-    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as sdk:
+    async with openai_client(served.url) as sdk:
         stream: Any = await sdk.responses.create(model="tiny", input="Hi", background=True, stream=True)
         read = list[Any]()
         while not read or read[-1].type != "response.completed":

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 
-from tests.support.api_clients import StreamReader, open_stream, start_background, wait_for_end
+from tests.support.api_clients import StreamReader, open_stream, openai_client, start_background, wait_for_end
 from tests.support.event_streams import final, read_sse
 from tests.support.server_process import running_process
 from tests.support.stored_responses import expire_heartbeat
@@ -81,7 +80,7 @@ async def test_openai_python_resumes_after_a_kill(store_at: str, tmp_path: Path)
                 await stream.rest()
         seen = events_of(stream.read)
         await server.start()
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        async with openai_client(server.url) as client:
             last = seen[-1]["sequence_number"]
             rest = await client.responses.retrieve(response_id, stream=True, starting_after=last)
             seen += [event.model_dump() async for event in rest]
