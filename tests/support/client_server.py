@@ -12,8 +12,6 @@ import signal
 import socket
 import subprocess
 import threading
-import time
-import urllib.request
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -29,10 +27,12 @@ from starlette.responses import HTMLResponse, JSONResponse
 from starlette.routing import Route
 
 from tests.support.paths import ROOT
-from tests.support.processes import free_port
+from tests.support.processes import PATIENCE, free_port, running_process
 
-PORT = 40857
-"""The tiny model reads it, and what it does next hangs on every token: with this one it was seen to go on."""
+HOST = "localhost"
+"""The tiny model reads this name and the port behind it in its search results.
+
+It is sure of what it does next with this name, whatever the port is, and less so with an address."""
 
 PAGE = "<title>vLLM</title><p>A library for inference and serving."
 
@@ -68,19 +68,15 @@ def application() -> Starlette:
 
 
 @contextmanager
-def neighbours() -> Iterator[str]:
+def running_neighbours() -> Iterator[str]:
     """Their base URL, for the length of the block."""
     with socket.socket() as listening:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind(("127.0.0.1", PORT))
-        except OSError:  # somebody else has it
-            listening.bind(("127.0.0.1", 0))
+        listening.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(application(), log_level="critical", ws="none"))
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+            yield f"http://{HOST}:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join()
@@ -89,7 +85,6 @@ def neighbours() -> Iterator[str]:
 Json = dict[str, Any]
 
 CODEX_PROGRAM = ROOT / "tests/live/codex/node/node_modules/@openai/codex/bin/codex.js"
-CODEX_SECONDS = 180
 
 
 @dataclass(frozen=True)
@@ -117,7 +112,7 @@ class Codex:
             start_new_session=True,
         ) as process:
             try:
-                output, errors = process.communicate(timeout=CODEX_SECONDS)
+                output, errors = process.communicate(timeout=PATIENCE)
             finally:  # the program is a child of the one that was started
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -126,51 +121,42 @@ class Codex:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--server", help="base URL of a running server with the tiny model")
-    parser.addoption("--serve", help="command that starts a server with the tiny model")
+    parser.addoption("--serve", required=True, help="command that starts a server with the tiny model")
     parser.addoption("--behind", help="command that starts a vLLM server for --serve to generate with")
     parser.addoption("--node", default="node", help="Node 22 or newer")
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    if not (session.config.getoption("--server") or session.config.getoption("--serve")):
-        raise pytest.UsageError("a server is needed: --serve COMMAND, or --server URL")
+@pytest.fixture(scope="session")
+def neighbours() -> Generator[str, None, None]:
+    """The base URL of the servers that the one under test uses for its tools."""
+    with running_neighbours() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
+def documents(neighbours: str) -> str:
+    """The URL of an MCP server."""
+    return f"{neighbours}/mcp"
+
+
+@pytest.fixture(scope="session")
+def url(
+    request: pytest.FixtureRequest, neighbours: str, tmp_path_factory: pytest.TempPathFactory
+) -> Generator[str, None, None]:
     """The base URL that clients are given."""
-    if running := request.config.getoption("--server"):
-        yield running
-        return
     folder = tmp_path_factory.mktemp("serve")
     command = [*shlex.split(request.config.getoption("--serve")), f"--store={folder}/store.sqlite3"]
+    command += ["--allow-address=127.0.0.1", f"--web-search=searxng={neighbours}"]
     with ExitStack() as ending:
         if behind := request.config.getoption("--behind"):
-            command.append(f"--engine={ending.enter_context(started(shlex.split(behind), folder / 'vllm.log'))}")
-        yield ending.enter_context(started(command, folder / "serve.log")) + "/v1"
+            command.append(f"--engine={ending.enter_context(running(shlex.split(behind), folder / 'vllm.log'))}")
+        yield ending.enter_context(running(command, folder / "serve.log")) + "/v1"
 
 
 @contextmanager
-def started(command: list[str], log: Path) -> Generator[str, None, None]:
-    """Where the server of that command answers, for the length of the block."""
+def running(command: list[str], log: Path) -> Iterator[str]:
+    """The URL of the server that a command starts at any free port."""
     port = free_port()
-    with log.open("wb") as output:
-        server = subprocess.Popen([*command, "--host=127.0.0.1", f"--port={port}"], stdout=output, stderr=output)
-    try:
-        wait_for(f"http://127.0.0.1:{port}/health", server, log)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(60)
-
-
-def wait_for(health: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    for _ in range(1500):
-        assert server.poll() is None, "the server has ended:\n" + log.read_text(errors="replace")[-4000:]
-        try:
-            with urllib.request.urlopen(health, timeout=1):
-                return
-        except OSError:
-            time.sleep(0.2)
-    raise TimeoutError(health + "\n" + log.read_text(errors="replace")[-4000:])
+    url = f"http://127.0.0.1:{port}"
+    with running_process([*command, "--host=127.0.0.1", f"--port={port}"], f"{url}/health", log):
+        yield url

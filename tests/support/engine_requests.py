@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -25,6 +26,7 @@ from stages.persist.store import Store
 from stages.responses import chat_responses, harmony_responses
 from tests.support.event_streams import final, run_request
 from tests.support.fixture_cases import HARMONY_CASES
+from tests.support.processes import PATIENCE
 
 
 def prompt(encoding: HarmonyEncoding, text: str, name: str = "greeting", max_tokens: int | None = 200) -> Prompt:
@@ -66,9 +68,40 @@ def stoppable(engine: VllmEngine) -> VllmEngine:
 
 
 async def until_idle(engine: VllmEngine) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE):
         while engine._llm.get_num_unfinished_requests():
             await asyncio.sleep(0.01)
+
+
+@dataclass
+class EngineStats:
+    """The statistics that vLLM's scheduler sends with every step of one engine: a logger of its front end."""
+
+    running: int = 0
+    waiting: int = 0
+    generated: int = 0
+    """Tokens, since the engine started."""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def record(self, scheduler: Any, iteration: Any, **_: object) -> None:
+        if scheduler is not None:
+            self.running, self.waiting = scheduler.num_running_reqs, scheduler.num_waiting_reqs
+        if iteration is not None:
+            self.generated += iteration.num_generation_tokens
+        self._changed.set()
+
+    def log(self) -> None:
+        """Write nothing."""
+
+    def record_admission_rejection(self, reason: str) -> None:
+        """Count nothing."""
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for the statistics that meet a condition."""
+        async with asyncio.timeout(PATIENCE):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
 
 
 def spoken(item: OutputItem) -> str:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import time
+import urllib.request
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from random import SystemRandom
+
+PATIENCE = 600
+"""Seconds after which an engine, or a process with one, has hung."""
 
 RESERVED = 100
 """Ports that one process holds at most; the oldest go first."""
@@ -59,3 +66,32 @@ class CommandResult:
 
 
 RunCommand = Callable[..., CommandResult]
+
+
+@contextmanager
+def running_process(
+    command: Sequence[str | Path], health: str, log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A server that answers at ``health``, until SIGTERM; what it writes is added to ``log``."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            list(map(str, command)), stdout=output, stderr=output, env={**os.environ, **(environment or {})}
+        )
+    try:
+        _wait_for(health, process, log)
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(PATIENCE)
+        finally:
+            process.kill()
+
+
+def _wait_for(health: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while process.poll() is None and time.monotonic() < deadline:
+        with suppress(OSError), urllib.request.urlopen(health, timeout=10):
+            return
+        time.sleep(0.2)
+    raise RuntimeError(f"no answer from {health}:\n" + log.read_text(errors="replace")[-4000:])

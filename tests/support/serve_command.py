@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +14,7 @@ from typing import Any
 import openai
 import psutil
 
-from tests.support.processes import free_port
+from tests.support.processes import PATIENCE, free_port, running_process
 from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT
 
 WEATHER: Any = {
@@ -36,6 +33,12 @@ class Command:
     url: str
     client: openai.OpenAI
     process: subprocess.Popen[bytes]
+    store: Path
+
+    @property
+    def recorded(self) -> Path:
+        """The folder of recordings, for those who start it with one."""
+        return self.store.with_name("recorded")
 
     def terminate(self) -> None:
         """Ask it to end."""
@@ -46,38 +49,23 @@ class Command:
         workers = psutil.Process(self.process.pid).children(recursive=True)
         self.process.kill()
         self.process.wait()
-        _, left = psutil.wait_procs(workers, timeout=60)
+        _, left = psutil.wait_procs(workers, timeout=PATIENCE)
         assert not left
 
 
 @contextmanager
-def running(store: Path, *options: str, port: int | None = None) -> Generator[Command, None, None]:
-    """The command until SIGTERM, upon which it must end cleanly; a ``port`` that nobody names is any free one."""
-    port = port or free_port()
-    command = [Path(sys.executable).with_name("penstock"), "serve", CHECKPOINT, "--port", port, "--store", store]
-    command += ["--drain-timeout", "1", *options]
-    with (store.parent / "serve.log").open("ab") as log:
-        process = subprocess.Popen(
-            [*map(str, command), *ARGUMENTS], stdout=log, stderr=log, env={**os.environ, "HF_HUB_OFFLINE": "1"}
-        )
-    url = f"http://127.0.0.1:{port}"
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        server = Command(url, client, process)
-        try:
-            _wait_for(f"{url}/health", process)
-            yield server
-        finally:
-            if process.poll() is None:
-                server.terminate()
-                assert process.wait(60) == 0
+def running(store: Path, *options: str, url: str = "", **environment: str) -> Generator[Command, None, None]:
+    """The command until SIGTERM, upon which it must end cleanly; at any free port, or at the ``url`` of an earlier one.
 
-
-def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
-    for _ in range(1500):
-        assert server.poll() is None, "the server has ended"
-        try:
-            with urllib.request.urlopen(url, timeout=1):
-                return
-        except OSError:
-            time.sleep(0.2)
-    raise TimeoutError(url)
+    ``environment`` is beside what this process has.
+    """
+    url = url or f"http://127.0.0.1:{free_port()}"
+    program = Path(sys.executable).with_name("penstock")
+    command: list[str | Path] = [program, "serve", CHECKPOINT, "--port", url.rpartition(":")[2], "--store", store]
+    command += [*ARGUMENTS, "--drain-timeout", "1", *options]
+    with (
+        running_process(command, f"{url}/health", store.parent / "serve.log", environment) as process,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        yield Command(url, client, process, store)
+    assert process.returncode in (0, -signal.SIGKILL)

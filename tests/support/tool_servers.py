@@ -257,10 +257,8 @@ SAMPLING = Sampling(temperature=1.0, top_p=1.0)
 
 
 @asynccontextmanager
-async def web_server(
-    handler: Callable[[web.Request], Awaitable[web.StreamResponse]], port: int = 0
-) -> AsyncIterator[str]:
-    """Serve with ``handler`` for the length of the block, on that port if it is free; yield the URL."""
+async def web_server(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """Serve with ``handler`` for the length of the block; yield the URL."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
         return await handler(request)
@@ -270,10 +268,7 @@ async def web_server(
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        try:
-            await web.TCPSite(runner, "127.0.0.1", port).start()
-        except OSError:
-            await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()

@@ -135,7 +135,6 @@ async def test_approval_by_hand_resumes_the_run(model: OpenAIResponsesModel, doc
     assert (await Runner.run(worker, state)).final_output == "2 plus 3 is 5."
 
 
-@pytest.mark.usefixtures("searching")
 async def test_web_search_cites_its_page(model: OpenAIResponsesModel) -> None:
     """The answer cites the page that was found and read."""
     result = await Runner.run(agent(model, WebSearchTool()), "Search the web for vLLM.")

@@ -110,10 +110,34 @@ def test_streamed_output_is_an_instance(client: openai.OpenAI) -> None:
         assert isinstance(stream.get_final_response().output_parsed, Person)
 
 
-def test_required_tool_is_called(client: openai.OpenAI) -> None:
+EFFORTS = pytest.mark.parametrize("effort", [None, "none"], ids=["thinking", "at_once"])
+"""A model with a chat template does not think at all if it need not."""
+
+
+@EFFORTS
+def test_choice_is_enforced(client: openai.OpenAI, effort: Any) -> None:
+    """The answer is one of two, and the thoughts are free."""
+    response = client.responses.create(
+        model="tiny-gpt-oss",
+        input="Say hello.",
+        temperature=0,
+        reasoning={"effort": effort},
+        extra_body={"structured_outputs": {"choice": ["yes", "no"]}},
+    )
+    assert response.output_text in {"yes", "no"}
+    assert effort or response.output[0].type == "reasoning"
+
+
+@EFFORTS
+def test_required_tool_is_called(client: openai.OpenAI, effort: Any) -> None:
     """The model must call it, whatever it would rather do."""
     response = client.responses.create(
-        model="tiny-gpt-oss", input="Say hello.", tools=[WEATHER], tool_choice="required", temperature=0
+        model="tiny-gpt-oss",
+        input="Say hello.",
+        tools=[WEATHER],
+        tool_choice="required",
+        temperature=0,
+        reasoning={"effort": effort},
     )
     call = response.output[-1]
     assert call.type == "function_call"

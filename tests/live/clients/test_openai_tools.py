@@ -109,7 +109,6 @@ def test_shell_call_has_its_output(client: openai.OpenAI) -> None:
     assert (call.type, output.call_id, output.output[0].stdout) == ("shell_call", call.call_id, "note\n")
 
 
-@pytest.mark.usefixtures("searching")
 def test_web_search_has_real_addresses(client: openai.OpenAI) -> None:
     """They are in the action and in the citations."""
     response = client.responses.create(**asked("Search the web for vLLM.", [{"type": "web_search"}]))

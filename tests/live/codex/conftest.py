@@ -1,4 +1,4 @@
-"""Codex in a folder of its own, with a server that has room for its prompts (`make test-codex`).
+"""Codex in a folder of its own, with the server of the other clients (`make clients`).
 
 Nothing of the user's is read or written: home, settings and project are temporary.
 """
@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.client_server import Codex, pytest_addoption, pytest_sessionstart, url
-
-__all__ = ["pytest_addoption", "pytest_sessionstart", "url"]
+from tests.support.client_server import Codex
 
 SETTINGS = """\
 model = "tiny-gpt-oss"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 
 import pytest
 import pytest_asyncio
@@ -10,9 +10,22 @@ import pytest_asyncio
 from stages.chat.load import ChatOptions, load_chat_model
 from stages.generate.vllm import VllmEngine, plan_vllm
 from stages.render.grammar import WARM_UP
-from tests.support.engine_requests import ChatEngine
+from tests.support.engine_requests import ChatEngine, EngineStats
 from tests.support.paths import TINY_QWEN
+from tests.support.serve_command import Command, running
 from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT, LORA_ARGUMENTS, QUEUE, write_adapter, write_plugin
+
+AS_BY_DEFAULT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "last(step): ends an engine or a server of others, so it runs after them")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put those last that end what others use, in the order of their steps."""
+    steps = {item: marker.args[0] for item in items if (marker := item.get_closest_marker("last"))}
+    items.sort(key=lambda item: steps.get(item, 0))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -28,6 +41,13 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Vll
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def stats(engine: VllmEngine) -> EngineStats:
+    stats = EngineStats()
+    engine._llm.logger_manager.stat_loggers.append(stats)
+    return stats
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def model(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[ChatEngine, None]:
     """The one with a chat template."""
     adapter = write_adapter(tmp_path_factory.mktemp("lora") / "adapter")
@@ -39,3 +59,11 @@ async def model(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Chat
     await engine.warm_up()
     yield ChatEngine(engine, chat)
     await engine.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Command, None, None]:
+    """``penstock serve``, which records, with vLLM's processes as they are by default."""
+    folder = tmp_path_factory.mktemp("serve")
+    with running(folder / "responses.sqlite3", "--record", str(folder / "recorded"), **AS_BY_DEFAULT) as server:
+        yield server

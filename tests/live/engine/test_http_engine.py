@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import subprocess
 import sys
 from collections.abc import AsyncGenerator, Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +15,16 @@ from msgspec.structs import replace
 
 from pipeline.errors import InvalidPrompt
 from pipeline.frames import GenerationFinished, Prompt, TokenFrame
-from pipeline.protocol.items import FunctionCall, Message, Reasoning
 from pipeline.record import read_frames, replay
 from stages.generate.endpoints import ENDPOINTS
 from stages.generate.generate import Generate
 from stages.generate.http import HttpEngine, start_http
 from stages.generate.vllm import VllmEngine
 from stages.harmony import HarmonyEncoding
-from tests.support.chat_families import load_model
-from tests.support.engine_requests import HELLO, WEATHER_TOOL, answer, prompt, rename, respond_chat, sampled, scheduled
+from tests.support.engine_requests import prompt, rename, sampled, scheduled
 from tests.support.event_streams import generate, last, logprobs, token_ids
 from tests.support.fixture_cases import HARMONY_CASES
-from tests.support.paths import TINY_QWEN
-from tests.support.processes import free_port
+from tests.support.processes import PATIENCE, free_port, running_process
 from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT, CONTEXT_LENGTH
 
 pytestmark = [
@@ -40,31 +33,18 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
 ]
 
-QWEN_ARGUMENTS = ("--served-model-name=tiny-qwen", *ARGUMENTS[1:])
 GAUGES = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
 RECORDED = [case for case in HARMONY_CASES if not (case / "completion.txt").exists()][:8]
 
 
-@contextmanager
-def serving(log: Path, *command: str | Path) -> Generator[str, None, None]:
-    """Where ``vllm serve`` listens; who asks it first waits for it."""
-    port = free_port()
-    vllm = [Path(sys.executable).with_name("vllm"), "serve", *command, "--host", "127.0.0.1", "--port", port]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    with log.open("wb") as output:
-        process = subprocess.Popen([*map(str, vllm)], stdout=output, stderr=output, env=environment)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str, None, None]:
-    options = ("--structured-outputs-config.backend=guidance", "--enable-prompt-tokens-details")
-    log = tmp_path_factory.mktemp("vllm") / "serve.log"
-    with serving(log, CHECKPOINT, *ARGUMENTS, "--enable-scale-out", *options) as url:
+    """A ``vllm serve``."""
+    url = f"http://127.0.0.1:{free_port()}"
+    options = ("--structured-outputs-config.backend=guidance", "--enable-prompt-tokens-details", "--enable-scale-out")
+    command: list[str | Path] = [Path(sys.executable).with_name("vllm"), "serve", CHECKPOINT, *ARGUMENTS, *options]
+    command += ["--host", "127.0.0.1", "--port", url.rpartition(":")[2]]
+    with running_process(command, f"{url}/health", tmp_path_factory.mktemp("vllm") / "serve.log"):
         yield url
 
 
@@ -175,7 +155,7 @@ async def test_leaving_and_cancelling_abort(elsewhere: HttpEngine, encoding: Har
         assert await elsewhere.cancel("resp_other")
         seen += [frame async for frame in stream]
     assert last(seen).reason == "cancelled"
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE):
         while await running(url):
             await asyncio.sleep(0.2)
 
@@ -187,42 +167,3 @@ async def test_unknown_token_ids_are_refused(elsewhere: HttpEngine, encoding: Ha
     with pytest.raises(InvalidPrompt, match="out of vocabulary"):
         await ask(elsewhere, replace(asked, token_ids=(5, unknown)))
     assert token_ids(await ask(elsewhere, asked))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def qwen(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[HttpEngine, None]:
-    """A server as others use it too: its parsers are its own business."""
-    parsers = ("--reasoning-parser=qwen3", "--enable-auto-tool-choice", "--tool-call-parser=hermes")
-    log = tmp_path_factory.mktemp("vllm") / "serve.log"
-    with serving(log, TINY_QWEN, *QWEN_ARGUMENTS, "--enable-scale-out", *parsers) as url:
-        engine = await start_http([url])
-        yield engine
-        await engine.close()
-
-
-async def test_chat_model_works_over_http(qwen: HttpEngine) -> None:
-    """Template, parsers and grammar are in this process, the weights elsewhere."""
-    assert (qwen.models, qwen.speaks_harmony, qwen.root) == (("tiny-qwen",), False, str(TINY_QWEN))
-    chat = load_model()
-    thought, said = (await respond_chat(qwen, chat, "Say hello.")).output
-    assert isinstance(thought, Reasoning)
-    assert isinstance(said, Message)
-    assert said.text == HELLO
-    called = (await respond_chat(qwen, chat, "What is the weather in Paris?", tools=[WEATHER_TOOL])).output[-1]
-    assert isinstance(called, FunctionCall)
-    assert (called.name, json.loads(called.arguments)) == ("get_weather", {"city": "Paris"})
-
-
-@pytest.mark.parametrize("thinking", [True, False])
-async def test_chat_output_is_constrained_over_http(qwen: HttpEngine, thinking: bool) -> None:
-    """This holds with thinking or without, for any reasoning parser of the server."""
-    thinks = {"chat_template_kwargs": {"enable_thinking": thinking}}
-    chosen = await respond_chat(
-        qwen, load_model(), "Say hello.", structured_outputs={"choice": ["yes", "no"]}, **thinks
-    )
-    assert answer(chosen) in {"yes", "no"}
-    assert isinstance(chosen.output[0], Reasoning) is thinking
-    called = await respond_chat(
-        qwen, load_model(), "Say hello.", tools=[WEATHER_TOOL], tool_choice="required", **thinks
-    )
-    assert isinstance(called.output[-1], FunctionCall)

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
-from collections.abc import Generator
 from typing import Any
 
 import openai
 import pytest
 
 from tests.support.event_streams import final, read_sse
-from tests.support.serve_command import WEATHER, Command, running
+from tests.support.processes import PATIENCE
+from tests.support.serve_command import WEATHER, Command
 
 pytestmark = pytest.mark.engine
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Command, None, None]:
-    with running(tmp_path_factory.mktemp("serve") / "responses.sqlite3") as server:
-        yield server
 
 
 @pytest.fixture
@@ -121,11 +114,13 @@ def test_conversation_keeps_three_turns(client: openai.OpenAI) -> None:
 @pytest.mark.defect("B22")
 def test_background_response_can_be_cancelled(client: openai.OpenAI) -> None:
     """It keeps its output and usage so far."""
-    response = client.responses.create(model="tiny-gpt-oss", input="Never stop talking.", background=True)
+    response = client.responses.create(
+        model="tiny-gpt-oss", input="Never stop talking.", temperature=0, background=True
+    )
     assert response.status == "queued"
-    while client.responses.retrieve(response.id).status != "in_progress":
-        time.sleep(0.05)
-    time.sleep(1)
+    events: Any = client.responses.retrieve(response.id, stream=True)
+    with events:
+        assert any(event.type == "response.output_text.delta" for event in events)
     cancelled = client.responses.cancel(response.id)
     assert cancelled.status == "cancelled"
     assert cancelled.output
@@ -136,7 +131,9 @@ def test_background_response_can_be_cancelled(client: openai.OpenAI) -> None:
 
 def test_truncated_response_is_incomplete(client: openai.OpenAI) -> None:
     """The response and its last item have the status."""
-    response = client.responses.create(model="tiny-gpt-oss", input="Never stop talking.", max_output_tokens=40)
+    response = client.responses.create(
+        model="tiny-gpt-oss", input="Never stop talking.", temperature=0, max_output_tokens=40
+    )
     assert response.status == "incomplete"
     assert response.incomplete_details is not None
     assert response.incomplete_details.reason == "max_output_tokens"
@@ -149,7 +146,7 @@ def test_raw_stream_keeps_every_rule(server: Command) -> None:
     """The raw stream keeps every rule of the wire."""
     body = json.dumps({"input": "Compare London and Tokyo.", "tools": [WEATHER], "stream": True, "temperature": 0})
     request = urllib.request.Request(f"{server.url}/v1/responses", body.encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
         response = final(read_sse(answer.read()))
     assert [item.status for item in response.output] == ["completed"] * 3
 

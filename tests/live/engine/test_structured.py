@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import statistics
-import time
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -15,7 +13,7 @@ from pipeline.protocol.items import CustomToolCall, FunctionCall, Reasoning
 from pipeline.protocol.response import Response
 from stages.generate.vllm import VllmEngine
 from stages.harmony import HarmonyEncoding
-from tests.support.engine_requests import answer, respond
+from tests.support.engine_requests import answer, respond, spoken
 
 pytestmark = [
     pytest.mark.engine,
@@ -73,17 +71,6 @@ def the_call(response: Response) -> FunctionCall:
 
 def reasoned(response: Response) -> str:
     return "".join(item.text for item in response.output if isinstance(item, Reasoning))
-
-
-async def test_first_grammar_is_not_slower(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """After the warm-up the first constrained request takes as long as others; this is only measured."""
-    seconds = []
-    for _ in range(6):
-        begun = time.perf_counter()
-        await respond(engine, encoding, "Describe a person as JSON.", text=PERSON)
-        seconds.append(time.perf_counter() - begun)
-    first, others = seconds[0], statistics.median(seconds[1:])
-    print(f"\nfirst constrained request {first:.3f} s, median of others {others:.3f} s")  # noqa: T201
 
 
 @pytest.mark.defect("22", "25")
@@ -225,14 +212,19 @@ async def test_constraints_hold_at_any_temperature(engine: VllmEngine, encoding:
 
 
 async def test_broken_grammar_fails_the_response(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """If the matcher breaks in mid-generation, the partial output is no answer."""
+    """If the matcher breaks in mid-generation, the partial output is no answer.
+
+    A pattern with so many ways to read a word takes more fuel than the matcher has for one step.  It does so as soon as
+    the string begins, whatever the model would write into it.
+    """
     words = {
         "type": "object",
-        "properties": {"a": {"type": "string", "pattern": r"^(\w+ ?){50,300}$"}},
+        "properties": {"a": {"type": "string", "pattern": r"^(\w{1,30} ?){500}$"}},
         "required": ["a"],
     }
     text = {"format": {"type": "json_schema", "name": "words", "strict": True, "schema": words}}
-    response = await respond(engine, encoding, "Describe a person as JSON.", text=text, max_output_tokens=2000)
+    response = await respond(engine, encoding, "Describe a person as JSON.", text=text)
     assert response.status == "failed"
     assert response.error is not None
     assert response.error.code == "server_error"
+    assert spoken(response.output[-1]).endswith('"')

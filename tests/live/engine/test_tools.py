@@ -44,8 +44,10 @@ PYTHON: Json = {"type": "code_interpreter", "container": {"type": "auto"}}
 SHELL: Json = {"type": "shell", "environment": {"type": "container_auto"}}
 CALCULATOR: Json = {"type": "mcp", "server_label": "calculator", "require_approval": "never"}
 ASK_NAME: Json = {"type": "function", "name": "ask_name", "parameters": {"type": "object"}}
-PORT = 40857
-"""The model reads it, and what it does next hangs on every token: with this one it was seen to go on."""
+HOST = "localhost"
+"""The model reads this name and the port behind it in its search results.
+
+It is sure of what it does next with this name, whatever the port is, and less so with an address."""
 PAGE = "<title>vLLM</title><p>A library for inference and serving."
 
 
@@ -67,8 +69,9 @@ async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Tool
     """What the command would run for the model, with these settings."""
     config = tmp_path_factory.mktemp("mcp") / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"calculator": stdio_config("good")}}))
-    async with web_server(site, PORT) as url:
-        chosen = {"mcp_config": config, "web_search": f"searxng={url}", "allow_address": ["127.0.0.1"]}
+    async with web_server(site) as url:
+        search = f"searxng={url.replace('127.0.0.1', HOST)}"
+        chosen = {"mcp_config": config, "web_search": search, "allow_address": ["127.0.0.1"]}
         tools = await toolbox(Settings.model_validate({"engine_arguments": []} | chosen))
         assert {"python", "container", "browser"} <= tools.kinds, "the sandboxes do not work here"
         yield tools
@@ -216,7 +219,7 @@ async def test_read_pages_are_cited(turns: Turns) -> None:
     [cited] = part.annotations
     assert (cited["type"], cited["url"], cited["title"]) == ("url_citation", url, "vLLM")
     assert url in part.text[cited["start_index"] : cited["end_index"]]
-    assert part.text.startswith("vLLM is a library for LLM inference and serving. ([127.0.0.1")
+    assert part.text.startswith("vLLM is a library for LLM inference and serving. ([localhost")
 
 
 async def test_shell_output_is_read_by_the_model(turns: Turns) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import signal
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 
 from pipeline.errors import (
@@ -25,7 +22,7 @@ from pipeline.errors import (
     InvalidRequest,
     ServerStopping,
 )
-from pipeline.frames import GenerationFinished, Prompt, Sampling, TokenChunk, TokenFrame
+from pipeline.frames import EngineFrame, GenerationFinished, Prompt, Sampling, TokenChunk, TokenFrame
 from pipeline.protocol.items import Message, OutputText
 from pipeline.record import read_frames, replay, write_frames
 from stages.generate.generate import Generate
@@ -33,6 +30,7 @@ from stages.generate.vllm import UnknownModel, VllmEngine
 from stages.harmony import STOP_TOKENS, VOCABULARY_SIZE, HarmonyEncoding
 from stages.render.grammar import WARM_UP
 from tests.support.engine_requests import (
+    EngineStats,
     adapted,
     answer,
     prompt,
@@ -46,6 +44,7 @@ from tests.support.engine_requests import (
 )
 from tests.support.event_streams import final, generate, last, logprobs, read_sse, token_ids
 from tests.support.fixture_cases import HARMONY_CASES, HARMONY_HEADER
+from tests.support.processes import PATIENCE
 from tests.support.server import running_server
 from tests.support.tiny_engine import CONTEXT_LENGTH, QUEUE
 
@@ -88,13 +87,20 @@ async def test_stop_token_is_passed_on(engine: VllmEngine, encoding: HarmonyEnco
     assert finished.duration > 0
 
 
+async def read_late(engine: VllmEngine, asked: Prompt) -> list[EngineFrame]:
+    """The frames of a reader that comes back for the second one when the engine has generated them all."""
+    async with engine.open(asked) as stream:
+        first = await anext(stream)
+        await until_idle(engine)
+        return [first, *[frame async for frame in stream]]
+
+
 async def test_slow_reader_gets_every_token(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """Tokens that came meanwhile arrive together, and none is missing."""
     asked = prompt(encoding, "Count from 1 to 100.", max_tokens=500)
-    quick, slow = await generate(engine, asked), await generate(engine, asked, pause=0.1)
+    quick, slow = await generate(engine, asked), await read_late(engine, asked)
     assert token_ids(quick) == token_ids(slow)
-    assert len(slow) < len(quick)
-    assert max(len(frame.token_ids) for frame in slow if isinstance(frame, TokenChunk)) > 1
+    assert [type(frame) for frame in slow] == [TokenChunk, TokenChunk, GenerationFinished]
 
 
 async def test_token_limit_ends_a_generation(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
@@ -112,10 +118,11 @@ async def test_leaving_aborts(engine: VllmEngine, encoding: HarmonyEncoding) -> 
     await until_idle(engine)
 
 
-async def test_cancelling_aborts(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+async def test_cancelling_aborts(engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding) -> None:
     """A cancelled task leaves no request in the engine."""
+    before = stats.generated
     task = asyncio.create_task(generate(engine, prompt(encoding, "Never stop talking.", max_tokens=5000)))
-    await asyncio.sleep(0.3)
+    await stats.until(lambda: stats.generated > before)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -127,7 +134,7 @@ async def test_client_that_leaves_aborts_the_engine(
 ) -> None:
     """A closed connection frees the engine."""
     async with running_server(stoppable(engine), encoding, tmp_path) as served:
-        body = {"input": "Never stop talking.", "stream": True}
+        body = {"input": "Never stop talking.", "temperature": 0, "stream": True}
         answer = await served.client.post(f"{served.url}/v1/responses", json=body)
         await answer.content.readline()
         assert engine._llm.get_num_unfinished_requests() == 1
@@ -135,14 +142,14 @@ async def test_client_that_leaves_aborts_the_engine(
         await until_idle(engine)
 
 
-async def test_stopping_ends_running_generations(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+async def test_stopping_ends_running_generations(
+    engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding
+) -> None:
     """They fail at once, none begins, and no request stays."""
     ending = stoppable(engine)
     asked = prompt(encoding, "Never stop talking.", max_tokens=5000)
     tasks = [asyncio.create_task(generate(ending, rename(asked, f"resp_{number}"))) for number in range(3)]
-    while engine._llm.get_num_unfinished_requests() < len(tasks):
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.5)
+    await stats.until(lambda: stats.running == len(tasks))
     await ending.stop()
     ends = await asyncio.gather(*tasks, return_exceptions=True)
     assert [type(end) for end in ends] == [EngineFailed] * 3
@@ -173,16 +180,19 @@ async def test_refusal_of_vllm_is_an_invalid_prompt(engine: VllmEngine, encoding
         await generate(engine, refused)
 
 
-async def test_full_queue_is_overload(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
+async def test_full_queue_is_overload(engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding) -> None:
     """A request over vLLM's limit must be retried, and queued ones go on."""
-    asked = prompt(encoding, "Never stop talking.", max_tokens=100)
-    inside = [asyncio.create_task(generate(engine, rename(asked, f"resp_{number}"))) for number in range(QUEUE)]
-    while engine._llm.get_num_unfinished_requests() < QUEUE:
-        await asyncio.sleep(0.01)
-    await asyncio.sleep(0.2)
+    asked = prompt(encoding, "Never stop talking.", max_tokens=5000)
+    names = [f"resp_{number}" for number in range(QUEUE)]
+    inside = [asyncio.create_task(generate(engine, rename(asked, name))) for name in names]
+    await stats.until(lambda: stats.running == QUEUE)
     with pytest.raises(EngineOverloaded):
         await generate(engine, rename(asked, "resp_outside"))
-    assert {len(token_ids(frames)) for frames in await asyncio.gather(*inside)} == {100}
+    before = stats.generated
+    await stats.until(lambda: stats.generated > before + QUEUE)
+    for name in names:
+        assert await engine.cancel(name)
+    assert {last(frames).reason for frames in await asyncio.gather(*inside)} == {"cancelled"}
 
 
 # Sampling
@@ -237,13 +247,11 @@ async def test_logprobs_respect_a_grammar(engine: VllmEngine, encoding: HarmonyE
 
 async def test_slow_reader_gets_every_logprob(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """Merged outputs keep a logprob for each token, with its alternatives."""
-    asked = sampled(prompt(encoding, "Count from 1 to 100.", max_tokens=500), logprobs=3)
-    quick, slow = await generate(engine, asked), await generate(engine, asked, pause=0.1)
-    assert len(slow) < len(quick)
-    for mine, theirs in zip(logprobs(quick), logprobs(slow), strict=True):
-        assert mine.logprob == pytest.approx(theirs.logprob, abs=0.1)
-        assert mine.top[0][0] == theirs.top[0][0]
-        assert len(mine.top) == len(theirs.top) == 3
+    frames = await read_late(engine, sampled(prompt(encoding, "Count from 1 to 100.", max_tokens=500), logprobs=3))
+    assert [type(frame) for frame in frames] == [TokenChunk, TokenChunk, GenerationFinished]
+    for token, logprob in zip(token_ids(frames), logprobs(frames), strict=True):
+        assert logprob.top[0] == (token, logprob.logprob)
+        assert len(logprob.top) == 3
 
 
 async def test_too_many_alternatives_are_refused(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
@@ -257,6 +265,7 @@ async def test_seed_makes_sampling_repeatable(engine: VllmEngine, encoding: Harm
     """Another seed gives other tokens."""
     asked = msgspec.structs.replace(prompt(encoding, "Say hello.", max_tokens=40), grammar=BABBLE)
     wild = sampled(asked, temperature=2.0)
+    await generate(engine, wild)  # those behind it all find the prompt in the cache, and compute the same
     said = [token_ids(await generate(engine, sampled(wild, seed=seed))) for seed in (1, 1, 2, 3, 4, 5)]
     assert said[0] == said[1]
     assert len(set(map(tuple, said))) > 1
@@ -277,8 +286,10 @@ async def test_penalties_change_the_output(
     engine: VllmEngine, encoding: HarmonyEncoding, penalty: dict[str, float]
 ) -> None:
     """An uncertain model that repeats itself writes something else."""
-    asked = adapted(prompt(encoding, "Say hello.", max_tokens=40))
-    assert token_ids(await generate(engine, sampled(asked, **penalty))) != token_ids(await generate(engine, asked))
+    asked = adapted(prompt(encoding, "Say hello.", max_tokens=100))
+    without = token_ids(await generate(engine, asked))
+    assert len(set(without)) < len(without)
+    assert token_ids(await generate(engine, sampled(asked, **penalty))) != without
 
 
 async def test_stop_text_ends_the_generation(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
@@ -334,6 +345,10 @@ class Seam:
         self.asked.append(options)
         return await self.llm.add_request(*values, **options)
 
+    def generate(self, prompt: Any, params: Any, name: str) -> Any:
+        self.asked.append({"params": params})
+        return self.llm.generate(prompt, params, name)
+
 
 async def test_trace_headers_reach_the_engine(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
     """They have no effect if vLLM's tracing is off."""
@@ -343,6 +358,15 @@ async def test_trace_headers_reach_the_engine(engine: VllmEngine, encoding: Harm
     assert token_ids(await generate(watched, scheduled(prompt(encoding, "Say hello."), trace_headers=traced)))
     assert token_ids(await generate(watched, prompt(encoding, "Say hello.")))
     assert [options["trace_headers"] for options in seam.asked] == [traced, None]
+
+
+async def test_warm_up_pays_for_grammars_and_logprobs(engine: VllmEngine) -> None:
+    """The first request with either finds all that vLLM makes once."""
+    seam = Seam(engine._llm)
+    await replace(engine, _llm=seam).warm_up(WARM_UP)
+    [asked] = seam.asked
+    assert asked["params"].structured_outputs.grammar == WARM_UP
+    assert asked["params"].logprobs is not None
 
 
 # Adapters
@@ -414,7 +438,7 @@ async def test_unenforceable_grammar_fails_its_response(engine: VllmEngine, enco
 @pytest.mark.parametrize("bound", [False, True], ids=["free", "constrained"])
 @pytest.mark.parametrize("phase", ["queued", "prefill", "decode"])
 async def test_leaving_at_any_point_aborts(
-    engine: VllmEngine, encoding: HarmonyEncoding, phase: str, bound: bool
+    engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding, phase: str, bound: bool
 ) -> None:
     """Leaving in the queue, in prefill or in decode leaves nothing in the engine."""
     text = "word " * 7000 if phase == "prefill" else "Never stop talking."
@@ -423,7 +447,7 @@ async def test_leaving_at_any_point_aborts(
         asked = msgspec.structs.replace(sampled(asked, logprobs=5), grammar=r"start: /(.|\n)*/")
     async with engine.open(asked) as stream:
         if phase == "prefill":
-            await asyncio.sleep(0.05)
+            await stats.until(lambda: stats.running > 0)
         for _ in range(5 if phase == "decode" else 0):
             await anext(stream)
     await until_idle(engine)
@@ -444,18 +468,18 @@ async def test_cancelling_the_start_aborts(engine: VllmEngine, encoding: Harmony
         await until_idle(engine)
 
 
+@pytest.mark.last(1)
 async def test_dead_engine_fails_streams_and_health(
-    engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path
+    engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding, tmp_path: Path
 ) -> None:
-    """Its stream has one ``response.failed``; this test is the last, as the engine is gone."""
+    """Its stream has one ``response.failed``."""
     async with running_server(stoppable(engine), encoding, tmp_path) as served:
-        reading = asyncio.create_task(served.stream({"input": "Never stop talking."}))
-        await asyncio.sleep(0.5)
-        for child in psutil.Process().children(recursive=True):
-            with suppress(psutil.ZombieProcess):
-                if "EngineCore" in " ".join(child.cmdline()) or "EngineCore" in child.name():
-                    os.kill(child.pid, signal.SIGKILL)
-        response = final(read_sse(await asyncio.wait_for(reading, 120)))
+        before = stats.generated
+        reading = asyncio.create_task(served.stream({"input": "Never stop talking.", "temperature": 0}))
+        await stats.until(lambda: stats.generated > before)
+        for process in engine._llm.engine_core.resources.engine_manager.processes:
+            process.kill()
+        response = final(read_sse(await asyncio.wait_for(reading, PATIENCE)))
         assert response.status == "failed"
         assert response.error is not None
         assert response.error.code == "server_error"

@@ -12,13 +12,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from pipeline.page.layout import layout_of
 from pipeline.page.page import page_of
 from stages.harmony import HarmonyEncoding, load_encoding
 from tests.support.fixture_cases import flow_at
 from tests.support.paths import BROWSER
+from tests.support.processes import PATIENCE
+
+MILLISECONDS = 1000.0 * PATIENCE
 
 ShowPage: TypeAlias = Callable[..., Page]
 
@@ -38,7 +41,8 @@ def browser(request: pytest.FixtureRequest) -> Generator[Browser, None, None]:
             environment["FONTCONFIG_PATH"] = str(BROWSER)
     with sync_playwright() as playwright:
         program = named or str(BROWSER / "chromium")
-        browser = playwright.chromium.launch(executable_path=program, env=dict(environment))
+        expect.set_options(timeout=MILLISECONDS)
+        browser = playwright.chromium.launch(executable_path=program, env=dict(environment), timeout=MILLISECONDS)
         yield browser
         browser.close()
 
@@ -60,6 +64,7 @@ def show(browser: Browser, complaints: list[str], tmp_path: Path) -> Generator[S
             path.write_text(page_of(layout_of(flow_at(folder), name or folder.name)), "utf-8")
             context = browser.new_context(**{"viewport": {"width": 1440, "height": 900}, **options})
             closing.callback(context.close)
+            context.set_default_timeout(MILLISECONDS)
             page = context.new_page()
             page.on("console", lambda message: complaints.append(message.text))
             page.on("pageerror", lambda error: complaints.append(str(error)))

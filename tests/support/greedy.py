@@ -1,0 +1,25 @@
+"""A stage for servers under test, which makes every request greedy: many clients say nothing of the temperature.
+
+A server takes it with ``--with tests/support/greedy.py:install``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from msgspec.structs import replace
+
+from pipeline.core import Pipeline
+from pipeline.frames import Conversation
+from pipeline.protocol.events import ResponseEvent
+from pipeline.protocol.request import CreateResponse
+
+
+async def greedy(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversation, None]:
+    """Set the temperature to 0."""
+    async for conversation in source:
+        yield replace(conversation, sampling=replace(conversation.sampling, temperature=0.0))
+
+
+def install(pipeline: Pipeline[CreateResponse, ResponseEvent]) -> Pipeline[CreateResponse, ResponseEvent]:
+    return pipeline.after("normalize", "greedy", greedy)
