@@ -20,7 +20,7 @@ from tests.bench.serving import LEAST, over_least, serving_table
 PNG = b"\x89PNG"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
+@pytest.mark.vllm
 async def test_both_frontends_are_measured_in_process(tmp_path: Path) -> None:
     """Every size of step has a cost for both, in tables, JSON and plot."""
     compared = await in_process(rounds=1, tokens=64, depths=(0,))
@@ -35,7 +35,7 @@ async def test_both_frontends_are_measured_in_process(tmp_path: Path) -> None:
     assert (tmp_path / "bench.png").read_bytes().startswith(PNG)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what vLLM imports
+@pytest.mark.vllm
 async def test_time_added_to_the_first_token_is_measured_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
     """For every prompt the parts sum to the whole, and the loop works no longer than its process."""
     monkeypatch.setattr(first_token, "LONG", 2_000)

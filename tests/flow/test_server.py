@@ -193,21 +193,22 @@ def servers(path: Path) -> list[str]:
 
 async def test_server_with_a_taken_port_harms_no_other(tmp_path: Path) -> None:
     """The later of two servers on one port ends, and the other is not taken for dead."""
-    path, loaded = tmp_path / "store.sqlite3", asyncio.Event()
-    settings = CliApp.run(Settings, cli_args=["tiny", "--store", str(path), "--port", str(free_port())])
+    path, bound, loaded = tmp_path / "store.sqlite3", asyncio.Event(), asyncio.Event()
+    arguments = ["tiny", "--store", str(path), "--port", str(free_port()), "--no-sandbox"]
+    settings = CliApp.run(Settings, cli_args=arguments)
 
     @asynccontextmanager
     async def loading(_: Settings) -> AsyncGenerator[Started]:
+        bound.set()
         await loaded.wait()
         yield Started(ScriptedEngine())
 
     late = asyncio.create_task(serve(settings, loading))
-    await asyncio.sleep(0.2)
+    await bound.wait()
     early = asyncio.create_task(serve(settings, lambda _: nullcontext(Started(ScriptedEngine()))))
     async with asyncio.timeout(120):
         while not (known := servers(path)):
             await asyncio.sleep(0.02)
-        await asyncio.sleep(0.5)
         loaded.set()
         with pytest.raises(OSError, match="in use"):
             await late
@@ -220,6 +221,7 @@ async def test_server_with_a_taken_port_harms_no_other(tmp_path: Path) -> None:
 # Models and engines
 
 
+@pytest.mark.vllm
 def test_chat_model_has_its_own_stages() -> None:
     """Two stages differ, and images are fetched by the rules of the settings."""
     live = LiveResponses(Store(Nowhere()))
@@ -299,6 +301,7 @@ async def test_http_engine_with_harmony_needs_no_vllm(monkeypatch: pytest.Monkey
     assert flow in README
 
 
+@pytest.mark.vllm
 @pytest.mark.parametrize("model", [str(TINY_QWEN), None])
 async def test_http_engine_with_a_chat_model_is_read_here(model: str | None) -> None:
     """Template and parsers come from the folder or id of MODEL, or of the engine."""
@@ -312,6 +315,7 @@ async def test_http_engine_with_a_chat_model_is_read_here(model: str | None) -> 
         assert "has a chat template, is read by the parsers qwen3 and hermes, and runs on" in await drawn(settings)
 
 
+@pytest.mark.vllm
 async def test_gpt_oss_without_a_tokenizer_speaks_harmony(tmp_path: Path) -> None:
     """The config of the model shows it."""
     load_model()  # vLLM's imports warn

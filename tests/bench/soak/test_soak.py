@@ -18,7 +18,8 @@ from tests.bench.soak.kinds import soak
 from tests.support.api_clients import wait_until
 from tests.support.server import ApiClient, running_server, script
 
-RESPONSES = 150
+RESPONSES = 60
+"""Some of each kind, several times over: one that stays is found."""
 HELD = (LiveResponse, EventLog, asyncio.Task, asyncio.Future)
 
 

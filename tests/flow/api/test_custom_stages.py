@@ -99,25 +99,25 @@ async def behind(served: ScriptedServer) -> str:
     return str(answer["error"]["code"] if status != 200 else (await wait_for_end(served, answer["id"]))["status"])
 
 
-@pytest.mark.parametrize("ask", [streamed, in_one, behind])
 @pytest.mark.parametrize("fault", [*FAULTS, *ENDS])
 @pytest.mark.parametrize("place", PLACES)
 async def test_broken_stage_ends_only_its_response(
-    place: str, fault: str, ask: Any, encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    place: str, fault: str, encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """There is one error or one terminal event; the log names the stage or the rule; the engine is idle."""
-    async with running_server(
-        ScriptedEngine(script(encoding)), encoding, tmp_path, edit=breaking(place, fault)
-    ) as served:
-        async with asyncio.timeout(PATIENCE):
-            outcome = await ask(served)
-            await wait_until_idle(served)
-            await wait_until(lambda: served.runs.admission.running == 0)
-    if is_harmless(place, fault):
-        assert outcome in ("completed", "server_error")
-    else:
-        assert outcome in ("failed", "server_error")
-        assert ("crooked" if fault.startswith("raises") else "InvariantBroken") in caplog.text
+    edit = breaking(place, fault)
+    async with running_server(ScriptedEngine(script(encoding)), encoding, tmp_path, edit=edit) as served:
+        for ask in (streamed, in_one, behind):
+            caplog.clear()
+            async with asyncio.timeout(PATIENCE):
+                outcome = await ask(served)
+                await wait_until_idle(served)
+                await wait_until(lambda: served.runs.admission.running == 0)
+            if is_harmless(place, fault):
+                assert outcome in ("completed", "server_error"), ask
+            else:
+                assert outcome in ("failed", "server_error"), ask
+                assert ("crooked" if fault.startswith("raises") else "InvariantBroken") in caplog.text, ask
 
 
 # What it says
