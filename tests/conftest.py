@@ -1,18 +1,16 @@
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
-import tests.support.examples  # noqa: F401 - registers the profiles
 from stages.harmony import HarmonyEncoding, load_encoding
+from tests.support.examples import fix_examples
 
 pytest_plugins = ["tests.support.clock", "tests.support.stores"]
-
-settings.load_profile("ci")  # --hypothesis-profile comes later, and wins
 
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 2**30 and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
@@ -23,12 +21,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regen", action="store_true", help="rewrite the derived files of every fixture")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all is collected, which stays
+    if config.getoption("--hypothesis-profile") in (None, "ci"):
+        fix_examples()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the tests that import vLLM first, so that only one of several workers imports it."""
     for item in items:
         if item.get_closest_marker("vllm"):
             item.add_marker(pytest.mark.filterwarnings("ignore"))  # its imports warn
     items.sort(key=lambda item: item.get_closest_marker("vllm") is None)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

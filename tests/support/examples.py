@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 settings.register_profile(
     "ci", max_examples=30, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -12,6 +13,12 @@ settings.register_profile(
 settings.register_profile(
     "thorough", max_examples=1000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
+
+
+def fix_examples() -> None:
+    """Let examples depend on their test alone: Hypothesis draws constants of all modules that are loaded as well."""
+    settings.load_profile("ci")
+    providers._get_local_constants = lambda: providers._local_constants
 
 
 def examples(share: int, suppress: Collection[HealthCheck] = ()) -> settings:

@@ -19,7 +19,6 @@ from tests.support.harmony import approval, call, conversation, decision, functi
 pytestmark = pytest.mark.vllm
 
 TOOLS = [function("get_weather")]
-UNCUT = Guard(vocabulary()).cut
 
 
 def letters(text: str) -> TokenIds:
@@ -111,6 +110,8 @@ def test_known_tokens_never_change_the_text(pieces: list[tuple[str, str]]) -> No
     """Exact matches change the tokens of a text, others change nothing."""
     text = "".join(f"{between}<think>{turn}<|im_end|>" for between, turn in pieces)
     turns = [letters(f"<think>{turn}<|im_end|>") for _, turn in pieces]
-    token_ids = [*spelled(text, turns, UNCUT, vocabulary())]
+    token_ids = [*spelled(text, turns, Guard(vocabulary()).cut, vocabulary())]
     assert vocabulary().decode(token_ids) == text
-    assert [*spelled(text, [letters("nowhere<|im_end|>")], UNCUT, vocabulary())] == vocabulary().encode(text)
+    assert [
+        *spelled(text, [letters("nowhere<|im_end|>")], Guard(vocabulary()).cut, vocabulary())
+    ] == vocabulary().encode(text)
