@@ -32,6 +32,9 @@ NPM = PATH="$(NODE)/bin:$$PATH" node $(NODE)/lib/node_modules/npm/bin/npm-cli.js
 TINY := .cache/tiny_gpt_oss
 TINY_ENGINE := --dtype bfloat16 --enforce-eager --max-model-len 8192 --max-num-seqs 32 --kv-cache-memory-bytes 67108864
 
+# Compiled modules are kept: hundreds of processes start in one run of the tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
