@@ -94,8 +94,10 @@ class Plugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Leave out the dots."""
-        return ("passed" if report.when == "call" else "", "", "") if report.passed else None
+        """Leave out the letters of all but failures."""
+        if report.failed:
+            return None
+        return "" if report.passed and report.when != "call" else report.outcome, "", ""
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self) -> None:

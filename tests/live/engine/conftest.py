@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
@@ -42,8 +43,8 @@ async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Vll
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def stats(engine: VllmEngine) -> EngineStats:
-    stats = EngineStats()
-    engine._llm.logger_manager.stat_loggers.append(stats)
+    stats, llm = EngineStats(), cast("Any", engine._llm)
+    llm.logger_manager.stat_loggers.append(stats)
     return stats
 
 

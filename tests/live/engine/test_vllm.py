@@ -477,7 +477,8 @@ async def test_dead_engine_fails_streams_and_health(
         before = stats.generated
         reading = asyncio.create_task(served.stream({"input": "Never stop talking.", "temperature": 0}))
         await stats.until(lambda: stats.generated > before)
-        for process in engine._llm.engine_core.resources.engine_manager.processes:
+        llm: Any = engine._llm
+        for process in llm.engine_core.resources.engine_manager.processes:
             process.kill()
         response = final(read_sse(await asyncio.wait_for(reading, PATIENCE)))
         assert response.status == "failed"
