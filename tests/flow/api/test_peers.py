@@ -30,6 +30,7 @@ from tests.support.api_clients import (
 from tests.support.event_streams import final, read_sse
 from tests.support.frames import response_frames, written_events
 from tests.support.server import COUNT, PacedEngine, PacedServer, ScriptedServer, running_server, script
+from tests.support.stores import wait_until_stored
 
 
 def settings(**options: Any) -> Settings:
@@ -181,12 +182,13 @@ async def test_leaving_another_server_ends_nothing(pair: Pair) -> None:
 
 @pytest.mark.defect("13", "42")
 @pytest.mark.parametrize("background", [True, False])
-async def test_cancel_reaches_the_server_that_runs_the_response(pair: Pair, background: bool) -> None:
+async def test_cancel_reaches_the_server_that_runs_the_response(pair: Pair, store_at: str, background: bool) -> None:
     """A response that another server runs ends for all, and every cancel has the same answer."""
     one, other = pair
     async with open_stream(one, {"background": background}) as first:
         response_id = await first.response_id()
         await first.upto(b"output_text.delta")
+        await wait_until_stored(store_at, response_id, 1)
         status, answer = await cancel_response(other, response_id)
         assert (status, answer["status"], one.engine.running) == (200, "cancelled", 0)
         assert final(read_sse(await first.rest())).status == "cancelled"
