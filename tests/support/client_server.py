@@ -32,7 +32,7 @@ from tests.support.processes import PATIENCE, free_port, running_process
 HOST = "localhost"
 """The tiny model reads this name and the port behind it in its search results.
 
-It is sure of what it does next with this name, whatever the port is, and less so with an address."""
+It is sure of what it does next with this name and a port of `free_port`, but not with an address or a higher port."""
 
 PAGE = "<title>vLLM</title><p>A library for inference and serving."
 
@@ -71,7 +71,8 @@ def application() -> Starlette:
 def running_neighbours() -> Iterator[str]:
     """Their base URL, for the length of the block."""
     with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", free_port()))
         server = uvicorn.Server(uvicorn.Config(application(), log_level="critical", ws="none"))
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
