@@ -126,11 +126,11 @@ SUITE = $(BIN)/python -m pytest -q --no-header -p tests.support.progress --suite
 WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 IN_PARALLEL := -n $(WORKERS) --dist worksteal
 
-quick: $(DONE)/test ## What to run between two edits: format, lint, types, and the tests that only compute; a minute
+quick: $(DONE)/test ## What to run between two edits: format, lint, types, and the tests that only compute: one to two minutes
 	@$(MAKE) --no-print-directory ruff mypy
 	@$(SUITE) quick tests/unit -m "not io and not slow" -n $(shell nproc) --dist worksteal $(ARGS)
 
-check: $(DONE)/test ## Format, lint, types, and the tests without an engine: four minutes
+check: $(DONE)/test ## Format, lint, types, and the tests without an engine: five to six minutes
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 offline ruff mypy pyright
 
 ruff: $(DONE)/test
@@ -203,7 +203,7 @@ test-page: $(DONE)/test $(PAGE)/.installed ## Pages of recordings in a browser; 
 picture: ## The picture of a page for the README
 	@$(MAKE) --no-print-directory test-page ARGS="-k test_picture --screenshot tests/live/page/inspect.png"
 
-mutants: $(DONE)/test ## Small changes of the product, which tests have to notice: an hour; ARGS: --against FILE, --seed N
+mutants: $(DONE)/test ## Small changes of the product, which tests have to notice: half an hour; ARGS: --against tests/bench/mutants/before.json, --seed N
 	@$(BIN)/python -m tests.bench.mutants $(ARGS)
 
 soak: $(DONE)/test ## 20,000 responses through one server, which may not grow; ARGS: --count N, --store postgres
