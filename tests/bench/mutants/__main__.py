@@ -63,7 +63,7 @@ class Judge:
             mutants = {name: mutant for name, mutant in mutants.items() if unsound & set(self.verdicts[name].tests)}
 
     def survivors(self, names: Iterable[str]) -> list[str]:
-        """Those that are not dead."""
+        """The names of mutants that are not dead."""
         return [name for name in names if self.verdicts[name].outcome not in DEAD]
 
     def _judge(self, mutants: Mutants, budget: float) -> None:

@@ -24,10 +24,10 @@ class Covering:
 
     data: coverage.CoverageData
     seconds: dict[str, float]
-    """How long each test took that passed."""
+    """Seconds of each test that passed."""
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """Those that execute the statement of a mutant, cheapest first."""
+        """The tests that execute the statement of a mutant, cheapest first."""
         lines = self.data.contexts_by_lineno(str(Path(mutant.path).resolve()))
         first, last = mutant.span
         contexts = {context for line in range(first, last + 1) for context in lines.get(line, ())}
@@ -60,28 +60,10 @@ def affordable(tests: Sequence[str], seconds: dict[str, float], budget: float) -
 
 def _measure(times: Path, lines: Path, jobs: int) -> None:
     """Run all tests that need no engine; those that fail are of no use here."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--no-header",
-        "-p",
-        "tests.support.progress",
-        "--suite",
-        "coverage",
-    ]
-    command += ["-p", "tests.bench.mutants.timing", "-p", "no:cacheprovider", "-m", "not engine"]
-    command += [
-        "-n",
-        str(jobs),
-        "--dist",
-        "worksteal",
-        "--cov=api",
-        "--cov=stages",
-        "--cov-context=test",
-        "--cov-report=",
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
+    command += ["-p", "tests.support.progress", "--suite", "coverage", "-p", "tests.bench.mutants.timing"]
+    command += ["-n", str(jobs), "--dist", "worksteal"]
+    command += ["--cov=api", "--cov=stages", "--cov-context=test", "--cov-report="]
     environment = {"MUTANTS_TIMES": str(times.resolve()), "COVERAGE_FILE": str(lines.resolve())}
     subprocess.run(command, env=os.environ | environment, check=False)
 

@@ -28,6 +28,7 @@ from types import CodeType, ModuleType
 import pytest
 
 from tests.bench.mutants.choose import Mutant, mutated
+from tests.support.processes import descendants
 
 WARM = (
     "aiohttp.web",
@@ -171,7 +172,7 @@ def warm() -> None:
 
 
 def verdicts(trials: deque[Trial], seconds: dict[str, float], jobs: int) -> Iterator[tuple[str, Verdict]]:
-    """The verdict of each trial by its name, in the order in which they end, with so many at once."""
+    """The verdict of each trial by its name, in the order in which they end, with `jobs` processes at once."""
     children: dict[int, Child] = {}
     with selectors.DefaultSelector() as selector:
         try:
@@ -226,7 +227,7 @@ def _run(trial: Trial, pipe: int, folder: str) -> int:
 
 def _verdict(child: Child, *, is_late: bool) -> Verdict:
     """End a child and all that it started, and judge by how it ended."""
-    for process in _family(child.process) if is_late else ():
+    for process in {child.process, *descendants(child.process)} if is_late else ():
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
     os.close(child.pipe)
@@ -242,15 +243,3 @@ def _verdict(child: Child, *, is_late: bool) -> Verdict:
     if ended in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         return Verdict("survived")
     return Verdict("killed", (child.test,))
-
-
-def _family(root: int) -> set[int]:
-    """A process and all below it."""
-    parents = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
-    family = {root}
-    while more := {process for process, parent in parents.items() if parent in family} - family:
-        family |= more
-    return family
