@@ -20,7 +20,6 @@ from tests.support.server import Server, running_server
 from tests.support.stores import open_store
 
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
 ]

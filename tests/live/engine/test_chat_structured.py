@@ -12,7 +12,6 @@ from pipeline.protocol.response import Response
 from tests.support.engine_requests import ChatEngine, answer
 
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
 ]

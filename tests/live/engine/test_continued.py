@@ -16,7 +16,6 @@ from tests.support.event_streams import Tap, final, run_request, token_ids
 from tests.support.stores import open_store
 
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
 ]

@@ -36,7 +36,6 @@ from tests.support.stores import open_store
 from tests.support.tool_servers import BLUE, LOOPBACK, RED, Gallery, data_url, png, web_server
 
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
 ]

@@ -10,7 +10,6 @@ import pytest
 from stages.generate.pace import MOST, set_pace
 
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
 ]
 

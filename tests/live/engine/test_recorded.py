@@ -9,14 +9,10 @@ import time
 import urllib.request
 from pathlib import Path
 
-import pytest
-
 from pipeline.record import FILES, Recording, UnreadableRecording, read_recording
 from tests.support.event_streams import final, read_sse
 from tests.support.processes import PATIENCE
 from tests.support.serve_command import WEATHER, Command
-
-pytestmark = pytest.mark.engine
 
 
 def test_recording_replays_to_the_same_bytes(server: Command) -> None:

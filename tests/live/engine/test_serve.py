@@ -13,8 +13,6 @@ from tests.support.event_streams import final, read_sse
 from tests.support.processes import PATIENCE
 from tests.support.serve_command import WEATHER, Command
 
-pytestmark = pytest.mark.engine
-
 
 @pytest.fixture
 def client(server: Command) -> openai.OpenAI:

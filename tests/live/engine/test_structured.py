@@ -16,7 +16,6 @@ from stages.harmony import HarmonyEncoding
 from tests.support.engine_requests import answer, respond, spoken
 
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
 ]

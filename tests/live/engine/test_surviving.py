@@ -14,8 +14,6 @@ from tests.support.processes import PATIENCE
 from tests.support.serve_command import Command, running
 from tests.support.stores import open_store
 
-pytestmark = pytest.mark.engine
-
 ENDLESS: Any = {"model": "tiny-gpt-oss", "input": "Never stop talking.", "temperature": 0, "background": True}
 
 

@@ -33,7 +33,6 @@ from tests.support.stores import open_store
 from tests.support.tool_servers import web_server
 
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
 ]

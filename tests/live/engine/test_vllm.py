@@ -49,7 +49,6 @@ from tests.support.server import running_server
 from tests.support.tiny_engine import CONTEXT_LENGTH, QUEUE
 
 pytestmark = [
-    pytest.mark.engine,
     pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn
 ]
