@@ -19,13 +19,13 @@ _sleep = asyncio.sleep
 
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
-    if event in EVENTS and threading.current_thread() is threading.main_thread():
+    if not _seen and event in EVENTS and threading.current_thread() is threading.main_thread():
         _seen.append(f"{event}{arguments}"[:200])
 
 
 async def _audited_sleep(delay: float, result: Any = None) -> Any:
     value = await _sleep(delay, result)
-    if delay > 0 and not isinstance(asyncio.get_running_loop().time, Clock):
+    if not _seen and delay > 0 and not isinstance(asyncio.get_running_loop().time, Clock):
         _seen.append(f"asyncio.sleep({delay})")
     return value
 
