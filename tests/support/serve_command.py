@@ -14,16 +14,11 @@ from typing import Any
 import openai
 import psutil
 
+from tests.support.engine_requests import WEATHER_TOOL
 from tests.support.processes import PATIENCE, free_port, running_process
 from tests.support.tiny_engine import ARGUMENTS, CHECKPOINT
 
-WEATHER: Any = {
-    "type": "function",
-    "name": "get_weather",
-    "description": "Get the weather of a city.",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    "strict": False,
-}
+WEATHER: Any = WEATHER_TOOL | {"strict": False}
 
 
 @dataclass

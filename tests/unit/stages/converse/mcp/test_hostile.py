@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
 import pytest
@@ -16,6 +15,7 @@ from pipeline.protocol.tools import McpServer
 from pipeline.secret import Secret
 from stages.converse.tools import ServerUnavailable
 from tests.support.mcp_servers import PATIENT, MakeServers
+from tests.support.tool_servers import web_server
 
 pytestmark = pytest.mark.io
 
@@ -23,20 +23,6 @@ Json: TypeAlias = dict[str, Any]
 Handle: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 SECRET = "sk-header-secret-4714"
-
-
-@asynccontextmanager
-async def answering(handle: Handle) -> AsyncIterator[str]:
-    """The URL of a server."""
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", handle)
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
 
 
 def result(message: Json, answer: Json) -> Json:
@@ -87,7 +73,7 @@ class Elsewhere:
 @pytest.fixture
 async def elsewhere() -> AsyncIterator[tuple[Elsewhere, str]]:
     server = Elsewhere()
-    async with answering(server.handle) as url:
+    async with web_server(server.handle) as url:
         yield server, url
 
 
@@ -146,7 +132,7 @@ async def test_server_cannot_redirect_elsewhere(
 ) -> None:
     """Another server gets no request, and no secrets of this one."""
     other, url = elsewhere
-    async with answering(leads(url)) as hostile:
+    async with web_server(leads(url)) as hostile:
         server = McpServer("x", f"{hostile}/{over}", Secret({"Authorization": f"Bearer {SECRET}"}))
         with pytest.raises(ServerUnavailable) as raised:
             await make().tools(server, 0.7)
@@ -169,7 +155,7 @@ async def test_endless_progress_does_not_delay_the_timeout(make: MakeServers, ca
             await stream.write(f"data: {json.dumps(progress)}\n\ndata: {json.dumps(log)}\n\n".encode() * 20)
 
     servers = make()
-    async with answering(speaking(call=call)) as hostile:
+    async with web_server(speaking(call=call)) as hostile:
         server = McpServer("x", f"{hostile}/mcp")
         assert await servers.tools(server, PATIENT)
         session = servers.session(server)
@@ -190,7 +176,7 @@ async def test_endless_progress_does_not_delay_the_timeout(make: MakeServers, ca
 )
 async def test_listing_is_bounded(make: MakeServers, tools: list[Json]) -> None:
     """A listing that no model could read is refused."""
-    async with answering(speaking(tools)) as hostile:
+    async with web_server(speaking(tools)) as hostile:
         with pytest.raises(ServerUnavailable, match="more tools than can be held"):
             await make().tools(McpServer("x", f"{hostile}/mcp"), PATIENT)
 
@@ -200,6 +186,6 @@ async def test_deeply_nested_schema_is_refused(make: MakeServers) -> None:
     deep: Json = {}
     for _ in range(300):
         deep = {"properties": {"a": deep}}
-    async with answering(speaking([{**TOOL, "inputSchema": deep}])) as hostile:
+    async with web_server(speaking([{**TOOL, "inputSchema": deep}])) as hostile:
         with pytest.raises(ServerUnavailable, match="recursion limit"):
             await make().tools(McpServer("x", f"{hostile}/mcp"), PATIENT)
