@@ -152,7 +152,9 @@ sandbox:
 	    apt-get -qq install bubblewrap > /dev/null; } || \
 	    echo "THE SANDBOX'S STRONGER MODE IS NOT TESTED: install bubblewrap (Debian: apt install bubblewrap)."
 
-test: check ## Everything: check, then live
+test: $(DONE)/test ## Everything: check, then live
+	@rm -rf .cache/suites
+	@$(MAKE) --no-print-directory check
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 live; status=$$?; $(BIN)/python -m tests.support.progress; \
 	    $(NODE_CLIENTS_LEFT_OUT); $(CODEX_LEFT_OUT); $(PAGE_LEFT_OUT); exit $$status
 
