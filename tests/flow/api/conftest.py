@@ -7,10 +7,11 @@ from pathlib import Path
 import openai
 import pytest
 
-from stages.converse.sandbox.probe import Sandbox, Unavailable, probe
+from stages.converse.sandbox.probe import Sandbox
 from stages.harmony import HarmonyEncoding
 from tests.support.api_clients import openai_client
 from tests.support.mcp_servers import HttpServers, http_servers
+from tests.support.sandboxes import available
 from tests.support.server import PacedEngine, PacedServer, running_server, script
 
 
@@ -52,7 +53,4 @@ def http() -> Iterator[HttpServers]:
 @pytest.fixture(scope="session")
 def sandbox() -> Sandbox:
     """A sandbox for code."""
-    found = asyncio.run(probe("python"))
-    if isinstance(found, Unavailable):
-        pytest.skip(found.reason)
-    return found
+    return asyncio.run(available("python"))

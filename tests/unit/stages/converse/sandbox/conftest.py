@@ -8,9 +8,10 @@ from typing import cast
 import pytest
 
 from stages.converse.sandbox.container import ContainerHost, ContainerSession
-from stages.converse.sandbox.plan import MODES, Kind, Limits, Mode
-from stages.converse.sandbox.probe import Sandbox, Unavailable, probe
+from stages.converse.sandbox.plan import MODES, Mode
+from stages.converse.sandbox.probe import Sandbox
 from stages.converse.sandbox.python import PythonHost, PythonSession
+from tests.support.sandboxes import available
 from tests.support.scripted_tools import NO_CONVERSATION, RunCell
 
 
@@ -19,21 +20,14 @@ def mode(request: pytest.FixtureRequest) -> Mode:
     return cast("Mode", request.param)
 
 
-def probed(kind: Kind, mode: Mode, limits: Limits | None = None) -> Sandbox:
-    found = asyncio.run(probe(kind, modes=(mode,), limits=limits))
-    if isinstance(found, Unavailable):
-        pytest.skip(found.reason)
-    return found
-
-
 @pytest.fixture(scope="session")
 def python_sandbox(mode: Mode) -> Sandbox:
-    return probed("python", mode)
+    return asyncio.run(available("python", (mode,)))
 
 
 @pytest.fixture(scope="session")
 def container_sandbox(mode: Mode) -> Sandbox:
-    return probed("container", mode)
+    return asyncio.run(available("container", (mode,)))
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,6 +20,7 @@ from stages.converse.sandbox.plan import Kind, Mode, Plan
 from stages.converse.sandbox.probe import Sandbox, Unavailable, probe
 from stages.converse.sandbox.python import PythonHost
 from tests.support.processes import descendants
+from tests.support.sandboxes import available
 from tests.support.scripted_tools import NO_CONVERSATION
 
 pytestmark = pytest.mark.io
@@ -103,15 +104,18 @@ async def test_no_sandbox_without_python(tmp_path: Path, monkeypatch: pytest.Mon
     assert not any(tmp_path.iterdir())  # noqa: ASYNC240 - it is empty
 
 
-async def test_packages_can_be_given(mode: Mode, tmp_path: Path) -> None:
+@pytest.fixture
+def packages() -> Iterator[Path]:
+    """A folder with the module `given`, readable by the user of a sandbox."""
+    with TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        Path(folder, "given.py").write_text("value = 42")
+        yield Path(folder)
+
+
+async def test_packages_can_be_given(mode: Mode, packages: Path) -> None:
     """They are read-only, beside the standard library."""
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    (tmp_path / "given.py").write_text("value = 42")
-    found = await probe("python", modes=(mode,), packages=tmp_path)
-    if isinstance(found, Unavailable):
-        pytest.skip(found.reason)
-    session = PythonHost(found).session(NO_CONVERSATION)
+    session = PythonHost(await available("python", (mode,), packages=packages)).session(NO_CONVERSATION)
     try:
         assert (await session.run("python", "import given; given.value", 20)).result == "42\n"
         told = (await session.run("python", "open(given.__file__, 'w')", 20)).result
@@ -137,9 +141,7 @@ def test_sandboxes_work_on_the_servers_event_loop(mode: Mode) -> None:
     """The server uses another event loop than these tests."""
 
     async def main() -> None:
-        python, container = await probe("python", modes=(mode,)), await probe("container", modes=(mode,))
-        if not isinstance(python, Sandbox) or not isinstance(container, Sandbox):
-            pytest.skip("this mode does not work here")
+        python, container = await available("python", (mode,)), await available("container", (mode,))
         code, shell = PythonHost(python).session(NO_CONVERSATION), ContainerHost(container).session(NO_CONVERSATION)
         assert (await code.run("python", "1 + 1", 20)).result == "2\n"
         late = await code.run("python", "while True: pass", 0.2)
@@ -157,8 +159,7 @@ def test_sandboxes_work_on_the_servers_event_loop(mode: Mode) -> None:
 )
 def test_killed_server_leaves_no_process(mode: Mode, kind: Kind, text: str) -> None:
     """The kernel or the closed channel ends its sandboxes."""
-    if isinstance(asyncio.run(probe(kind, modes=(mode,))), Unavailable):
-        pytest.skip("this mode does not work here")
+    asyncio.run(available(kind, (mode,)))
     others, command = descendants(1), [sys.executable, "-c", SERVE, kind, mode, text]
     with (
         TemporaryDirectory() as folder,

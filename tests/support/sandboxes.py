@@ -1,0 +1,46 @@
+"""Sandboxes in the modes that the machine offers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from stages.converse.sandbox.plan import MODES, Kind, Limits, Mode
+from stages.converse.sandbox.probe import Sandbox, probe
+
+LANDLOCK_CREATE_RULESET, ONLY_ITS_VERSION = 444, 1
+
+
+async def available(
+    kind: Kind, modes: Sequence[Mode] = MODES, *, limits: Limits | None = None, packages: Path | None = None
+) -> Sandbox:
+    """Return a sandbox in the first mode that the machine offers; skip the test if it offers none."""
+    lacks = {mode: _lack(kind, mode) for mode in modes}
+    offered = [mode for mode, lack in lacks.items() if lack is None]
+    if not offered:
+        pytest.skip("; ".join(f"{mode}: {lack}" for mode, lack in lacks.items()))
+    found = await probe(kind, modes=offered[:1], limits=limits, packages=packages)
+    assert isinstance(found, Sandbox), found.reason
+    return found
+
+
+@cache
+def _lack(kind: Kind, mode: Mode) -> str | None:
+    """Name the part of the machine that a mode needs and that is missing."""
+    if ctypes.CDLL(None).syscall(LANDLOCK_CREATE_RULESET, None, 0, ONLY_ITS_VERSION) < 1:
+        return "the kernel has no Landlock"
+    if mode == "landlock":
+        return "only root can count the processes of a container" if kind == "container" and os.geteuid() else None
+    if shutil.which("bwrap") is None:
+        return "bubblewrap is not installed"
+    namespaces = subprocess.run(
+        ["bwrap", "--unshare-all", "--ro-bind", "/", "/", "true"], capture_output=True, check=False
+    )
+    return "the kernel refuses namespaces" if namespaces.returncode else None
