@@ -38,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help serve install quick check ruff mypy pyright offline sandbox test live thorough engine clients clients-chat clients-http test-page picture mutants soak bench clean
+.PHONY: help serve install quick check ruff mypy pyright offline chat sandbox test live thorough engine clients clients-chat clients-http test-page picture mutants soak bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -128,10 +128,10 @@ IN_PARALLEL := -n $(WORKERS) --dist worksteal
 
 quick: $(DONE)/test ## What to run between two edits: format, lint, types, and the tests that only compute: one to two minutes
 	@$(MAKE) --no-print-directory ruff mypy
-	@$(SUITE) quick tests/unit -m "not io and not slow" -n $(shell nproc) --dist worksteal $(ARGS)
+	@$(SUITE) quick tests/unit -m "not io and not slow and not vllm" -n $(shell nproc) --dist worksteal $(ARGS)
 
 check: $(DONE)/test ## Format, lint, types, and the tests without an engine: five to six minutes
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 offline ruff mypy pyright
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 offline ruff mypy pyright chat
 
 ruff: $(DONE)/test
 	@$(BIN)/ruff format --check --quiet
@@ -144,7 +144,11 @@ pyright: $(DONE)/test
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 offline: $(DONE)/test sandbox
-	@$(SUITE) offline $(IN_PARALLEL) $(ARGS)
+	@$(SUITE) offline -m "not vllm" $(IN_PARALLEL) $(ARGS)
+
+# In one process, as each that imports vLLM needs ten seconds for that.
+chat: $(DONE)/test
+	@$(SUITE) chat -m vllm $(ARGS)
 
 sandbox:
 	@command -v bwrap > /dev/null || { test "$$(id -u)" = 0 && command -v apt-get > /dev/null && \

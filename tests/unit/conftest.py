@@ -1,8 +1,12 @@
-"""A unit test that starts a process, opens a socket or sleeps is marked `io`: `make quick` leaves it out."""
+"""A unit test that starts a process, opens a socket or sleeps is marked `io`, and one that imports vLLM `vllm`.
+
+`make quick` leaves both out.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import multiprocessing.process
 import sys
 import threading
 from collections.abc import Generator
@@ -14,8 +18,11 @@ from tests.support.clock import Clock
 
 EVENTS = ("os.fork", "os.posix_spawn", "socket.bind", "socket.connect", "subprocess.Popen", "time.sleep")
 
+IMPORTS = ("transformers", "vllm")
+
 _seen: list[str] = []
 _sleep = asyncio.sleep
+_start = multiprocessing.process.BaseProcess.start
 
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
@@ -30,8 +37,14 @@ async def _audited_sleep(delay: float, result: Any = None) -> Any:
     return value
 
 
+def _audited_start(process: multiprocessing.process.BaseProcess) -> None:
+    _seen.append(f"start of {process}")
+    _start(process)
+
+
 sys.addaudithook(_audit)
 asyncio.sleep = _audited_sleep
+multiprocessing.process.BaseProcess.start = _audited_start  # type: ignore[assignment]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -44,7 +57,16 @@ def pytest_runtest_setup() -> Generator[None, None, None]:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Fail a test that is slow for a hidden reason; vLLM starts programs when it is imported."""
+    before = _imported()
     result = yield
-    if _seen and not any(map(item.get_closest_marker, ("io", "vllm"))):
+    if item.get_closest_marker("vllm"):
+        return result
+    if _seen and not item.get_closest_marker("io"):
         pytest.fail(f"Mark this test `io`, or do without this: {_seen[0]}")
+    if new := _imported() - before:
+        pytest.fail(f"Mark this test `vllm`, or do without this: import {', '.join(new)}")
     return result
+
+
+def _imported() -> set[str]:
+    return sys.modules.keys() & set(IMPORTS)

@@ -30,6 +30,7 @@ def work(told: Connection) -> None:
     time.sleep(60)
 
 
+@pytest.mark.io
 @pytest.mark.parametrize("marks", [True, False], ids=["ours", "another's"])
 def test_worker_ends_with_its_server(marks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed server's workers end at once; those of other programs do not."""
