@@ -69,7 +69,7 @@ async def at_work(server: ServerProcess, store: str) -> AsyncGenerator[Scene, No
     waiting = Client(server, BACKGROUND_STREAM)
     asking = [asyncio.create_task(client.ask()) for client in middle.values()]
     asking += [asyncio.create_task(client.ask(max_output_tokens=BRIEF)) for client in near_the_end.values()]
-    await wait_for_events(store, 2 * len(MODES), 10)
+    await wait_for_events(store, 2 * len(MODES), BRIEF - 20)
     for _ in MODES:  # more of them than can come to their turn
         await start_background(server)
     asking += [asyncio.create_task(waiting.ask())]
