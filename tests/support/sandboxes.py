@@ -22,11 +22,10 @@ async def available(
     kind: Kind, modes: Sequence[Mode] = MODES, *, limits: Limits | None = None, packages: Path | None = None
 ) -> Sandbox:
     """Return a sandbox in the first mode that the machine offers; skip the test if it offers none."""
-    lacks = {mode: _lack(kind, mode) for mode in modes}
-    offered = [mode for mode, lack in lacks.items() if lack is None]
-    if not offered:
-        pytest.skip("; ".join(f"{mode}: {lack}" for mode, lack in lacks.items()))
-    found = await probe(kind, modes=offered[:1], limits=limits, packages=packages)
+    lacks = [_lack(kind, mode) for mode in modes]
+    if None not in lacks:
+        pytest.skip("; ".join(f"{mode}: {lack}" for mode, lack in zip(modes, lacks, strict=True)))
+    found = await probe(kind, modes=(modes[lacks.index(None)],), limits=limits, packages=packages)
     assert isinstance(found, Sandbox), found.reason
     return found
 
