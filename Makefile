@@ -126,11 +126,11 @@ SUITE = $(BIN)/python -m pytest -q --no-header -p tests.support.progress --suite
 WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 IN_PARALLEL := -n $(WORKERS) --dist worksteal
 
-quick: $(DONE)/test ## What to run between two edits: format, lint, types, and the tests that only compute: one to two minutes
+quick: $(DONE)/test ## What to run between two edits: format, lint, types, and the tests that only compute: one minute at most
 	@$(MAKE) --no-print-directory ruff mypy
 	@$(SUITE) quick tests/unit -m "not io and not slow and not vllm" -n $(shell nproc) --dist worksteal $(ARGS)
 
-check: $(DONE)/test ## Format, lint, types, and the tests without an engine: five to six minutes
+check: $(DONE)/test ## Format, lint, types, and the tests without an engine: four minutes
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 offline ruff mypy pyright chat
 
 ruff: $(DONE)/test
@@ -162,7 +162,7 @@ test: $(DONE)/test ## Everything: check, then live
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 live; status=$$?; $(BIN)/python -m tests.support.progress; \
 	    $(NODE_CLIENTS_LEFT_OUT); $(CODEX_LEFT_OUT); $(PAGE_LEFT_OUT); exit $$status
 
-live: engine clients clients-chat clients-http test-page ## The tests with real engines, real clients and a browser: eight minutes, two at a time
+live: engine clients clients-chat clients-http test-page ## The tests with real engines, real clients and a browser: five minutes, two at a time
 
 thorough: $(DONE)/test ## The tests without an engine, with many more random examples: half an hour
 	@$(SUITE) thorough --hypothesis-profile thorough $(IN_PARALLEL) $(ARGS)
@@ -209,7 +209,7 @@ test-page: $(DONE)/test $(PAGE)/.installed ## Pages of recordings in a browser; 
 picture: ## The picture of a page for the README
 	@$(MAKE) --no-print-directory test-page ARGS="-k test_picture --screenshot tests/live/page/inspect.png"
 
-mutants: $(DONE)/test ## Small changes of the product, which tests have to notice: half an hour; ARGS: --against tests/bench/mutants/before.json, --seed N
+mutants: $(DONE)/test ## Small changes of the product, which tests have to notice: a quarter of an hour; ARGS: --against tests/bench/mutants/before.json, --seed N
 	@$(BIN)/python -m tests.bench.mutants $(ARGS)
 
 soak: $(DONE)/test ## 20,000 responses through one server, which may not grow; ARGS: --count N, --store postgres
