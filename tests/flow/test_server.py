@@ -36,6 +36,7 @@ from tests.support.chat_families import load_model
 from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.paths import ROOT, TINY_QWEN
 from tests.support.processes import free_port
+from tests.support.sandboxes import available
 
 README = (ROOT / "README.md").read_text()
 
@@ -106,7 +107,8 @@ async def test_only_configured_tools_are_available() -> None:
 
 
 async def test_sandbox_works_here() -> None:
-    """Linux, as in CI, runs code and commands."""
+    """A machine with a sandbox for commands offers code and commands."""
+    await available("container")
     async with at_hand(chosen()) as tools:
         assert tools.kinds == {"python", "container"}
 
