@@ -20,52 +20,58 @@ from aiohttp import web
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsError
 
-from api.app import Api
-from api.collector import settle
-from api.keys import UnusableKeys, load_keys
-from api.peers import Membership
-from api.recording import recorder
-from api.retention import keep_sweeping
-from api.runs import Runs
-from api.settings import DEFAULT_MODEL, Settings, mistakes
-from pipeline.core import Edit, Pipeline, Step
-from pipeline.errors import CannotRun, StageError
-from pipeline.logs import FORMAT, name_response
-from pipeline.plugins import Install, WrongPlugin, load
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.request import CreateResponse
-from pipeline.protocol.tools import HOSTED
-from pipeline.recording.recorder import make_folder
-from stages.chat.load import ChatModelsNeedVllm, ChatOptions, WrongChatOptions, load_chat_model, read_config
-from stages.chat.model import ChatModel
-from stages.chat.parsers import UnknownParser
-from stages.converse.browser.backends import backend_of
-from stages.converse.browser.host import BrowserHost
-from stages.converse.exchange import Limits
-from stages.converse.mcp.config import WrongServers, read_servers
-from stages.converse.mcp.host import McpHost
-from stages.converse.mcp.servers import McpServers
-from stages.converse.sandbox.container import ContainerHost
-from stages.converse.sandbox.probe import Sandbox, probe
-from stages.converse.sandbox.python import PythonHost
-from stages.converse.tools import Host, Toolbox
-from stages.generate.engine import Engine
-from stages.generate.http import start_http
-from stages.generate.scripted import ScriptedEngine
-from stages.generate.vllm import ANYTHING, NoVllm, UnknownModel, VllmPlan, plan_vllm, speaks_harmony
-from stages.guard import AllowedNetworks
-from stages.harmony import ClobberedInstall, load_encoding
-from stages.log import log_outputs
-from stages.persist.database import Database, Nowhere
-from stages.persist.live import LiveResponses
-from stages.persist.postgres import PostgresDatabase
-from stages.persist.sqlite import SqliteDatabase
-from stages.persist.store import Store
-from stages.render.chat.images import Images
-from stages.render.grammar import WARM_UP
-from stages.replay.converse import answered_from
-from stages.replay.recordings import Recordings, read_recordings
-from stages.responses import chat_responses, harmony_responses
+from penstock.api.app import Api
+from penstock.api.http.auth import UnusableKeys, load_keys
+from penstock.api.peers import Membership
+from penstock.api.runs.gc_tuning import settle
+from penstock.api.runs.recording import recorder
+from penstock.api.runs.retention import keep_sweeping
+from penstock.api.runs.runs import Runs
+from penstock.api.settings import DEFAULT_MODEL, Settings, mistakes
+from penstock.pipeline.core import Edit, Pipeline, Step
+from penstock.pipeline.errors import CannotRun, StageError
+from penstock.pipeline.logs import FORMAT, name_response
+from penstock.pipeline.plugins import Install, WrongPlugin, load
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.tools import HOSTED
+from penstock.pipeline.recordings.recorder import make_folder
+from penstock.stages.converse.exchange import Limits
+from penstock.stages.models.chat.load import (
+    ChatModelsNeedVllm,
+    ChatOptions,
+    WrongChatOptions,
+    load_chat_model,
+    read_config,
+)
+from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.models.chat.parsers import UnknownParser
+from penstock.stages.models.harmony.vocabulary import ClobberedInstall, load_encoding
+from penstock.stages.optional.log import log_outputs
+from penstock.stages.recordings.converse import answered_from
+from penstock.stages.recordings.recordings import Recordings, read_recordings
+from penstock.stages.render.harmony.grammar import WARM_UP
+from penstock.stages.responses import chat_responses, harmony_responses
+from penstock.stages.services.browser.backends import backend_of
+from penstock.stages.services.browser.host import BrowserHost
+from penstock.stages.services.engines.engine import Engine
+from penstock.stages.services.engines.http import start_http
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.engines.vllm import ANYTHING, NoVllm, UnknownModel, VllmPlan, plan_vllm, speaks_harmony
+from penstock.stages.services.mcp.config import WrongServers, read_servers
+from penstock.stages.services.mcp.host import McpHost
+from penstock.stages.services.mcp.servers import McpServers
+from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.sandbox.container import ContainerHost
+from penstock.stages.services.sandbox.probe import Sandbox, probe
+from penstock.stages.services.sandbox.python import PythonHost
+from penstock.stages.services.store.database import Database, Nowhere
+from penstock.stages.services.store.postgres import PostgresDatabase
+from penstock.stages.services.store.sqlite import SqliteDatabase
+from penstock.stages.services.store.store import Store
+from penstock.stages.services.tools import Host, Toolbox
+from penstock.stages.services.web.images import Images
+from penstock.stages.services.web.ssrf import AllowedNetworks
 
 logger = logging.getLogger("penstock")
 

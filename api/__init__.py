@@ -1,0 +1,1 @@
+"""The edges: HTTP and the command line. Nothing below imports this package."""

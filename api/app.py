@@ -9,22 +9,22 @@ from typing import Any, get_args
 
 from aiohttp import web
 
-from api.answers import Health, Model, Models, OpenApi
-from api.conversations import Conversations
-from api.errors import as_json, errors_as_json
-from api.keys import Keys
-from api.log import log_requests
-from api.openapi import describe
-from api.operation import Operation, operation
-from api.peers import Peers
-from api.responses import Responses
-from api.runs import Runs
-from pipeline.core import Pipeline
-from pipeline.errors import ModelNotFound
-from pipeline.protocol.body import shortened
-from pipeline.protocol.events import ResponseEvent
-from pipeline.recording.sampled import ALWAYS, Condition
-from stages.openresponses import open_responses
+from penstock.api.conversations import Conversations
+from penstock.api.http.access_log import log_requests
+from penstock.api.http.auth import Keys
+from penstock.api.http.bodies import Health, Model, Models, OpenApi
+from penstock.api.http.errors import as_json, errors_as_json
+from penstock.api.http.openapi import describe
+from penstock.api.http.operation import Operation, operation
+from penstock.api.peers import Peers
+from penstock.api.responses import Responses
+from penstock.api.runs.runs import Runs
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.errors import ModelNotFound
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.recordings.sampling import ALWAYS, Condition
+from penstock.stages.optional.openresponses import open_responses
 
 DIALECTS: dict[str, Pipeline[ResponseEvent, Any] | None] = {
     "/v1": None,

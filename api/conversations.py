@@ -13,12 +13,12 @@ from functools import partial
 
 from aiohttp import web
 
-from api.answers import Conversation, DeletedConversation, Items
-from api.errors import as_json
-from api.keys import OWNER
-from api.operation import Operation, operation
-from api.pages import INCLUDE, PAGE, Wanted, page
-from pipeline.errors import (
+from penstock.api.http.auth import OWNER
+from penstock.api.http.bodies import Conversation, DeletedConversation, Items
+from penstock.api.http.errors import as_json
+from penstock.api.http.operation import Operation, operation
+from penstock.api.http.pagination import INCLUDE, PAGE, Wanted, page
+from penstock.pipeline.errors import (
     BodyTooLarge,
     ConversationLocked,
     ConversationNotFound,
@@ -26,16 +26,16 @@ from pipeline.errors import (
     ItemNotFound,
     StoreFailed,
 )
-from pipeline.protocol.body import Pace, shortened
-from pipeline.protocol.conversation import AddItems, CreateConversation, UpdateConversation
-from pipeline.protocol.given_items import InputItem
-from pipeline.protocol.items import Item
-from pipeline.protocol.reading import read_body
-from stages.normalize.items import ItemReader, unrepeated
-from stages.normalize.normalize import draw_suffix
-from stages.normalize.tools import Offer
-from stages.persist.store import Store
-from stages.persist.stored import StoredConversation
+from penstock.pipeline.protocol.items import Item
+from penstock.pipeline.protocol.params.conversation import AddItems, CreateConversation, UpdateConversation
+from penstock.pipeline.protocol.params.items import InputItem
+from penstock.pipeline.protocol.params.json_body import Pace, shortened
+from penstock.pipeline.protocol.params.validation import read_body
+from penstock.stages.normalize.items import ItemReader, unrepeated
+from penstock.stages.normalize.normalize import draw_suffix
+from penstock.stages.normalize.tools import Offer
+from penstock.stages.services.store.store import Store
+from penstock.stages.services.store.stored import StoredConversation
 
 _LOOKING = (InvalidRequest, ConversationNotFound, StoreFailed)
 _WRITING = (*_LOOKING, BodyTooLarge)

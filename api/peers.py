@@ -21,10 +21,10 @@ import msgspec
 from aiohttp import ClientError, ClientResponse, ClientSession, ClientTimeout, DummyCookieJar, TCPConnector, web
 from yarl import URL
 
-from pipeline.errors import StoreFailed
-from pipeline.protocol.events import DONE
-from stages.persist.servers import STALE, Servers
-from stages.persist.stored import Server
+from penstock.pipeline.errors import StoreFailed
+from penstock.pipeline.protocol.events import DONE
+from penstock.stages.services.store.servers import STALE, Servers
+from penstock.stages.services.store.stored import Server
 
 logger = logging.getLogger(__name__)
 

@@ -17,18 +17,18 @@ from typing import Any
 
 from aiohttp import web
 
-from api.answers import DeletedResponse, InputTokens, Items
-from api.errors import as_json
-from api.keys import OWNER
-from api.log import ANSWERED
-from api.operation import Operation, operation
-from api.pages import INCLUDE, PAGE, Wanted
-from api.peers import FORWARDED, PeerLost, Peers, Relayed
-from api.query import Flag, Number
-from api.runs import Runs
-from api.stream import obfuscated, send
-from pipeline.core import Pipeline
-from pipeline.errors import (
+from penstock.api.http.access_log import ANSWERED
+from penstock.api.http.auth import OWNER
+from penstock.api.http.bodies import DeletedResponse, InputTokens, Items
+from penstock.api.http.errors import as_json
+from penstock.api.http.operation import Operation, operation
+from penstock.api.http.pagination import INCLUDE, PAGE, Wanted
+from penstock.api.http.query import Flag, Number
+from penstock.api.http.sse import obfuscated, send
+from penstock.api.peers import FORWARDED, PeerLost, Peers, Relayed
+from penstock.api.runs.runs import Runs
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.errors import (
     BodyTooLarge,
     ConversationLocked,
     ConversationNotFound,
@@ -42,18 +42,18 @@ from pipeline.errors import (
     StoreFailed,
     StreamExpired,
 )
-from pipeline.frames import Conversation, Prompt
-from pipeline.logs import current_response
-from pipeline.protocol.body import shortened
-from pipeline.protocol.events import Event, ResponseEvent, TerminalEvent, to_sse
-from pipeline.protocol.items import Item
-from pipeline.protocol.reading import read_request
-from pipeline.protocol.request import CreateResponse
-from pipeline.protocol.response import Response
-from pipeline.record import replay
-from pipeline.recording.sampled import ALWAYS, Condition
-from stages.persist.live import LiveResponse, replayed
-from stages.persist.store import Server, Store, StoredResponse
+from penstock.pipeline.frames import Conversation, Prompt
+from penstock.pipeline.logs import current_response
+from penstock.pipeline.protocol.events import Event, ResponseEvent, TerminalEvent, to_sse
+from penstock.pipeline.protocol.items import Item
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.validation import read_request
+from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.recordings.format import replay
+from penstock.pipeline.recordings.sampling import ALWAYS, Condition
+from penstock.stages.services.runs.live import LiveResponse, replayed
+from penstock.stages.services.store.store import Server, Store, StoredResponse
 
 logger = logging.getLogger(__name__)
 

@@ -28,10 +28,10 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from pipeline.record import FILES
-from pipeline.recording.sampled import ALWAYS, Condition
-from stages.chat.load import ChatOptions
-from stages.guard import AllowedNetworks
+from penstock.pipeline.recordings.format import FILES
+from penstock.pipeline.recordings.sampling import ALWAYS, Condition
+from penstock.stages.models.chat.load import ChatOptions
+from penstock.stages.services.web.ssrf import AllowedNetworks
 
 DEFAULT_MODEL = "openai/gpt-oss-20b"
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from pipeline.faults import name_stage, place_of, running
-from pipeline.junction import Junction, inner_junctions, junctions
+from penstock.pipeline.faults import name_stage, place_of, running
+from penstock.pipeline.junction import Junction, inner_junctions, junctions
 
 In = TypeVar("In")
 Out = TypeVar("Out")

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from traceback import walk_tb
 from typing import Any, TypeVar
 
-from pipeline.rules import InvariantBroken
+from penstock.pipeline.lifecycle.rules import InvariantBroken
 
 Frame = TypeVar("Frame")
 

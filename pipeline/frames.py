@@ -18,10 +18,10 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.items import Item, Logprob, Phase
-from pipeline.protocol.response import Response
-from pipeline.protocol.tools import ClientForm, Toolset
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.items import Item, Logprob, Phase
+from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.protocol.tools import ClientForm, Toolset
 
 
 class _Frame(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=True):

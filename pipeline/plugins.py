@@ -17,9 +17,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pipeline.core import Pipeline
-from pipeline.errors import CannotRun
-from pipeline.junction import JunctionError
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.junction import JunctionError
 
 GROUP = "penstock.stages"
 """The entry points of plug-ins."""

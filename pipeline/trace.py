@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from pipeline.core import Pipeline
-from pipeline.record import Abandoned
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.recordings.format import Abandoned
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Stages: async generators and their machines. Stages do not import each other."""

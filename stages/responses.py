@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from pipeline.core import Pipeline, Stage
-from pipeline.frames import Conversation, ParsedFrame, Prompt, TokenFrame
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.request import CreateResponse
-from stages.chat.model import ChatModel
-from stages.converse.converse import Converse
-from stages.converse.exchange import Limits
-from stages.converse.tools import Toolbox
-from stages.emit.emit import emit
-from stages.generate.engine import Engine
-from stages.generate.generate import Generate
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding, encoding_on_demand
-from stages.normalize.normalize import Normalize
-from stages.parse.chat.parse import ParseChat
-from stages.parse.harmony import ParseHarmony
-from stages.persist.database import Nowhere
-from stages.persist.live import LiveResponses
-from stages.persist.persist import Persist
-from stages.persist.store import Store
-from stages.render.chat.chat import RenderChat
-from stages.render.harmony import RenderHarmony
+from penstock.pipeline.core import Pipeline, Stage
+from penstock.pipeline.frames import Conversation, ParsedFrame, Prompt, TokenFrame
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.stages.converse.converse import Converse
+from penstock.stages.converse.exchange import Limits
+from penstock.stages.emit.emit import emit
+from penstock.stages.generate import Generate
+from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, encoding_on_demand
+from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.parse.chat.parse import ParseChat
+from penstock.stages.parse.harmony.parse import ParseHarmony
+from penstock.stages.persist import Persist
+from penstock.stages.render.chat.chat import RenderChat
+from penstock.stages.render.harmony.render import RenderHarmony
+from penstock.stages.services.engines.engine import Engine
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.store import Store
+from penstock.stages.services.tools import Toolbox
 
 NO_TOOLS = Toolbox()
 DEFAULT_LIMITS = Limits()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stages.harmony import HarmonyEncoding, load_encoding
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
 from tests.support.examples import fix_examples
 
 pytest_plugins = ["tests.support.clock", "tests.support.stores"]

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias, get_args
 
 import msgspec
 
-from pipeline.protocol.items import Logprob, OutputItem, OutputPart, SummaryText
-from pipeline.protocol.response import Response
+from penstock.pipeline.protocol.items import Logprob, OutputItem, OutputPart, SummaryText
+from penstock.pipeline.protocol.response import Response
 
 
 class Event(msgspec.Struct, frozen=True, gc=False, tag_field="type"):

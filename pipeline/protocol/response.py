@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from pipeline.protocol.items import OutputItem
+from penstock.pipeline.protocol.items import OutputItem
 
 ResponseStatus: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 IncompleteReason: TypeAlias = Literal["max_output_tokens", "content_filter", "max_tool_calls", "max_turns"]

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from pipeline.secret import Secret
+from penstock.pipeline.secret import Secret
 
 ClientForm: TypeAlias = Literal["function", "local_shell", "shell", "apply_patch"]
 """As which item of the wire a function call goes to the client."""

@@ -1,0 +1,1 @@
+"""The turns of a model and its tools."""

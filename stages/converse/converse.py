@@ -13,12 +13,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
-from pipeline.core import Pipeline
-from pipeline.errors import EngineOverloaded
-from pipeline.frames import Conversation, ConversedFrame, ItemDelta, ParsedFrame
-from pipeline.record import replay
-from stages.converse.exchange import Exchange, Limits
-from stages.converse.tools import Toolbox
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.errors import EngineOverloaded
+from penstock.pipeline.frames import Conversation, ConversedFrame, ItemDelta, ParsedFrame
+from penstock.pipeline.recordings.format import replay
+from penstock.stages.converse.exchange import Exchange, Limits
+from penstock.stages.services.tools import Toolbox
 
 
 @dataclass(frozen=True)

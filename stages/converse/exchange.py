@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from pipeline.frames import (
+from penstock.pipeline.frames import (
     CallFinished,
     CallStarted,
     Conversation,
@@ -22,14 +22,14 @@ from pipeline.frames import (
     ServerCallOpened,
     TurnFinished,
 )
-from pipeline.protocol.items import McpApprovalRequest, McpApprovalResponse, McpCall, of_type
-from pipeline.protocol.tools import McpTool
-from stages.converse.offer import Listing, known, offered
-from stages.converse.running import Running, RunningCall
-from stages.converse.sessions import Sessions
-from stages.converse.tools import Toolbox
-from stages.converse.transcript import Transcript
-from stages.converse.turn import Called, Turn
+from penstock.pipeline.protocol.items import McpApprovalRequest, McpApprovalResponse, McpCall, of_type
+from penstock.pipeline.protocol.tools import McpTool
+from penstock.stages.converse.offer import Listing, known, offered
+from penstock.stages.converse.running import Running, RunningCall
+from penstock.stages.converse.sessions import Sessions
+from penstock.stages.converse.transcript import Transcript
+from penstock.stages.converse.turn import Called, Turn
+from penstock.stages.services.tools import Toolbox
 
 
 @dataclass(frozen=True)

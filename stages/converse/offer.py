@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from pipeline.frames import CallFinished
-from pipeline.protocol.items import Item, ListedTool, McpListTools, of_type
-from pipeline.protocol.tools import McpServer, McpTool, ToolFilter, Toolset
-from stages.converse.tools import McpHosts, ServerUnavailable
+from penstock.pipeline.frames import CallFinished
+from penstock.pipeline.protocol.items import Item, ListedTool, McpListTools, of_type
+from penstock.pipeline.protocol.tools import McpServer, McpTool, ToolFilter, Toolset
+from penstock.stages.services.tools import McpHosts, ServerUnavailable
 
 logger = logging.getLogger(__name__)
 

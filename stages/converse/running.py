@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
-from pipeline.frames import CallFinished, CallStarted, ConversedFrame, ItemClosed, ShellOutputOpened
-from stages.converse.sessions import Sessions
-from stages.converse.turn import Called
+from penstock.pipeline.frames import CallFinished, CallStarted, ConversedFrame, ItemClosed, ShellOutputOpened
+from penstock.stages.converse.sessions import Sessions
+from penstock.stages.converse.turn import Called
 
 Result = TypeVar("Result")
 

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.frames import CallFinished, Conversation
-from pipeline.protocol.items import WebSearchCall, of_type
-from stages.converse.tools import Citable, Outcome, Session, Source, Toolbox
-from stages.converse.turn import Called
+from penstock.pipeline.frames import CallFinished, Conversation
+from penstock.pipeline.protocol.items import WebSearchCall, of_type
+from penstock.stages.converse.turn import Called
+from penstock.stages.services.tools import Citable, Outcome, Session, Source, Toolbox, bounded
 
 logger = logging.getLogger(__name__)
 
@@ -89,11 +89,3 @@ class Sessions:
         if namespace == "browser" and SOURCES not in self._conversation.include:
             return tuple({key: value for key, value in action.items() if key != "sources"} for action in data)
         return data
-
-
-def bounded(text: str, longest: int) -> str:
-    """The head and the tail of a text that is too long, as most of them say at either end what matters."""
-    if (left_out := len(text) - longest) <= 0:
-        return text
-    half = longest // 2
-    return f"{text[:half]}\n[... {left_out} characters left out ...]\n{text[-half:]}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from pipeline.frames import (
+from penstock.pipeline.frames import (
     AnnotationAdded,
     CallFinished,
     CallStarted,
@@ -36,7 +36,7 @@ from pipeline.frames import (
     WebCallOpened,
     mcp_error,
 )
-from pipeline.protocol.items import (
+from penstock.pipeline.protocol.items import (
     CallStatus,
     CodeInterpreterCall,
     FunctionCall,
@@ -53,8 +53,8 @@ from pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
-from pipeline.protocol.response import Response, item_key
-from stages.shell import shell_action
+from penstock.pipeline.protocol.response import Response, item_key
+from penstock.stages.models.shell_calls import shell_action
 
 SANDBOX = {"type": "container_reference"}
 """What tells a shell call of the server's from one of the client's."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from pipeline.frames import (
+from penstock.pipeline.frames import (
     ClientCallOpened,
     CodeCallOpened,
     GenerationStarted,
@@ -22,8 +22,8 @@ from pipeline.frames import (
     TurnFinished,
     WebCallOpened,
 )
-from stages.converse.browser.citations import Citations
-from stages.converse.tools import Source
+from penstock.stages.converse.citations import Citations
+from penstock.stages.services.tools import Source
 
 
 @dataclass(eq=False)

@@ -1,0 +1,1 @@
+"""Items to the events of the API."""

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from msgspec import UNSET
 
-from pipeline.frames import CustomToolCallOpened, FunctionCallOpened, ItemDelta
-from pipeline.protocol.events import (
+from penstock.pipeline.frames import CustomToolCallOpened, FunctionCallOpened, ItemDelta
+from penstock.pipeline.protocol.events import (
     CustomToolCallInputDelta,
     CustomToolCallInputDone,
     FunctionCallArgumentsDelta,
@@ -24,7 +24,7 @@ from pipeline.protocol.events import (
     ShellCallCommandDelta,
     ShellCallCommandDone,
 )
-from pipeline.protocol.items import (
+from penstock.pipeline.protocol.items import (
     ApplyPatchCall,
     CustomToolCall,
     FormCall,
@@ -33,8 +33,8 @@ from pipeline.protocol.items import (
     LocalShellCall,
     ShellCall,
 )
-from stages.emit import forms
-from stages.emit.ladder import OpenItem, Place
+from penstock.stages.emit import forms
+from penstock.stages.emit.ladder import OpenItem, Place
 
 
 class _OpenCall(OpenItem):

@@ -13,9 +13,9 @@ from itertools import count
 import msgspec
 from msgspec.structs import replace
 
-from pipeline.errors import EngineFailed, StageError
-from pipeline.faults import name_stage
-from pipeline.frames import (
+from penstock.pipeline.errors import EngineFailed, StageError
+from penstock.pipeline.faults import name_stage
+from penstock.pipeline.frames import (
     AnnotationAdded,
     CallFinished,
     CallStarted,
@@ -30,8 +30,9 @@ from pipeline.frames import (
     ResponseStarted,
     TurnFinished,
 )
-from pipeline.outcome import failed_response
-from pipeline.protocol.events import (
+from penstock.pipeline.lifecycle.outcome import failed_response
+from penstock.pipeline.lifecycle.rules import rule
+from penstock.pipeline.protocol.events import (
     ResponseCompleted,
     ResponseCreated,
     ResponseEvent,
@@ -40,17 +41,11 @@ from pipeline.protocol.events import (
     ResponseInProgress,
     ResponseQueued,
 )
-from pipeline.protocol.items import ItemStatus, OutputItem
-from pipeline.protocol.response import (
-    IncompleteDetails,
-    IncompleteReason,
-    Response,
-    item_key,
-)
-from pipeline.rules import rule
-from stages.emit.ladder import OpenItem, OpenMessage, Place
-from stages.emit.opening import open_item
-from stages.emit.turns import Turns
+from penstock.pipeline.protocol.items import ItemStatus, OutputItem
+from penstock.pipeline.protocol.response import IncompleteDetails, IncompleteReason, Response, item_key
+from penstock.stages.emit.ladder import OpenItem, OpenMessage, Place
+from penstock.stages.emit.opening import open_item
+from penstock.stages.emit.turns import Turns
 
 logger = logging.getLogger(__name__)
 

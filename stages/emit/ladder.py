@@ -2,7 +2,7 @@
 
 Opening, growing and ending are methods of one class, and nothing else writes an item's events, so that an item cannot
 come out in two ways.  Here are what all ladders share, and those of items whose text stands in a part; those of calls
-for the client are in `stages.emit.calls`, those of what the server runs itself in `stages.emit.served`.
+for the client are in `.calls`, those of what the server runs itself in `.served`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from msgspec import UNSET, UnsetType
 
-from pipeline.frames import CallFinished, CallStarted, ItemDelta
-from pipeline.protocol.events import (
+from penstock.pipeline.frames import CallFinished, CallStarted, ItemDelta
+from penstock.pipeline.protocol.events import (
     ContentPartAdded,
     ContentPartDone,
     OutputItemAdded,
@@ -33,7 +33,7 @@ from pipeline.protocol.events import (
     RefusalDone,
     ResponseEvent,
 )
-from pipeline.protocol.items import (
+from penstock.pipeline.protocol.items import (
     ItemStatus,
     Logprob,
     Message,

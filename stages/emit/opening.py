@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.frames import (
+from penstock.pipeline.frames import (
     ClientCallOpened,
     CodeCallOpened,
     CustomToolCallOpened,
@@ -19,10 +19,16 @@ from pipeline.frames import (
     ShellOutputOpened,
     WebCallOpened,
 )
-from stages.emit.calls import OpenCustomToolCall, OpenFunctionCall, OpenLocalShellCall, OpenPatch, OpenShellCall
-from stages.emit.ladder import OpenItem, OpenMessage, OpenReasoning, OpenRefusal, OpenSummary, Place
-from stages.emit.served import OpenCodeCall, OpenMcpApproval, OpenMcpCall, OpenMcpListTools, OpenWebCall
-from stages.emit.shell import OpenSandboxCall, OpenShellOutput
+from penstock.stages.emit.calls import (
+    OpenCustomToolCall,
+    OpenFunctionCall,
+    OpenLocalShellCall,
+    OpenPatch,
+    OpenShellCall,
+)
+from penstock.stages.emit.ladder import OpenItem, OpenMessage, OpenReasoning, OpenRefusal, OpenSummary, Place
+from penstock.stages.emit.served import OpenCodeCall, OpenMcpApproval, OpenMcpCall, OpenMcpListTools, OpenWebCall
+from penstock.stages.emit.shell import OpenSandboxCall, OpenShellOutput
 
 
 def open_item(opening: Opened, place: Place, *, summarised: bool) -> OpenItem:

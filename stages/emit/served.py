@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from pipeline.frames import (
+from penstock.pipeline.frames import (
     CallFinished,
     CallStarted,
     ItemDelta,
@@ -21,7 +21,8 @@ from pipeline.frames import (
     McpListToolsOpened,
     mcp_error,
 )
-from pipeline.protocol.events import (
+from penstock.pipeline.lifecycle.ladders import NOT_LISTED
+from penstock.pipeline.protocol.events import (
     CodeInterpreterCallCodeDelta,
     CodeInterpreterCallCodeDone,
     CodeInterpreterCallCompleted,
@@ -43,7 +44,7 @@ from pipeline.protocol.events import (
     WebSearchCallInProgress,
     WebSearchCallSearching,
 )
-from pipeline.protocol.items import (
+from penstock.pipeline.protocol.items import (
     CallStatus,
     CodeInterpreterCall,
     ItemStatus,
@@ -53,8 +54,7 @@ from pipeline.protocol.items import (
     McpListTools,
     WebSearchCall,
 )
-from pipeline.steps import NOT_LISTED
-from stages.emit.ladder import OpenItem, Place
+from penstock.stages.emit.ladder import OpenItem, Place
 
 NO_ACTION: dict[str, Any] = {"type": "search", "query": ""}
 """What a call of the browser's did that was cut before anybody knew what it asks for."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.frames import CallFinished, ItemDelta
-from pipeline.protocol.events import ResponseEvent, ShellCallOutputContentDelta, ShellCallOutputContentDone
-from pipeline.protocol.items import ItemStatus, ShellCall, ShellCallOutput
-from stages.emit.calls import OpenShellCall
-from stages.emit.ladder import Place
-from stages.emit.served import OpenServed
-from stages.shell import shell_action
+from penstock.pipeline.frames import CallFinished, ItemDelta
+from penstock.pipeline.protocol.events import ResponseEvent, ShellCallOutputContentDelta, ShellCallOutputContentDone
+from penstock.pipeline.protocol.items import ItemStatus, ShellCall, ShellCallOutput
+from penstock.stages.emit.calls import OpenShellCall
+from penstock.stages.emit.ladder import Place
+from penstock.stages.emit.served import OpenServed
+from penstock.stages.models.shell_calls import shell_action
 
 _NOT_EXECUTED = 126
 """What a shell exits with where it cannot run a command."""

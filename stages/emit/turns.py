@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.frames import GenerationStarted, RawMessages, TurnFinished
-from pipeline.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
+from penstock.pipeline.frames import GenerationStarted, RawMessages, TurnFinished
+from penstock.pipeline.protocol.response import InputTokensDetails, OutputTokensDetails, Usage
 
 
 class Turns:

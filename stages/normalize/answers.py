@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pipeline.errors import InvalidRequest
-from pipeline.protocol.body import shortened
-from pipeline.protocol.items import (
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.items import (
     ApplyPatchCall,
     ApplyPatchCallOutput,
     CallOutput,
@@ -23,6 +22,7 @@ from pipeline.protocol.items import (
     ShellCall,
     ShellCallOutput,
 )
+from penstock.pipeline.protocol.params.json_body import shortened
 
 _ANSWERED: dict[type[CallOutput], tuple[type[Item], ...]] = {
     FunctionCallOutput: (FunctionCall, LocalShellCall),  # some clients answer their shell as they do any function

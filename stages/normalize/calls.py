@@ -8,9 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from pipeline.protocol import given_calls as given
-from pipeline.protocol.body import Pace
-from pipeline.protocol.items import (
+from penstock.pipeline.protocol.items import (
     ApplyPatchCall,
     ApplyPatchCallOutput,
     CallStatus,
@@ -30,6 +28,8 @@ from pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
+from penstock.pipeline.protocol.params import calls as given
+from penstock.pipeline.protocol.params.json_body import Pace
 
 
 async def client_item(item: given.ClientCallItem, suffix: str, pace: Pace) -> FormCall | FormCallOutput:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.protocol.tools import FunctionTool
+from penstock.pipeline.protocol.tools import FunctionTool
 
 _TEXT = {"type": "string"}
 _MILLISECONDS = {"type": "integer", "description": "The longest that it may take, in milliseconds."}

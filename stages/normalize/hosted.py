@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.protocol import given_tools as given
-from pipeline.protocol.given_mcp import McpTool
-from pipeline.protocol.tools import HostedKind
+from penstock.pipeline.protocol.params import tools as given
+from penstock.pipeline.protocol.params.mcp import McpTool
+from penstock.pipeline.protocol.tools import HostedKind
 
 _NOWHERE = frozenset({"file_search", "image_generation", "tool_search", "programmatic_tool_calling"})
 """Tools that only OpenAI runs; beside them computer in all its versions."""

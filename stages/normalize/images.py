@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pipeline.errors import InvalidRequest
-from pipeline.protocol.body import Pace, shortened
-from pipeline.protocol.given_items import ImagePart
-from pipeline.protocol.items import InputImage, Item, images_of
-from stages.images import NoImage, check_data_url, is_data_url
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.items import InputImage, Item, images_of
+from penstock.pipeline.protocol.params.items import ImagePart
+from penstock.pipeline.protocol.params.json_body import Pace, shortened
+from penstock.stages.models.images import NoImage, check_data_url, is_data_url
 
 MOST_IMAGES = 500
 """In one conversation."""

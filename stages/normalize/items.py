@@ -8,11 +8,8 @@ from typing import TypeAlias, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from pipeline.errors import InvalidRequest
-from pipeline.protocol import given_calls
-from pipeline.protocol import given_items as given
-from pipeline.protocol.body import Pace, shortened
-from pipeline.protocol.items import (
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.items import (
     AdditionalTools,
     CustomToolCall,
     CustomToolCallOutput,
@@ -31,11 +28,14 @@ from pipeline.protocol.items import (
     SummaryText,
     images_of,
 )
-from stages.normalize.answers import Answers
-from stages.normalize.calls import client_item, server_item
-from stages.normalize.hosted import told
-from stages.normalize.images import read_image
-from stages.normalize.tools import Offer
+from penstock.pipeline.protocol.params import calls as given_calls
+from penstock.pipeline.protocol.params import items as given
+from penstock.pipeline.protocol.params.json_body import Pace, shortened
+from penstock.stages.normalize.answers import Answers
+from penstock.stages.normalize.calls import client_item, server_item
+from penstock.stages.normalize.hosted import told
+from penstock.stages.normalize.images import read_image
+from penstock.stages.normalize.tools import Offer
 
 Said = TypeVar("Said")
 Find: TypeAlias = Callable[[Sequence[str]], Awaitable[Mapping[str, Item]]]

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from msgspec import UNSET
 
-from pipeline.errors import (
+from penstock.pipeline.errors import (
     ConversationNotFound,
     InvalidRequest,
     ModelNotFound,
@@ -26,20 +26,20 @@ from pipeline.errors import (
     StoreFailed,
     UnsupportedParameter,
 )
-from pipeline.frames import NO_TEMPLATE_OPTIONS, Conversation, Origin, Sampling, Scheduling, TemplateOptions
-from pipeline.logs import current_response
-from pipeline.protocol.body import Pace, shortened
-from pipeline.protocol.given_items import InputItem, MessageItem
-from pipeline.protocol.items import CodeInterpreterCall, Item, ShellCallOutput, WebSearchCall, images_of
-from pipeline.protocol.request import CreateResponse
-from pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
-from stages.normalize.hosted import told_choice
-from stages.normalize.images import check_images
-from stages.normalize.items import ItemReader, not_read, unrepeated
-from stages.normalize.raw import RawMessages
-from stages.normalize.tools import Offer, read_tools
-from stages.persist.store import Store
-from stages.persist.stored import History
+from penstock.pipeline.frames import NO_TEMPLATE_OPTIONS, Conversation, Origin, Sampling, Scheduling, TemplateOptions
+from penstock.pipeline.logs import current_response
+from penstock.pipeline.protocol.items import CodeInterpreterCall, Item, ShellCallOutput, WebSearchCall, images_of
+from penstock.pipeline.protocol.params.items import InputItem, MessageItem
+from penstock.pipeline.protocol.params.json_body import Pace, shortened
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
+from penstock.stages.normalize.hosted import told_choice
+from penstock.stages.normalize.images import check_images
+from penstock.stages.normalize.items import ItemReader, not_read, unrepeated
+from penstock.stages.normalize.raw import RawMessages
+from penstock.stages.normalize.tools import Offer, read_tools
+from penstock.stages.services.store.store import Store
+from penstock.stages.services.store.stored import History
 
 Number = TypeVar("Number", int, float)
 

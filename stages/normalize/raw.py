@@ -14,10 +14,8 @@ from dataclasses import dataclass, field
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from pipeline.errors import InvalidRequest
-from pipeline.protocol.body import Pace
-from pipeline.protocol.given_items import RawMessage
-from pipeline.protocol.items import (
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.items import (
     Call,
     CallOutput,
     CustomToolCall,
@@ -32,8 +30,10 @@ from pipeline.protocol.items import (
     Reasoning,
     ReasoningText,
 )
-from pipeline.protocol.tools import CustomTool, Tool
-from stages.harmony import FUNCTIONS
+from penstock.pipeline.protocol.params.items import RawMessage
+from penstock.pipeline.protocol.params.json_body import Pace
+from penstock.pipeline.protocol.tools import CustomTool, Tool
+from penstock.stages.models.harmony.vocabulary import FUNCTIONS
 
 _INSTRUCTIONS = "# Instructions\n\n"
 _declarations = re.compile(r"(?:^|\n\n)# (?:Tools|Response Formats)\n\n## ")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pipeline.errors import InvalidRequest
-from pipeline.protocol.body import shortened
-from pipeline.protocol.given_mcp import McpTool
-from pipeline.protocol.given_mcp import ToolFilter as GivenFilter
-from pipeline.protocol.tools import McpServer, ToolFilter
-from pipeline.secret import Secret
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.protocol.params.mcp import McpTool
+from penstock.pipeline.protocol.params.mcp import ToolFilter as GivenFilter
+from penstock.pipeline.protocol.tools import McpServer, ToolFilter
+from penstock.pipeline.secret import Secret
 
 
 def server(tool: McpTool, path: str, labels: frozenset[str] | None) -> McpServer:

@@ -11,13 +11,13 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, TypeAdapter
 
-from pipeline.errors import InvalidRequest, UnsupportedParameter
-from pipeline.protocol import given_tools as given
-from pipeline.protocol.body import Pace, shortened
-from pipeline.protocol.given_mcp import ChosenServer, McpTool, OnlyServer
-from pipeline.protocol.items import AdditionalTools, Item
-from pipeline.protocol.request import CreateResponse
-from pipeline.protocol.tools import (
+from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
+from penstock.pipeline.protocol.items import AdditionalTools, Item
+from penstock.pipeline.protocol.params import tools as given
+from penstock.pipeline.protocol.params.json_body import Pace, shortened
+from penstock.pipeline.protocol.params.mcp import ChosenServer, McpTool, OnlyServer
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.tools import (
     ANY_NAME,
     HOSTED,
     CustomTool,
@@ -30,10 +30,10 @@ from pipeline.protocol.tools import (
     Toolset,
     tool_key,
 )
-from stages.harmony import FUNCTIONS, recipient_of
-from stages.normalize.forms import FORMS
-from stages.normalize.hosted import LABELS, built_in, is_hosted, kinds_of, told
-from stages.normalize.servers import refuse_own, server
+from penstock.stages.models.harmony.vocabulary import FUNCTIONS, recipient_of
+from penstock.stages.normalize.forms import FORMS
+from penstock.stages.normalize.hosted import LABELS, built_in, is_hosted, kinds_of, told
+from penstock.stages.normalize.servers import refuse_own, server
 
 logger = logging.getLogger(__name__)
 

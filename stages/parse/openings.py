@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from pipeline.frames import (
+from penstock.pipeline.frames import (
     ClientCallOpened,
     CodeCallOpened,
     CustomToolCallOpened,
@@ -17,7 +17,7 @@ from pipeline.frames import (
     ShellCallOpened,
     WebCallOpened,
 )
-from pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset
 
 CallOpened: TypeAlias = ClientCallOpened | ServerCallOpened
 

@@ -11,9 +11,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
-from pipeline.frames import ItemDelta, TokenLogprob
-from pipeline.protocol.items import Logprob, TopLogprob
-from stages.parse.stop import StopTexts
+from penstock.pipeline.frames import ItemDelta, TokenLogprob
+from penstock.pipeline.protocol.items import Logprob, TopLogprob
+from penstock.stages.parse.stop import StopTexts
 
 _NEVER = -9999.0
 """What stands for the logprob of a token that cannot come, as JSON knows no infinity."""

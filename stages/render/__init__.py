@@ -1,0 +1,1 @@
+"""Conversation to token ids."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from llguidance.gbnf_to_lark import any_to_lark
 
-from pipeline.errors import InvalidRequest
-from stages.render.constraint import Unenforceable, escaped, json_body, lark_body, regex_body, schema_problem
+from penstock.pipeline.errors import InvalidRequest
+from penstock.stages.render.constraint import Unenforceable, escaped, json_body, lark_body, regex_body, schema_problem
 
 STRUCTURAL_TAG = "structural_tag"
 """The one way of ``structured_outputs`` that is about the whole turn."""

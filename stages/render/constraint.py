@@ -15,8 +15,8 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 
-from pipeline.protocol.body import shortened
-from stages.render.repeats import shortest, shortest_of_lark
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.stages.render.repeats import shortest, shortest_of_lark
 
 LARGEST = 500_000
 """Characters of the largest grammar; one of this size takes up to two seconds to check, off the loop."""

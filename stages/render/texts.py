@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pipeline.protocol.items import (
+from penstock.pipeline.protocol.items import (
     AdditionalTools,
     CallOutput,
     CodeInterpreterCall,
@@ -21,7 +21,7 @@ from pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
-from stages.calls import AnyCall
+from penstock.stages.models.call_pairs import AnyCall
 
 _FORGOTTEN = "The result of this call is no longer known."
 _NOT_APPROVED = "The user did not approve of this call"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from pipeline.protocol.items import Item, Message, Reasoning
-from stages.calls import AnyCall, callers_of
+from penstock.pipeline.protocol.items import Item, Message, Reasoning
+from penstock.stages.models.call_pairs import AnyCall, callers_of
 
 
 def to_drop(items: Sequence[Item], sizes: Sequence[int], excess: int) -> frozenset[int]:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import uvloop
 
-from api.collector import settle
-from stages.harmony import load_encoding
+from penstock.api.runs.gc_tuning import settle
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.bench.engines import engines
 from tests.bench.loopback import QUIET
 from tests.bench.measuring import PARTS, Found, attempt, measured

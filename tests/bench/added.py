@@ -17,14 +17,14 @@ from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
-from api.collector import settle
-from api.runs import Runs
-from pipeline.protocol.events import ResponseCompleted, to_sse
-from pipeline.protocol.reading import read_request
-from stages.generate.vllm import VllmEngine
-from stages.harmony import VOCABULARY_SIZE, load_encoding
-from stages.persist.live import LiveResponses
-from stages.responses import harmony_responses
+from penstock.api.runs.gc_tuning import settle
+from penstock.api.runs.runs import Runs
+from penstock.pipeline.protocol.events import ResponseCompleted, to_sse
+from penstock.pipeline.protocol.params.validation import read_request
+from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
+from penstock.stages.responses import harmony_responses
+from penstock.stages.services.engines.vllm import VllmEngine
+from penstock.stages.services.runs.live import LiveResponses
 from tests.bench.figures import Comparison, Figure
 from tests.bench.first_token import FIRST, SHORT, long_text, prompts
 from tests.bench.inprocess import Ready, engine_outputs, serving_of

@@ -22,16 +22,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pipeline.frames import ChatTurn, GenerationFinished, GenerationStarted, TokenChunk, TokenFrame
-from pipeline.protocol.events import to_sse
-from pipeline.protocol.tools import FunctionTool, Toolset
-from pipeline.record import replay
-from stages.chat.model import ChatModel
-from stages.generate.scripted import ScriptedEngine
-from stages.persist.database import Nowhere
-from stages.persist.live import LiveResponses
-from stages.persist.store import Store
-from stages.responses import chat_responses
+from penstock.pipeline.frames import ChatTurn, GenerationFinished, GenerationStarted, TokenChunk, TokenFrame
+from penstock.pipeline.protocol.events import to_sse
+from penstock.pipeline.protocol.tools import FunctionTool, Toolset
+from penstock.pipeline.recordings.format import replay
+from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.responses import chat_responses
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.store import Store
 from tests.support.chat_families import family_model
 from tests.support.stored_responses import response
 

@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pipeline.frames import TokenChunk, TokenFrame
-from pipeline.record import read_frames
-from stages.harmony import TEXT_TOKENS, load_encoding
+from penstock.pipeline.frames import TokenChunk, TokenFrame
+from penstock.pipeline.recordings.format import read_frames
+from penstock.stages.models.harmony.vocabulary import TEXT_TOKENS, load_encoding
 from tests.support.paths import HARMONY
 
 RECORDING = HARMONY / "long_reasoning/tokens.jsonl"

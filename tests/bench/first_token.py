@@ -14,7 +14,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from stages.harmony import load_encoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
 from tests.bench.core import Look, recorded_text
 from tests.bench.figures import Comparison, Figure
 from tests.bench.loopback import ANSWERING, Server, Servers

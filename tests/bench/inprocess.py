@@ -15,15 +15,15 @@ from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
-from pipeline.protocol.events import to_sse
-from pipeline.protocol.request import CreateResponse
-from pipeline.record import replay
-from stages.generate.vllm import VllmEngine
-from stages.harmony import VOCABULARY_SIZE, load_encoding
-from stages.persist.database import Nowhere
-from stages.persist.live import LiveResponses
-from stages.persist.store import Store
-from stages.responses import harmony_responses
+from penstock.pipeline.protocol.events import to_sse
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.recordings.format import replay
+from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE, load_encoding
+from penstock.stages.responses import harmony_responses
+from penstock.stages.services.engines.vllm import VllmEngine
+from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.store import Store
 from tests.bench.core import FILL, recorded_text
 from tests.bench.figures import Comparison, Figure
 

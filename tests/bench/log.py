@@ -6,11 +6,18 @@ import statistics
 import time
 from itertools import cycle, islice
 
-from pipeline.frames import GenerationStarted, ItemClosed, ItemDelta, ParsedFrame, ReasoningOpened, TurnFinished
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.response import Response
-from pipeline.record import read_frames
-from stages.persist.log import EventLog
+from penstock.pipeline.frames import (
+    GenerationStarted,
+    ItemClosed,
+    ItemDelta,
+    ParsedFrame,
+    ReasoningOpened,
+    TurnFinished,
+)
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.recordings.format import read_frames
+from penstock.stages.services.runs.event_log import EventLog
 from tests.support.frames import written_events
 from tests.support.paths import HARMONY
 

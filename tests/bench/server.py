@@ -45,8 +45,8 @@ async def measuring(cores: list[SteppedCore]) -> None:
 
 async def ours(port: int, options: list[str], folder: str) -> None:
     """Penstock, with its store and its event log."""
-    from api.settings import Settings  # noqa: PLC0415 - the other server needs none of it
-    from server import serve  # noqa: PLC0415
+    from penstock.api.settings import Settings  # noqa: PLC0415 - the other server needs none of it
+    from penstock.server import serve  # noqa: PLC0415
 
     settings: dict[str, Any] = {"model": MODEL, "port": port, "store": f"{folder}/store.sqlite3", "sandbox": False}
     await serve(Settings(engine_arguments=[*OPTIONS, *options], **settings))

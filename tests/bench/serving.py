@@ -20,14 +20,14 @@ from typing import Any
 
 from yarl import URL
 
-from pipeline.core import Pipeline
-from pipeline.frames import EmittedFrame, ItemResult, ItemTokens, ResponseStarted
-from pipeline.protocol.events import ResponseEvent
-from pipeline.recording.recorder import Recorder
-from stages.generate.scripted import Script, ScriptedEngine
-from stages.harmony import HarmonyEncoding, load_encoding
-from stages.persist.live import LiveResponses
-from stages.persist.persist import Persist
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import EmittedFrame, ItemResult, ItemTokens, ResponseStarted
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.recordings.recorder import Recorder
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
+from penstock.stages.persist import Persist
+from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.stages.services.runs.live import LiveResponses
 from tests.bench.core import SETTLING
 from tests.support.server import Server, running_server
 

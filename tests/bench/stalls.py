@@ -9,8 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from stages.generate.scripted import Script, ScriptedEngine
-from stages.harmony import load_encoding
+from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.server import running_server
 
 ROUNDS = 5

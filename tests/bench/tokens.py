@@ -16,11 +16,11 @@ from typing import Any
 from msgspec.structs import replace as with_fields
 from openai_harmony import HarmonyEncoding, HarmonyEncodingName, Role, StreamableParser, load_harmony_encoding
 
-from pipeline.frames import GenerationStarted, TokenChunk, TokenFrame, TokenLogprob
-from pipeline.protocol.events import Delta, ResponseEvent, to_sse
-from pipeline.record import read_frames, replay
-from stages.harmony import TEXT_TOKENS, load_encoding
-from stages.responses import recorded_responses
+from penstock.pipeline.frames import GenerationStarted, TokenChunk, TokenFrame, TokenLogprob
+from penstock.pipeline.protocol.events import Delta, ResponseEvent, to_sse
+from penstock.pipeline.recordings.format import read_frames, replay
+from penstock.stages.models.harmony.vocabulary import TEXT_TOKENS, load_encoding
+from penstock.stages.responses import recorded_responses
 from tests.support.paths import HARMONY
 
 RECORDING = HARMONY / "long_reasoning/tokens.jsonl"

@@ -8,15 +8,15 @@ import statistics
 import time
 from typing import Any
 
-from pipeline.core import Pipeline
-from pipeline.frames import Conversation
-from pipeline.protocol.reading import read_request
-from pipeline.protocol.request import CreateResponse
-from pipeline.record import replay
-from stages.harmony import load_encoding
-from stages.normalize.normalize import Normalize
-from stages.persist.database import Nowhere
-from stages.persist.store import Store
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import Conversation
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.validation import read_request
+from penstock.pipeline.recordings.format import replay
+from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.store import Store
 
 ROUNDS = 15
 

@@ -17,19 +17,19 @@ from openai.types.responses.response_create_params import (
     ResponseCreateParamsStreaming,
 )
 
-from pipeline.errors import InvalidRequest, UnsupportedParameter
-from pipeline.protocol.items import InputText, Message
-from pipeline.protocol.reading import read_request
-from pipeline.protocol.request import CreateResponse
-from pipeline.protocol.response import Response
-from pipeline.record import replay
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import load_encoding
-from stages.normalize.normalize import Normalize
-from stages.persist.live import LiveResponses
-from stages.persist.sqlite import SqliteDatabase
-from stages.persist.store import Store, StoredConversation
-from stages.responses import harmony_responses
+from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
+from penstock.pipeline.protocol.items import InputText, Message
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.validation import read_request
+from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.recordings.format import replay
+from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.responses import harmony_responses
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.store.sqlite import SqliteDatabase
+from penstock.stages.services.store.store import Store, StoredConversation
 from tests.support.paths import ROOT
 from tests.support.request_bodies import WEATHER
 from tests.support.server import script

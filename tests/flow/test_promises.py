@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.protocol.items import CustomToolCall, FunctionCall
-from pipeline.protocol.response import Response
-from stages.generate.scripted import Script, ScriptedEngine
-from stages.harmony import load_encoding
-from stages.persist.database import Nowhere
-from stages.persist.live import LiveResponses
-from stages.persist.store import Store
-from stages.responses import harmony_responses
+from penstock.pipeline.protocol.items import CustomToolCall, FunctionCall
+from penstock.pipeline.protocol.response import Response
+from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.responses import harmony_responses
+from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.store import Store
 from tests.support.event_streams import final, run_request
 
 Json = dict[str, Any]

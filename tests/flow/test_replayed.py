@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from pipeline.frames import GenerationFinished, TokenChunk, TokenFrame
-from pipeline.record import FORMAT, End, Failure, Header, line, read_frames
+from penstock.pipeline.frames import GenerationFinished, TokenChunk, TokenFrame
+from penstock.pipeline.recordings.format import FORMAT, End, Failure, Header, line, read_frames
 from tests.support.api_clients import openai_client
 from tests.support.paths import FIXTURES
 from tests.support.server_process import ServerProcess, exit_status, penstock, serving_process
@@ -225,7 +225,7 @@ async def test_chat_recordings_need_no_vllm(tmp_path: Path) -> None:
 COUNTING = """
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
-from pipeline.frames import TokenFrame
+from penstock.pipeline.frames import TokenFrame
 
 async def count(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:
     async for frame in source:

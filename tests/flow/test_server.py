@@ -15,23 +15,23 @@ import pytest
 from pydantic import SecretStr, ValidationError
 from pydantic_settings import CliApp
 
-from api.settings import Settings
-from pipeline.errors import CannotRun
-from pipeline.logs import name_response
-from server import Started, assembled, database, drawn, log_to_stderr, main, over_http, serve, toolbox
-from stages.chat.load import ChatOptions
-from stages.converse.mcp.host import McpHost
-from stages.converse.tools import Toolbox
-from stages.generate.scripted import ScriptedEngine
-from stages.guard import AllowedNetworks
-from stages.normalize.normalize import Normalize
-from stages.parse.chat.parse import ParseChat
-from stages.persist.database import Nowhere
-from stages.persist.live import LiveResponses
-from stages.persist.postgres import PostgresDatabase
-from stages.persist.sqlite import SqliteDatabase
-from stages.persist.store import Store
-from stages.render.chat.chat import RenderChat
+from penstock.api.settings import Settings
+from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.logs import name_response
+from penstock.server import Started, assembled, database, drawn, log_to_stderr, main, over_http, serve, toolbox
+from penstock.stages.models.chat.load import ChatOptions
+from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.parse.chat.parse import ParseChat
+from penstock.stages.render.chat.chat import RenderChat
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.mcp.host import McpHost
+from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.postgres import PostgresDatabase
+from penstock.stages.services.store.sqlite import SqliteDatabase
+from penstock.stages.services.store.store import Store
+from penstock.stages.services.tools import Toolbox
+from penstock.stages.services.web.ssrf import AllowedNetworks
 from tests.support.chat_families import load_model
 from tests.support.fake_vllm import FakeVllm, running_fakes
 from tests.support.paths import ROOT, TINY_QWEN

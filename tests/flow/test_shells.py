@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stages.generate.scripted import Script, ScriptedEngine
-from stages.harmony import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import done_items, stream_events
 from tests.support.server import Server, running_server
 

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core import Pipeline
-from pipeline.protocol.events import OutputItemAdded, ResponseEvent, TerminalEvent, to_sse
-from pipeline.protocol.items import FunctionCall, Message, Reasoning
-from pipeline.protocol.reading import read_request
-from pipeline.protocol.request import CreateResponse
-from pipeline.record import replay
-from stages.generate.scripted import Script, ScriptedEngine
-from stages.harmony import HarmonyEncoding, load_encoding
-from stages.persist.database import Nowhere
-from stages.persist.live import LiveResponses
-from stages.persist.store import Store
-from stages.responses import harmony_responses
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.protocol.events import OutputItemAdded, ResponseEvent, TerminalEvent, to_sse
+from penstock.pipeline.protocol.items import FunctionCall, Message, Reasoning
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.validation import read_request
+from penstock.pipeline.recordings.format import replay
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
+from penstock.stages.responses import harmony_responses
+from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.store import Store
 from tests.support.event_streams import final, run_request
 from tests.support.examples import examples
 from tests.support.harmony import encode_by_letters

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import openai
 
-from stages.generate.scripted import ScriptedEngine
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.event_streams import read_sse
 from tests.support.server import WEATHER, ApiClient, ScriptedServer, Server
 

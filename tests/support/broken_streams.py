@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from pipeline.protocol.events import (
+from penstock.pipeline.protocol.events import (
     ContentPartAdded,
     CustomToolCallInputDelta,
     FunctionCallArgumentsDelta,
@@ -19,18 +19,8 @@ from pipeline.protocol.events import (
     RefusalDelta,
     ShellCallCommandAdded,
 )
-from pipeline.protocol.items import (
-    FunctionCall,
-    ListedTool,
-    OutputText,
-    ReasoningText,
-    Refusal,
-    SummaryText,
-)
-from pipeline.protocol.response import (
-    ErrorDetails,
-    IncompleteDetails,
-)
+from penstock.pipeline.protocol.items import FunctionCall, ListedTool, OutputText, ReasoningText, Refusal, SummaryText
+from penstock.pipeline.protocol.response import ErrorDetails, IncompleteDetails
 from tests.support.frames import (
     CITATION,
     SHELL_OUTPUT,

@@ -18,15 +18,15 @@ from llguidance import LLMatcher, LLTokenizer, grammar_from
 from msgspec import structs
 from tokenizers import AddedToken, Tokenizer
 
-from pipeline.frames import CallSyntax, GenerationStarted
-from pipeline.protocol.tools import Toolset
-from stages.chat.functions import functions
-from stages.chat.load import ChatOptions, load_chat_model, read_config
-from stages.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
-from stages.chat.names import ToolNames
-from stages.chat.parsers import VllmParsers
-from stages.chat.vocabulary import Vocabulary
-from stages.render.chat.grammar import grammar
+from penstock.pipeline.frames import CallSyntax, GenerationStarted
+from penstock.pipeline.protocol.tools import Toolset
+from penstock.stages.models.chat.functions import functions
+from penstock.stages.models.chat.load import ChatOptions, load_chat_model, read_config
+from penstock.stages.models.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
+from penstock.stages.models.chat.names import ToolNames
+from penstock.stages.models.chat.parsers import VllmParsers
+from penstock.stages.models.chat.vocabulary import Vocabulary
+from penstock.stages.render.chat.grammar import grammar
 from tests.support.harmony import conversation
 from tests.support.paths import TINY_QWEN
 

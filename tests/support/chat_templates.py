@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from pipeline.errors import InvalidRequest
-from pipeline.frames import Conversation, GenerationStarted, Prompt
-from pipeline.protocol.items import Item
-from stages.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
-from stages.chat.names import ToolNames
-from stages.chat.vocabulary import Vocabulary
-from stages.render.chat.chat import RenderChat
-from stages.render.chat.messages import Layout, Surroundings, lay_out, split
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.frames import Conversation, GenerationStarted, Prompt
+from penstock.pipeline.protocol.items import Item
+from penstock.stages.models.chat.model import ChatMessage, ChatModel, Function, OutputParser, Rendered
+from penstock.stages.models.chat.names import ToolNames
+from penstock.stages.models.chat.vocabulary import Vocabulary
+from penstock.stages.render.chat.chat import RenderChat
+from penstock.stages.render.chat.messages import Layout, Surroundings, lay_out, split
 from tests.support.chat_families import fast_tokenizer
 from tests.support.event_streams import run_stage
 from tests.support.paths import TINY_QWEN

@@ -9,21 +9,21 @@ from typing import Any
 
 import msgspec
 
-from pipeline.core import Pipeline
-from pipeline.frames import Prompt, Sampling, Scheduling
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.items import Message, OutputItem, Reasoning
-from pipeline.protocol.request import CreateResponse
-from pipeline.protocol.response import Response
-from pipeline.record import read_frames
-from stages.chat.model import ChatModel
-from stages.generate.engine import Engine
-from stages.generate.vllm import VllmEngine
-from stages.harmony import HarmonyEncoding
-from stages.persist.database import Nowhere
-from stages.persist.live import LiveResponses
-from stages.persist.store import Store
-from stages.responses import chat_responses, harmony_responses
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import Prompt, Sampling, Scheduling
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.items import Message, OutputItem, Reasoning
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.recordings.format import read_frames
+from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.responses import chat_responses, harmony_responses
+from penstock.stages.services.engines.engine import Engine
+from penstock.stages.services.engines.vllm import VllmEngine
+from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.store import Store
 from tests.support.event_streams import final, run_request
 from tests.support.fixture_cases import HARMONY_CASES
 from tests.support.processes import PATIENCE

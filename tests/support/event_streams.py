@@ -13,15 +13,15 @@ import msgspec
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from pipeline.core import Pipeline, Stage
-from pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
-from pipeline.invariants import StreamChecker, check
-from pipeline.protocol.events import ResponseEvent, TerminalEvent, to_sse
-from pipeline.protocol.reading import read_request
-from pipeline.protocol.request import CreateResponse
-from pipeline.protocol.response import Response
-from pipeline.record import replay
-from stages.generate.engine import Engine
+from penstock.pipeline.core import Pipeline, Stage
+from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
+from penstock.pipeline.lifecycle.checker import StreamChecker, check
+from penstock.pipeline.protocol.events import ResponseEvent, TerminalEvent, to_sse
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.validation import read_request
+from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.recordings.format import replay
+from penstock.stages.services.engines.engine import Engine
 
 _sdk_event: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 _our_event = msgspec.json.Decoder[ResponseEvent](ResponseEvent)

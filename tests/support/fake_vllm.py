@@ -16,17 +16,17 @@ from typing import Any, Literal
 
 from aiohttp import web
 
-from pipeline.frames import Prompt, Sampling
-from pipeline.protocol.events import TerminalEvent
-from pipeline.protocol.items import Message
-from pipeline.protocol.reading import read_request
-from pipeline.record import replay
-from stages.generate.http import HttpEngine, start_http
-from stages.harmony import load_encoding
-from stages.persist.database import Nowhere
-from stages.persist.live import LiveResponses
-from stages.persist.store import Store
-from stages.responses import harmony_responses
+from penstock.pipeline.frames import Prompt, Sampling
+from penstock.pipeline.protocol.events import TerminalEvent
+from penstock.pipeline.protocol.items import Message
+from penstock.pipeline.protocol.params.validation import read_request
+from penstock.pipeline.recordings.format import replay
+from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.responses import harmony_responses
+from penstock.stages.services.engines.http import HttpEngine, start_http
+from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.store import Store
 from tests.support.processes import free_port
 from tests.support.stored_responses import response
 

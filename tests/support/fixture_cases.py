@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 import msgspec
 from hypothesis import strategies as st
 
-from pipeline.core import Pipeline
-from pipeline.frames import (
+from penstock.api.cli.page.flow import Flow, flow_of
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import (
     Conversation,
     ConversedFrame,
     EmittedFrame,
@@ -33,25 +34,24 @@ from pipeline.frames import (
     TokenFrame,
     TokenLogprob,
 )
-from pipeline.page.flow import Flow, flow_of
-from pipeline.plugins import Install
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.items import OutputItem
-from pipeline.protocol.reading import read_request
-from pipeline.protocol.response import Response
-from pipeline.record import FORMAT, Header, read_frames, write_frames
-from stages.converse.converse import Converse
-from stages.emit.emit import emit
-from stages.generate.generate import Generate
-from stages.generate.replay import ReplayEngine
-from stages.harmony import RETURN, STOP_TOKENS, HarmonyEncoding, load_encoding
-from stages.normalize.normalize import Normalize
-from stages.parse.harmony import ParseHarmony
-from stages.persist.live import LiveResponses
-from stages.persist.persist import Persist
-from stages.persist.store import Store
-from stages.render.harmony import RenderHarmony
-from stages.responses import recorded_responses
+from penstock.pipeline.plugins import Install
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.items import OutputItem
+from penstock.pipeline.protocol.params.validation import read_request
+from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.recordings.format import FORMAT, Header, read_frames, write_frames
+from penstock.stages.converse.converse import Converse
+from penstock.stages.emit.emit import emit
+from penstock.stages.generate import Generate
+from penstock.stages.models.harmony.vocabulary import RETURN, STOP_TOKENS, HarmonyEncoding, load_encoding
+from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.parse.harmony.parse import ParseHarmony
+from penstock.stages.persist import Persist
+from penstock.stages.render.harmony.render import RenderHarmony
+from penstock.stages.responses import recorded_responses
+from penstock.stages.services.engines.replay import ReplayEngine
+from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.store.store import Store
 from tests.support.event_streams import Tap, checked, final, run_pipeline, run_stage
 from tests.support.examples import examples
 from tests.support.paths import HARMONY

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pipeline.frames import (
+from penstock.pipeline.frames import (
     AnnotationAdded,
     CallFinished,
     CallStarted,
@@ -38,7 +38,7 @@ from pipeline.frames import (
     TurnFinished,
     WebCallOpened,
 )
-from pipeline.protocol.events import (
+from penstock.pipeline.protocol.events import (
     Event,
     OutputItemAdded,
     OutputItemDone,
@@ -48,10 +48,10 @@ from pipeline.protocol.events import (
     ShellCallOutputContentDone,
     to_sse,
 )
-from pipeline.protocol.items import InputText, Logprob, Message, Phase, TopLogprob
-from pipeline.protocol.response import ReasoningOptions
-from pipeline.protocol.tools import ClientForm
-from stages.emit.emit import ResponseWriter
+from penstock.pipeline.protocol.items import InputText, Logprob, Message, Phase, TopLogprob
+from penstock.pipeline.protocol.response import ReasoningOptions
+from penstock.pipeline.protocol.tools import ClientForm
+from penstock.stages.emit.emit import ResponseWriter
 from tests.support.stored_responses import response
 
 INPUT = (Message("msg_in", "completed", "user", (InputText("How is Oslo?"),)),)

@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 from msgspec.structs import replace
 
-from pipeline.core import Pipeline
-from pipeline.frames import Conversation
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.request import CreateResponse
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import Conversation
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.params.request import CreateResponse
 
 
 async def greedy(source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversation, None]:

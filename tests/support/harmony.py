@@ -13,8 +13,8 @@ from llguidance import LLMatcher, LLTokenizer, grammar_from
 from llguidance.tiktoken import lltokenizer_from_encoding
 from msgspec import UNSET, UnsetType
 
-from pipeline.frames import Conversation, Sampling
-from pipeline.protocol.items import (
+from penstock.pipeline.frames import Conversation, Sampling
+from penstock.pipeline.protocol.items import (
     CallStatus,
     CodeInterpreterCall,
     CustomToolCall,
@@ -38,12 +38,19 @@ from pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
-from pipeline.protocol.response import Effort, ReasoningOptions, Response
-from pipeline.protocol.tools import FunctionTool, Tool, Toolset
-from stages.harmony import MESSAGE, RETURN, START, TEXT_TOKENS, VOCABULARY_SIZE, load_encoding
-from stages.render.grammar import grammar
-from stages.render.messages import lay_out
-from stages.render.typescript import NamedTool, tools_section
+from penstock.pipeline.protocol.response import Effort, ReasoningOptions, Response
+from penstock.pipeline.protocol.tools import FunctionTool, Tool, Toolset
+from penstock.stages.models.harmony.typescript import NamedTool, tools_section
+from penstock.stages.models.harmony.vocabulary import (
+    MESSAGE,
+    RETURN,
+    START,
+    TEXT_TOKENS,
+    VOCABULARY_SIZE,
+    load_encoding,
+)
+from penstock.stages.render.harmony.grammar import grammar
+from penstock.stages.render.harmony.messages import lay_out
 
 
 @st.composite

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
-from pipeline.errors import RunInterrupted
-from pipeline.protocol.events import DONE
-from pipeline.protocol.response import Response
-from stages.harmony import HarmonyEncoding
-from stages.persist.live import LiveResponse
+from penstock.pipeline.errors import RunInterrupted
+from penstock.pipeline.protocol.events import DONE
+from penstock.pipeline.protocol.response import Response
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.runs.live import LiveResponse
 from tests.support.api_clients import (
     PATIENCE,
     STREAM,

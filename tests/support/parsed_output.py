@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 from msgspec import structs
 
-from pipeline.frames import (
+from penstock.pipeline.frames import (
     ChatTurn,
     ClientCallOpened,
     FinishReason,
@@ -29,12 +29,22 @@ from pipeline.frames import (
     TokenLogprob,
     TurnFinished,
 )
-from pipeline.protocol.items import Logprob
-from pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, HostedTool, McpTool, Toolset
-from stages.chat.model import ChatModel
-from stages.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START, HarmonyEncoding, load_encoding
-from stages.parse.chat.parse import ChatParser
-from stages.parse.harmony import HarmonyParser
+from penstock.pipeline.protocol.items import Logprob
+from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, HostedTool, McpTool, Toolset
+from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.models.harmony.vocabulary import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    MESSAGE,
+    RETURN,
+    START,
+    HarmonyEncoding,
+    load_encoding,
+)
+from penstock.stages.parse.chat.parse import ChatParser
+from penstock.stages.parse.harmony.parse import HarmonyParser
 from tests.support.chat_families import FAMILIES, family_model
 from tests.support.stored_responses import response
 

@@ -7,6 +7,6 @@ import sys
 sys.modules.update({"vllm": None, "torch": None})  # type: ignore[dict-item]  # Python's way to say that there is none
 
 import tests.support.server_process  # noqa: E402, F401
-from stages.harmony import load_encoding  # noqa: E402
+from penstock.stages.models.harmony.vocabulary import load_encoding  # noqa: E402
 
 load_encoding().encode_markup("")

@@ -11,16 +11,16 @@ from typing import Any, TypeAlias
 import pytest
 from msgspec.structs import replace
 
-from pipeline.errors import InvalidRequest
-from pipeline.frames import Conversation, TokenIds
-from pipeline.protocol.items import OutputItem
-from pipeline.protocol.reading import read_request
-from pipeline.protocol.request import CreateResponse
-from pipeline.protocol.response import ResponseStatus
-from pipeline.record import replay
-from stages.normalize.normalize import Normalize
-from stages.persist.database import Nowhere
-from stages.persist.store import Store, StoredResponse
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.frames import Conversation, TokenIds
+from penstock.pipeline.protocol.items import OutputItem
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.validation import read_request
+from penstock.pipeline.protocol.response import ResponseStatus
+from penstock.pipeline.recordings.format import replay
+from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.store import Store, StoredResponse
 from tests.support.clock import count_instructions
 
 MESSAGE = {"role": "user", "content": "x"}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.converse.sandbox.plan import MODES, Kind, Limits, Mode
-from stages.converse.sandbox.probe import Sandbox, probe
+from penstock.stages.services.sandbox.plan import MODES, Kind, Limits, Mode
+from penstock.stages.services.sandbox.probe import Sandbox, probe
 
 LANDLOCK_CREATE_RULESET, ONLY_ITS_VERSION = 444, 1
 

@@ -13,8 +13,8 @@ from typing import Any, cast
 import msgspec
 from msgspec.structs import replace
 
-from pipeline.core import Pipeline
-from pipeline.frames import (
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import (
     CodeCallOpened,
     Conversation,
     ConversedFrame,
@@ -33,12 +33,12 @@ from pipeline.frames import (
     ShellCallOpened,
     TurnFinished,
 )
-from pipeline.protocol.items import InputText, Item, ListedTool, Message
-from pipeline.protocol.tools import HOSTED, McpServer, Toolset
-from pipeline.record import replay
-from stages.converse.converse import Converse
-from stages.converse.exchange import Limits
-from stages.converse.tools import Host, Outcome, ServerUnavailable, Session, Source, Toolbox
+from penstock.pipeline.protocol.items import InputText, Item, ListedTool, Message
+from penstock.pipeline.protocol.tools import HOSTED, McpServer, Toolset
+from penstock.pipeline.recordings.format import replay
+from penstock.stages.converse.converse import Converse
+from penstock.stages.converse.exchange import Limits
+from penstock.stages.services.tools import Host, Outcome, ServerUnavailable, Session, Source, Toolbox
 from tests.support.stored_responses import response
 
 Turn = Sequence[ParsedFrame]

@@ -14,28 +14,28 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import aiohttp
 from aiohttp import web
 
-from api.app import Api
-from api.keys import Keys
-from api.peers import Membership, Peers
-from api.runs import Runs
-from pipeline.core import Pipeline
-from pipeline.frames import EngineFrame, Prompt
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.request import CreateResponse
-from pipeline.record import FILES, FORMAT, Header, Recording, read_recording
-from pipeline.recording.recorder import Recorder
-from pipeline.recording.sampled import ALWAYS, Condition
-from stages.chat.model import ChatModel
-from stages.converse.exchange import Limits
-from stages.converse.tools import Toolbox
-from stages.generate.engine import Engine
-from stages.generate.scripted import Script, ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.persist.database import Database
-from stages.persist.live import LiveResponses
-from stages.persist.servers import STALE
-from stages.persist.store import Store
-from stages.responses import DEFAULT_LIMITS, NO_TOOLS, chat_responses, harmony_responses
+from penstock.api.app import Api
+from penstock.api.http.auth import Keys
+from penstock.api.peers import Membership, Peers
+from penstock.api.runs.runs import Runs
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import EngineFrame, Prompt
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.recordings.format import FILES, FORMAT, Header, Recording, read_recording
+from penstock.pipeline.recordings.recorder import Recorder
+from penstock.pipeline.recordings.sampling import ALWAYS, Condition
+from penstock.stages.converse.exchange import Limits
+from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.responses import DEFAULT_LIMITS, NO_TOOLS, chat_responses, harmony_responses
+from penstock.stages.services.engines.engine import Engine
+from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.store.database import Database
+from penstock.stages.services.store.servers import STALE
+from penstock.stages.services.store.store import Store
+from penstock.stages.services.tools import Toolbox
 from tests.support.stores import database_at
 
 AnyEngine = TypeVar("AnyEngine", bound=Engine)

@@ -20,12 +20,12 @@ import aiohttp
 import uvloop
 from pydantic_settings import CliApp
 
-import pipeline.__main__
-from api.settings import Settings
-from pipeline.frames import Prompt
-from server import Started, log_to_stderr, serve
-from stages.generate.scripted import Script, ScriptedEngine
-from stages.harmony import load_encoding
+from penstock.api.cli.__main__ import main
+from penstock.api.settings import Settings
+from penstock.pipeline.frames import Prompt
+from penstock.server import Started, log_to_stderr, serve
+from penstock.stages.models.harmony.vocabulary import load_encoding
+from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.processes import free_port
 from tests.support.server import COUNT, HELLO, ApiClient
 
@@ -66,7 +66,7 @@ def penstock(*arguments: str) -> None:
     """Run the ``penstock`` command on a machine without vLLM."""
     assert sys.modules["vllm"] is None
     sys.argv = ["penstock", *arguments]
-    pipeline.__main__.main()
+    main()
 
 
 def _logged(log: Path, program: Callable[..., None], *arguments: str) -> None:

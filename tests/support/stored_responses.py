@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pipeline.frames import Conversation, Sampling
-from pipeline.protocol.items import (
+from penstock.pipeline.frames import Conversation, Sampling
+from penstock.pipeline.protocol.items import (
     AdditionalTools,
     ApplyPatchCall,
     ApplyPatchCallOutput,
@@ -37,9 +37,9 @@ from pipeline.protocol.items import (
     TopLogprob,
     WebSearchCall,
 )
-from pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
-from stages.persist.database import NOW, Statement
-from stages.persist.store import Store, StoredConversation, StoredResponse
+from penstock.pipeline.protocol.response import ConversationReference, ReasoningOptions, Response
+from penstock.stages.services.store.database import NOW, Statement
+from penstock.stages.services.store.store import Store, StoredConversation, StoredResponse
 
 ITEMS: tuple[Item, ...] = (
     Message("msg_1", "completed", "user", (InputText("Grüße 🐍 \u0000 <|end|>"),)),

@@ -27,10 +27,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from stages.persist.database import Database, Row, Unavailable, Unit, Value
-from stages.persist.postgres import PostgresDatabase
-from stages.persist.sqlite import SqliteDatabase
-from stages.persist.store import Store
+from penstock.stages.services.store.database import Database, Row, Unavailable, Unit, Value
+from penstock.stages.services.store.postgres import PostgresDatabase
+from penstock.stages.services.store.sqlite import SqliteDatabase
+from penstock.stages.services.store.store import Store
 
 DATABASES = ("sqlite", "postgres")
 

@@ -7,22 +7,9 @@ from typing import Any, TypeAlias
 
 from msgspec.structs import replace
 
-from pipeline.protocol.events import (
-    OutputItemDone,
-    ResponseCreated,
-    ResponseEvent,
-    ResponseQueued,
-)
-from pipeline.protocol.items import (
-    Logprob,
-    OutputItem,
-)
-from pipeline.protocol.response import (
-    InputTokensDetails,
-    OutputTokensDetails,
-    Response,
-    Usage,
-)
+from penstock.pipeline.protocol.events import OutputItemDone, ResponseCreated, ResponseEvent, ResponseQueued
+from penstock.pipeline.protocol.items import Logprob, OutputItem
+from penstock.pipeline.protocol.response import InputTokensDetails, OutputTokensDetails, Response, Usage
 from tests.support.frames import Frames, spelled_delta, written_events
 
 Events: TypeAlias = list[ResponseEvent]

@@ -16,20 +16,20 @@ from typing import Any, TypeAlias
 import pytest
 from aiohttp import web
 
-from pipeline.frames import Conversation, Sampling
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.items import Item
-from stages.converse.browser.backends import backend_of
-from stages.converse.browser.host import BrowserHost
-from stages.converse.exchange import Limits
-from stages.converse.mcp.config import ServerConfig
-from stages.converse.mcp.servers import McpServers
-from stages.converse.sandbox.probe import Sandbox
-from stages.converse.sandbox.python import PythonHost
-from stages.converse.tools import Host, Toolbox
-from stages.generate.scripted import ScriptedEngine
-from stages.guard import AllowedNetworks
-from stages.harmony import HarmonyEncoding
+from penstock.pipeline.frames import Conversation, Sampling
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.items import Item
+from penstock.stages.converse.exchange import Limits
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.browser.backends import backend_of
+from penstock.stages.services.browser.host import BrowserHost
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.mcp.config import ServerConfig
+from penstock.stages.services.mcp.servers import McpServers
+from penstock.stages.services.sandbox.probe import Sandbox
+from penstock.stages.services.sandbox.python import PythonHost
+from penstock.stages.services.tools import Host, Toolbox
+from penstock.stages.services.web.ssrf import AllowedNetworks
 from tests.support.api_clients import StreamReader, get_response, wait_for_end
 from tests.support.event_streams import read_sse
 from tests.support.mcp_servers import LOCAL

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TypeVar, assert_type
 
-from pipeline.core import Pipeline
-from pipeline.frames import Conversation, Prompt, TokenFrame
-from pipeline.invariants import check
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.request import CreateResponse
-from stages.emit.emit import emit
-from stages.generate.generate import Generate
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.normalize.normalize import Normalize
-from stages.parse.harmony import ParseHarmony
-from stages.persist.live import LiveResponses
-from stages.persist.persist import Persist
-from stages.render.harmony import RenderHarmony
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import Conversation, Prompt, TokenFrame
+from penstock.pipeline.lifecycle.checker import check
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.stages.emit.emit import emit
+from penstock.stages.generate import Generate
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.parse.harmony.parse import ParseHarmony
+from penstock.stages.persist import Persist
+from penstock.stages.render.harmony.render import RenderHarmony
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.runs.live import LiveResponses
 
 Frame = TypeVar("Frame")
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from pipeline.core import Pipeline
-from pipeline.invariants import check
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.request import CreateResponse
-from pipeline.record import replay
-from stages.emit.emit import emit
-from stages.generate.generate import Generate
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.normalize.normalize import Normalize
-from stages.parse.harmony import ParseHarmony
-from stages.persist.live import LiveResponses
-from stages.persist.persist import Persist
-from stages.render.harmony import RenderHarmony
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.lifecycle.checker import check
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.recordings.format import replay
+from penstock.stages.emit.emit import emit
+from penstock.stages.generate import Generate
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.parse.harmony.parse import ParseHarmony
+from penstock.stages.persist import Persist
+from penstock.stages.render.harmony.render import RenderHarmony
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.runs.live import LiveResponses
 
 
 def out_of_order(live: LiveResponses, encoding: HarmonyEncoding) -> None:

@@ -1,0 +1,1 @@
+"""Tokens of a model with a chat template to items."""

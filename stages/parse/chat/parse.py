@@ -17,8 +17,8 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
-from pipeline.errors import EngineFailed
-from pipeline.frames import (
+from penstock.pipeline.errors import EngineFailed
+from penstock.pipeline.frames import (
     FunctionCallOpened,
     GenerationFinished,
     GenerationStarted,
@@ -33,14 +33,14 @@ from pipeline.frames import (
     TokenLogprob,
     TurnFinished,
 )
-from pipeline.protocol.items import Phase
-from pipeline.protocol.tools import tool_key
-from stages.chat.functions import functions
-from stages.chat.model import Argued, Called, ChatModel, Piece, Said, Thought
-from stages.chat.names import ToolNames, text_argument
-from stages.parse.chat.unwrap import Unwrapped
-from stages.parse.openings import Opening, call_of, is_open
-from stages.parse.text import AlignedLogprobs, ItemText, TokenDecoder
+from penstock.pipeline.protocol.items import Phase
+from penstock.pipeline.protocol.tools import tool_key
+from penstock.stages.models.chat.functions import functions
+from penstock.stages.models.chat.model import Argued, Called, ChatModel, Piece, Said, Thought
+from penstock.stages.models.chat.names import ToolNames, text_argument
+from penstock.stages.parse.chat.unwrap import Unwrapped
+from penstock.stages.parse.openings import Opening, call_of, is_open
+from penstock.stages.parse.text import AlignedLogprobs, ItemText, TokenDecoder
 
 Kind: TypeAlias = type[Thought] | type[Said] | type[Called]
 

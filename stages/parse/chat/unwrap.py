@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from stages.chat.json_value import unquoted
+from penstock.stages.models.chat.json_value import unquoted
 
 _HEAD = re.compile(r'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:\s*"')
 _BEGINNING = re.compile(r'\s*(?:\{\s*(?:"(?:[^"\\]|\\.)*(?:\\|"\s*(?::\s*)?)?)?)?')

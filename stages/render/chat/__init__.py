@@ -1,0 +1,1 @@
+"""Conversation to the tokens of a model with a chat template."""

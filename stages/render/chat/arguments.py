@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.protocol.body import DEEPEST
+from penstock.pipeline.protocol.params.json_body import DEEPEST
 
 _BROKEN = "arguments"
 

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
-from pipeline.frames import ChatTurn, Conversation, Prompt, TokenIds
-from pipeline.protocol.items import images_of
-from stages.chat.model import ChatModel
-from stages.render.chat.grammar import grammar
-from stages.render.chat.images import Images
-from stages.render.chat.messages import Layout
-from stages.render.chat.rendering import Rendering
-from stages.render.truncation import room_for_answer, to_drop
+from penstock.pipeline.frames import ChatTurn, Conversation, Prompt, TokenIds
+from penstock.pipeline.protocol.items import images_of
+from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.render.chat.grammar import grammar
+from penstock.stages.render.chat.messages import Layout
+from penstock.stages.render.chat.rendering import Rendering
+from penstock.stages.render.truncation import room_for_answer, to_drop
+from penstock.stages.services.web.images import Images
 
 
 @dataclass(frozen=True)

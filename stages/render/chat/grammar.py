@@ -16,17 +16,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.errors import InvalidRequest
-from pipeline.frames import CallSyntax, Conversation, TokenIds
-from pipeline.protocol.body import shortened
-from pipeline.protocol.tools import CustomTool, FunctionTool, Tool, Toolset
-from stages.chat.model import ChatModel, Function
-from stages.chat.names import ToolNames, text_argument
-from stages.render.answers import STRUCTURAL_TAG, Answer, answer, unenforceable
-from stages.render.chat.rules import SPACE, Free, Mark, Part, Rules, Words
-from stages.render.chat.tags import Format, Tags, Undescribed, lead, of_calls, structural_tag, without
-from stages.render.constraint import Unenforceable, grammar_problem, json_body, lark_body, regex_body, schema_problem
-from stages.render.grammar import MOST_CALLS, is_bound
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.frames import CallSyntax, Conversation, TokenIds
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Tool, Toolset
+from penstock.stages.models.chat.model import ChatModel, Function
+from penstock.stages.models.chat.names import ToolNames, text_argument
+from penstock.stages.render.answers import STRUCTURAL_TAG, Answer, answer, unenforceable
+from penstock.stages.render.chat.rules import SPACE, Free, Mark, Part, Rules, Words
+from penstock.stages.render.chat.tags import Format, Tags, Undescribed, lead, of_calls, structural_tag, without
+from penstock.stages.render.constraint import (
+    Unenforceable,
+    grammar_problem,
+    json_body,
+    lark_body,
+    regex_body,
+    schema_problem,
+)
+from penstock.stages.render.harmony.grammar import MOST_CALLS, is_bound
 
 _TAIL = 64
 """Tokens at the end of a prompt that tell whether a thought is open."""

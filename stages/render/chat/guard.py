@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.errors import InvalidRequest
-from stages.chat.vocabulary import Vocabulary
-from stages.render.chat.arguments import Arguments
+from penstock.pipeline.errors import InvalidRequest
+from penstock.stages.models.chat.vocabulary import Vocabulary
+from penstock.stages.render.chat.arguments import Arguments
 
 _PRIVATE = range(0xE000, 0xF8FF)
 """Characters that stand for nothing: one of them goes into marks."""

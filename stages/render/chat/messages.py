@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeAlias
 
-from pipeline.frames import Conversation, TokenIds
-from pipeline.protocol.items import (
+from penstock.pipeline.frames import Conversation, TokenIds
+from penstock.pipeline.protocol.items import (
     AdditionalTools,
     ApplyPatchCall,
     ApplyPatchCallOutput,
@@ -40,12 +40,12 @@ from pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
-from stages.calls import AnyCall, callers_of
-from stages.chat.model import ChatMessage
-from stages.chat.names import ToolNames, text_argument
-from stages.render.chat.arguments import Arguments
-from stages.render.chat.turn import Turn
-from stages.render.texts import arguments_of, is_leading, json_text, output_of, refusal_of, result_of
+from penstock.stages.models.call_pairs import AnyCall, callers_of
+from penstock.stages.models.chat.model import ChatMessage
+from penstock.stages.models.chat.names import ToolNames, text_argument
+from penstock.stages.render.chat.arguments import Arguments
+from penstock.stages.render.chat.turn import Turn
+from penstock.stages.render.texts import arguments_of, is_leading, json_text, output_of, refusal_of, result_of
 
 _UNKNOWN = "unknown"
 """The name of a call that is gone, with a response that the store no longer has: its output may still be read."""

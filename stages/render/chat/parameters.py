@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from stages.render.chat.rules import ANY_TEXT, Free, Part, Rules, Words
-from stages.render.constraint import Unenforceable, escaped, json_body, regex_body
+from penstock.stages.render.chat.rules import ANY_TEXT, Free, Part, Rules, Words
+from penstock.stages.render.constraint import Unenforceable, escaped, json_body, regex_body
 
 Schema: TypeAlias = Mapping[str, Any]
 

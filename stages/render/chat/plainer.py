@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from typing import Any
 
-from stages.chat.model import ChatMessage
+from penstock.stages.models.chat.model import ChatMessage
 
 _ID_LENGTH = 9
 

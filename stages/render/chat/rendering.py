@@ -7,18 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from pipeline.errors import InvalidRequest
-from pipeline.frames import Conversation, TokenIds
-from pipeline.protocol.items import Item
-from stages.chat.functions import functions
-from stages.chat.model import ChatMessage, ChatModel, Rendered
-from stages.chat.names import ToolNames
-from stages.render.chat.arguments import Arguments
-from stages.render.chat.guard import Guard
-from stages.render.chat.messages import Layout, Surroundings, lay_out, split
-from stages.render.chat.plainer import plainer
-from stages.render.chat.variables import variables
-from stages.render.chat.verbatim import spelled
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.frames import Conversation, TokenIds
+from penstock.pipeline.protocol.items import Item
+from penstock.stages.models.chat.functions import functions
+from penstock.stages.models.chat.model import ChatMessage, ChatModel, Rendered
+from penstock.stages.models.chat.names import ToolNames
+from penstock.stages.render.chat.arguments import Arguments
+from penstock.stages.render.chat.guard import Guard
+from penstock.stages.render.chat.messages import Layout, Surroundings, lay_out, split
+from penstock.stages.render.chat.plainer import plainer
+from penstock.stages.render.chat.variables import variables
+from penstock.stages.render.chat.verbatim import spelled
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from typing import TypeAlias
 
 from llguidance import regex_to_lark
 
-from stages.chat.vocabulary import Vocabulary
-from stages.render.constraint import escaped
+from penstock.stages.models.chat.vocabulary import Vocabulary
+from penstock.stages.render.constraint import escaped
 
 ANY_TEXT = r"(.|\n)*"
 SPACE = r"/\n{0,2}/"

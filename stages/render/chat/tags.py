@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from os.path import commonprefix
 from typing import Any
 
-from stages.render.answers import as_lark
-from stages.render.chat.parameters import STYLES, parameters
-from stages.render.chat.rules import SPACE, Free, Mark, Part, Rules
-from stages.render.constraint import Unenforceable, escaped, json_body, lark_body, regex_body
+from penstock.stages.render.answers import as_lark
+from penstock.stages.render.chat.parameters import STYLES, parameters
+from penstock.stages.render.chat.rules import SPACE, Free, Mark, Part, Rules
+from penstock.stages.render.constraint import Unenforceable, escaped, json_body, lark_body, regex_body
 
 Format = Mapping[str, Any]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pipeline.frames import TokenIds
-from pipeline.protocol.items import Item, Message, Reasoning
-from stages.chat.model import ChatMessage
+from penstock.pipeline.frames import TokenIds
+from penstock.pipeline.protocol.items import Item, Message, Reasoning
+from penstock.stages.models.chat.model import ChatMessage
 
 
 @dataclass

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.errors import InvalidRequest
-from pipeline.frames import Conversation
-from stages.chat.model import ChatModel
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.frames import Conversation
+from penstock.stages.models.chat.model import ChatModel
 
 _OURS = frozenset(
     {

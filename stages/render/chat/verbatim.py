@@ -13,8 +13,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
 
-from pipeline.frames import TokenIds
-from stages.chat.vocabulary import Vocabulary
+from penstock.pipeline.frames import TokenIds
+from penstock.stages.models.chat.vocabulary import Vocabulary
 
 _WORD = re.compile(r"\S+")
 

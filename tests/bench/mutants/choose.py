@@ -17,15 +17,27 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 FOLDERS = {
-    "api": "api",
-    "converse": "stages/converse",
-    "emit": "stages/emit",
-    "normalize": "stages/normalize",
-    "parse": "stages/parse",
-    "persist": "stages/persist",
-    "render": "stages/render",
+    "api": ["api/*.py", "api/http/*.py", "api/runs/*.py"],
+    "converse": [
+        "stages/converse/*.py",
+        "stages/services/browser/*.py",
+        "stages/services/mcp/*.py",
+        "stages/services/sandbox/*.py",
+        "stages/services/tools.py",
+    ],
+    "emit": ["stages/emit/*.py"],
+    "normalize": ["stages/normalize/*.py"],
+    "parse": ["stages/parse/**/*.py"],
+    "persist": ["stages/persist.py", "stages/services/runs/*.py", "stages/services/store/*.py"],
+    "render": [
+        "stages/models/harmony/hosted.py",
+        "stages/models/harmony/s*.py",
+        "stages/models/harmony/typescript.py",
+        "stages/render/**/*.py",
+        "stages/services/web/image*.py",
+    ],
 }
-"""The parts of the product that are mutated."""
+"""The parts of the product that are mutated, each with the services and facts that its stage uses."""
 
 PER_FOLDER = 24
 PER_FUNCTION = 2
@@ -134,8 +146,9 @@ def product(root: Path) -> list[Mutant]:
     """Every mutant of the product, without those that could be taken for mutants of another module."""
     mutants = [
         mutant
-        for folder, place in FOLDERS.items()
-        for path in sorted((root / place).rglob("*.py"))
+        for folder, patterns in FOLDERS.items()
+        for pattern in patterns
+        for path in sorted(root.glob(pattern))
         for mutant in mutants_of(path.read_text("utf-8"), folder, str(path.relative_to(root)))
     ]
     times = Counter(mutant.id for mutant in mutants)

@@ -165,7 +165,7 @@ def warm() -> None:
     """Import what takes long and is not ours."""
     for name in WARM:
         importlib.import_module(name)
-    ours = [name for name in sys.modules if name.split(".")[0] in ("api", "pipeline", "server", "stages")]
+    ours = [name for name in sys.modules if name.split(".")[0] == "penstock"]
     assert not ours, ours
     gc.collect()
     gc.freeze()

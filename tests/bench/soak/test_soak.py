@@ -9,10 +9,10 @@ from collections import Counter
 import aiohttp
 import pytest
 
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.persist.live import LiveResponse
-from stages.persist.log import EventLog
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.runs.event_log import EventLog
+from penstock.stages.services.runs.live import LiveResponse
 from tests.bench.soak.__main__ import Look, faults
 from tests.bench.soak.kinds import soak
 from tests.support.api_clients import wait_until

@@ -7,8 +7,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from stages.converse.sandbox.probe import Sandbox
-from stages.harmony import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.sandbox.probe import Sandbox
 from tests.support.api_clients import openai_client
 from tests.support.mcp_servers import HttpServers, http_servers
 from tests.support.sandboxes import available

@@ -9,10 +9,10 @@ from typing import Any
 import openai
 import pytest
 
-from pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
-from pipeline.protocol.events import ResponseCreated, ResponseInProgress, ResponseQueued
-from stages.generate.scripted import Script, ScriptedEngine
-from stages.harmony import HarmonyEncoding
+from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
+from penstock.pipeline.protocol.events import ResponseCreated, ResponseInProgress, ResponseQueued
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import (
     get_response,
     open_stream,

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from api import runs
-from pipeline.core import Pipeline
-from pipeline.errors import EngineFailed
-from pipeline.frames import ItemDelta, ParsedFrame, TokenFrame
-from pipeline.protocol.events import ResponseIncomplete
-from pipeline.protocol.response import Response
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.persist.database import Row, Value
-from stages.persist.live import RunMoved
+from penstock.api.runs import runs
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.errors import EngineFailed
+from penstock.pipeline.frames import ItemDelta, ParsedFrame, TokenFrame
+from penstock.pipeline.protocol.events import ResponseIncomplete
+from penstock.pipeline.protocol.response import Response
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.runs.live import RunMoved
+from penstock.stages.services.store.database import Row, Value
 from tests.support.api_clients import (
     cancel_response,
     get_response,

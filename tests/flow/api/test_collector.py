@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from api.collector import settle
+from penstock.api.runs.gc_tuning import settle
 
 ALL = 2
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import EngineFailed
-from stages.harmony import HarmonyEncoding
+from penstock.pipeline.errors import EngineFailed
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from tests.support.api_clients import wait_for_end
 from tests.support.event_streams import final, read_sse
 from tests.support.server import CALL, ENDLESS, WEATHER, PacedServer, ScriptedServer, script

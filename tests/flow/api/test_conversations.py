@@ -12,9 +12,9 @@ import pytest
 from openai.types.conversations import Conversation, ConversationDeletedResource, ConversationItem, ConversationItemList
 from pydantic import TypeAdapter
 
-from api.keys import Keys
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
+from penstock.api.http.auth import Keys
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import (
     CONVERSATION_ITEMS,
     CONVERSATIONS,

@@ -10,11 +10,11 @@ from typing import Any
 import openai
 import pytest
 
-from pipeline.errors import EngineFailed
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.persist.database import Unit
-from stages.persist.sqlite import SqliteDatabase
+from penstock.pipeline.errors import EngineFailed
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.store.database import Unit
+from penstock.stages.services.store.sqlite import SqliteDatabase
 from tests.support.api_clients import (
     CONVERSATION_ITEMS,
     USER_MESSAGE,

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from pipeline.core import Pipeline
-from pipeline.errors import EngineFailed
-from pipeline.frames import ConversedFrame, EmittedFrame, ItemClosed, ItemDelta, ParsedFrame, TurnFinished
-from pipeline.protocol.events import OutputTextDelta
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.errors import EngineFailed
+from penstock.pipeline.frames import ConversedFrame, EmittedFrame, ItemClosed, ItemDelta, ParsedFrame, TurnFinished
+from penstock.pipeline.protocol.events import OutputTextDelta
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_for_end, wait_until, wait_until_idle
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ScriptedServer, running_server, script

@@ -17,14 +17,14 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pipeline.core import Pipeline
-from pipeline.errors import EngineDead, EngineFailed
-from pipeline.frames import Prompt
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.items import Reasoning
-from pipeline.protocol.response import Response
-from stages.generate.scripted import Script, ScriptedEngine
-from stages.harmony import CHANNEL, END, MESSAGE, START, HarmonyEncoding
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.errors import EngineDead, EngineFailed
+from penstock.pipeline.frames import Prompt
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.items import Reasoning
+from penstock.pipeline.protocol.response import Response
+from penstock.stages.models.harmony.vocabulary import CHANNEL, END, MESSAGE, START, HarmonyEncoding
+from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import wait_until, wait_until_idle
 from tests.support.event_streams import final, read_sse
 from tests.support.server import CALL, ENDLESS, HELLO, WEATHER, ScriptedServer, running_server, script

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.core import Pipeline
-from pipeline.errors import EngineDead, EngineFailed
-from pipeline.protocol.events import OutputTextDelta, ResponseEvent
-from stages.generate.scripted import Script, ScriptedEngine
-from stages.harmony import HarmonyEncoding
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.errors import EngineDead, EngineFailed
+from penstock.pipeline.protocol.events import OutputTextDelta, ResponseEvent
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import Script, ScriptedEngine
 from tests.support.api_clients import open_stream, wait_for_end, wait_until_idle
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ENDLESS, HELLO, PacedEngine, ScriptedServer, running_server, script

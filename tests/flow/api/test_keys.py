@@ -10,12 +10,12 @@ from pathlib import Path
 import openai
 import pytest
 
-from api.keys import Keys, UnusableKeys, load_keys
-from api.settings import Settings
-from pipeline.errors import Unauthorized
-from server import greeting, main
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
+from penstock.api.http.auth import Keys, UnusableKeys, load_keys
+from penstock.api.settings import Settings
+from penstock.pipeline.errors import Unauthorized
+from penstock.server import greeting, main
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import openai_client
 from tests.support.server import ScriptedServer, running_server, script
 

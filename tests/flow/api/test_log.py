@@ -9,11 +9,11 @@ from collections.abc import Generator
 
 import pytest
 
-from pipeline.errors import EngineFailed
-from pipeline.logs import name_response
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.log import log_outputs
+from penstock.pipeline.errors import EngineFailed
+from penstock.pipeline.logs import name_response
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.optional.log import log_outputs
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import cancel_response, open_stream, start_background, wait_for_end, wait_until
 from tests.support.server import ENDLESS, ScriptedServer, running_server, script
 
@@ -36,7 +36,7 @@ async def test_request_is_logged_in_one_line(served: ScriptedServer, log: pytest
     """The line has status, end of the response, tokens, seconds and id."""
     _, answer = await served.post({"input": "A secret"})
     await served.stream({"input": "A secret", "previous_response_id": answer["id"]})
-    (first, one), (second, two) = lines(log, "api.log")
+    (first, one), (second, two) = lines(log, "penstock.api.http.access_log")
     assert (first, len(second)) == (answer["id"], len(first))
     assert second not in ("-", first)
     for line in (one, two):
@@ -55,8 +55,8 @@ async def test_requests_of_one_connection_have_their_own_ids(
     await served.get("/v1/models")
     await served.get(f"/v1/responses/{answer['id']}")
     await served.get("/v1/responses/resp_0%0Aforged")
-    assert [said for said, _ in lines(log, "api.log")] == [answer["id"], "-", answer["id"], "-"]
-    assert lines(log, "api.log")[-1][1].startswith("GET /v1/responses/resp_0%0Aforged: 404 in ")
+    assert [said for said, _ in lines(log, "penstock.api.http.access_log")] == [answer["id"], "-", answer["id"], "-"]
+    assert lines(log, "penstock.api.http.access_log")[-1][1].startswith("GET /v1/responses/resp_0%0Aforged: 404 in ")
 
 
 async def test_abandoned_request_is_logged(
@@ -68,9 +68,9 @@ async def test_abandoned_request_is_logged(
     await answer.content.readline()
     answer.close()
     async with asyncio.timeout(120):
-        while not lines(log, "api.log"):
+        while not lines(log, "penstock.api.http.access_log"):
             await asyncio.sleep(0.01)
-    assert lines(log, "api.log")[0][1].startswith("POST /v1/responses: broken off in ")
+    assert lines(log, "penstock.api.http.access_log")[0][1].startswith("POST /v1/responses: broken off in ")
 
 
 async def test_background_response_is_logged_in_two_lines(
@@ -79,10 +79,12 @@ async def test_background_response_is_logged_in_two_lines(
     """The request's line says queued; at its end another one with the same id has the status."""
     response_id = await start_background(served)
     await wait_for_end(served, response_id)
-    await wait_until(lambda: lines(log, "api.background"))
-    (asked,) = [line for said, line in lines(log, "api.log") if said == response_id and "POST" in line]
+    await wait_until(lambda: lines(log, "penstock.api.runs.background"))
+    (asked,) = [
+        line for said, line in lines(log, "penstock.api.http.access_log") if said == response_id and "POST" in line
+    ]
     assert asked.startswith("POST /v1/responses: 200, queued in ")
-    ((said, line),) = lines(log, "api.background")
+    ((said, line),) = lines(log, "penstock.api.runs.background")
     assert said == response_id
     assert re.fullmatch("In the background: completed, [0-9]+ tokens in, [0-9]+ out", line)
 
@@ -109,7 +111,7 @@ async def test_tokens_are_logged_once(served: ScriptedServer, log: pytest.LogCap
     """Only the request that made a response has them, so sums over lines are right."""
     response_id = (await served.post({"input": "Hi"}))[1]["id"]
     await served.again(f"/v1/responses/{response_id}?stream=true")
-    assert [" tokens in, " in line for _, line in lines(log, "api.log")] == [True, False]
+    assert [" tokens in, " in line for _, line in lines(log, "penstock.api.http.access_log")] == [True, False]
 
 
 async def test_failure_is_logged_with_its_response(
@@ -118,8 +120,8 @@ async def test_failure_is_logged_with_its_response(
     """Every line of a stage about a response has its id, and the request's line says failed."""
     served.engine.script = script(encoding, error=EngineFailed("It failed."))
     _, answer = await served.post({"input": "Hi"})
-    assert {said for said, _ in lines(log, "stages.emit.emit")} == {answer["id"]}
-    assert ": 200, failed in " in lines(log, "api.log")[0][1]
+    assert {said for said, _ in lines(log, "penstock.stages.emit.emit")} == {answer["id"]}
+    assert ": 200, failed in " in lines(log, "penstock.api.http.access_log")[0][1]
 
 
 async def test_outputs_are_logged_with_their_response(
@@ -130,7 +132,7 @@ async def test_outputs_are_logged_with_their_response(
     logged = lambda pipeline: pipeline.after("emit", "log", log_outputs)  # noqa: E731
     async with running_server(ScriptedEngine(script(encoding, latency=0.001)), encoding, folder, edit=logged) as served:
         answers = await asyncio.gather(*(served.post({"input": "Hi"}) for _ in range(3)))
-    said = lines(log, "stages.log")
+    said = lines(log, "penstock.stages.optional.log")
     for _, answer in answers:
         mine = [line for response_id, line in said if response_id == answer["id"]]
         assert mine == ["reasoning: 'A greeting.'", "message: 'Hello!'"]

@@ -11,11 +11,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from api.keys import Keys
-from api.peers import FORWARDED, Peers
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.persist.store import Store
+from penstock.api.http.auth import Keys
+from penstock.api.peers import FORWARDED, Peers
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.store.store import Store
 from tests.support.api_clients import (
     StreamReader,
     cancel_response,

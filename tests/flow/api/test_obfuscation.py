@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.stream import BLOCK, obfuscated
-from pipeline.protocol.events import FunctionCallArgumentsDelta, OutputTextDelta, OutputTextDone, to_sse
+from penstock.api.http.sse import BLOCK, obfuscated
+from penstock.pipeline.protocol.events import FunctionCallArgumentsDelta, OutputTextDelta, OutputTextDone, to_sse
 from tests.support.event_streams import final, read_sse
 from tests.support.examples import examples
 from tests.support.server import WEATHER, ScriptedServer

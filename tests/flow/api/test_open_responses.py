@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import EngineFailed
-from stages.harmony import HarmonyEncoding
+from penstock.pipeline.errors import EngineFailed
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from tests.support.event_streams import final, read_sse
 from tests.support.openapi import in_responses_names
 from tests.support.server import CALL, HELLO, ScriptedServer, script

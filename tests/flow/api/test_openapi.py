@@ -8,8 +8,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from api.keys import OPEN
-from pipeline.protocol.request import CreateResponse
+from penstock.api.http.auth import OPEN
+from penstock.pipeline.protocol.params.request import CreateResponse
 from tests.support.openapi import Description
 from tests.support.paths import ROOT
 from tests.support.server import CALL, WEATHER, ScriptedServer, script

@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from yarl import URL
 
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.event_streams import read_sse
 from tests.support.examples import examples
 from tests.support.openapi import ODD, Description, Schema, any_body, in_responses_names, query_values, valid_values

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 import pytest
 
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.persist.database import Database
-from stages.persist.log import Block
-from stages.persist.postgres import PostgresDatabase
-from stages.persist.sqlite import SqliteDatabase
-from stages.persist.writer import LIMIT
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.runs.event_log import Block
+from penstock.stages.services.store.database import Database
+from penstock.stages.services.store.postgres import PostgresDatabase
+from penstock.stages.services.store.sqlite import SqliteDatabase
+from penstock.stages.services.store.writer import LIMIT
 from tests.support.api_clients import start_background, wait_for_end, wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ScriptedServer, running_server, script
@@ -265,7 +265,7 @@ async def test_backlog_of_the_store_is_bounded(encoding: HarmonyEncoding, tmp_pa
 async def test_missing_store_ends_the_start_in_one_line() -> None:
     """The line has store and reason, without a password."""
     store = "postgresql://me:secret@127.0.0.1:1/penstock"
-    command = (sys.executable, "-m", "pipeline", "serve", "tiny", "--port", "0", "--store", store)
+    command = (sys.executable, "-m", "penstock.api.cli", "serve", "tiny", "--port", "0", "--store", store)
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
     _, said = await process.communicate()
     assert process.returncode == 1

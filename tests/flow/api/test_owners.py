@@ -14,10 +14,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from api.app import DIALECTS
-from api.keys import Keys
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
+from penstock.api.app import DIALECTS
+from penstock.api.http.auth import Keys
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import cancel_response, start_background
 from tests.support.server import ENDLESS, PATIENCE, ApiClient, ScriptedServer, running_server, script
 

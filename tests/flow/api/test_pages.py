@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.pages import Wanted
-from pipeline.errors import InvalidRequest
-from pipeline.protocol.items import Item, Message
+from penstock.api.http.pagination import Wanted
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.items import Item, Message
 
 orders = st.sampled_from(["asc", "desc"])
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from api.app import DIALECTS
-from api.peers import FORWARDED, Relayed
-from api.settings import Settings
-from pipeline.protocol.events import DONE, KEEP_ALIVE, Event, to_sse
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
+from penstock.api.app import DIALECTS
+from penstock.api.peers import FORWARDED, Relayed
+from penstock.api.settings import Settings
+from penstock.pipeline.protocol.events import DONE, KEEP_ALIVE, Event, to_sse
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import (
     StreamReader,
     cancel_response,

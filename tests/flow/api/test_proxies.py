@@ -11,8 +11,8 @@ import openai
 import pytest
 from aiohttp import web
 
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import openai_client, wait_until
 from tests.support.event_streams import read_sse
 from tests.support.server import PacedEngine, ScriptedServer, running_server, script

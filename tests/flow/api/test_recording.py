@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from api.keys import Keys
-from pipeline.errors import EngineFailed, EngineOverloaded
-from pipeline.frames import (
+from penstock.api.http.auth import Keys
+from penstock.pipeline.errors import EngineFailed, EngineOverloaded
+from penstock.pipeline.frames import (
     GenerationFinished,
     GenerationStarted,
     Prompt,
@@ -22,14 +22,14 @@ from pipeline.frames import (
     TokenChunk,
     TokenLogprob,
 )
-from pipeline.protocol.events import DONE, Delta, to_sse
-from pipeline.record import replay_recording
-from pipeline.recording.sampled import Condition
-from stages.generate.scripted import Script, ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.persist.live import LiveResponses
-from stages.redacted import WithoutTexts, harmony_words
-from stages.responses import harmony_responses
+from penstock.pipeline.protocol.events import DONE, Delta, to_sse
+from penstock.pipeline.recordings.format import replay_recording
+from penstock.pipeline.recordings.sampling import Condition
+from penstock.stages.models.harmony.redaction import WithoutTexts, harmony_words
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.responses import harmony_responses
+from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.stages.services.runs.live import LiveResponses
 from tests.support.api_clients import wait_for_end, wait_until, wait_until_idle
 from tests.support.event_streams import read_sse
 from tests.support.fixture_cases import Case, check_conversation, check_events, check_turns

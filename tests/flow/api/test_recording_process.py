@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from api.recording import options, versions
-from api.settings import Settings
-from pipeline.frames import TokenChunk
-from pipeline.record import FILES, UnreadableRecording, read_recording
-from stages.chat.load import ChatOptions
+from penstock.api.runs.recording import options, versions
+from penstock.api.settings import Settings
+from penstock.pipeline.frames import TokenChunk
+from penstock.pipeline.recordings.format import FILES, UnreadableRecording, read_recording
+from penstock.stages.models.chat.load import ChatOptions
 from tests.support.server import recorded_folders
 from tests.support.server_process import exit_status, running_process, serve_script
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import EngineDead, EngineOverloaded, InvalidPrompt
-from stages.generate.scripted import Script
+from penstock.pipeline.errors import EngineDead, EngineOverloaded, InvalidPrompt
+from penstock.stages.services.engines.scripted import Script
 from tests.support.event_streams import final, read_sse
 from tests.support.server import ScriptedServer
 

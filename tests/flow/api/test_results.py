@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pipeline.core import Pipeline
-from pipeline.frames import Conversation
-from pipeline.protocol.tools import HOSTED, Toolset
-from stages.converse.converse import Converse
-from stages.converse.tools import Outcome, Toolbox
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import Conversation
+from penstock.pipeline.protocol.tools import HOSTED, Toolset
+from penstock.stages.converse.converse import Converse
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.tools import Outcome, Toolbox
 from tests.support.api_clients import wait_until
 from tests.support.scripted_tools import ScriptedTool
 from tests.support.server import CALL, WEATHER, ScriptedServer, running_server, script

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import EngineFailed
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
+from penstock.pipeline.errors import EngineFailed
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import (
     PATIENCE,
     cancel_response,

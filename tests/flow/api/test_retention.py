@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from api.retention import keep_sweeping
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
+from penstock.api.runs.retention import keep_sweeping
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import wait_until
 from tests.support.server import running_server, script
 from tests.support.stores import FaultyDatabase, database_at

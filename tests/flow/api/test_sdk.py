@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from stages.harmony import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from tests.support.server import CALL, WEATHER, ScriptedServer, script
 
 

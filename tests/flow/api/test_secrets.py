@@ -15,15 +15,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pipeline.core import Pipeline
-from pipeline.frames import Conversation, GenerationStarted, Prompt
-from pipeline.protocol.request import CreateResponse
-from pipeline.protocol.tools import McpServer, Toolset
-from pipeline.record import read_frames, write_frames
-from pipeline.secret import Secret
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.persist.live import LiveResponse
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import Conversation, GenerationStarted, Prompt
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.tools import McpServer, Toolset
+from penstock.pipeline.recordings.format import read_frames, write_frames
+from penstock.pipeline.secret import Secret
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.runs.live import LiveResponse
 from tests.support.api_clients import wait_for_end, wait_until
 from tests.support.server import ScriptedServer, running_server, script
 from tests.support.stored_responses import queued_response, request_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stages.harmony import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from tests.support.api_clients import conversation_id, conversation_items, create_conversation
 from tests.support.mcp_servers import HttpServers
 from tests.support.server import ScriptedServer

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from pydantic_settings import CliApp
 
-from api.settings import Settings
-from pipeline.errors import EngineOverloaded
-from server import toolbox
-from stages.converse.exchange import Limits
-from stages.converse.sandbox.probe import Sandbox
-from stages.guard import NOTHING_ALLOWED
-from stages.harmony import HarmonyEncoding
+from penstock.api.settings import Settings
+from penstock.pipeline.errors import EngineOverloaded
+from penstock.server import toolbox
+from penstock.stages.converse.exchange import Limits
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.sandbox.probe import Sandbox
+from penstock.stages.services.web.ssrf import NOTHING_ALLOWED
 from tests.support.api_clients import get_response, open_stream, start_background, wait_for_end
 from tests.support.mcp_servers import HttpServers
 from tests.support.server import WEATHER, ScriptedServer

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.converse.mcp.config import HttpServer
-from stages.converse.sandbox.probe import Sandbox
-from stages.harmony import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.mcp.config import HttpServer
+from penstock.stages.services.sandbox.probe import Sandbox
 from tests.support.api_clients import StreamReader, cancel_response, get_response, open_stream, wait_for_end, wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.mcp_servers import HttpServers, stdio_server

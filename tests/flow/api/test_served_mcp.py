@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stages.converse.exchange import Limits
-from stages.converse.sandbox.probe import Sandbox
-from stages.harmony import HarmonyEncoding
+from penstock.stages.converse.exchange import Limits
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.sandbox.probe import Sandbox
 from tests.support.api_clients import get_response, open_stream
 from tests.support.event_streams import final, read_sse
 from tests.support.mcp_servers import HttpServers, stdio_server

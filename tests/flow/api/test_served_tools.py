@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from stages.converse.sandbox.probe import Sandbox
-from stages.harmony import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.sandbox.probe import Sandbox
 from tests.support.api_clients import cancel_response, open_stream, wait_until
 from tests.support.mcp_servers import HttpServers
 from tests.support.tool_servers import (

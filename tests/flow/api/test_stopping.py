@@ -10,11 +10,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from pipeline.errors import ServerStopping
-from pipeline.protocol.request import CreateResponse
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.persist.database import Row, Unavailable, Unit, Value
+from penstock.pipeline.errors import ServerStopping
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.store.database import Row, Unavailable, Unit, Value
 from tests.support.api_clients import (
     StreamReader,
     get_response,

@@ -12,8 +12,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from api.keys import Keys
-from stages.harmony import HarmonyEncoding
+from penstock.api.http.auth import Keys
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from tests.support.api_clients import conversation_id, create_conversation
 from tests.support.mcp_servers import HttpServers
 from tests.support.server import ApiClient, ScriptedServer

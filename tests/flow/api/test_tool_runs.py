@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from api import runs
-from pipeline.core import Pipeline
-from pipeline.frames import Conversation
-from pipeline.protocol.tools import HOSTED, Toolset
-from stages.converse.converse import Converse
-from stages.converse.tools import Toolbox
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
+from penstock.api.runs import runs
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import Conversation
+from penstock.pipeline.protocol.tools import HOSTED, Toolset
+from penstock.stages.converse.converse import Converse
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
+from penstock.stages.services.tools import Toolbox
 from tests.support.api_clients import PATIENCE, StreamReader, cancel_response, get_response, open_stream, wait_until
 from tests.support.event_streams import final, read_sse
 from tests.support.scripted_tools import ScriptedTool

@@ -11,12 +11,12 @@ import pytest
 from aiohttp import ClientPayloadError, ClientSession, web
 from aiohttp.test_utils import TestServer
 
-from api.errors import STREAMING, errors_as_json
-from pipeline.errors import EngineFailed, EngineOverloaded
-from pipeline.protocol.events import DONE
-from stages.generate.scripted import Script, ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.persist.sqlite import SqliteDatabase
+from penstock.api.http.errors import STREAMING, errors_as_json
+from penstock.pipeline.errors import EngineFailed, EngineOverloaded
+from penstock.pipeline.protocol.events import DONE
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.stages.services.store.sqlite import SqliteDatabase
 from tests.support.event_streams import final, read_sse
 from tests.support.server import CALL, WEATHER, PacedEngine, ScriptedServer, running_server, script
 from tests.support.stores import FaultyDatabase

@@ -16,8 +16,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 import prometheus_client
 
-from pipeline.core import Pipeline
-from pipeline.frames import (
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import (
     AnnotationAdded,
     GenerationStarted,
     ItemClosed,
@@ -27,8 +27,8 @@ from pipeline.frames import (
     ReasoningOpened,
     TurnFinished,
 )
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.request import CreateResponse
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.params.request import CreateResponse
 
 TOKENS = prometheus_client.Counter("penstock_output_tokens", "Tokens that the model wrote.", ["channel"])
 

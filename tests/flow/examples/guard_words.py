@@ -14,8 +14,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from pipeline.core import Pipeline, Stage, Step
-from pipeline.frames import (
+from penstock.pipeline.core import Pipeline, Stage, Step
+from penstock.pipeline.frames import (
     ItemClosed,
     ItemDelta,
     ParsedFrame,
@@ -24,8 +24,8 @@ from pipeline.frames import (
     TokenFrame,
     TurnFinished,
 )
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.request import CreateResponse
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.params.request import CreateResponse
 
 
 @dataclass

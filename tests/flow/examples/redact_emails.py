@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 
-from pipeline.core import Pipeline
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.request import CreateResponse
-from stages.rewrite import Rewrite
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.stages.optional.rewrite import Rewrite
 
 ADDRESS = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+", re.ASCII)
 MAYBE_ONE = re.compile(r"[\w.+@-]{1,320}", re.ASCII)  # no address is longer

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from prometheus_client.parser import text_string_to_metric_families
 
-from pipeline.core import Pipeline
-from pipeline.frames import TokenFrame
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import TokenFrame
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.flow.examples.count_tokens import TOKENS, count, install
 from tests.support.api_clients import start_background, wait_for_end
 from tests.support.event_streams import final, read_sse

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core import Pipeline, Step
-from pipeline.frames import TokenChunk, TokenFrame
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.responses import recorded_responses
+from penstock.pipeline.core import Pipeline, Step
+from penstock.pipeline.frames import TokenChunk, TokenFrame
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.responses import recorded_responses
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.flow.examples.guard_words import Guard, install
 from tests.support.api_clients import get_response, start_background, wait_for_end, wait_until_idle
 from tests.support.event_streams import final, read_sse

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from pipeline import frames
-from pipeline.core import Pipeline
-from pipeline.junction import JunctionError
-from pipeline.plugins import GROUP, Install, load
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.request import CreateResponse
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.responses import recorded_responses
+from penstock.pipeline import frames
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.junction import JunctionError
+from penstock.pipeline.plugins import GROUP, Install, load
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.responses import recorded_responses
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.flow.examples import redact_emails
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import item_texts

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core import Pipeline
-from pipeline.frames import TokenFrame
-from pipeline.protocol.events import OutputTextDelta
-from pipeline.protocol.items import Message, Reasoning
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.rewrite import Rewrite
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import TokenFrame
+from penstock.pipeline.protocol.events import OutputTextDelta
+from penstock.pipeline.protocol.items import Message, Reasoning
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.optional.rewrite import Rewrite
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.flow.examples.redact_emails import ADDRESS, install, redacted
 from tests.support.api_clients import start_background, wait_for_end
 from tests.support.event_streams import final, read_sse

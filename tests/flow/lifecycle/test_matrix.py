@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from api import runs
-from pipeline.errors import EngineDead, EngineFailed
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
+from penstock.api.runs import runs
+from penstock.pipeline.errors import EngineDead, EngineFailed
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.api_clients import Client, Mode, cancel_response, wait_until
 from tests.support.lifecycle import FinishedResponse
 from tests.support.server import COUNT, ENDLESS, HELLO, ScriptedServer, running_server, script

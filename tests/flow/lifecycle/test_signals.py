@@ -17,7 +17,7 @@ from typing import TypeAlias
 import pytest
 import pytest_asyncio
 
-from pipeline.protocol.events import DONE
+from penstock.pipeline.protocol.events import DONE
 from tests.support.api_clients import (
     BACKGROUND_STREAM,
     MODES,

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stages.harmony import HarmonyEncoding
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from tests.support.api_clients import MODES
 from tests.support.examples import examples
 from tests.support.lifecycle import World

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 import pytest_asyncio
 
-from stages.chat.load import ChatOptions, load_chat_model
-from stages.generate.vllm import VllmEngine, plan_vllm
-from stages.render.grammar import WARM_UP
+from penstock.stages.models.chat.load import ChatOptions, load_chat_model
+from penstock.stages.render.harmony.grammar import WARM_UP
+from penstock.stages.services.engines.vllm import VllmEngine, plan_vllm
 from tests.support.engine_requests import ChatEngine, EngineStats
 from tests.support.paths import TINY_QWEN
 from tests.support.serve_command import Command, running

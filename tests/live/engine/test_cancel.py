@@ -8,9 +8,9 @@ from typing import Literal, TypeAlias
 
 import pytest
 
-from pipeline.frames import EngineFrame, Prompt
-from stages.generate.vllm import VllmEngine
-from stages.harmony import HarmonyEncoding
+from penstock.pipeline.frames import EngineFrame, Prompt
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.vllm import VllmEngine
 from tests.support.engine_requests import EngineStats, prompt, rename, sampled, stoppable, until_idle
 from tests.support.event_streams import generate, last, token_ids
 from tests.support.server import running_server

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import ContextTooLong
-from pipeline.protocol.items import FunctionCall, Message, Reasoning
-from stages.generate.vllm import UnknownModel, VllmEngine
+from penstock.pipeline.errors import ContextTooLong
+from penstock.pipeline.protocol.items import FunctionCall, Message, Reasoning
+from penstock.stages.services.engines.vllm import UnknownModel, VllmEngine
 from tests.support.engine_requests import HELLO, WEATHER_TOOL, ChatEngine, answer, stoppable, until_idle
 from tests.support.event_streams import final, run_request
 from tests.support.server import Server, running_server

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.protocol.items import FunctionCall, Reasoning
-from pipeline.protocol.response import Response
+from penstock.pipeline.protocol.items import FunctionCall, Reasoning
+from penstock.pipeline.protocol.response import Response
 from tests.support.engine_requests import ChatEngine, answer
 
 pytestmark = [

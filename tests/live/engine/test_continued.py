@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from pipeline.protocol.items import FunctionCall
-from stages.generate.vllm import VllmEngine
-from stages.harmony import HarmonyEncoding
-from stages.persist.live import LiveResponses
-from stages.responses import harmony_responses
+from penstock.pipeline.protocol.items import FunctionCall
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.responses import harmony_responses
+from penstock.stages.services.engines.vllm import VllmEngine
+from penstock.stages.services.runs.live import LiveResponses
 from tests.support.event_streams import Tap, final, run_request, token_ids
 from tests.support.stores import open_store
 

@@ -13,14 +13,14 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from pipeline.errors import InvalidPrompt
-from pipeline.frames import GenerationFinished, Prompt, TokenFrame
-from pipeline.record import read_frames, replay
-from stages.generate.endpoints import ENDPOINTS
-from stages.generate.generate import Generate
-from stages.generate.http import HttpEngine, start_http
-from stages.generate.vllm import VllmEngine
-from stages.harmony import HarmonyEncoding
+from penstock.pipeline.errors import InvalidPrompt
+from penstock.pipeline.frames import GenerationFinished, Prompt, TokenFrame
+from penstock.pipeline.recordings.format import read_frames, replay
+from penstock.stages.generate import Generate
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.endpoints import ENDPOINTS
+from penstock.stages.services.engines.http import HttpEngine, start_http
+from penstock.stages.services.engines.vllm import VllmEngine
 from tests.support.engine_requests import prompt, rename, sampled, scheduled
 from tests.support.event_streams import generate, last, logprobs, token_ids
 from tests.support.fixture_cases import HARMONY_CASES

@@ -12,23 +12,23 @@ import pytest
 import pytest_asyncio
 
 from fixtures.tiny_sight.build import TOKENS_PER_IMAGE, build
-from pipeline.core import Pipeline
-from pipeline.errors import ContextTooLong, InvalidPrompt, InvalidRequest
-from pipeline.frames import GenerationFinished, Prompt, Sampling, TokenChunk
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.request import CreateResponse
-from pipeline.protocol.response import Response
-from stages.chat.load import ChatOptions, load_chat_model
-from stages.chat.model import ChatModel
-from stages.generate.vllm import VllmEngine, plan_vllm
-from stages.guard import NOTHING_ALLOWED, AllowedNetworks
-from stages.harmony import HarmonyEncoding
-from stages.persist.database import Nowhere
-from stages.persist.live import LiveResponses
-from stages.persist.store import Store
-from stages.render.chat.chat import RenderChat
-from stages.render.chat.images import Images
-from stages.responses import chat_responses
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.errors import ContextTooLong, InvalidPrompt, InvalidRequest
+from penstock.pipeline.frames import GenerationFinished, Prompt, Sampling, TokenChunk
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.response import Response
+from penstock.stages.models.chat.load import ChatOptions, load_chat_model
+from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.render.chat.chat import RenderChat
+from penstock.stages.responses import chat_responses
+from penstock.stages.services.engines.vllm import VllmEngine, plan_vllm
+from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.store import Store
+from penstock.stages.services.web.images import Images
+from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 from tests.support.engine_requests import prompt
 from tests.support.event_streams import Tap, final, generate, run_request
 from tests.support.paths import ROOT

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stages.generate.pace import MOST, set_pace
+from penstock.stages.services.engines.pace import MOST, set_pace
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # vLLM's imports warn

@@ -9,7 +9,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from pipeline.record import FILES, Recording, UnreadableRecording, read_recording
+from penstock.pipeline.recordings.format import FILES, Recording, UnreadableRecording, read_recording
 from tests.support.event_streams import final, read_sse
 from tests.support.processes import PATIENCE
 from tests.support.serve_command import WEATHER, Command

@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from pipeline.protocol.items import CustomToolCall, FunctionCall, Reasoning
-from pipeline.protocol.response import Response
-from stages.generate.vllm import VllmEngine
-from stages.harmony import HarmonyEncoding
+from penstock.pipeline.protocol.items import CustomToolCall, FunctionCall, Reasoning
+from penstock.pipeline.protocol.response import Response
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.services.engines.vllm import VllmEngine
 from tests.support.engine_requests import answer, respond, spoken
 
 pytestmark = [

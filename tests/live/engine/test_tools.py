@@ -13,19 +13,19 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from api.settings import Settings
-from pipeline.frames import GenerationStarted, TokenChunk
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.items import Message, OutputText
-from pipeline.protocol.response import Response
-from server import toolbox
-from stages.converse.exchange import Limits
-from stages.converse.tools import Toolbox
-from stages.generate.vllm import VllmEngine
-from stages.harmony import HarmonyEncoding
-from stages.persist.live import LiveResponses
-from stages.persist.store import Store
-from stages.responses import harmony_responses
+from penstock.api.settings import Settings
+from penstock.pipeline.frames import GenerationStarted, TokenChunk
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.items import Message, OutputText
+from penstock.pipeline.protocol.response import Response
+from penstock.server import toolbox
+from penstock.stages.converse.exchange import Limits
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.responses import harmony_responses
+from penstock.stages.services.engines.vllm import VllmEngine
+from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.store.store import Store
+from penstock.stages.services.tools import Toolbox
 from tests.support.engine_requests import answer
 from tests.support.event_streams import Tap, final, run_request
 from tests.support.mcp_servers import HttpServers, http_servers, stdio_config

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.errors import (
+from penstock.pipeline.errors import (
     ContextTooLong,
     EngineDead,
     EngineFailed,
@@ -22,13 +22,13 @@ from pipeline.errors import (
     InvalidRequest,
     ServerStopping,
 )
-from pipeline.frames import EngineFrame, GenerationFinished, Prompt, Sampling, TokenChunk, TokenFrame
-from pipeline.protocol.items import Message, OutputText
-from pipeline.record import read_frames, replay, write_frames
-from stages.generate.generate import Generate
-from stages.generate.vllm import UnknownModel, VllmEngine
-from stages.harmony import STOP_TOKENS, VOCABULARY_SIZE, HarmonyEncoding
-from stages.render.grammar import WARM_UP
+from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, Sampling, TokenChunk, TokenFrame
+from penstock.pipeline.protocol.items import Message, OutputText
+from penstock.pipeline.recordings.format import read_frames, replay, write_frames
+from penstock.stages.generate import Generate
+from penstock.stages.models.harmony.vocabulary import STOP_TOKENS, VOCABULARY_SIZE, HarmonyEncoding
+from penstock.stages.render.harmony.grammar import WARM_UP
+from penstock.stages.services.engines.vllm import UnknownModel, VllmEngine
 from tests.support.engine_requests import (
     EngineStats,
     adapted,

@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from pipeline.page.layout import layout_of
-from pipeline.page.page import page_of
-from stages.harmony import HarmonyEncoding, load_encoding
+from penstock.api.cli.page.layout import layout_of
+from penstock.api.cli.page.page import page_of
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding, load_encoding
 from tests.support.fixture_cases import flow_at
 from tests.support.paths import BROWSER
 from tests.support.processes import PATIENCE

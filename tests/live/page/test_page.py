@@ -9,12 +9,12 @@ from typing import Any, TypeAlias
 import pytest
 from playwright.sync_api import Page, expect
 
-from pipeline.frames import GenerationFinished, GenerationStarted, TokenChunk, TokenFrame
-from pipeline.protocol.events import Event
-from pipeline.record import FORMAT, End, Header, line, read_recording, replay, write_frames
-from pipeline.trace import traced
-from stages.harmony import HarmonyEncoding
-from stages.recorded import model_of
+from penstock.api.cli.recorded_model import model_of
+from penstock.pipeline.frames import GenerationFinished, GenerationStarted, TokenChunk, TokenFrame
+from penstock.pipeline.protocol.events import Event
+from penstock.pipeline.recordings.format import FORMAT, End, Header, line, read_recording, replay, write_frames
+from penstock.pipeline.trace import traced
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
 from tests.support.fixture_cases import flow_at, run_in_thread
 from tests.support.paths import BROWSER
 

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from pipeline.core import Pipeline
-from pipeline.junction import JunctionError
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.junction import JunctionError
 
 Frame = TypeVar("Frame")
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from pipeline.core import Pipeline
-from pipeline.faults import first, name_stage, running
-from pipeline.record import replay
-from pipeline.rules import InvariantBroken
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.faults import first, name_stage, running
+from penstock.pipeline.lifecycle.rules import InvariantBroken
+from penstock.pipeline.recordings.format import replay
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from pipeline.core import Pipeline
-from pipeline.frames import Conversation, ItemDelta, ParsedFrame, Prompt
-from pipeline.junction import JunctionError
-from pipeline.plugins import WrongPlugin, load
-from pipeline.protocol.request import CreateResponse
-from server import main
-from stages.generate.scripted import ScriptedEngine
-from stages.harmony import HarmonyEncoding
-from stages.render.harmony import RenderHarmony
-from stages.responses import recorded_responses
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import Conversation, ItemDelta, ParsedFrame, Prompt
+from penstock.pipeline.junction import JunctionError
+from penstock.pipeline.plugins import WrongPlugin, load
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.server import main
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.render.harmony.render import RenderHarmony
+from penstock.stages.responses import recorded_responses
+from penstock.stages.services.engines.scripted import ScriptedEngine
 from tests.support.event_streams import final, read_sse
 from tests.support.fixture_cases import item_texts
 from tests.support.server import running_server, script
@@ -28,9 +28,9 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TypeVar
 
 import words
-from pipeline.frames import ItemDelta, ParsedFrame
-from pipeline.protocol.events import ResponseEvent
-from pipeline.protocol.request import CreateResponse
+from penstock.pipeline.frames import ItemDelta, ParsedFrame
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.params.request import CreateResponse
 
 Frame = TypeVar("Frame")
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.protocol.tools import McpServer
-from pipeline.secret import Secret, unread, unwritten
+from penstock.pipeline.protocol.tools import McpServer
+from penstock.pipeline.secret import Secret, unread, unwritten
 
 SERVER = McpServer("maps", "https://maps.example/mcp", Secret({"Authorization": "Bearer canary"}))
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core import Pipeline
-from pipeline.errors import EngineFailed
-from pipeline.record import replay
-from pipeline.trace import Trace, traced
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.errors import EngineFailed
+from penstock.pipeline.recordings.format import replay
+from penstock.pipeline.trace import Trace, traced
 
 Numbers = AsyncIterator[int]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pipeline.frames import (
+from penstock.pipeline.frames import (
     AnnotationAdded,
     CallFinished,
     CallStarted,
@@ -24,7 +24,7 @@ from pipeline.frames import (
     TurnFinished,
     WebCallOpened,
 )
-from pipeline.protocol.items import (
+from penstock.pipeline.protocol.items import (
     CodeInterpreterCall,
     Message,
     OutputText,
@@ -35,8 +35,8 @@ from pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
-from pipeline.record import replay
-from stages.converse.tools import Outcome, Source
+from penstock.pipeline.recordings.format import replay
+from penstock.stages.services.tools import Outcome, Source
 from tests.support.scripted_tools import (
     DOCS,
     ScriptedConverse,

@@ -9,23 +9,13 @@ from contextlib import aclosing
 import pytest
 from msgspec.structs import replace
 
-from pipeline.errors import ContextTooLong, EngineOverloaded
-from pipeline.frames import (
-    CallFinished,
-    CallStarted,
-    FinishReason,
-    ItemClosed,
-)
-from pipeline.protocol.items import (
-    CodeInterpreterCall,
-    FunctionCall,
-    FunctionCallOutput,
-    McpCall,
-)
-from pipeline.protocol.tools import Toolset
-from pipeline.record import replay
-from stages.converse.exchange import Limits
-from stages.converse.tools import Outcome, Toolbox
+from penstock.pipeline.errors import ContextTooLong, EngineOverloaded
+from penstock.pipeline.frames import CallFinished, CallStarted, FinishReason, ItemClosed
+from penstock.pipeline.protocol.items import CodeInterpreterCall, FunctionCall, FunctionCallOutput, McpCall
+from penstock.pipeline.protocol.tools import Toolset
+from penstock.pipeline.recordings.format import replay
+from penstock.stages.converse.exchange import Limits
+from penstock.stages.services.tools import Outcome, Toolbox
 from tests.support.scripted_tools import (
     DOCS,
     ScriptedConverse,
@@ -76,7 +66,7 @@ async def test_missing_tool_fails_as_an_item() -> None:
 @pytest.mark.defect("V23")
 async def test_hanging_call_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tool that never answers holds a response only for the time that a call may take."""
-    monkeypatch.setattr("stages.converse.sessions.GRACE", 0.0)
+    monkeypatch.setattr("penstock.stages.converse.sessions.GRACE", 0.0)
     table = ScriptedConverse(
         [turn(code()), turn(answer())], tool=ScriptedTool(turns=None), limits=Limits(call_seconds=0.02)
     )

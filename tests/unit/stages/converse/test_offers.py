@@ -9,7 +9,7 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from pipeline.frames import (
+from penstock.pipeline.frames import (
     CallFinished,
     CallStarted,
     Conversation,
@@ -20,15 +20,9 @@ from pipeline.frames import (
     McpListToolsOpened,
     ResponseStarted,
 )
-from pipeline.protocol.items import (
-    ListedTool,
-    McpApprovalRequest,
-    McpApprovalResponse,
-    McpCall,
-    McpListTools,
-)
-from pipeline.protocol.tools import McpServer, McpTool, ToolFilter, Toolset
-from stages.converse.exchange import Limits
+from penstock.pipeline.protocol.items import ListedTool, McpApprovalRequest, McpApprovalResponse, McpCall, McpListTools
+from penstock.pipeline.protocol.tools import McpServer, McpTool, ToolFilter, Toolset
+from penstock.stages.converse.exchange import Limits
 from tests.support.scripted_tools import (
     DOCS,
     SERVER_DOWN,

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pipeline.errors import ContextTooLong, EngineDead, EngineFailed, EngineOverloaded, StageError
-from pipeline.frames import (
+from penstock.pipeline.errors import ContextTooLong, EngineDead, EngineFailed, EngineOverloaded, StageError
+from penstock.pipeline.frames import (
     AnnotationAdded,
     CallFinished,
     CallStarted,
@@ -33,15 +33,9 @@ from pipeline.frames import (
     ResponseStarted,
     ShellOutputOpened,
 )
-from pipeline.protocol.events import (
-    Event,
-    ResponseEvent,
-    ResponseFailed,
-    TerminalEvent,
-    TextDelta,
-    to_sse,
-)
-from pipeline.protocol.items import (
+from penstock.pipeline.lifecycle.rules import InvariantBroken
+from penstock.pipeline.protocol.events import Event, ResponseEvent, ResponseFailed, TerminalEvent, TextDelta, to_sse
+from penstock.pipeline.protocol.items import (
     CodeInterpreterCall,
     CustomToolCall,
     FunctionCall,
@@ -51,9 +45,14 @@ from pipeline.protocol.items import (
     Phase,
     Reasoning,
 )
-from pipeline.protocol.response import ErrorDetails, IncompleteDetails, InputTokensDetails, OutputTokensDetails, Usage
-from pipeline.rules import InvariantBroken
-from stages.emit.emit import emit
+from penstock.pipeline.protocol.response import (
+    ErrorDetails,
+    IncompleteDetails,
+    InputTokensDetails,
+    OutputTokensDetails,
+    Usage,
+)
+from penstock.stages.emit.emit import emit
 from tests.support.event_streams import checked, final
 from tests.support.frames import (
     Frames,

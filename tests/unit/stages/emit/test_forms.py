@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.frames import FunctionCallOpened
-from pipeline.protocol.events import OutputItemAdded, OutputItemDone
-from pipeline.protocol.items import ApplyPatchCall, LocalShellCall, ShellCall
-from pipeline.protocol.tools import ClientForm
+from penstock.pipeline.frames import FunctionCallOpened
+from penstock.pipeline.protocol.events import OutputItemAdded, OutputItemDone
+from penstock.pipeline.protocol.items import ApplyPatchCall, LocalShellCall, ShellCall
+from penstock.pipeline.protocol.tools import ClientForm
 from tests.support.event_streams import checked, final
 from tests.support.frames import FORMS, event_types, finished, form_call, item, sse_json, started, written_events
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.frames import (
+from penstock.pipeline.frames import (
     AnnotationAdded,
     CustomToolCallOpened,
     FunctionCallOpened,
@@ -14,7 +14,7 @@ from pipeline.frames import (
     ReasoningOpened,
     RefusalOpened,
 )
-from pipeline.protocol.events import (
+from penstock.pipeline.protocol.events import (
     ContentPartDone,
     OutputItemAdded,
     OutputTextAnnotationAdded,
@@ -22,7 +22,7 @@ from pipeline.protocol.events import (
     OutputTextDone,
     ResponseEvent,
 )
-from pipeline.protocol.items import (
+from penstock.pipeline.protocol.items import (
     CustomToolCall,
     FunctionCall,
     Message,

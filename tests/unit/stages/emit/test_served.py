@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import EngineFailed
-from pipeline.frames import (
+from penstock.pipeline.errors import EngineFailed
+from penstock.pipeline.frames import (
     CallFinished,
     CallStarted,
     CodeCallOpened,
@@ -20,8 +20,9 @@ from pipeline.frames import (
     ShellOutputOpened,
     WebCallOpened,
 )
-from pipeline.protocol.events import OutputItemAdded, OutputItemDone, ResponseEvent
-from pipeline.protocol.items import (
+from penstock.pipeline.lifecycle.ladders import NOT_LISTED
+from penstock.pipeline.protocol.events import OutputItemAdded, OutputItemDone, ResponseEvent
+from penstock.pipeline.protocol.items import (
     CodeInterpreterCall,
     ListedTool,
     McpApprovalRequest,
@@ -31,8 +32,7 @@ from pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
-from pipeline.steps import NOT_LISTED
-from stages.emit.emit import ResponseWriter, emit
+from penstock.stages.emit.emit import ResponseWriter, emit
 from tests.support.event_streams import checked, final
 from tests.support.frames import (
     FOUND_PAGES,

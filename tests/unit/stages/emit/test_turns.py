@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import EngineFailed
-from pipeline.frames import RawMessages, TurnFinished
-from pipeline.protocol.events import ResponseFailed
-from pipeline.protocol.response import InputTokensDetails, OutputTokensDetails, Response, Usage
-from pipeline.rules import InvariantBroken
-from stages.emit.emit import ResponseWriter
+from penstock.pipeline.errors import EngineFailed
+from penstock.pipeline.frames import RawMessages, TurnFinished
+from penstock.pipeline.lifecycle.rules import InvariantBroken
+from penstock.pipeline.protocol.events import ResponseFailed
+from penstock.pipeline.protocol.response import InputTokensDetails, OutputTokensDetails, Response, Usage
+from penstock.stages.emit.emit import ResponseWriter
 from tests.support.event_streams import checked, final
 from tests.support.frames import (
     Frames,

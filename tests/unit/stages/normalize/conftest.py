@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stages.persist.sqlite import SqliteDatabase
-from stages.persist.store import Store
+from penstock.stages.services.store.sqlite import SqliteDatabase
+from penstock.stages.services.store.store import Store
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from typing import Any, TypeAlias
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import InvalidRequest
-from pipeline.frames import Conversation
-from pipeline.protocol.reading import read_request
-from pipeline.protocol.request import CreateResponse
-from pipeline.record import replay
-from stages.normalize.normalize import Normalize
-from stages.persist.database import Nowhere
-from stages.persist.store import Store
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.frames import Conversation
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.validation import read_request
+from penstock.pipeline.recordings.format import replay
+from penstock.stages.normalize.normalize import Normalize
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.store import Store
 from tests.support.examples import examples
 from tests.support.request_bodies import CLIENTS, EVERYTHING
 from tests.support.requests import ALL_HOSTED

@@ -9,8 +9,8 @@ import pytest
 from openai.types.responses import ResponseOutputItem
 from pydantic import TypeAdapter
 
-from pipeline.errors import InvalidRequest, StoreFailed
-from pipeline.protocol.items import (
+from penstock.pipeline.errors import InvalidRequest, StoreFailed
+from penstock.pipeline.protocol.items import (
     ApplyPatchCall,
     ApplyPatchCallOutput,
     CodeInterpreterCall,
@@ -27,7 +27,7 @@ from pipeline.protocol.items import (
     ShellCallOutput,
     WebSearchCall,
 )
-from stages.persist.store import Store
+from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import CLIENT_SHELLS, SERVER_TOOLS, WEATHER
 from tests.support.requests import normalize, store_answer
 

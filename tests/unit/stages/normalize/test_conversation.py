@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from pipeline.errors import ConversationNotFound, InvalidRequest
-from pipeline.frames import Origin
-from pipeline.protocol.items import FunctionCall, FunctionCallOutput, InputText, Item, Message, OutputText
-from pipeline.protocol.response import ConversationReference, ResponseStatus
-from stages.persist.store import Store
-from stages.persist.stored import StoredConversation
+from penstock.pipeline.errors import ConversationNotFound, InvalidRequest
+from penstock.pipeline.frames import Origin
+from penstock.pipeline.protocol.items import FunctionCall, FunctionCallOutput, InputText, Item, Message, OutputText
+from penstock.pipeline.protocol.response import ConversationReference, ResponseStatus
+from penstock.stages.services.store.store import Store
+from penstock.stages.services.store.stored import StoredConversation
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import normalize, store_answer
 

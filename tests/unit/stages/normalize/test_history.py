@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import InvalidRequest, PreviousResponseNotFound, PreviousResponseUnfinished
-from pipeline.protocol.items import (
+from penstock.pipeline.errors import InvalidRequest, PreviousResponseNotFound, PreviousResponseUnfinished
+from penstock.pipeline.protocol.items import (
     FunctionCall,
     FunctionCallOutput,
     InputText,
@@ -16,9 +16,9 @@ from pipeline.protocol.items import (
     Reasoning,
     ReasoningText,
 )
-from pipeline.protocol.response import ResponseStatus
-from stages.persist.database import Nowhere
-from stages.persist.store import Store
+from penstock.pipeline.protocol.response import ResponseStatus
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import normalize, store_answer
 

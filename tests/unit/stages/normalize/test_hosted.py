@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 import jsonschema
 import pytest
 
-from pipeline.errors import InvalidRequest, UnsupportedParameter
-from pipeline.protocol.tools import HOSTED, FunctionTool, HostedKind, ToolKey, tool_key
-from stages.normalize.forms import FORMS
-from stages.persist.store import Store
+from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
+from penstock.pipeline.protocol.tools import HOSTED, FunctionTool, HostedKind, ToolKey, tool_key
+from penstock.stages.normalize.forms import FORMS
+from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import ALL_HOSTED, USER, additional_tools, allowed_tools, normalize, store_answer
 

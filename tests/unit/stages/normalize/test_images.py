@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import InvalidRequest
-from pipeline.protocol.items import (
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.items import (
     CustomToolCallOutput,
     FunctionCallOutput,
     InputImage,
@@ -14,8 +14,8 @@ from pipeline.protocol.items import (
     Message,
     images_of,
 )
-from stages.normalize import images
-from stages.persist.store import Store
+from penstock.stages.normalize import images
+from penstock.stages.services.store.store import Store
 from tests.support.requests import normalize, store_answer
 from tests.support.tool_servers import data_url, png
 

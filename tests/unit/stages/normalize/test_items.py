@@ -7,8 +7,8 @@ import pytest
 from msgspec import UNSET
 from openai.types.responses import ResponseInputItemParam
 
-from pipeline.errors import InvalidRequest
-from pipeline.protocol.items import (
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.items import (
     AdditionalTools,
     CustomToolCall,
     CustomToolCallOutput,
@@ -23,7 +23,7 @@ from pipeline.protocol.items import (
     Refusal,
     SummaryText,
 )
-from stages.persist.store import Store
+from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import CLIENTS
 from tests.support.requests import normalize
 

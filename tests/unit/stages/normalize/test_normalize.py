@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
-from pipeline.frames import Sampling, Scheduling
-from pipeline.logs import current_response
-from pipeline.protocol.reading import read_request
-from pipeline.protocol.response import ReasoningOptions, Response
-from pipeline.record import replay
-from stages.normalize.normalize import INCLUDABLE, LOGPROBS, Normalize, draw_suffix
-from stages.persist.store import Store
+from penstock.pipeline.errors import InvalidRequest, ModelNotFound, UnsupportedParameter
+from penstock.pipeline.frames import Sampling, Scheduling
+from penstock.pipeline.logs import current_response
+from penstock.pipeline.protocol.params.validation import read_request
+from penstock.pipeline.protocol.response import ReasoningOptions, Response
+from penstock.pipeline.recordings.format import replay
+from penstock.stages.normalize.normalize import INCLUDABLE, LOGPROBS, Normalize, draw_suffix
+from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import MODEL, NOW, normalize
 

@@ -5,8 +5,8 @@ from typing import Any, TypeAlias
 import pytest
 from msgspec import UNSET
 
-from pipeline.errors import InvalidRequest
-from pipeline.protocol.items import (
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.items import (
     CustomToolCall,
     CustomToolCallOutput,
     FunctionCall,
@@ -18,8 +18,8 @@ from pipeline.protocol.items import (
     Reasoning,
     ReasoningText,
 )
-from stages.persist.store import Store
-from stages.render.messages import lay_out
+from penstock.stages.render.harmony.messages import lay_out
+from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import CLIENTS, WEATHER
 from tests.support.requests import normalize, normalize_cost
 

@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 import msgspec
 import pytest
 
-from pipeline.errors import InvalidRequest
-from pipeline.protocol.given_mcp import McpTool
-from pipeline.protocol.reading import read_request
-from pipeline.protocol.tools import ANY_NAME, McpServer, ToolFilter, ToolKey
-from pipeline.secret import unwritten
-from stages.normalize.tools import Offer
-from stages.persist.store import Store
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.params.mcp import McpTool
+from penstock.pipeline.protocol.params.validation import read_request
+from penstock.pipeline.protocol.tools import ANY_NAME, McpServer, ToolFilter, ToolKey
+from penstock.pipeline.secret import unwritten
+from penstock.stages.normalize.tools import Offer
+from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import WEATHER
 from tests.support.requests import ALL_HOSTED, USER, additional_tools, allowed_tools, normalize, store_answer
 

@@ -5,9 +5,9 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from pipeline.errors import InvalidRequest, UnsupportedParameter
-from pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, ToolKey, Toolset
-from stages.persist.store import Store
+from penstock.pipeline.errors import InvalidRequest, UnsupportedParameter
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, Grammar, ToolKey, Toolset
+from penstock.stages.services.store.store import Store
 from tests.support.request_bodies import CODEX_APPLY_PATCH, CODEX_KNOWN_MODEL, WEATHER
 from tests.support.requests import USER, additional_tools, allowed_tools, normalize, normalize_cost, store_answer
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.harmony import HarmonyEncoding
-from stages.parse.stop import StopTexts
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.parse.stop import StopTexts
 from tests.support.parsed_output import parse_harmony_text
 
 letters = st.text("ab", max_size=30)

@@ -6,9 +6,9 @@ from itertools import chain
 
 import pytest
 
-from pipeline.errors import EngineFailed
-from pipeline.frames import ChatTurn, FinishReason, ItemDelta
-from pipeline.protocol.tools import Toolset
+from penstock.pipeline.errors import EngineFailed
+from penstock.pipeline.frames import ChatTurn, FinishReason, ItemDelta
+from penstock.pipeline.protocol.tools import Toolset
 from tests.support.chat_families import family_model
 from tests.support.parsed_output import (
     CHAT_TOOLS,

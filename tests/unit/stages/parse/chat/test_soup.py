@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.frames import ChatTurn, FinishReason, GenerationFinished, TokenChunk, TokenLogprob
-from pipeline.protocol.tools import Toolset
-from stages.chat.model import ChatModel
+from penstock.pipeline.frames import ChatTurn, FinishReason, GenerationFinished, TokenChunk, TokenLogprob
+from penstock.pipeline.protocol.tools import Toolset
+from penstock.stages.models.chat.model import ChatModel
 from tests.support.chat_families import FAMILIES, family_model, load_model
 from tests.support.examples import examples
 from tests.support.parsed_output import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.parse.chat.unwrap import Unwrapped
+from penstock.stages.parse.chat.unwrap import Unwrapped
 
 
 def unwrapped(text: str, cuts: Collection[int] = ()) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from pipeline.errors import InvalidRequest
-from pipeline.frames import Conversation, TemplateOptions
-from pipeline.protocol.items import InputImage, InputText, Message
-from pipeline.protocol.tools import Toolset
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.frames import Conversation, TemplateOptions
+from penstock.pipeline.protocol.items import InputImage, InputText, Message
+from penstock.pipeline.protocol.tools import Toolset
 from tests.support.chat_templates import (
     LATEST_INSTRUCTIONS_TEMPLATE,
     STRICT_TEMPLATE,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.errors import InvalidRequest
-from pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, Grammar, McpTool, Toolset
-from stages.render.grammar import MOST_CALLS
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, Grammar, McpTool, Toolset
+from penstock.stages.render.harmony.grammar import MOST_CALLS
 from tests.support.chat_families import (
     THINKING_OFF,
     THOUGHT_OPEN,

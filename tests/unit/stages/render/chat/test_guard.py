@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers.decoders import ByteLevel
 
-from pipeline.errors import InvalidRequest
-from pipeline.protocol.tools import Toolset
-from stages.chat.vocabulary import Vocabulary
-from stages.render.chat.arguments import Arguments
-from stages.render.chat.guard import Guard
-from stages.render.chat.verbatim import spelled
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.tools import Toolset
+from penstock.stages.models.chat.vocabulary import Vocabulary
+from penstock.stages.render.chat.arguments import Arguments
+from penstock.stages.render.chat.guard import Guard
+from penstock.stages.render.chat.verbatim import spelled
 from tests.support.chat_templates import prompt, vocabulary
 from tests.support.harmony import call, conversation, function, message, output, reasoning
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.frames import Conversation
-from pipeline.protocol.items import (
+from penstock.pipeline.frames import Conversation
+from penstock.pipeline.protocol.items import (
     AdditionalTools,
     ApplyPatchCall,
     ApplyPatchCallOutput,
@@ -24,7 +24,7 @@ from pipeline.protocol.items import (
     Reasoning,
     Refusal,
 )
-from pipeline.protocol.tools import CustomTool, Tool
+from penstock.pipeline.protocol.tools import CustomTool, Tool
 from tests.support.chat_templates import item_tokens, lay_out_messages, messages_in_brief
 from tests.support.harmony import (
     approval,

@@ -11,11 +11,11 @@ import pytest
 from openai.types.responses import FunctionTool
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from stages.chat.model import ChatModel
-from stages.chat.vocabulary import Vocabulary
-from stages.render.chat.rules import Rules
-from stages.render.chat.tags import Format, Tags, Undescribed, lead, of_calls, without
-from stages.render.constraint import Unenforceable
+from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.models.chat.vocabulary import Vocabulary
+from penstock.stages.render.chat.rules import Rules
+from penstock.stages.render.chat.tags import Format, Tags, Undescribed, lead, of_calls, without
+from penstock.stages.render.constraint import Unenforceable
 from tests.support.chat_families import TURN_END, accepted_text, fast_tokenizer
 
 pytestmark = pytest.mark.vllm

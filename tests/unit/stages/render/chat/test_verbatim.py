@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.frames import TokenIds
-from pipeline.protocol.items import Item
-from stages.render.chat.guard import Guard
-from stages.render.chat.verbatim import spelled
+from penstock.pipeline.frames import TokenIds
+from penstock.pipeline.protocol.items import Item
+from penstock.stages.render.chat.guard import Guard
+from penstock.stages.render.chat.verbatim import spelled
 from tests.support.chat_templates import prompt, vocabulary
 from tests.support.harmony import approval, call, conversation, decision, function, mcp_call, message, output, reasoning
 

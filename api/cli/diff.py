@@ -1,0 +1,117 @@
+"""Diff: where two recordings part, or a recording and its own replay."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from penstock.api.cli.rerun import NoReplay, Rerun, recorded_files, rerun
+from penstock.pipeline.plugins import load
+from penstock.pipeline.recordings.difference import Line, Parting, is_chunked_alike, parting
+from penstock.pipeline.recordings.format import FILES, Abandoned, End, Failure, line, read_recording
+
+Lines: TypeAlias = Mapping[str, list[Line]]
+"""The frames of each junction, by the stage that gave them, with an `End` behind them."""
+
+WIDTH = 200
+"""Characters of a line that are shown around a difference."""
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Say where two recordings part; ends with status 1 if they do."""
+    chosen = _parser().parse_args(arguments)
+    one, other = recorded(chosen.one), _other(chosen)
+    stages = _common(one, other)
+    for stage in stages:
+        if found := parting(one[stage], other[stage], exact=chosen.exact):
+            print(f"{FILES[stage][0]}:{found.line}: {found.problem}")
+            for shown in _context(one[stage], other[stage], found, chosen.context):
+                print(shown)
+            sys.exit(1)
+    if others := [FILES[stage][0] for stage in stages if not is_chunked_alike(one[stage], other[stage])]:
+        print(f"the same, in other pieces: {', '.join(others)}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock diff", description=__doc__)
+    parser.add_argument("one", metavar="PATH", type=Path, help="a recording's folder, or one of its files")
+    parser.add_argument(
+        "other", metavar="OTHER", type=Path, nargs="?", help="another one; without it, a replay of PATH"
+    )
+    parser.add_argument("--from", dest="since", metavar="STAGE", help="the first stage to replay")
+    parser.add_argument("--to", dest="upto", metavar="STAGE", help="the last stage to replay")
+    parser.add_argument(
+        "--with", dest="plugins", metavar="PLUGIN", action="append", default=[], help="stages for the replay"
+    )
+    parser.add_argument(
+        "--exact", action="store_true", help="compare ids, times of the frames and pieces of text as well"
+    )
+    parser.add_argument("--context", metavar="N", type=int, default=0, help="show so many lines around the place")
+    return parser
+
+
+def _other(chosen: argparse.Namespace) -> Lines:
+    if chosen.other is None:
+        replay = asyncio.run(rerun(chosen.one, chosen.since, chosen.upto, load(chosen.plugins)))
+        for note in filter(None, (replay.note, replay.left_out)):
+            print(f"penstock: {replay.path}: {note}", file=sys.stderr)
+        return replayed(replay)
+    if chosen.since or chosen.upto or chosen.plugins:
+        raise NoReplay("--from, --to and --with are for a replay: leave the second recording out")
+    return recorded(chosen.other)
+
+
+def _common(one: Lines, other: Lines) -> list[str]:
+    """The junctions that can be compared, in the order of the pipeline."""
+    stages = [stage for stage in FILES if stage in one and stage in other]
+    if not stages:
+        raise NoReplay(f"there are {_names(one)} on one side, and {_names(other)} on the other: nothing to compare")
+    return stages
+
+
+def _names(lines: Lines) -> str:
+    return ", ".join(FILES[stage][0] if stage in FILES else f"what {stage} gives" for stage in lines) or "no frames"
+
+
+def recorded(path: Path) -> Lines:
+    """What is recorded at ``path``; raises `UnreadableRecording`."""
+    lines: dict[str, list[Line]] = {}
+    for stage, file in recorded_files(path).items():
+        recording = read_recording(file, FILES[stage][1])
+        frames = [Line(timed.frame, timed.line) for timed in recording.timed]
+        lines[stage] = [*frames, Line(recording.end, len(frames) + 2)]
+    return lines
+
+
+def replayed(replay: Rerun) -> Lines:
+    """What stages gave in a replay, each as a recording of it would be."""
+    abandoned = isinstance(replay.trace.error, Abandoned)
+    lines = {
+        each.stage: _recorded(each.frames, each.raised, abandoned=abandoned) for each in replay.trace.junctions[1:]
+    }
+    inner = {stage: _recorded(frames, None, abandoned=abandoned) for stage, frames in replay.turns.items()}
+    return inner | lines
+
+
+def _recorded(frames: Sequence[Any], raised: Exception | None, *, abandoned: bool) -> list[Line]:
+    end = End(len(frames), Failure.of(raised) if raised else None, abandoned)
+    return [Line(frame, number) for number, frame in enumerate([*frames, end], start=2)]
+
+
+def _context(one: Sequence[Line], other: Sequence[Line], found: Parting, size: int) -> Iterator[str]:
+    """The lines around the place: those ahead of it, and those on both sides of it."""
+    if not size:
+        return
+    for mark, lines, start, stop in (
+        (" ", one, found.line - size, found.line),
+        ("-", one, found.line, found.line + size),
+        ("+", other, found.other_line, found.other_line + size),
+    ):
+        for each in lines:
+            if start <= each.number < stop:
+                text = line(each.frame).decode().rstrip()
+                yield f"{mark} {each.number:4d}  {text if len(text) <= WIDTH else text[:WIDTH] + '…'}"

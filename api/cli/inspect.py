@@ -1,0 +1,49 @@
+"""Inspect: a recording as a page, which shows who caused whom."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.api.cli.page.flow import flow_of
+from penstock.api.cli.page.layout import layout_of
+from penstock.api.cli.page.page import page_of
+from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.plugins import load
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write the page of a recording, or open it."""
+    parser = argparse.ArgumentParser(prog="penstock inspect", description=__doc__)
+    parser.add_argument("recording", type=Path, help="a folder with one file per junction, or with fewer")
+    parser.add_argument("page", type=Path, nargs="?", help="where to write it: NAME.html here, or nowhere with --open")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    parser.add_argument(
+        "--with",
+        dest="plugins",
+        action="append",
+        default=[],
+        metavar="PLUGIN",
+        help="stages of one's own, as for penstock serve; as often as needed",
+    )
+    chosen = parser.parse_args(arguments)
+    name = chosen.recording.resolve().name
+    flow = asyncio.run(flow_of(chosen.recording, load(chosen.plugins)))
+    page = chosen.page or _default(name, is_opened=chosen.open)
+    try:
+        page.write_text(page_of(layout_of(flow, name)), "utf-8")
+    except OSError as error:
+        raise CannotRun(f"{page}: the page cannot be written: {error.strerror}") from error
+    print(page)
+    if chosen.open and not webbrowser.open(page.resolve().as_uri()):
+        raise CannotRun(f"{page}: no browser was found to open it")
+
+
+def _default(name: str, *, is_opened: bool) -> Path:
+    """Where a page goes of which nobody said where: somewhere out of the way, if it is only to be looked at."""
+    folder = Path(tempfile.mkdtemp(prefix="penstock-")) if is_opened else Path()
+    return folder / f"{name}.html"

@@ -1,0 +1,56 @@
+"""Models that were recorded, for replays: neither an engine nor a store is behind them, and no weights are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+from penstock.pipeline.recordings.format import Header
+from penstock.pipeline.recordings.model import RecordedModel, Spelling
+from penstock.stages.models.chat.load import ChatModelsNeedVllm, ChatOptions, load_chat_model, read_config
+from penstock.stages.models.chat.model import ChatModel
+from penstock.stages.models.harmony.vocabulary import TEXT_TOKENS, HarmonyEncoding, encoding_on_demand
+from penstock.stages.responses import chat_responses, harmony_responses
+from penstock.stages.services.engines.replay import ReplayEngine
+from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.store import Store
+
+
+def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
+    """The model of a recording; of one with a chat template, what vLLM can find of it here."""
+    live = LiveResponses(Store(Nowhere()))
+    engine = ReplayEngine(tokens or Path())
+    harmony = harmony_responses((header.model,), engine, encoding_on_demand(), live)
+    if header.encoding == "harmony":
+        return RecordedModel(harmony, _harmony_spelling(encoding_on_demand()), _is_harmony_mark)
+    if header.source is None:
+        return RecordedModel(harmony, missing="the recording does not say where its model is")
+    if unknown := header.options.keys() - {option.name for option in fields(ChatOptions)}:
+        return RecordedModel(harmony, missing=f"nobody here knows its options {', '.join(sorted(unknown))}")
+    try:
+        chat = load_chat_model(read_config(header.source), ChatOptions(**header.options))
+    except (ChatModelsNeedVllm, OSError, ValueError) as error:
+        return RecordedModel(harmony, missing=str(error))
+    marks = frozenset(chat.vocabulary.marks.values())
+    return RecordedModel(chat_responses((header.model,), engine, chat, live), _chat_spelling(chat), marks.__contains__)
+
+
+def _harmony_spelling(encoding: HarmonyEncoding) -> Spelling:
+    def spell(token: int) -> bytes:
+        return encoding.token_bytes[token] if 0 <= token < TEXT_TOKENS else (encoding.mark(token) or "").encode()
+
+    return spell
+
+
+def _is_harmony_mark(token: int) -> bool:
+    return token >= TEXT_TOKENS
+
+
+def _chat_spelling(chat: ChatModel) -> Spelling:
+    marks = {token: mark.encode() for mark, token in chat.vocabulary.marks.items()}
+
+    def spell(token: int) -> bytes:
+        return marks.get(token) or chat.vocabulary.token_bytes[token]
+
+    return spell

@@ -1,0 +1,138 @@
+"""Replay: recorded frames through the rest of the flow, without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.api.cli.rerun import NoReplay
+from penstock.api.cli.story import Story, tell
+from penstock.pipeline.faults import name_stage
+from penstock.pipeline.plugins import Install, load
+from penstock.pipeline.protocol.events import DONE, Event, to_sse
+from penstock.pipeline.recordings.format import SOURCES, Abandoned, End, Failure, line
+
+Shown = TypeVar("Shown")
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Replay recordings, and show what comes of them; ends with status 1 if a stage raised."""
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    bugs = _Bugs()
+    logging.getLogger("penstock.stages").addHandler(bugs)  # what else they log is in what is shown
+    try:
+        install = load(chosen.plugins)
+        faults = [_replay(path, chosen, install, bugs) for path in chosen.paths]
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # whoever read it has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return
+    if any(faults):
+        sys.exit(1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="penstock replay", description=__doc__)
+    parser.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a recording's folder, or one of its files")
+    parser.add_argument("--from", dest="since", metavar="STAGE", help=f"the first stage to run: {', '.join(SOURCES)}")
+    parser.add_argument("--to", dest="upto", metavar="STAGE", help="the last stage to run")
+    parser.add_argument(
+        "--with", dest="plugins", metavar="PLUGIN", action="append", default=[], help="stages of one's own"
+    )
+    parser.add_argument(
+        "--speed", type=_speed, help="1x waits as long as the recording did; max, the default, not at all"
+    )
+    parser.add_argument("--full", action="store_true", help="show all of the prompt, and of what tools returned")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="write the last junction as a recording has it: JSON lines")
+    shown.add_argument("--sse", action="store_true", help="write the events as a client sees them")
+    return parser
+
+
+def _speed(text: str) -> float | None:
+    """How many times as fast as it was; None is at once."""
+    if text == "max":
+        return None
+    try:
+        speed = float(text.removesuffix("x"))
+    except ValueError:
+        speed = 0.0
+    if not 0 < speed < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither max nor a number of times, as 1x or 0.5x")
+    return speed
+
+
+class _Bugs(logging.Handler):
+    """What stages raised and made an event of themselves: as `emit` does where one ahead of it has lost a frame."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.met: list[Exception] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info and isinstance(record.exc_info[1], Exception):
+            self.met.append(record.exc_info[1])
+
+
+def _replay(path: Path, chosen: argparse.Namespace, install: Install, bugs: _Bugs) -> bool:
+    """Show one recording; tells whether a stage raised."""
+    bugs.met.clear()
+    story = asyncio.run(tell(path, chosen.since, chosen.upto, install))
+    for note in filter(None, (story.note, story.left_out)):
+        print(f"penstock: {story.path}: {note}", file=sys.stderr)
+    if chosen.json or chosen.sse:
+        for written in paced(json_lines(story) if chosen.json else sse(story), chosen.speed):
+            sys.stdout.buffer.write(written)
+            sys.stdout.buffer.flush()
+    else:
+        from penstock.api.cli.timeline.timeline import show  # noqa: PLC0415 - rich is not imported where nobody looks at it
+
+        show(paced, story, chosen.speed, full=chosen.full)
+    if story.fault or (bugs.met and not story.end.failure):
+        stage, error = story.fault or (name_stage(bugs.met[0]), bugs.met[0])
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        told = f"stage {stage} raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+        print(f"penstock: {story.path}: {told}", file=sys.stderr)
+        return True
+    return False
+
+
+def paced(timed: Iterable[tuple[float | None, Shown]], speed: float | None) -> Iterator[Shown]:
+    """Each in its time, counted from the first one, ``speed`` times as fast; None is at once."""
+    began: tuple[float, float] | None = None
+    for at, shown in timed:
+        if speed is not None and at is not None:
+            began = began or (time.monotonic(), at)
+            time.sleep(max(0.0, began[0] + (at - began[1]) / speed - time.monotonic()))
+        yield shown
+
+
+def json_lines(story: Story) -> Iterator[tuple[float | None, bytes]]:
+    """The last junction, as a recording of it."""
+    crossings = story.junctions[-1].crossings
+    yield None, line(story.header)
+    for crossing in crossings:
+        yield crossing.at, line(crossing.frame, crossing.at)
+    failure = Failure.of(story.error) if isinstance(story.error, Exception) else None
+    yield None, line(End(len(crossings), failure, isinstance(story.error, Abandoned)))
+
+
+def sse(story: Story) -> Iterator[tuple[float | None, bytes]]:
+    """The events, and unless it broke off the end of the stream."""
+    crossings = story.junctions[-1].crossings
+    are_others = bool(crossings) or story.error is None
+    if are_others and not any(isinstance(crossing.frame, Event) for crossing in crossings):
+        raise NoReplay(f"what {story.junctions[-1].stage} gives are no events: see them with --json")
+    yield from ((each.at, to_sse(each.frame)) for each in crossings if isinstance(each.frame, Event))
+    if story.error is None:
+        yield None, DONE

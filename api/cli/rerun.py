@@ -1,0 +1,173 @@
+"""Recorded frames, run through the rest of their pipeline: which file is read, what runs, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.api.cli.recorded_model import model_of
+from penstock.pipeline.core import Pipeline, Step
+from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.plugins import Install
+from penstock.pipeline.recordings.format import (
+    FILES,
+    SOURCES,
+    Frame,
+    Recording,
+    UnreadableRecording,
+    read_header,
+    read_recording,
+    replay_recording,
+)
+from penstock.pipeline.recordings.model import RecordedModel
+from penstock.pipeline.trace import Trace, traced
+
+ASKING = ("converse", "render", "generate")
+"""The stages from which on a model is asked: it says again what it said."""
+ONE_TURN = ("render", "generate", "parse")
+"""The stages from which on one turn is made, and no tool is run."""
+
+
+class NoReplay(CannotRun):
+    """A recording cannot be replayed in the way that was asked for."""
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What came of a recording: ``trace`` begins with the recorded frames, which are those behind ``source``.
+
+    ``turns`` has what passed inside of ``converse``, if that ran.
+    ``note`` says why it was not parsed again, and ``left_out`` which stages of plug-ins did not run.
+    """
+
+    path: Path
+    files: Mapping[str, Path]
+    model: RecordedModel
+    pipeline: Pipeline[Any, Any]
+    recording: Recording
+    source: str
+    trace: Trace
+    turns: Mapping[str, list[Any]]
+    note: str = ""
+    left_out: str = ""
+
+
+def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    """The pipeline as it is."""
+    return pipeline
+
+
+async def rerun(path: Path, since: str | None = None, upto: str | None = None, install: Install = unedited) -> Rerun:
+    """Run what is recorded at ``path``, a folder or one file, from the stage ``since`` to the stage ``upto``.
+
+    Raises `UnreadableRecording` and `NoReplay`, and whatever ``install`` does.
+    """
+    files = recorded_files(path)
+    header = read_header(next(iter(files.values())))
+    model = model_of(header, files.get("generate"))
+    pipeline = install(model.pipeline)
+    unreadable = since == "parse" and not model.spelling
+    since, note = (_checked(path, files, since), "") if since and not unreadable else _best(path, files, model)
+    source = next(behind for behind in SOURCES[since] if behind in files)
+    recording = read_recording(files[source], FILES[source][1])
+    turns: dict[str, list[Any]] = {}
+    tapped = _tapped(pipeline, turns) if since == "converse" else pipeline
+    trace = await traced(part(tapped, source, since, upto), replay_recording(recording), source)
+    left_out = _left_out(model.pipeline, pipeline, part(pipeline, source, since), FILES[source][0])
+    return Rerun(path, files, model, pipeline, recording, source, trace, turns, note, left_out)
+
+
+@dataclass(frozen=True)
+class _Tap:
+    kept: list[Any]
+
+    async def __call__(self, source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
+        async for frame in source:
+            self.kept.append(frame)
+            yield frame
+
+
+def _tapped(pipeline: Pipeline[Any, Any], turns: dict[str, list[Any]]) -> Pipeline[Any, Any]:
+    """The pipeline, telling ``turns`` what passes behind the stages within ``converse``."""
+    for stage in ("render", "generate", "parse"):
+        pipeline = pipeline.after(stage, f"tap {stage}", _Tap(turns.setdefault(stage, [])))
+    return pipeline
+
+
+def recorded_files(path: Path) -> dict[str, Path]:
+    """The files of a recording, by the stages that gave their frames; never empty."""
+    stages = {name: stage for stage, (name, _) in FILES.items()}
+    try:
+        places = [path] if path.is_file() else [path / name for name, _ in FILES.values()]
+        found = {stages[place.name]: place for place in places if place.name in stages and place.is_file()}
+    except OSError as error:
+        raise UnreadableRecording(path, None, f"it cannot be read: {error.strerror}") from error
+    if found:
+        return found
+    if path.is_file():
+        raise UnreadableRecording(path, None, f"a file of a recording is told by its name, one of {', '.join(stages)}")
+    problem = f"there is no recording here: none of {', '.join(stages)}" if path.is_dir() else "there is nothing here"
+    raise UnreadableRecording(path, None, problem)
+
+
+def _best(path: Path, files: dict[str, Path], model: RecordedModel) -> tuple[str, str]:
+    """The first stage that can go on without a model and without tools, and why it is not the parser."""
+    if "generate" in files and "converse" not in files and model.spelling:
+        return "parse", ""
+    stage = next((stage for stage in ("emit", "persist", "parse") if _has_source(files, stage)), "")
+    if stage == "parse" or not stage:
+        raise NoReplay(f"{path}: {_why_not_parsed(model) if stage else 'nothing of the answer was recorded'}")
+    return stage, _why_not_parsed(model) if not model.spelling and "generate" in files else ""
+
+
+def _has_source(files: dict[str, Path], stage: str) -> bool:
+    return any(behind in files for behind in SOURCES[stage])
+
+
+def _why_not_parsed(model: RecordedModel) -> str:
+    return f"only a model of its kind can read its tokens, and {model.missing}"
+
+
+def _checked(path: Path, files: dict[str, Path], since: str) -> str:
+    """The stage, if a replay can begin with it."""
+    if since not in SOURCES:
+        raise NoReplay(f"a replay begins with one of {', '.join(SOURCES)}, and not with {since}")
+    if not _has_source(files, since):
+        names = " or ".join(FILES[behind][0] for behind in SOURCES[since])
+        raise NoReplay(f"{since} reads {names}, which is not in {path}")
+    if since in (*ONE_TURN, "converse") and "converse" in files:
+        raise NoReplay(f"tools ran between the turns of {path}: replay it --from emit, as what they did is known there")
+    if since in ASKING and "generate" not in files:
+        raise NoReplay(f"--from {since} asks a model, and what it said is not in {path}: there is no tokens.jsonl")
+    return since
+
+
+def part(pipeline: Pipeline[Any, Any], source: str, since: str, upto: str | None = None) -> Pipeline[Any, Any]:
+    """The pipeline from the stage ``since`` to the stage ``upto``; raises `NoReplay`.
+
+    Frames are recorded right behind the stage ``source``, so that it begins with what plug-ins put in between.
+    """
+    try:
+        behind = pipeline.behind(source)
+        part: Pipeline[Any, Any] = Pipeline((*behind.upto(since).steps, *behind.since(since).steps[1:]))
+        return part if upto is None else part.upto(upto)
+    except LookupError as error:
+        raise NoReplay(str(error.args[0])) from error
+
+
+def _left_out(declared: Pipeline[Any, Any], edited: Pipeline[Any, Any], replayed: Pipeline[Any, Any], file: str) -> str:
+    """Which stages that plug-ins changed or added are ahead of those that are replayed; empty if none is."""
+    known = {id(step.stage) for pipeline in (declared, replayed) for step in _single(pipeline)}
+    names = [step.name for step in _single(edited) if id(step.stage) not in known]
+    return f"{', '.join(names)} did not run: {file} was recorded behind it" if names else ""
+
+
+def _single(pipeline: Pipeline[Any, Any]) -> Iterator[Step]:
+    """The steps that no other ones are in."""
+    for step in pipeline.steps:
+        if step.inner:
+            yield from _single(step.inner)
+        else:
+            yield step

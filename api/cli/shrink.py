@@ -1,0 +1,315 @@
+"""Shrink: cut a failing recording down to the smallest one that still fails.
+
+Without --fails, a recording fails when a stage raises on it or its events break a rule of the wire.  With it, COMMAND
+is run by the shell, here, with the folder of a candidate in the place of {}, or else behind it: it exits with 0
+where the recording is fine, and otherwise where it fails.  125 says that the recording cannot be judged, and counts as
+fine; so does a command that takes too long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from penstock.api.cli.recorded_model import model_of
+from penstock.pipeline import plugins
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.errors import CannotRun
+from penstock.pipeline.faults import name_stage
+from penstock.pipeline.frames import Conversation
+from penstock.pipeline.lifecycle.checker import check
+from penstock.pipeline.lifecycle.rules import InvariantBroken
+from penstock.pipeline.protocol.events import ResponseFailed, TerminalEvent
+from penstock.pipeline.recordings.case import TOKENS, Case, read_case, request_of
+from penstock.pipeline.recordings.format import FILES, Recording, read_recording, replay, replay_recording, write_frames
+from penstock.pipeline.recordings.model import RecordedModel
+from penstock.pipeline.recordings.reducer import shrink
+from penstock.pipeline.trace import Trace, traced
+
+Fails: TypeAlias = Callable[[Path], bool]
+"""Whether the recording in a folder fails."""
+
+CANNOT_SAY = (125, 126, 127)
+"""What a command exits with that cannot judge a recording, as with ``git bisect run``, or that cannot even be run."""
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Shrink a recording."""
+    parser = argparse.ArgumentParser(
+        prog="penstock shrink", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("recording", type=Path, help="a folder with a tokens.jsonl")
+    parser.add_argument("--fails", metavar="COMMAND", help="exits with something other than 0 where a recording fails")
+    parser.add_argument("--saying", metavar="TEXT", help="it only fails where COMMAND also writes TEXT")
+    parser.add_argument(
+        "--with", dest="plugins", action="append", default=[], metavar="PLUGIN", help="stages of one's own"
+    )
+    parser.add_argument("-o", "--out", type=Path, help="where the smallest one goes; else beside it, as NAME-small")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds that a command may take (60)")
+    parser.add_argument("--tries", type=int, default=2000, help="how many candidates are tried at most (2000)")
+    chosen = parser.parse_args(arguments)
+    if chosen.fails and chosen.plugins:
+        parser.error("--with is for the stages of this command: COMMAND may take its own")
+    if chosen.saying and not chosen.fails:
+        parser.error("--saying is about what --fails COMMAND writes")
+    out: Path = chosen.out or chosen.recording.with_name(f"{chosen.recording.resolve().name}-small")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise CannotRun(f"{out} is there already")
+    case = read_case(chosen.recording)
+    model = model_of(case.header)
+    fails = Command(chosen.fails, chosen.timeout, chosen.saying or "") if chosen.fails else None
+    trial = Trial(fails or stages(model, chosen.plugins), chosen.tries)
+    if not trial(case):
+        told = (
+            f"command does not fail on the recording as it is: {fails.ended}"
+            if fails
+            else "stages do not fail on the recording as it is"
+        )
+        raise CannotRun(f"the {told}")
+    ended = smallest(trial, model)
+    write(trial, case, out, chosen.recording)
+    print(f"{case.size} tokens -> {trial.best.size}, {trial.tries} tries{ended}: {out}", file=sys.stderr)
+    if ended == STOPPED:
+        sys.exit(INTERRUPTED)
+
+
+def stages(model: RecordedModel, names: Sequence[str]) -> Stages:
+    """The stages of a model, with plug-ins."""
+    if not model.spelling:
+        raise CannotRun(f"only a model of its kind can read these tokens, and {model.missing}: give --fails COMMAND")
+    return Stages(plugins.load(names)(model.pipeline))
+
+
+# What fails
+
+
+@dataclass
+class Command:
+    """Whether a shell command fails on a recording."""
+
+    text: str
+    seconds: float
+    saying: str = ""
+    ended: str = ""
+    """How it ended last."""
+
+    def __call__(self, folder: Path) -> bool:
+        """Run it; whatever it started ends with it."""
+        path = shlex.quote(str(folder))
+        line = self.text.replace("{}", path) if "{}" in self.text else f"{self.text} {path}"
+        with subprocess.Popen(  # noqa: S602 - the command is the user's own
+            line,
+            shell=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            process_group=0,
+        ) as process:
+            try:
+                said, _ = process.communicate(timeout=self.seconds)
+            except subprocess.TimeoutExpired:
+                self.ended = f"it takes longer than {self.seconds:g} s"
+                return False
+            finally:
+                _end(process)
+        self.ended = f"it exits with {process.returncode}"
+        return process.returncode not in (0, *CANNOT_SAY) and self.saying.encode() in said
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):  # of its group nobody is left
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@dataclass
+class Stages:
+    """Whether the stages behind the tokens have the fault on a recording that they had on the first one.
+
+    Otherwise what is cut might end in another fault than the one that was looked for.
+    """
+
+    pipeline: Pipeline[Any, Any]
+    fault: str = ""
+    """A stage raises, or the events break a rule; empty as long as none was met."""
+
+    def __call__(self, folder: Path) -> bool:
+        """Run them."""
+        recording = read_recording(folder / TOKENS, FILES["generate"][1])
+        with _unlogged():
+            found = asyncio.run(self._fault(recording))
+        self.fault = self.fault or found
+        return bool(found) and found == self.fault
+
+    async def _fault(self, recording: Recording) -> str:
+        """What goes wrong; `emit` would only tell that something did, so what is ahead of it comes first."""
+        steps = self.pipeline.behind("generate").steps
+        ahead = Pipeline[Any, Any](steps[: [step.name for step in steps].index("emit")])
+        whole = Pipeline[Any, Any](steps).then("check", check)
+        for pipeline in (ahead, whole):
+            trace = await traced(pipeline, replay_recording(recording), "generate")
+            if recording.end.failure and pipeline is ahead and trace.error:
+                return ""  # the engine's own
+            if trace.error:
+                said = f": {trace.error}" if isinstance(trace.error, InvariantBroken) else ""
+                return f"{name_stage(trace.error)} raised {type(trace.error).__name__}{said}"
+        return ""
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Log nothing: what fails is tried again and again."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def _has_failed(trace: Trace) -> bool:
+    return any(isinstance(event, ResponseFailed) for event in trace.junctions[-1].frames[-1:])
+
+
+# Trying
+
+
+class TooManyTries(Exception):
+    """There is an end to it."""
+
+
+@dataclass
+class Trial:
+    """Tries candidates, each once, and keeps the latest that failed, which is the smallest."""
+
+    fails: Fails
+    most: int
+    tries: int = 0
+    best: Case = field(init=False)
+    _known: dict[bytes, bool] = field(default_factory=dict)
+
+    def __call__(self, case: Case) -> bool:
+        """Whether the case fails; raises `TooManyTries`."""
+        files = case.files()
+        digest = sha256(b"".join(files.values())).digest()
+        if digest not in self._known:
+            if self.tries == self.most:
+                raise TooManyTries
+            self.tries += 1
+            with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+                for name, data in files.items():
+                    (Path(folder) / name).write_bytes(data)
+                self._known[digest] = self.fails(Path(folder))
+        if self._known[digest]:
+            self.best = case
+        return self._known[digest]
+
+
+STOPPED = ", stopped"
+
+
+def smallest(trial: Trial, model: RecordedModel) -> str:
+    """Try smaller and smaller cases, and say why this ended early, if it did."""
+    at_the_end = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `timeout` ends what runs in CI
+    asking = shrink(trial.best, model.is_mark, letter_of(model))
+    try:
+        candidate = next(asking)
+        while True:
+            before = trial.best.size
+            candidate = asking.send(trial(candidate))
+            if trial.best.size < before:
+                print(f"{trial.best.size} tokens, {trial.tries} tries", file=sys.stderr)
+    except StopIteration:
+        return ""
+    except TooManyTries:
+        return ", which is as many as may be"
+    except KeyboardInterrupt:
+        return STOPPED
+    finally:
+        signal.signal(signal.SIGTERM, at_the_end)
+
+
+LETTER = b"a"
+
+
+def letter_of(model: RecordedModel) -> int | None:
+    """The token of one letter, which may stand for any other; None where the vocabulary is not at hand."""
+    if not model.spelling:
+        return None
+    for token in range(100_000):
+        try:
+            if model.spelling(token) == LETTER:
+                return token
+        except LookupError:
+            return None
+    return None
+
+
+# Writing
+
+
+def write(trial: Trial, original: Case, out: Path, folder: Path) -> None:
+    """A recording with all that a fixture has; what is derived is made anew where the stages can."""
+    out.mkdir(parents=True, exist_ok=True)
+    case, model = trial.best, model_of(original.header, out / TOKENS)
+    _write_files(case, out)
+    if case.conversation:
+        given = folder / "request.json"
+        same = given.is_file() and case.conversation == original.conversation
+        request = given.read_bytes() if same else _pretty(request_of(case.conversation))
+        (out / "request.json").write_bytes(request)
+        if len(case.turns) == 1 and model.spelling:
+            _derive_prompt(trial, case.conversation, out, model)
+    if len(case.turns) == 1 and model.spelling:
+        _derive(case, out, model)
+
+
+def _write_files(case: Case, out: Path) -> None:
+    for name, data in case.files().items():
+        (out / name).write_bytes(data)
+
+
+def _derive_prompt(trial: Trial, conversation: Conversation, out: Path, model: RecordedModel) -> None:
+    """The prompt, and what begins the tokens, as it tells of the prompt; if that does not change everything."""
+    asking = model.pipeline.inner("converse").upto("generate")
+    trace = asyncio.run(traced(asking, replay([conversation]), "normalize"))
+    if trace.error or not trace.behind("generate").frames:
+        return
+    write_frames(out / FILES["render"][0], trace.behind("render").frames, trial.best.header)
+    turn = replace(trial.best.turns[0], started=trace.behind("generate").frames[0])
+    with suppress(TooManyTries):
+        trial(replace(trial.best, turns=(turn,)))
+    _write_files(trial.best, out)
+
+
+def _derive(case: Case, out: Path, model: RecordedModel) -> None:
+    """What the stages behind the tokens make of them, unless they fail; the failure is what the case is about."""
+    recording = read_recording(out / TOKENS, FILES["generate"][1])
+    trace = asyncio.run(traced(model.pipeline.since("parse"), replay_recording(recording), "generate"))
+    if trace.error or _has_failed(trace):
+        return
+    write_frames(out / FILES["parse"][0], trace.behind("parse").frames, case.header)
+    write_frames(out / FILES["emit"][0], trace.behind("emit").frames, case.header)
+    last = trace.junctions[-1].frames[-1]
+    if isinstance(last, TerminalEvent):
+        (out / "response.json").write_bytes(_pretty(last.response))
+
+
+def _pretty(told: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(told)) + b"\n"

@@ -1,0 +1,1 @@
+"""A recording as rows of a terminal."""

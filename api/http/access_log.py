@@ -1,0 +1,43 @@
+"""One line of the log for each request: how it was answered, and how long it took, but nothing of what was said."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from aiohttp import web
+
+from penstock.api.http.errors import Handler
+from penstock.pipeline.protocol.response import Response
+
+logger = logging.getLogger(__name__)
+
+ANSWERED: web.RequestKey[Response] = web.RequestKey("answered", Response)
+"""The response that a request made, as it ended, or as it is to be made in the background."""
+
+
+@web.middleware
+async def log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Write the line when the request is over, also if the client has left."""
+    started = time.monotonic()
+    answered = "broken off"
+    try:
+        answer = await handler(request)
+        answered = str(answer.status)
+        return answer
+    finally:
+        level = logging.DEBUG if request.path == "/health" else logging.INFO
+        seconds = time.monotonic() - started
+        path = request.rel_url.raw_path  # still escaped: a line break in it would make two lines
+        logger.log(level, "%s %s: %s%s in %.3f s", request.method, path, answered, _outcome(request), seconds)
+
+
+def _outcome(request: web.Request) -> str:
+    response = request.get(ANSWERED)
+    return "" if response is None else f", {told(response)}"
+
+
+def told(response: Response) -> str:
+    """What became of a response, and its tokens."""
+    usage = response.usage
+    return response.status + (f", {usage.input_tokens} tokens in, {usage.output_tokens} out" if usage else "")

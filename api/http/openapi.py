@@ -1,0 +1,134 @@
+"""``/openapi.json``: OpenAPI 3.1, generated from the routes and from the types that the code itself reads and writes.
+
+Requests are described by pydantic, and what goes out by msgspec.  The names of the former get ``Param`` at their end,
+because a thing that comes in is not always spelled as it goes out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from functools import reduce
+from importlib.metadata import version
+from inspect import getdoc
+from operator import or_
+from typing import Any, TypeAlias
+
+import msgspec
+from aiohttp import web
+from pydantic.json_schema import models_json_schema
+
+from penstock.api.http.auth import OPEN
+from penstock.api.http.bodies import ErrorBody, OpenApi
+from penstock.api.http.operation import Operation
+from penstock.pipeline.errors import StageError, Unauthorized
+
+Schema: TypeAlias = dict[str, Any]
+
+_REF = "#/components/schemas/"
+
+
+def describe(routes: Iterable[web.RouteDef], events: Mapping[str, frozenset[type]]) -> OpenApi:
+    """Describe the routes; ``events`` are those that streams carry, by the base URL under which they do."""
+    described = [(route, operation) for route in routes if (operation := _operation(route))]
+    schemas = _Schemas([operation for _, operation in described], events)
+    paths: dict[str, Schema] = {}
+    for route, operation in described:
+        path = re.sub(r":[^}]+", "", route.path)  # what a path parameter must match is aiohttp's
+        stream = next((schemas.streams[base] for base in events if path.startswith(base)), None)
+        said = _described(route, path, operation, schemas)
+        if operation.streams and stream:
+            said["responses"]["200"]["content"]["text/event-stream"] = {"schema": stream}
+        paths.setdefault(path, {})[route.method.lower()] = said
+    info = {"title": "penstock", "version": version("penstock"), "summary": "The OpenAI Responses API over vLLM"}
+    keys = {"key": {"type": "http", "scheme": "bearer"}}
+    return OpenApi("3.1.0", info, paths, {"schemas": schemas.components, "securitySchemes": keys})
+
+
+def _operation(route: web.RouteDef) -> Operation | None:
+    return getattr(route.handler, "operation", None)
+
+
+class _Schemas:
+    """All schemas that the operations refer to."""
+
+    def __init__(self, operations: Iterable[Operation], events: Mapping[str, frozenset[type]]) -> None:
+        answers = [*dict.fromkeys(operation.answer for operation in operations if operation.answer), ErrorBody]
+        unions = [reduce(or_, sorted(frames, key=lambda frame: frame.__name__)) for frames in events.values()]
+        found, outgoing = msgspec.json.schema_components([*answers, *unions], ref_template=f"{_REF}{{name}}")
+        self.answers: dict[Any, Schema] = dict(zip(answers, found, strict=False))
+        self.streams: dict[str, Schema] = dict(zip(events, found[len(answers) :], strict=True))
+        bodies = dict.fromkeys(operation.body for operation in operations if operation.body)
+        named, incoming = models_json_schema(
+            [(body, "validation") for body in bodies], ref_template=f"{_REF}{{model}}Param"
+        )
+        self.bodies: dict[Any, Schema] = {body: schema for (body, _), schema in named.items()}
+        params = {f"{name}Param": _loosened(schema) for name, schema in incoming["$defs"].items()}
+        self.components: Schema = {name: _all_there(schema) for name, schema in outgoing.items()} | params
+
+
+def _all_there(schema: Schema) -> Schema:
+    """A struct's schema; fields with defaults are always written, only those that may be unset are not."""
+    if "properties" not in schema:
+        return schema
+    required = {name for name, value in schema["properties"].items() if "default" in value}
+    return schema | {"required": sorted(required.union(schema.get("required", ())))}
+
+
+def _loosened(schema: Any) -> Any:
+    """A model's schema, where what a function tells apart is a choice of several, which need not exclude each other."""
+    match schema:
+        case dict():
+            loosened = {key: _loosened(value) for key, value in schema.items()}
+            if "oneOf" in loosened and "discriminator" not in loosened:
+                loosened["anyOf"] = loosened.pop("oneOf")
+            return loosened
+        case list():
+            return [_loosened(value) for value in schema]
+        case _:
+            return schema
+
+
+def _described(route: web.RouteDef, path: str, operation: Operation, schemas: _Schemas) -> Schema:
+    said: Schema = {
+        "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{path}").strip("_"),
+        "summary": (getdoc(route.handler) or "").partition("\n")[0],
+        "parameters": list(_parameters(path, operation)),
+        "responses": {},
+    }
+    if operation.body:
+        said["requestBody"] = {"required": True, "content": _json(schemas.bodies[operation.body])}
+    if operation.answer:
+        said["responses"] = {
+            str(status): {
+                "description": "OK" if status == 200 else "Not OK",
+                "content": _json(schemas.answers[operation.answer]),
+            }
+            for status in operation.statuses
+        }
+    refusals: tuple[type[StageError], ...] = (*operation.refusals, StageError)
+    if path not in OPEN:
+        said["security"] = [{}, {"key": []}]  # a server may have no keys, and then wants none
+        refusals = (Unauthorized, *refusals)
+    for status, reasons in sorted(_meanings(refusals).items()):
+        said["responses"][str(status)] = {"description": reasons, "content": _json(schemas.answers[ErrorBody])}
+    return said
+
+
+def _json(schema: Schema) -> Schema:
+    return {"application/json": {"schema": schema}}
+
+
+def _parameters(path: str, operation: Operation) -> Iterator[Schema]:
+    for name in re.findall(r"{(\w+)}", path):
+        yield {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+    for parameter in operation.query:
+        yield {"name": parameter.name, "in": "query", "schema": parameter.schema}
+
+
+def _meanings(refusals: Iterable[type[StageError]]) -> dict[int, str]:
+    """What each status of an error means."""
+    meanings: dict[int, list[str]] = {}
+    for error in refusals:
+        meanings.setdefault(error.status, []).append((getdoc(error) or "").partition("\n")[0])
+    return {status: " ".join(reasons) for status, reasons in meanings.items()}

@@ -1,0 +1,59 @@
+"""Lists of items, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from aiohttp import web
+
+from penstock.api.http.bodies import Items
+from penstock.api.http.query import Choice, Number, Several, Text
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.items import Item
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.stages.normalize.normalize import INCLUDABLE
+
+INCLUDE = Several("include", INCLUDABLE)
+LIMIT = Number("limit", default=20, least=1, most=100)
+ORDER = Choice("order", ("desc", "asc"))
+AFTER = Text("after")
+
+PAGE = (LIMIT, ORDER, AFTER, INCLUDE)
+"""What a query may say of the page that it wants."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which page of a list is wanted: at most ``limit`` items behind the one that is called ``after``."""
+
+    limit: int
+    order: str
+    after: str | None
+
+    @classmethod
+    def read(cls, request: web.Request) -> Self:
+        """What the query says; raises `InvalidRequest` where it makes no sense."""
+        INCLUDE.read(request)
+        return cls(LIMIT.read(request), ORDER.read(request), AFTER.read(request))
+
+    def of(self, items: Sequence[Item]) -> Items:
+        """That page of ``items``, which come oldest first; raises `InvalidRequest` if none of them is ``after``."""
+        rest = self._behind(items if self.order == "asc" else items[::-1])
+        return page(rest[: self.limit], has_more=len(rest) > self.limit)
+
+    def _behind(self, items: Sequence[Item]) -> Sequence[Item]:
+        """The items behind the last one that is called ``after``, so that every page gets further."""
+        if self.after is None:
+            return items
+        for position in range(len(items), 0, -1):
+            if items[position - 1].id == self.after:
+                return items[position:]
+        raise InvalidRequest(f"There is no item {shortened(self.after)!r} in this list.", param="after")
+
+
+def page(items: Sequence[Item], *, has_more: bool = False) -> Items:
+    """These items as one page."""
+    first, last = (items[0].id, items[-1].id) if items else (None, None)
+    return Items(tuple(items), first, last, has_more)

@@ -1,0 +1,121 @@
+"""Events on their way out: a stream that always ends, and a connection that is never silent for long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import suppress
+from typing import Any, Self
+
+import msgspec
+from aiohttp import HttpVersion11, web
+
+from penstock.api.http.access_log import ANSWERED
+from penstock.api.http.errors import STREAMING
+from penstock.pipeline.protocol.events import DONE, KEEP_ALIVE, Event, TerminalEvent, to_sse
+from penstock.stages.services.runs.live import RunMoved
+
+logger = logging.getLogger(__name__)
+
+SSE_HEADERS = {
+    "Content-Type": "text/event-stream",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx would hold back 16 KB otherwise
+}
+
+BLOCK = 16
+"""With obfuscation, the text of a delta and what is added to it are a multiple of so many bytes."""
+
+LARGE = 2**16
+"""Bytes of an event behind which others get a turn of the loop."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def obfuscated(event: Event) -> bytes:
+    """`to_sse`, with random characters beside a delta, so that nobody reads its length from that of a packet.
+
+    Logprobs, where they are asked for, tell it all the same.
+    """
+    data, delta = to_sse(event), getattr(event, "delta", None)
+    if not isinstance(delta, str):
+        return data
+    missing = -len(_encode(delta)[1:-1]) % BLOCK
+    return b'%b,"obfuscation":"%b"}\n\n' % (data[:-3], secrets.token_urlsafe(missing)[:missing].encode())
+
+
+async def send(
+    request: web.Request,
+    ready: Iterable[Any],
+    rest: AsyncIterator[Any],
+    encode: Callable[[Any], bytes],
+    keep_alive: float,
+) -> web.StreamResponse:
+    """Send the events that are ``ready`` and the ``rest``, which is still to come, and what ends every stream.
+
+    After each ``keep_alive`` seconds of silence there is a comment.  Where the stream goes on elsewhere, the connection
+    breaks: whoever reads it asks again, for the events behind the last one.
+    """
+    answer = web.StreamResponse(headers=SSE_HEADERS)
+    request[STREAMING] = True
+    if request.version < HttpVersion11:
+        answer.force_close()  # without chunks, only the end of the connection tells the end of the stream
+    await answer.prepare(request)
+    event: Any = None
+    with KeptAlive(answer, keep_alive) as stream:
+        for event in ready:
+            await stream.write(encode(event))
+        try:
+            async for event in rest:
+                await stream.write(encode(event))
+        except RunMoved:
+            if request.transport is not None:
+                request.transport.close()
+            return answer
+        await stream.write(DONE)
+    await answer.write_eof()
+    if isinstance(event, TerminalEvent) and request.method == "POST":  # told of where it was made, and only there
+        request[ANSWERED] = event.response
+    return answer
+
+
+class KeptAlive:
+    """Writes to ``stream``, and for the length of a block a comment after each ``period`` of silence, in seconds."""
+
+    __slots__ = ("_loop", "_period", "_speaking", "_stream", "_timer", "_written_at")
+
+    def __init__(self, stream: web.StreamResponse, period: float) -> None:
+        self._stream = stream
+        self._period = period
+        self._loop = asyncio.get_running_loop()
+        self._written_at = self._loop.time()
+        self._speaking: asyncio.Task[None] | None = None  # only for a comment: a task for each stream weighs more
+
+    def __enter__(self) -> Self:
+        self._timer = self._loop.call_later(self._period, self._look)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        if self._speaking is not None:
+            self._speaking.cancel()
+
+    async def write(self, data: bytes) -> None:
+        """Write to the stream; waits for a slow reader."""
+        self._written_at = self._loop.time()
+        await self._stream.write(data)
+        if len(data) >= LARGE:  # it took a while to encode, and so may the next
+            await asyncio.sleep(0)
+
+    def _look(self) -> None:
+        """Break the silence if it is long enough, unless the last comment is still on its way."""
+        left = self._written_at + self._period - self._loop.time()
+        if left <= 0 and (self._speaking is None or self._speaking.done()):
+            self._speaking = self._loop.create_task(self._speak())
+        self._timer = self._loop.call_later(left if left > 0 else self._period, self._look)
+
+    async def _speak(self) -> None:
+        with suppress(ConnectionResetError):  # whoever writes the next event meets it too
+            await self.write(KEEP_ALIVE)

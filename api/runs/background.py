@@ -1,0 +1,136 @@
+"""Responses in the background: so many run at once, the others wait in order.
+
+Each has a task of its own, which pulls it through the pipeline and needs no client.  What waits is hardly more than an
+id here: its conversation is in the store, where a server that comes after this one finds it too.  Only the secrets of
+its servers of tools are not: they are in this process, until the run is over, or no longer this server's.  A response
+that another server makes, or this one after a restart, is made without them, and a server of tools that asks for them
+fails as an item.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from penstock.api.http.access_log import told
+from penstock.api.runs.admission import Admission
+from penstock.pipeline.errors import EngineOverloaded, StageError, StoreFailed
+from penstock.pipeline.frames import Conversation
+from penstock.pipeline.logs import current_response
+from penstock.pipeline.protocol.tools import McpServer
+from penstock.stages.services.runs.live import LiveResponse, LiveResponses
+from penstock.stages.services.store.store import Store
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 1.0
+"""Seconds after which a response that could not begin tries again."""
+
+Make: TypeAlias = Callable[[Conversation], Awaitable[None]]
+"""Makes a response to its end; raises only what keeps it from beginning."""
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A response in the queue, and the servers of tools of its request, with their secrets."""
+
+    run: LiveResponse
+    servers: tuple[McpServer, ...]
+
+
+@dataclass
+class Background:
+    """What runs in the background, at most ``limit`` at once, and at most ``longest`` that wait for it."""
+
+    make: Make
+    live: LiveResponses
+    store: Store
+    admission: Admission
+    limit: int
+    longest: int = 10_000
+    _waiting: dict[str, _Waiting] = field(default_factory=dict)
+    _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Raise `EngineOverloaded` where no more can wait."""
+        if len(self._waiting) >= self.longest:
+            raise EngineOverloaded("Too many background responses are waiting. Try again later.")
+
+    def add(self, run: LiveResponse, servers: tuple[McpServer, ...] = ()) -> None:
+        """Let a response that is queued, in the store too, run when it is its turn.
+
+        ``servers`` are those of its request, where this process knows their secrets.
+        """
+        self._waiting[run.response.id] = _Waiting(run, servers)
+        if self.admission.stopping:
+            self.release()
+        else:
+            self._begin_next()
+
+    def interrupt(self, response_id: str) -> None:
+        """Take a response out, whether it waits or runs."""
+        self._waiting.pop(response_id, None)
+        if task := self._tasks.get(response_id):
+            task.cancel()
+
+    def release(self) -> None:
+        """Leave whatever has not begun to the server that comes next."""
+        for run in self.live.queued:
+            self.store.release(run.response.id)
+            run.hand_over()
+            self.interrupt(run.response.id)
+
+    def put_back(self) -> None:
+        """Leave also what has begun to that server, which makes it again."""
+        for run in self.live.running:
+            if run.response.id in self._tasks:
+                run.hand_over()
+                self.interrupt(run.response.id)
+
+    def _begin_next(self) -> None:
+        while self._waiting and len(self._tasks) < self.limit:
+            response_id = next(iter(self._waiting))
+            task = asyncio.create_task(self._run(self._waiting.pop(response_id)))
+            self._tasks[response_id] = task
+            task.add_done_callback(partial(self._end, response_id))
+
+    def _end(self, response_id: str, task: asyncio.Task[None]) -> None:
+        del self._tasks[response_id]
+        self._begin_next()
+
+    async def _run(self, waiting: _Waiting) -> None:
+        run = waiting.run
+        current_response.set(run.response.id)
+        with self.admission:
+            while not await self._made(waiting):
+                await asyncio.sleep(PATIENCE)
+        logger.info("In the background: %s", told(run.response))
+
+    async def _made(self, waiting: _Waiting) -> bool:
+        """Make a response; False where it has to wait longer, because engine or store are busy."""
+        run = waiting.run
+        try:
+            conversation = await self.store.queued(run.response.id)
+            if conversation is None:
+                run.hand_over()  # it has been deleted, or another server took it for dead and has it now
+            else:
+                await self.make(_told_secrets(conversation, waiting.servers))
+        except (EngineOverloaded, StoreFailed) as error:
+            logger.info("Response %s has to wait: %s", run.response.id, error)
+            return False
+        except Exception as error:
+            cause = error.__cause__ if isinstance(error, StageError) else error
+            logger.warning("Response %s could not begin: %s", run.response.id, error, exc_info=cause)
+            run.break_off(error)
+        return True
+
+
+def _told_secrets(conversation: Conversation, servers: tuple[McpServer, ...]) -> Conversation:
+    """A conversation from the store with its servers of tools as the request had them, where that is known."""
+    return replace(conversation, tools=replace(conversation.tools, servers=servers)) if servers else conversation

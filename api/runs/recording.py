@@ -1,0 +1,50 @@
+"""What ``--record`` sets up: the recorder of a server, and what the headers of its recordings say."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from penstock.api.settings import Settings
+from penstock.pipeline.recordings.format import FORMAT, Encoding, Header
+from penstock.pipeline.recordings.recorder import Recorder
+from penstock.pipeline.recordings.redaction import Redaction
+from penstock.stages.models.chat.load import ChatOptions
+from penstock.stages.models.harmony.redaction import WithoutTexts, harmony_words
+
+logger = logging.getLogger(__name__)
+
+
+def recorder(settings: Settings, folder: Path, source: str, encoding: Encoding) -> Recorder:
+    """Records into ``folder`` a model that speaks ``encoding`` and came from ``source``; the log says what."""
+    texts = "with all texts" if settings.record_texts else "with the shape of texts only"
+    condition = settings.recorded_if
+    logger.info("Recording responses %s, %s, into %s", condition, texts, folder)
+    if encoding == "chat" and not settings.record_texts:
+        logger.info("Tokens are not recorded: of this model, nobody here can tell texts from markup")
+    described = Header(FORMAT, "", encoding, source, options(settings.chat), versions())
+    words = harmony_words if encoding == "harmony" else None
+    redact = Redaction if settings.record_texts else partial(WithoutTexts, words)
+    return Recorder(folder, described, settings.record_after, condition, redact)
+
+
+def options(chat: ChatOptions) -> Mapping[str, Any]:
+    """What the operator said of a model with a chat template, where that is not what goes without saying."""
+    usual = asdict(ChatOptions())
+    return {name: value for name, value in asdict(chat).items() if value != usual[name]}
+
+
+def versions() -> Mapping[str, str]:
+    """What made the recording."""
+    found = {"python": platform.python_version()}
+    for name in ("penstock", "vllm"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

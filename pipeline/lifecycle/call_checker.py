@@ -1,0 +1,237 @@
+"""What the events of one call hold to: they come in the order of its ladder, and say how it really ended.
+
+These are the parts of the invariant checker that know items without parts: calls for the client, and all that the
+server runs itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from penstock.pipeline.lifecycle.ladders import LADDERS, CallItem, Step
+from penstock.pipeline.lifecycle.rules import Text, rule
+from penstock.pipeline.protocol.events import (
+    CodeInterpreterCallCodeDelta,
+    CodeInterpreterCallCodeDone,
+    CustomToolCallInputDelta,
+    CustomToolCallInputDone,
+    Event,
+    FunctionCallArgumentsDelta,
+    FunctionCallArgumentsDone,
+    McpCallArgumentsDelta,
+    McpCallArgumentsDone,
+    McpListToolsCompleted,
+    ShellCallCommandAdded,
+    ShellCallCommandDelta,
+    ShellCallCommandDone,
+    ShellCallOutputContentDelta,
+    ShellCallOutputContentDone,
+    ShellEvent,
+    ToolProgress,
+)
+from penstock.pipeline.protocol.items import (
+    CallStatus,
+    CodeInterpreterCall,
+    CustomToolCall,
+    FunctionCall,
+    McpCall,
+    McpListTools,
+    OutputItem,
+    ShellCall,
+    ShellCallOutput,
+)
+
+CallDelta: TypeAlias = (
+    FunctionCallArgumentsDelta | CustomToolCallInputDelta | McpCallArgumentsDelta | CodeInterpreterCallCodeDelta
+)
+CallDone: TypeAlias = (
+    FunctionCallArgumentsDone | CustomToolCallInputDone | McpCallArgumentsDone | CodeInterpreterCallCodeDone
+)
+CallEvent: TypeAlias = CallDelta | CallDone | ToolProgress | ShellEvent
+"""What comes between the two events of a call."""
+
+CallChecker: TypeAlias = "LadderChecker | CommandsChecker | OutputChecker"
+
+
+def call_checker(item: CallItem) -> CallChecker:
+    """The machine for one call, from the ``item`` as it was added."""
+    match item:
+        case ShellCall():
+            return CommandsChecker(item)
+        case ShellCallOutput():
+            return OutputChecker(item)
+        case _:
+            return LadderChecker(item)
+
+
+class LadderChecker:
+    """The machine of calls that take steps, and of those that have nothing to tell between their two events."""
+
+    def __init__(self, item: CallItem) -> None:
+        self._item = item
+        self._steps = LADDERS.get(type(item), ())
+        self._taken: list[tuple[Step, type[Event]]] = []
+        self._text = Text()
+        rule(_is_empty(item), "a call is added empty")
+
+    def feed(self, event: CallEvent) -> None:
+        """Take the next event of the call."""
+        match event:
+            case (
+                FunctionCallArgumentsDelta()
+                | CustomToolCallInputDelta()
+                | McpCallArgumentsDelta()
+                | CodeInterpreterCallCodeDelta()
+            ):
+                rule(isinstance(self._item, _OWNERS[type(event)]), "events of calls are of their call's kind")
+                rule(self._text.done is not None or self._comes(_DONE[type(event)]), "a call is in progress first")
+                self._text.grow(event.delta)
+            case _:
+                self._step(event)
+
+    def close(self, item: OutputItem) -> bool:
+        """Take the item as it is done; whether it was cut."""
+        status = self._status(item)
+        rule(not any(status in step for step in self._steps), "a call takes all steps to its status")
+        if status != "incomplete":
+            rule(all(step.get(status) is kind for step, kind in self._taken), "a call ends as its events say")
+        if isinstance(item, McpCall):
+            rule((item.error is not None) == (status == "failed"), "an error is that of a call that failed")
+            rule(item.output is None or status == "completed", "an output is that of a call that completed")
+        rule(_text(item) == self._text.done, "a done call holds what its events built")
+        return status == "incomplete"
+
+    def _status(self, item: OutputItem) -> CallStatus:
+        """How the item ended; a list, which has no status, tells it by its error."""
+        if isinstance(item, McpListTools) and item.error:
+            was_told = any(kind is McpListToolsCompleted for _, kind in self._taken)
+            return "incomplete" if was_told else "failed"
+        return item.status or "completed"
+
+    def _comes(self, kind: type[Event]) -> bool:
+        return bool(self._steps) and kind in self._steps[0].values()
+
+    def _step(self, event: CallDone | ToolProgress | ShellEvent) -> None:
+        kinds = {kind for step in LADDERS.get(type(self._item), ()) for kind in step.values()}
+        rule(type(event) in kinds, "events of calls are of their call's kind")
+        match event:
+            case FunctionCallArgumentsDone(arguments=text) | McpCallArgumentsDone(arguments=text):
+                self._text.close(text)
+            case CustomToolCallInputDone(input=text) | CodeInterpreterCallCodeDone(code=text):
+                self._text.close(text)
+            case _:
+                pass
+        rule(self._comes(type(event)), "a call takes one step after another, and each once")
+        self._taken.append((self._steps[0], type(event)))
+        self._steps = self._steps[1:]
+
+
+class CommandsChecker:
+    """The machine of calls of a shell, which tell their commands one by one."""
+
+    def __init__(self, item: ShellCall) -> None:
+        self._open: Text | None = None
+        self._done: list[str] = []
+
+    def feed(self, event: CallEvent) -> None:
+        """Take the next event of the call."""
+        match event:
+            case ShellCallCommandAdded():
+                self._check_order(event, is_open=False)
+                rule(event.command == "", "a command is added empty")
+                self._open = Text()
+            case ShellCallCommandDelta():
+                self._check_order(event).grow(event.delta)
+            case ShellCallCommandDone():
+                self._check_order(event).close(event.command)
+                self._done.append(event.command)
+                self._open = None
+            case _:
+                rule(False, "events of calls are of their call's kind")
+
+    def close(self, item: OutputItem) -> bool:
+        """Take the item as it is done; whether it was cut."""
+        told = isinstance(item, ShellCall) and self._open is None and self._done == list(item.action["commands"])
+        rule(told, "a shell call tells its commands")
+        return isinstance(item, ShellCall) and item.status == "incomplete"
+
+    def _check_order(
+        self, event: ShellCallCommandAdded | ShellCallCommandDelta | ShellCallCommandDone, *, is_open: bool = True
+    ) -> Text:
+        rule((self._open is not None) == is_open, "a command is added, told and done before the next")
+        rule(event.command_index == len(self._done), "command indexes count the commands of a call")
+        return self._open or Text()
+
+
+class OutputChecker:
+    """The machine of what a shell put out, command by command."""
+
+    def __init__(self, item: ShellCallOutput) -> None:
+        self._commands = 0
+        self._streams = {"stdout": "", "stderr": ""}
+        self._outputs: list[dict[str, Any]] = []
+        rule(item.output == (), "a call is added empty")
+
+    def feed(self, event: CallEvent) -> None:
+        """Take the next event of the output."""
+        match event:
+            case ShellCallOutputContentDelta():
+                rule(event.command_index == self._commands, "outputs come in the order of their commands")
+                rule(all(event.delta.values()) and bool(event.delta), "deltas are never empty")
+                for name, text in event.delta.items():
+                    self._streams[name] += text
+            case ShellCallOutputContentDone():
+                rule(event.command_index == self._commands, "outputs come in the order of their commands")
+                said = {name: "".join(output[name] for output in event.output) for name in self._streams}
+                rule(said == self._streams, "the deltas of an output sum to what its done event carries")
+                self._outputs += event.output
+                self._commands, self._streams = self._commands + 1, dict.fromkeys(said, "")
+            case _:
+                rule(False, "events of calls are of their call's kind")
+
+    def close(self, item: OutputItem) -> bool:
+        """Take the item as it is done; whether it was cut."""
+        assert isinstance(item, ShellCallOutput)
+        rule(item.output == tuple(self._outputs), "a done call holds what its events built")
+        is_cut = item.status == "incomplete"
+        rule(is_cut or not any(self._streams.values()), "an output that was begun is done")
+        return is_cut
+
+
+_OWNERS: dict[type[Event], type[OutputItem]] = {
+    FunctionCallArgumentsDelta: FunctionCall,
+    CustomToolCallInputDelta: CustomToolCall,
+    McpCallArgumentsDelta: McpCall,
+    CodeInterpreterCallCodeDelta: CodeInterpreterCall,
+}
+_DONE: dict[type[Event], type[Event]] = {
+    FunctionCallArgumentsDelta: FunctionCallArgumentsDone,
+    CustomToolCallInputDelta: CustomToolCallInputDone,
+    McpCallArgumentsDelta: McpCallArgumentsDone,
+    CodeInterpreterCallCodeDelta: CodeInterpreterCallCodeDone,
+}
+
+
+def _text(item: OutputItem) -> str | None:
+    """The text that the events of a call build."""
+    match item:
+        case FunctionCall() | McpCall():
+            return item.arguments
+        case CustomToolCall():
+            return item.input
+        case CodeInterpreterCall():
+            return item.code
+        case _:
+            return None
+
+
+def _is_empty(item: OutputItem) -> bool:
+    match item:
+        case McpListTools():
+            return not item.tools and not item.error
+        case McpCall():
+            return not item.arguments and item.output is None and item.error is None
+        case CodeInterpreterCall():
+            return not item.code and item.outputs is None
+        case _:
+            return not _text(item)

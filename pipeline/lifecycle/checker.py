@@ -1,0 +1,209 @@
+"""What every stream of events holds to, whoever made it: a machine that raises on the first broken rule.
+
+The rules are those of the Open Responses specification, as real clients read them.  ``check`` is a pass-through stage:
+put it behind any stage that writes or rewrites events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+
+import msgspec
+from msgspec.structs import replace
+
+from penstock.pipeline.lifecycle.item_checker import ItemChecker
+from penstock.pipeline.lifecycle.rules import InvariantBroken, rule
+from penstock.pipeline.protocol.events import (
+    OutputItemAdded,
+    OutputItemDone,
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseEvent,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseInProgress,
+    ResponseQueued,
+    TerminalEvent,
+)
+from penstock.pipeline.protocol.items import (
+    ApplyPatchCall,
+    CustomToolCall,
+    FunctionCall,
+    LocalShellCall,
+    OutputItem,
+    ShellCall,
+    ShellCallOutput,
+)
+from penstock.pipeline.protocol.response import Response, ResponseStatus, Usage
+
+
+async def check(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ResponseEvent, None]:
+    """Pass events through, and raise `InvariantBroken` at the first that breaks a rule."""
+    stream = StreamChecker()
+    async for event in source:
+        stream.feed(event)
+        yield event
+    stream.finish()
+
+
+class StreamChecker:
+    """The machine: one per stream."""
+
+    def __init__(self) -> None:
+        self._next_number = 0
+        self._first: Response | None = None
+        self._queued = False
+        self._in_progress = False
+        self._item: ItemChecker | None = None
+        self._output: list[OutputItem] = []
+        self._cuts: list[bool] = []
+        self._ended = False
+
+    def feed(self, event: ResponseEvent) -> None:
+        """Take the next event of the stream."""
+        rule(event.sequence_number == self._next_number, "sequence numbers count from 0 without gaps")
+        self._next_number += 1
+        rule(not self._ended, "nothing follows the terminal event")
+        match event:
+            case ResponseCreated() | ResponseQueued() | ResponseInProgress():
+                self._begin(event)
+            case ResponseCompleted() | ResponseIncomplete() | ResponseFailed():
+                self._end(event)
+            case OutputItemAdded():
+                self._add(event)
+            case OutputItemDone():
+                self._close(event)
+            case _:
+                self._open_item().feed(event)
+
+    def finish(self) -> None:
+        """The stream is over."""
+        rule(self._ended, "a stream ends with a terminal event")
+
+    # The response
+
+    def _begin(self, event: ResponseCreated | ResponseQueued | ResponseInProgress) -> None:
+        response = event.response
+        rule(not any(getattr(response, name) for name in _OUTCOME), "a response begins without an outcome")
+        rule(not self._in_progress, "nothing begins a response that is in progress")
+        match event:
+            case ResponseCreated():
+                rule(self._first is None, "response.created comes first, and once")
+                rule(response.status in ("queued", "in_progress"), "a response is created queued or in progress")
+                self._first = response
+            case ResponseQueued():
+                rule(not self._queued, "response.queued comes once")
+                rule(response.status == "queued", "response.queued says so")
+                rule(self._first == response, "response.queued follows response.created and repeats its response")
+                self._queued = True
+            case ResponseInProgress():
+                self._start(response)
+
+    def _start(self, response: Response) -> None:
+        first = self._first
+        rule(
+            first is not None and response == replace(first, status="in_progress"),
+            "response.in_progress follows response.created and repeats its response",
+        )
+        rule(first is None or (first.status == "queued") == self._queued, "a response that is created queued says so")
+        self._in_progress = True
+
+    def _end(self, event: TerminalEvent) -> None:
+        response = event.response
+        rule(self._first is not None, "a response begins before it ends")
+        rule(
+            self._in_progress or response.status in ("failed", "cancelled"),
+            "a response is in progress before it ends by itself",
+        )
+        rule(self._item is None, "every item is done before the response ends")
+        rule(_facts(response) == _facts(self._first), "what the response says of its request never changes")
+        rule(response.output == tuple(self._output), "the final output equals the items that were done")
+        rule(isinstance(event, _TERMINAL_EVENTS.get(response.status, ())), "the terminal event's type is the status")
+        rule(not any(self._cuts[:-1]), "only the last item may be incomplete")
+        rule(response.status != "completed" or not any(self._cuts), "a completed response has completed items only")
+        _check_outcome(response)
+        self._ended = True
+
+    # One item after another
+
+    def _add(self, event: OutputItemAdded) -> None:
+        rule(self._in_progress, "items come after response.in_progress")
+        rule(self._item is None, "an item is done before the next is added")
+        rule(event.output_index == len(self._output), "output indexes count the items")
+        rule(event.item.id not in {done.id for done in self._output}, "item ids are unique")
+        call_ids = {done.call_id for done in self._output if isinstance(done, _CALLS)}
+        if isinstance(event.item, _CALLS):
+            rule(event.item.call_id not in call_ids, "call ids are unique")
+        if isinstance(event.item, ShellCallOutput):
+            rule(event.item.call_id in call_ids, "an output is that of a call ahead of it")
+        self._item = ItemChecker(event, self._first.top_logprobs if self._first else 0)
+
+    def _close(self, event: OutputItemDone) -> None:
+        item = self._open_item()
+        self._output.append(item.close(event))
+        self._cuts.append(item.is_cut)
+        self._item = None
+
+    def _open_item(self) -> ItemChecker:
+        if self._item is None:
+            raise InvariantBroken("an event of an item comes between its added and its done event")
+        return self._item
+
+
+_CALLS = FunctionCall | CustomToolCall | LocalShellCall | ShellCall | ApplyPatchCall
+
+_TERMINAL_EVENTS: dict[ResponseStatus, type] = {
+    "completed": ResponseCompleted,
+    "incomplete": ResponseIncomplete,
+    "failed": ResponseFailed,
+    "cancelled": ResponseIncomplete,
+}
+"""What ends a response of each status; clients know no event for cancelled ones."""
+
+_OUTCOME = (
+    "output",
+    "usage",
+    "error",
+    "completed_at",
+    "incomplete_details",
+    "input_messages",
+    "output_messages",
+)
+"""The fields of a response that only its end fills."""
+
+
+def _facts(response: Response | None) -> dict[str, object]:
+    """The fields of a response that its request decides."""
+    fields = msgspec.structs.asdict(response) if response else {}
+    return {name: value for name, value in fields.items() if name not in ("status", *_OUTCOME)}
+
+
+def _check_outcome(response: Response) -> None:
+    completed = response.status == "completed"
+    rule((response.completed_at is not None) == completed, "completed_at belongs to completed responses")
+    rule((response.error is not None) == (response.status == "failed"), "error belongs to failed responses")
+    rule(
+        (response.incomplete_details is not None) == (response.status == "incomplete"),
+        "incomplete_details belong to incomplete responses",
+    )
+    told = [messages is not msgspec.UNSET for messages in (response.input_messages, response.output_messages)]
+    rule(told[0] == told[1], "raw messages are those of both sides")
+    if response.status not in ("failed", "cancelled"):
+        rule(response.usage is not None, "a response that ended by itself has its usage")
+    if response.usage:
+        _check_usage(response.usage)
+
+
+def _check_usage(usage: Usage) -> None:
+    read, written = usage.input_tokens_details, usage.output_tokens_details
+    rule(usage.total_tokens == usage.input_tokens + usage.output_tokens, "the total is the sum of its parts")
+    rule(read.cached_tokens <= usage.input_tokens, "cached tokens are input tokens")
+    rule(written.reasoning_tokens <= usage.output_tokens, "reasoning tokens are output tokens")
+    turns = (
+        (read.input_tokens_per_turn, usage.input_tokens),
+        (read.cached_tokens_per_turn, read.cached_tokens),
+        (written.output_tokens_per_turn, usage.output_tokens),
+        (written.tool_output_tokens_per_turn, written.tool_output_tokens),
+    )
+    rule(len({len(numbers) for numbers, _ in turns}) == 1, "each turn has a number in every list")
+    rule(all(sum(numbers) == total for numbers, total in turns), "the numbers of the turns add up")

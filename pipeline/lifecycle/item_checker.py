@@ -1,0 +1,263 @@
+"""What the events of one item hold to, from the one that adds it to the one that says it is done.
+
+`ItemChecker` is the part of the invariant checker that knows what all items have, and how those grow that consist of
+parts: by deltas that sum to what the done events carry, under ids and indexes that stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from penstock.pipeline.lifecycle.call_checker import CallChecker, CallEvent, call_checker
+from penstock.pipeline.lifecycle.rules import InvariantBroken, Text, rule
+from penstock.pipeline.protocol.events import (
+    ContentPartAdded,
+    ContentPartDone,
+    OutputItemAdded,
+    OutputItemDone,
+    OutputTextAnnotationAdded,
+    OutputTextDelta,
+    OutputTextDone,
+    ReasoningSummaryPartAdded,
+    ReasoningSummaryPartDone,
+    ReasoningSummaryTextDelta,
+    ReasoningSummaryTextDone,
+    ReasoningTextDelta,
+    ReasoningTextDone,
+    RefusalDelta,
+    RefusalDone,
+)
+from penstock.pipeline.protocol.items import (
+    CodeInterpreterCall,
+    CustomToolCall,
+    FunctionCall,
+    McpApprovalRequest,
+    McpCall,
+    McpListTools,
+    Message,
+    OutputItem,
+    OutputPart,
+    OutputText,
+    Reasoning,
+    ReasoningText,
+    Refusal,
+    ShellCallOutput,
+    SummaryText,
+    WebSearchCall,
+)
+
+PartEvent: TypeAlias = ContentPartAdded | ContentPartDone | ReasoningSummaryPartAdded | ReasoningSummaryPartDone
+PartDelta: TypeAlias = OutputTextDelta | RefusalDelta | ReasoningTextDelta | ReasoningSummaryTextDelta
+PartText: TypeAlias = OutputTextDone | RefusalDone | ReasoningTextDone | ReasoningSummaryTextDone
+InnerEvent: TypeAlias = PartEvent | PartDelta | PartText | OutputTextAnnotationAdded | CallEvent
+"""What comes between the two events of an item."""
+
+
+@dataclass
+class _OpenPart:
+    part: OutputPart | SummaryText
+    text: Text = field(default_factory=Text)
+    annotations: list[dict[str, Any]] = field(default_factory=list)
+
+
+class ItemChecker:
+    """The machine: one per item."""
+
+    def __init__(self, added: OutputItemAdded, top_logprobs: int) -> None:
+        self._item = added.item
+        self._index = added.output_index
+        self._top_logprobs = top_logprobs
+        self._content: list[OutputPart] = []
+        self._summary: list[SummaryText] = []
+        self._part: _OpenPart | None = None
+        self.is_cut = False
+        """Whether the item is done, but not whole."""
+        has_status = "status" in added.item.__struct_fields__
+        rule(not has_status or added.item.status == "in_progress", "an item is added in progress")
+        self._call = _of_call(added.item)
+
+    def feed(self, event: InnerEvent) -> None:
+        """Take the next event of the item."""
+        self._check_place(event.output_index, getattr(event, "item_id", self._item.id))
+        match event:
+            case ContentPartAdded() | ReasoningSummaryPartAdded():
+                self._begin_part(event)
+            case ContentPartDone() | ReasoningSummaryPartDone():
+                self._end_part(event)
+            case OutputTextAnnotationAdded():
+                self._annotate(event)
+            case OutputTextDelta():
+                self._check_logprobs(event)
+                self._text(event).grow(event.delta, event.logprobs)
+            case RefusalDelta() | ReasoningTextDelta() | ReasoningSummaryTextDelta():
+                self._text(event).grow(event.delta)
+            case OutputTextDone() | RefusalDone() | ReasoningTextDone() | ReasoningSummaryTextDone():
+                self._end_text(event)
+            case _:
+                if self._call is None:
+                    raise InvariantBroken("events of calls are of their call's kind")
+                self._call.feed(event)
+
+    def close(self, done: OutputItemDone) -> OutputItem:
+        """Take the last event of the item."""
+        item = done.item
+        self._check_place(done.output_index, item.id)
+        rule(self._part is None, "every part is done before its item")
+        rule(bool(self._content) or not isinstance(self._item, Message), "a message has at least one part")
+        rule(item.status in _ENDS.get(type(item), _COMMON_ENDS), "a done item has ended")
+        rule(_identity(item) == _identity(self._item), "an item keeps its identity")
+        self.is_cut = self._call.close(item) if self._call else self._close_parts(item)
+        return item
+
+    def _close_parts(self, item: OutputItem) -> bool:
+        rule(_body(item) == self._grown(), "a done item holds what its events built")
+        return item.status == "incomplete"
+
+    def _check_place(self, output_index: int, item_id: str) -> None:
+        rule(output_index == self._index, "an event carries the output index of the open item")
+        rule(item_id == self._item.id, "an event carries the id of the open item")
+
+    def _grown(self) -> object:
+        if isinstance(self._item, Message):
+            return tuple(self._content)
+        return tuple(self._summary), tuple(self._content)
+
+    # Parts
+
+    def _begin_part(self, event: ContentPartAdded | ReasoningSummaryPartAdded) -> None:
+        rule(isinstance(event.part, _part_types(self._item)), "a part is of its item's kind")
+        rule(self._part is None, "a part is done before the next is added")
+        rule(self._is_next(event), "content indexes count the parts of an item, summary indexes those of its summary")
+        rule(event.part == type(event.part)(""), "a part is added empty")
+        self._part = _OpenPart(event.part)
+
+    def _end_part(self, event: ContentPartDone | ReasoningSummaryPartDone) -> None:
+        opened, part = self._open_part(event), event.part
+        rule(type(part) is type(opened.part), "a part keeps its kind")
+        rule(opened.text.done is not None and _part_text(part) == opened.text.done, "a done part holds its text")
+        if isinstance(part, OutputText):
+            rule(part.logprobs == tuple(opened.text.logprobs), "a done part holds its logprobs")
+            rule(part.annotations == tuple(opened.annotations), "a done part holds its annotations")
+        if isinstance(part, SummaryText):
+            self._summary.append(part)
+        else:
+            self._content.append(part)
+        self._part = None
+
+    def _text(self, event: PartDelta | PartText) -> Text:
+        opened = self._open_part(event)
+        rule(isinstance(opened.part, _PART_TYPES[type(event)]), "text events are of their part's kind")
+        return opened.text
+
+    def _end_text(self, event: PartText) -> None:
+        text = self._text(event)
+        text.close(event.refusal if isinstance(event, RefusalDone) else event.text)
+        if isinstance(event, OutputTextDone):
+            rule(event.logprobs == tuple(text.logprobs), "the logprobs of a text are those of its deltas")
+
+    def _annotate(self, event: OutputTextAnnotationAdded) -> None:
+        opened = self._open_part(event)
+        rule(isinstance(opened.part, OutputText), "annotations belong to text for the user")
+        rule(opened.text.done is None, "no annotation follows the done event of its text")
+        rule(event.annotation_index == len(opened.annotations), "annotation indexes count the annotations of a part")
+        opened.annotations.append(event.annotation)
+
+    def _check_logprobs(self, event: OutputTextDelta) -> None:
+        for token in event.logprobs:
+            likely = [other.logprob for other in token.top_logprobs]
+            rule(likely == sorted(likely, reverse=True), "alternatives come likeliest first")
+            rule(len(likely) <= self._top_logprobs, "there are no more alternatives than were asked for")
+
+    def _open_part(self, event: PartEvent | PartDelta | PartText | OutputTextAnnotationAdded) -> _OpenPart:
+        if self._part is None:
+            raise InvariantBroken("an event of a part comes between its added and its done event")
+        rule(self._is_next(event), "an event carries the index of the open part")
+        return self._part
+
+    def _is_next(self, event: Any) -> bool:
+        if isinstance(event, _OF_SUMMARIES):
+            return event.summary_index == len(self._summary)
+        index: int = event.content_index
+        return index == len(self._content)
+
+
+_OF_SUMMARIES = (
+    ReasoningSummaryPartAdded,
+    ReasoningSummaryPartDone,
+    ReasoningSummaryTextDelta,
+    ReasoningSummaryTextDone,
+)
+_PART_TYPES: dict[type, type] = {
+    OutputTextDelta: OutputText,
+    OutputTextDone: OutputText,
+    RefusalDelta: Refusal,
+    RefusalDone: Refusal,
+    ReasoningTextDelta: ReasoningText,
+    ReasoningTextDone: ReasoningText,
+    ReasoningSummaryTextDelta: SummaryText,
+    ReasoningSummaryTextDone: SummaryText,
+}
+"""The part that each event of a text belongs to."""
+
+
+_COMMON_ENDS = ("completed", "incomplete")
+_ENDS: dict[type[OutputItem], tuple[str, ...]] = dict.fromkeys(
+    (McpCall, CodeInterpreterCall, WebSearchCall), (*_COMMON_ENDS, "failed")
+)
+
+
+def _of_call(item: OutputItem) -> CallChecker | None:
+    if not isinstance(item, Message | Reasoning):
+        return call_checker(item)
+    rule(_body(item) in ((), ((), ())), "an item is added empty")
+    return None
+
+
+def _part_types(item: OutputItem) -> tuple[type, ...]:
+    match item:
+        case Message():
+            return (OutputText, Refusal)
+        case Reasoning():
+            return (ReasoningText, SummaryText)
+        case _:
+            return ()
+
+
+_DONE: dict[str, Any] = {"status": "completed"}
+_GROWING: dict[type[OutputItem], dict[str, Any]] = {
+    Message: {"content": (), **_DONE},
+    Reasoning: {"summary": (), "content": (), "encrypted_content": UNSET, **_DONE},
+    FunctionCall: {"arguments": "", **_DONE},
+    CustomToolCall: {"input": "", **_DONE},
+    McpListTools: {"tools": (), "error": None},
+    McpCall: {"arguments": "", "output": None, "error": None, **_DONE},
+    McpApprovalRequest: {},
+    CodeInterpreterCall: {"code": "", "outputs": None, **_DONE},
+    ShellCallOutput: {"output": (), **_DONE},
+}
+"""The fields that may be others when the item is done, of kinds where these are more than the status."""
+
+
+def _identity(item: OutputItem) -> OutputItem:
+    """All that is the same when the item is added and when it is done."""
+    if isinstance(item, WebSearchCall):
+        return replace(item, action={"type": item.action["type"]}, status="completed")
+    return replace(item, **_GROWING.get(type(item), _DONE))
+
+
+def _body(item: OutputItem) -> object:
+    match item:
+        case Message():
+            return item.content
+        case Reasoning():
+            return item.summary, item.content or ()
+        case _:
+            return None
+
+
+def _part_text(part: OutputPart | SummaryText) -> str:
+    return part.refusal if isinstance(part, Refusal) else part.text

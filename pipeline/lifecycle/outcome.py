@@ -1,0 +1,62 @@
+"""What becomes of a response: how it stands as it begins, once it has failed or was cancelled, and how that is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from penstock.pipeline.errors import StageError
+from penstock.pipeline.protocol.events import ResponseCompleted, ResponseFailed, ResponseIncomplete, TerminalEvent
+from penstock.pipeline.protocol.items import OutputItem
+from penstock.pipeline.protocol.response import ErrorDetails, Response
+
+_NO_OUTCOME: dict[str, Any] = {
+    "completed_at": None,
+    "incomplete_details": None,
+    "error": None,
+    "output": (),
+    "usage": None,
+    "input_messages": UNSET,
+    "output_messages": UNSET,
+}
+
+
+def begun(response: Response) -> Response:
+    """``response`` as it was created: in the queue if it is one for the background, and without an outcome."""
+    return replace(response, status="queued" if response.background else "in_progress", **_NO_OUTCOME)
+
+
+def failed_response(response: Response, error: Exception, output: tuple[OutputItem, ...]) -> Response:
+    """``response`` as it stands after ``error``; what is no `StageError` is not for the client to read."""
+    details = (
+        ErrorDetails(error.code, error.message)
+        if isinstance(error, StageError)
+        else ErrorDetails("server_error", f"Internal error. The server's log names it beside {response.id}.")
+    )
+    return replace(
+        response,
+        status="failed",
+        error=details,
+        output=output,
+        completed_at=None,
+        incomplete_details=None,
+        usage=None,
+    )
+
+
+def cancelled_response(response: Response, output: tuple[OutputItem, ...]) -> Response:
+    """``response`` as it stands once it is cancelled."""
+    return replace(response, status="cancelled", output=output)
+
+
+def last_event(number: int, response: Response) -> TerminalEvent:
+    """What the stream of a response that has ended ends with; clients know no event for cancelled ones."""
+    match response.status:
+        case "completed":
+            return ResponseCompleted(number, response)
+        case "failed":
+            return ResponseFailed(number, response)
+        case _:
+            return ResponseIncomplete(number, response)

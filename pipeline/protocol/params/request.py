@@ -1,0 +1,195 @@
+"""The body of ``POST /v1/responses``, as openai-python 3.52's ``responses.create`` writes it, with vLLM's extras.
+
+Unknown keys are ignored, because clients send some of their own; known keys with bad values are refused with the path
+of the value.  What is understood here but not implemented by a server is for the ``normalize`` stage to refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import Discriminator, Field, PrivateAttr, StringConstraints, Tag
+
+from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Echoed, Metadata, Name, text_or_list
+from penstock.pipeline.protocol.params.items import InputItem, RawMessage
+from penstock.pipeline.protocol.params.structured_outputs import StructuredOutputs
+from penstock.pipeline.protocol.params.tools import TextFormat, Tool, ToolChoice
+from penstock.pipeline.protocol.response import Effort
+
+TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
+"""The headers of W3C Trace Context."""
+
+ServiceTier: TypeAlias = Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"]
+Summary: TypeAlias = Literal["auto", "concise", "detailed"]
+
+
+class ReasoningOptions(Body):
+    effort: Effort | None = None
+    summary: Summary | None = None
+    generate_summary: Summary | None = None
+    """The former name of ``summary``."""
+    context: Literal["auto", "current_turn", "all_turns"] | None = None
+    mode: str | None = None
+
+
+class JsonSchemaFormat(Body):
+    type: Literal["json_schema"]
+    name: Name
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class JsonObjectFormat(Body):
+    type: Literal["json_object"]
+
+
+class TextOptions(Echoed):
+    format: Annotated[TextFormat | JsonSchemaFormat | JsonObjectFormat, Field(discriminator="type")] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class ConversationReference(Body):
+    id: str
+
+
+class StreamOptions(Body):
+    include_obfuscation: bool | None = None
+
+
+class PromptCacheOptions(Body):
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m", "12h"] | None = None
+    prewarm: bool | None = None
+    comparison_response_id: str | None = None
+
+
+_StopText: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
+_Int64: TypeAlias = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+_Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
+_CacheSalt: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^@/\\\x00]+$")]
+
+
+class CreateResponse(Body):
+    """A request for one response.  None means: not said."""
+
+    model: str | None = None
+    input: (
+        Annotated[
+            Annotated[str, Tag("as_text")] | Annotated[list[InputItem], FAIL_FAST, Tag("as_list")],
+            Discriminator(text_or_list),
+        ]
+        | None
+    ) = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    store: bool | None = None
+    metadata: Metadata | None = None
+    tools: Annotated[list[Tool], FAIL_FAST] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: Annotated[int, Field(ge=16)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    include: Annotated[list[str], Field(fail_fast=True, max_length=100)] | None = None
+    user: str | None = None
+    safety_identifier: Annotated[str, StringConstraints(max_length=128)] | None = None
+    prompt_cache_key: Annotated[str, StringConstraints(max_length=64)] | None = None
+    prompt_cache_options: PromptCacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "24h"] | None = None
+    service_tier: ServiceTier | None = None
+    background: bool | None = None
+    conversation: (
+        Annotated[
+            Annotated[str, Tag("as_text")] | Annotated[ConversationReference, Tag("as_object")],
+            Discriminator(lambda value: "as_text" if isinstance(value, str) else "as_object"),
+        ]
+        | None
+    ) = None
+
+    # Understood, and refused where they ask for something
+    prompt: Any = None
+    context_management: Any = None
+    moderation: Any = None
+    access_programs: Any = None
+    image: Any = None
+
+    # vLLM's
+    top_k: Annotated[_Int64, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    seed: _Int64 | None = None
+    stop: (
+        Annotated[
+            Annotated[_StopText, Tag("as_text")]
+            | Annotated[list[_StopText], Field(fail_fast=True, max_length=4), Tag("as_list")],
+            Discriminator(text_or_list),
+        ]
+        | None
+    ) = None
+    cache_salt: _CacheSalt | None = None
+    priority: _Int64 | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    enable_response_messages: bool | None = None
+    previous_input_messages: Annotated[list[RawMessage], FAIL_FAST] | None = None
+
+    _trace_headers: Mapping[str, str] = PrivateAttr(default_factory=dict)
+    _owner: str = PrivateAttr(default="")
+    _is_recorded: bool = PrivateAttr(default=False)
+    _body: bytes = PrivateAttr(default=b"")
+
+    def traced(self, headers: Mapping[str, str]) -> Self:
+        """The same request, which came with these headers: those that tell of a trace are kept."""
+        copy = self.model_copy()
+        kept = {name.lower(): value for name, value in headers.items() if name.lower() in TRACE_HEADERS}
+        copy._trace_headers = kept  # noqa: SLF001 - its own
+        return copy
+
+    def owned_by(self, owner: str) -> Self:
+        """The same request, of ``owner``."""
+        copy = self.model_copy()
+        copy._owner = owner  # noqa: SLF001 - its own
+        return copy
+
+    def recorded(self, body: bytes, *, asks: bool) -> Self:
+        """The same request, as it stands in ``body``, whose headers ask to be recorded, or do not."""
+        copy = self.model_copy()
+        copy._body, copy._is_recorded = body, asks  # noqa: SLF001 - its own
+        return copy
+
+    @property
+    def body(self) -> bytes:
+        """The request as it came, secrets included; empty where that is not known."""
+        return self._body
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether it asks to be recorded; never read from the body."""
+        return self._is_recorded
+
+    @property
+    def owner(self) -> str:
+        """Whose request it is; never read from the body."""
+        return self._owner
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that the response is to be added to."""
+        return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
+
+    @property
+    def trace_headers(self) -> Mapping[str, str]:
+        """The headers of the trace that this request belongs to, names in lower case; never read from the body."""
+        return self._trace_headers

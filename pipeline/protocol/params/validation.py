@@ -1,0 +1,167 @@
+"""How a body becomes a request: parsed, validated, or refused with the path of the first value that is wrong.
+
+In a long body, lists are validated element by element, so that one request does not hold up the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.params.common import Body
+from penstock.pipeline.protocol.params.conversation import MOST_ITEMS
+from penstock.pipeline.protocol.params.items import InputItem, RawMessage
+from penstock.pipeline.protocol.params.json_body import PIECE, Pace, read_json, shortened
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.tools import Tool
+
+Value = TypeVar("Value")
+AnyBody = TypeVar("AnyBody", bound=Body)
+
+_discreet = ConfigDict(hide_input_in_errors=True)
+_elements: dict[str, TypeAdapter[Any]] = {
+    "input": TypeAdapter(InputItem, config=_discreet),
+    "items": TypeAdapter(InputItem, config=_discreet),
+    "tools": TypeAdapter(Tool, config=_discreet),
+    "previous_input_messages": TypeAdapter(RawMessage),
+}
+
+_CHUNKS = {"summary": 500, "content": 500, "output": 500, "tools": 1}
+"""How many parts of one item are validated at once; a tool may hold many others."""
+
+
+async def read_request(body: bytes) -> CreateResponse:
+    """Read the body of a request for a response, as `read_body` does."""
+    return await read_body(body, CreateResponse)
+
+
+async def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
+    """Read a body of this shape.
+
+    Raises `InvalidRequest`, with the path of the first value that is wrong; in a long body, lists come last.
+    """
+    pace = Pace()
+    said = await read_json(body, pace)
+    await pace()
+    lists = _apart(said, shape) if len(body) > PIECE else {}
+    request = _validated(shape.model_validate, said | {name: [] for name in lists} if lists else said, ())
+    read = {
+        name: [await _element(name, position, value, pace) for position, value in enumerate(values)]
+        for name, values in lists.items()
+    }
+    return request.model_copy(update=read)
+
+
+def _apart(said: Any, shape: type[Body]) -> dict[str, list[Any]]:
+    """The lists of a body that are read element by element; one that is too long is left to be refused."""
+    lists = _lists(said, [name for name in _elements if name in shape.model_fields])
+    return {name: many for name, many in lists.items() if name != "items" or len(many) <= MOST_ITEMS}
+
+
+def _lists(value: Any, names: Iterable[str]) -> dict[str, list[Any]]:
+    """The lists among the named values of an object."""
+    if not isinstance(value, dict):
+        return {}
+    return {name: many for name in names if isinstance(many := value.get(name), list)}
+
+
+def _long_lists(value: Any) -> dict[str, list[Any]]:
+    """The lists of an item that are too long to be read at once."""
+    return {key: parts for key, parts in _lists(value, _CHUNKS).items() if len(parts) > _CHUNKS[key]}
+
+
+async def _element(name: str, position: int, value: Any, pace: Pace) -> Any:
+    """One element of a list; what is itself a long list in it is read in chunks, each with what else is known in it."""
+    await pace()
+    validate, place = _elements[name].validate_python, (name, position)
+    if name == "tools" or not (lists := _long_lists(value)):
+        return _validated(validate, value, place)
+    element = _validated(validate, value | {key: parts[: _CHUNKS[key]] for key, parts in lists.items()}, place)
+    known = type(element).model_fields
+    rest = {key: said for key, said in value.items() if key in known and key not in lists}
+    for key in lists.keys() & known:
+        for start in range(_CHUNKS[key], len(lists[key]), _CHUNKS[key]):
+            await pace()
+            chunk = rest | {key: lists[key][start : start + _CHUNKS[key]]}
+            getattr(element, key).extend(getattr(_validated(validate, chunk, place, start), key))
+    return element
+
+
+def _validated(validate: Callable[[Any], Value], value: Any, place: tuple[str | int, ...], start: int = 0) -> Value:
+    """``value``, which stands at ``place``; what lists it has begin at ``start``."""
+    try:
+        return validate(value)
+    except ValidationError as error:
+        raise _refusal(error, place, start) from error
+
+
+def _refusal(error: ValidationError, place: tuple[str | int, ...], start: int) -> InvalidRequest:
+    first = error.errors(include_url=False, include_input=False)[0]
+    location, context = (*place, *_shifted(first["loc"], start)), first.get("ctx", {})
+    message = _JSON_WORDS.get(first["type"], first["msg"])
+    if first["type"] == "union_tag_invalid":
+        tag = shortened(context["tag"])
+        message, location = f"Type {tag!r} is none of {context['expected_tags']}", (*location, "type")
+    elif first["type"] == "union_tag_not_found":
+        message, location = "Field required", (*location, "type")
+    param = _path(location)
+    return InvalidRequest(f"{message} (at {param})" if param else message, param=param)
+
+
+def _shifted(location: Sequence[int | str], start: int) -> Iterator[int | str]:
+    """A location in a list's chunk as a location in the list."""
+    for step in location:
+        yield step + start if isinstance(step, int) else step
+        start = 0 if isinstance(step, int) else start
+
+
+def _path(location: Sequence[int | str]) -> str | None:
+    """The location of a value as a client would write it, ``input[0].content``, without pydantic's union tags."""
+    path = ""
+    for before, step in pairwise(("", *location)):
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not _is_tag(step, before):
+            path += f".{shortened(step)}" if path else step
+    return path or None
+
+
+def _is_tag(step: str, before: int | str) -> bool:
+    """Whether a step names a branch of a union rather than a key of the body, which may be called the same."""
+    if step == "[key]":
+        return before != "metadata"
+    return step in (_ELEMENT_TAGS if isinstance(before, int) else _TAGS.get(before, ()))
+
+
+_JSON_WORDS = {
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "Input should be an object"),
+    "list_type": "Input should be a valid array",
+}
+"""What pydantic says of JSON, but not of the Python values that were JSON."""
+
+_TEXT_OR_LIST = frozenset({"as_text", "as_list"})
+_TEXT_OR_OBJECT = frozenset({"as_text", "as_object"})
+
+_TAGS = {
+    **dict.fromkeys(("input", "content", "output", "stop"), _TEXT_OR_LIST),
+    **dict.fromkeys(("conversation", "container", "require_approval", "error"), _TEXT_OR_OBJECT),
+    "allowed_tools": frozenset({"as_list", "as_object"}),
+    "tool_choice": frozenset({"as_text", "function", "custom", "mcp", "allowed_tools", "other"}),
+    "format": frozenset({"text", "grammar", "json_schema", "json_object"}),
+}
+"""What pydantic calls the branches of the open types, by the keys that they stand behind."""
+
+_ELEMENT_TAGS = frozenset(
+    {"message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"}
+    | {"item_reference", "additional_tools"}
+    | {"local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output"}
+    | {"apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "web_search_call"}
+    | {"mcp_list_tools", "mcp_call", "mcp_approval_request", "mcp_approval_response"}
+    | {"input_text", "output_text", "refusal", "input_image", "input_file"}
+    | {"function", "custom", "namespace", "mcp", "code_interpreter", "shell", "other"}
+)
+"""Those of the elements of lists."""

@@ -1,0 +1,1 @@
+"""Recorded frames: their files, and what is made of them."""

@@ -1,0 +1,172 @@
+"""Cases: a recorded token stream with the request that it answers, as something to cut smaller.
+
+What is derived from the two, the prompt among it, is no part of a case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from penstock.pipeline.frames import (
+    Conversation,
+    GenerationFinished,
+    GenerationStarted,
+    TokenChunk,
+    TokenFrame,
+    TokenLogprob,
+)
+from penstock.pipeline.protocol.items import Item
+from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.recordings.format import FILES, End, Failure, Header, UnreadableRecording, line, read_recording
+
+TOKENS, _ = FILES["generate"]
+CONVERSATION, _ = FILES["normalize"]
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token; ``begins`` says that a chunk begins with it."""
+
+    id: int
+    begins: bool
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A turn of the model; ``finished`` is None where it broke off."""
+
+    started: GenerationStarted
+    tokens: tuple[Token, ...]
+    finished: GenerationFinished | None
+
+    def frames(self) -> list[TokenFrame]:
+        """What an engine gave."""
+        chunks: list[list[Token]] = []
+        for token in self.tokens:
+            if token.begins or not chunks:
+                chunks.append([])
+            chunks[-1].append(token)
+        told = [TokenChunk(tuple(token.id for token in chunk), _logprobs(chunk)) for chunk in chunks]
+        return [self.started, *told, *([self.finished] if self.finished else [])]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recording, as far as it can be cut; ``conversation`` is None where that was not recorded."""
+
+    header: Header
+    turns: tuple[Turn, ...]
+    failure: Failure | None = None
+    abandoned: bool = False
+    conversation: Conversation | None = None
+
+    @property
+    def size(self) -> int:
+        """How many tokens there are."""
+        return sum(len(turn.tokens) for turn in self.turns)
+
+    def files(self) -> dict[str, bytes]:
+        """The files of the recording that it is, by their names."""
+        frames = [frame for turn in self.turns for frame in turn.frames()]
+        files = {TOKENS: self._recorded(frames, End(len(frames), self.failure, self.abandoned))}
+        if self.conversation:
+            files[CONVERSATION] = self._recorded([self.conversation], End(1))
+        return files
+
+    def _recorded(self, frames: list[Any], end: End) -> bytes:
+        return b"".join(map(line, (self.header, *frames, end)))
+
+
+def _logprobs(chunk: list[Token]) -> tuple[TokenLogprob, ...]:
+    known = tuple(token.logprob for token in chunk if token.logprob is not None)
+    return known if len(known) == len(chunk) else ()
+
+
+def read_case(folder: Path) -> Case:
+    """The case in a recording's folder; raises `UnreadableRecording`."""
+    recording = read_recording(folder / TOKENS, TokenFrame)
+    turns: list[Turn] = []
+    for timed in recording.timed:
+        frame: TokenFrame = timed.frame
+        if not turns and not isinstance(frame, GenerationStarted):
+            raise UnreadableRecording(folder / TOKENS, timed.line, "tokens begin with a GenerationStarted")
+        match frame:
+            case GenerationStarted():
+                turns.append(Turn(frame, (), None))
+            case TokenChunk(token_ids, logprobs):
+                likely = logprobs or (None,) * len(token_ids)
+                more = (Token(each, at == 0, likely[at]) for at, each in enumerate(token_ids))
+                turns[-1] = replace(turns[-1], tokens=(*turns[-1].tokens, *more))
+            case GenerationFinished():
+                turns[-1] = replace(turns[-1], finished=frame)
+    return Case(
+        header=recording.header,
+        turns=tuple(turns),
+        failure=recording.end.failure,
+        abandoned=recording.end.abandoned,
+        conversation=_conversation(folder / CONVERSATION),
+    )
+
+
+def _conversation(path: Path) -> Conversation | None:
+    if not path.is_file():
+        return None
+    conversations = read_recording(path, Conversation).frames
+    if len(conversations) != 1:
+        raise UnreadableRecording(path, 2, f"{len(conversations)} conversations are here, where one was had")
+    return conversations[0]  # type: ignore[no-any-return]
+
+
+def request_of(conversation: Conversation) -> dict[str, Any]:
+    """The body of a request that asks the same, and continues nothing."""
+    response = conversation.response
+    told = _wire(response)
+    items = [_given(_wire(item)) for item in (*conversation.history, *conversation.input)]
+    body: dict[str, Any] = {"model": response.model, "input": items}
+    body |= {name: told[name] for name, silent in _SILENT.items() if told[name] != silent}
+    if conversation.sampling.stop:
+        body["stop"] = list(conversation.sampling.stop)
+    if conversation.include:
+        body["include"] = list(conversation.include)
+    if conversation.raw_messages:
+        body["enable_response_messages"] = True
+    return body
+
+
+def _wire(struct: Response | Item) -> dict[str, Any]:
+    told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(struct))
+    return told
+
+
+_SILENT: Mapping[str, Any] = {
+    "instructions": None,
+    "tools": [],
+    "tool_choice": "auto",
+    "text": {"format": {"type": "text"}},
+    "reasoning": {"effort": None, "summary": None},
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "max_output_tokens": None,
+    "max_tool_calls": None,
+    "parallel_tool_calls": True,
+    "top_logprobs": 0,
+    "truncation": "disabled",
+    "metadata": {},
+}
+"""The fields of a response that repeat what its request said, and what they are where it said nothing."""
+
+
+def _given(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as a client sends it; those of one message of text are short."""
+    kept = {key: value for key, value in item.items() if key not in ("id", "status") and value is not None}
+    match kept.get("content"):
+        case [{"type": "input_text", "text": str(text)}]:
+            return kept | {"content": text}
+        case _:
+            return kept

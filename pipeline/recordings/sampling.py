@@ -1,0 +1,55 @@
+"""Which responses are recorded: all, those whose request carries a header, or so many of a hundred.
+
+Nothing is drawn for it: whether a response is among so many is told by its id, so that whoever asks gets the same
+answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from zlib import crc32
+
+from penstock.pipeline.frames import Origin
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A ``header`` that a request must carry, with this ``value`` where it is not None; or else a ``rate``."""
+
+    header: str = ""
+    value: str | None = None
+    rate: float = 1.0
+
+    @classmethod
+    def parse(cls, said: str) -> Condition:
+        """``0.01``, ``x-record`` or ``x-record=yes``; raises `ValueError`."""
+        try:
+            rate = float(said)
+        except ValueError:
+            name, equals, value = said.partition("=")
+            if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
+                raise ValueError(f"{said!r} is neither a rate between 0 and 1 nor the name of a header") from None
+            return cls(name, value if equals else None)
+        if not 0 < rate <= 1:
+            raise ValueError(f"{said} is no rate between 0 and 1")
+        return cls(rate=rate)
+
+    def is_met_by(self, headers: Mapping[str, str]) -> bool:
+        """Whether a request with these headers asks to be recorded."""
+        said = headers.get(self.header) if self.header else None
+        return said is not None and self.value in (None, said)
+
+    def chooses(self, response_id: str, origin: Origin) -> bool:
+        """Whether a response is recorded."""
+        return origin.recorded if self.header else crc32(response_id.encode()) < self.rate * 2**32
+
+    def __str__(self) -> str:
+        """In words, behind "responses"."""
+        if self.header:
+            return f"whose request has the header {self.header}" + (f": {self.value}" if self.value is not None else "")
+        return "of all requests" if self.rate == 1 else f"of {self.rate:.4g} of all requests"
+
+
+ALWAYS = Condition()

@@ -1,0 +1,185 @@
+"""Where each token of a model ended up: in the markup, or in the text of an item, and which of them was repaired.
+
+The parser is run on one token at a time, and what it gives for each tells the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias, get_args
+
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import (
+    GenerationStarted,
+    ItemClosed,
+    ItemDelta,
+    ItemOpened,
+    MessageOpened,
+    ReasoningOpened,
+    RefusalOpened,
+    Repair,
+    TokenChunk,
+    TokenFrame,
+)
+from penstock.pipeline.recordings.format import replay as frames_of
+from penstock.pipeline.recordings.model import RecordedModel, Spelling
+from penstock.pipeline.trace import traced
+
+Channel: TypeAlias = Literal["markup", "analysis", "commentary", "final", "call"]
+"""Where a token is: in no item, or in one of that kind."""
+
+OPENINGS = get_args(ItemOpened)
+BORDERS = (*OPENINGS, ItemClosed)
+
+AT_THE_START: frozenset[Repair] = frozenset({"missing start"})
+AT_THE_END: frozenset[Repair] = frozenset({"missing end"})
+WITHIN: frozenset[Repair] = frozenset({"stray marker"})
+"""Where in an item a repair is made; all others are made where its header ends."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token.
+
+    ``written`` are its bytes, ``frame`` is the index of the frame that it came in, and ``item`` that of its item among
+    all that the parser opened.  ``repairs`` were made at this token.  ``borders`` is how many items
+    opened or closed when it came.
+    """
+
+    id: int
+    written: bytes
+    is_mark: bool
+    frame: int
+    channel: Channel = "markup"
+    item: int | None = None
+    repairs: tuple[Repair, ...] = ()
+    borders: int = 0
+
+
+def channel_of(opened: ItemOpened) -> Channel:
+    """The channel of what is written into an item."""
+    match opened:
+        case ReasoningOpened():
+            return "analysis"
+        case MessageOpened(phase="commentary"):
+            return "commentary"
+        case MessageOpened() | RefusalOpened():
+            return "final"
+        case _:
+            return "call"
+
+
+async def placed(frames: Sequence[TokenFrame], parse: Pipeline[Any, Any], model: RecordedModel) -> tuple[Token, ...]:
+    """Each token of ``frames`` in its place; the model has to know how tokens are written."""
+    assert model.spelling is not None
+    single = [(index, one) for index, frame in enumerate(frames) for one in one_by_one(frame)]
+    parsed = (await traced(parse, frames_of(one for _, one in single), "tokens")).junctions[-1]
+    given: list[list[Any]] = [[] for _ in single]
+    for caused in parsed.caused:
+        given[caused.cause or 0].append(caused.frame)
+    places = _Places(model.spelling, model.is_mark)
+    for (index, one), came in zip(single, given, strict=True):
+        if isinstance(one, GenerationStarted):
+            places.begin()
+        if isinstance(one, TokenChunk):
+            places.add(one.token_ids[0], index)
+        places.feed(came)
+    return tuple(places.tokens)
+
+
+def one_by_one(frame: TokenFrame) -> Iterable[TokenFrame]:
+    """A chunk as one chunk for each token; anything else as it is."""
+    if not isinstance(frame, TokenChunk):
+        return (frame,)
+    if not frame.logprobs:
+        return (TokenChunk((token,)) for token in frame.token_ids)
+    return (TokenChunk((token,), (logprob,)) for token, logprob in zip(frame.token_ids, frame.logprobs, strict=True))
+
+
+@dataclass
+class _Places:
+    """The machine: tokens wait until it is clear which text they became."""
+
+    spelling: Spelling
+    is_mark: Any
+    tokens: list[Token] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    strays: list[int] = field(default_factory=list)
+    items: int = 0
+    open: ItemOpened | None = None
+    began_at: int = 0
+    opened_at: int = 0
+
+    def begin(self) -> None:
+        """A turn begins."""
+        self.waiting, self.open, self.began_at = [], None, len(self.tokens)
+
+    def add(self, token: int, frame: int) -> None:
+        """The next token."""
+        is_mark = self.is_mark(token)
+        (self.strays if is_mark else self.waiting).append(len(self.tokens))
+        self.tokens.append(Token(token, self.spelling(token), is_mark, frame))
+
+    def feed(self, frames: Sequence[Any]) -> None:
+        """Take what became clear by the latest token."""
+        has_opened = False
+        for frame in frames:
+            if isinstance(frame, OPENINGS):
+                self._open(frame)
+                has_opened = True
+            elif isinstance(frame, ItemDelta) and self.open:
+                spelling = self._spelling_of(frame.text)
+                self._fill(self.open, spelling if has_opened else spelling or self.waiting)
+            elif isinstance(frame, ItemClosed):
+                self._close(frame.repairs)
+        if has_opened:
+            self.waiting = []
+        if borders := sum(isinstance(frame, BORDERS) for frame in frames):
+            self._change(len(self.tokens) - 1, borders=borders)
+
+    def _open(self, opened: ItemOpened) -> None:
+        self.open, self.opened_at = opened, len(self.tokens) - 1
+        self.strays = []
+        self.items += 1
+
+    def _fill(self, opened: ItemOpened, indexes: Iterable[int]) -> None:
+        """These tokens are text of the open item."""
+        for index in indexes:
+            self._change(index, channel=channel_of(opened), item=self.items - 1)
+        self.waiting = []
+
+    def _spelling_of(self, text: str) -> list[int]:
+        """Those of the waiting tokens that spell ``text``, which may have been stripped; none if they do not."""
+        written = b"".join(self.tokens[index].written for index in self.waiting)
+        sought = (text.strip() or text).encode()
+        start = written.find(sought)
+        if start < 0:
+            return []
+        spelling, at = [], 0
+        for index in self.waiting:
+            behind = at + len(self.tokens[index].written)
+            if start < behind and at < start + len(sought):
+                spelling.append(index)
+            at = behind
+        return spelling
+
+    def _close(self, repairs: Iterable[Repair]) -> None:
+        last = len(self.tokens) - 1
+        for repair in repairs:
+            if repair in WITHIN and (strays := [index for index in self.strays if self.opened_at < index < last]):
+                self._mark(strays, repair)
+            elif repair in AT_THE_START:
+                self._mark([self.began_at], repair)
+            else:
+                self._mark([last if repair in AT_THE_END else self.opened_at], repair)
+        self.open, self.strays, self.began_at = None, [], len(self.tokens)
+
+    def _mark(self, indexes: Iterable[int], repair: Repair) -> None:
+        for index in indexes:
+            if index < len(self.tokens):
+                self._change(index, repairs=(*self.tokens[index].repairs, repair))
+
+    def _change(self, index: int, **changes: Any) -> None:
+        if index >= 0:
+            self.tokens[index] = replace(self.tokens[index], **changes)

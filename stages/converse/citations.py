@@ -1,0 +1,129 @@
+"""Citations: the marks by which the model cites what the browser showed it, made into links with annotations.
+
+The machine rewrites the text of messages while it streams, and lets everything else pass.  A mark may come in any
+number of pieces, so a tail that may still become one is held back; marks are short, and so is that tail.  A mark whose
+page is not known stays as it is: it is the model's own text, and may be a quotation of the user's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+from penstock.pipeline.frames import AnnotationAdded, ItemClosed, ItemDelta, MessageOpened
+from penstock.pipeline.protocol.items import Logprob
+from penstock.stages.services.tools import Listed, Source
+
+Frame = TypeVar("Frame")
+
+MARK = re.compile(r"【([0-9]{1,6})†L([0-9]{1,9})[^【】\n]{0,80}】")
+_BEGINNING = re.compile(r"【(?:[0-9]{1,6}(?:†(?:L(?:[0-9][^【】\n]{0,88})?)?)?)?\Z")
+"""What may still become a mark: every beginning of one."""
+
+
+class Citations:
+    """The machine: one per turn; ``resolve`` is the page behind a cursor, None where there is none."""
+
+    def __init__(self, resolve: Callable[[int], Source | None]) -> None:
+        self._resolve = resolve
+        self._is_message = False
+        self._length = 0
+        self._last = ""
+        self._held = ""
+        self._logprobs: tuple[Logprob, ...] = ()
+
+    def feed(self, frame: Frame) -> Iterable[Frame | ItemDelta | AnnotationAdded]:
+        """Take one frame of the parser's, give those that take its place."""
+        match frame:
+            case MessageOpened():
+                self._is_message, self._length, self._last = True, 0, ""
+            case ItemDelta() if self._is_message:
+                if not self._held and "【" not in frame.text:
+                    self._count(frame.text)
+                    return (frame,)
+                return tuple(self._grown(frame))
+            case ItemClosed() if self._is_message:
+                self._is_message = False
+                return (*self._rest(), frame)
+            case _:
+                pass
+        return (frame,)
+
+    def _grown(self, delta: ItemDelta) -> Iterator[ItemDelta | AnnotationAdded]:
+        parts = list(self._read(self._held + delta.text))
+        logprobs = (*self._logprobs, *delta.logprobs)
+        at = _end(logprobs, self._held) if parts else 0
+        logprobs, self._logprobs = logprobs[:at], logprobs[at:]
+        for part in parts:
+            if isinstance(part, str):
+                yield self._delta(part, logprobs)
+            else:
+                yield from self._cited(part, logprobs)
+            logprobs = ()
+
+    def _read(self, text: str) -> Iterator[str | Source]:
+        """The text, with the pages in place of their marks; what may become a mark is held."""
+        done = at = 0
+        self._held = ""
+        while (at := text.find("【", at)) >= 0:
+            if (mark := MARK.match(text, at)) and (source := self._source(mark)):
+                yield from (text[done:at], source) if at > done else (source,)
+                done = at = mark.end()
+            elif _BEGINNING.match(text, at):
+                self._held = text[at:]
+                break
+            else:
+                at += 1
+        if rest := text[done : len(text) - len(self._held)]:
+            yield rest
+
+    def _source(self, mark: re.Match[str]) -> Source | None:
+        source = self._resolve(int(mark[1]))
+        return source.at(int(mark[2])) if isinstance(source, Listed) else source
+
+    def _cited(self, source: Source, logprobs: tuple[Logprob, ...]) -> Iterator[ItemDelta | AnnotationAdded]:
+        """The link, whose first character comes without logprobs: the tokens of a text that has them all spell it."""
+        address = source.url.replace("(", "%28").replace(")", "%29")  # which would end the link, and begin another
+        link = f"([{urlsplit(source.url).netloc}]({address}))"
+        start = self._length
+        if self._last.strip():
+            start += 1
+            yield self._delta(" ")
+            yield self._delta(link, logprobs)
+        else:
+            yield self._delta(link[0])
+            yield self._delta(link[1:], logprobs)
+        yield AnnotationAdded(
+            {
+                "type": "url_citation",
+                "url": source.url,
+                "title": source.title,
+                "start_index": start,
+                "end_index": self._length,
+            }
+        )
+
+    def _rest(self) -> Iterator[ItemDelta]:
+        held, logprobs = self._held, self._logprobs
+        self._held, self._logprobs = "", ()
+        if held:
+            yield self._delta(held, logprobs)
+
+    def _delta(self, text: str, logprobs: tuple[Logprob, ...] = ()) -> ItemDelta:
+        self._count(text)
+        return ItemDelta(text, logprobs)
+
+    def _count(self, text: str) -> None:
+        self._length += len(text)
+        self._last = text[-1]
+
+
+def _end(logprobs: tuple[Logprob, ...], held: str) -> int:
+    """Where the logprobs of the tokens begin that end in what is held."""
+    at, left = len(logprobs), len(held.encode())
+    while at and left > 0:
+        at -= 1
+        left -= len(logprobs[at].bytes)
+    return at

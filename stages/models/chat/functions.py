@@ -1,0 +1,81 @@
+"""The tools of a request as functions, which is all that chat templates know.
+
+A tool that takes a plain text gets it as its one argument.  What is said of a whole namespace stands with the first of
+its functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.pipeline.protocol.tools import CustomTool, FunctionTool, HostedTool, McpTool, Tool, Toolset
+from penstock.stages.models.chat.model import Function
+from penstock.stages.models.chat.names import CODE_ARGUMENT, CUSTOM_ARGUMENT, ToolNames
+from penstock.stages.models.harmony.hosted import described
+
+_NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+_KINDS = {"lark": "Lark grammar", "regex": "regular expression"}
+
+
+def functions(toolset: Toolset, names: ToolNames) -> list[Function]:
+    """What the model is told of its tools: all, callable or not, so that the prompt stays the same for the cache.
+
+    It is told of none where no call may be made.
+    """
+    if toolset.choice == "none":
+        return []
+    introduced: set[str | None] = set()
+    told = []
+    for tool in toolset.tools:
+        is_first = tool.namespace not in introduced
+        introduced.add(tool.namespace)
+        told.append(_function(tool, names.of(tool), _about(tool, toolset.descriptions) if is_first else ""))
+    return told
+
+
+def _about(tool: Tool, descriptions: Mapping[str, str]) -> str:
+    """What is to be said of the namespace of ``tool``."""
+    if isinstance(tool, HostedTool):
+        return described()[tool.namespace][0]
+    return descriptions.get(tool.namespace, "") if tool.namespace else ""
+
+
+def _function(tool: Tool, name: str, introduction: str) -> Function:
+    description, parameters = _described(tool)
+    function: dict[str, Any] = {"name": name}
+    if said := "\n\n".join(filter(None, (introduction, description))):
+        function["description"] = said
+    function["parameters"] = parameters or _NO_PARAMETERS
+    if isinstance(tool, FunctionTool) and tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _described(tool: Tool) -> tuple[str | None, Mapping[str, Any] | None]:
+    """What a tool is good for, and the JSON schema of its arguments."""
+    match tool:
+        case FunctionTool() | McpTool():
+            return tool.description, tool.parameters
+        case CustomTool():
+            return tool.description, _one_text(CUSTOM_ARGUMENT, _rule(tool))
+        case HostedTool(namespace="python"):
+            return None, _one_text(CODE_ARGUMENT, "Python code to run.")
+        case HostedTool():
+            function = next(function for function in described()[tool.namespace][1] if function.name == tool.name)
+            return function.description, function.parameters
+
+
+def _one_text(argument: str, description: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {argument: {"type": "string", "description": description}},
+        "required": [argument],
+        "additionalProperties": False,
+    }
+
+
+def _rule(tool: CustomTool) -> str:
+    if tool.grammar is None:
+        return "Any text."
+    return f"Text that matches this {_KINDS[tool.grammar.syntax]}:\n{tool.grammar.definition}"

@@ -1,0 +1,100 @@
+"""What a chat model calls the tools of a request: to it, all of them are functions with plain names.
+
+A tool that came in a namespace, one of an MCP server, and a function of a built-in tool are named
+``<namespace>__<name>``, with what no function name may hold replaced.  Where two end up with one name, the later one
+is numbered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from penstock.pipeline.protocol.items import (
+    ApplyPatchCall,
+    CodeInterpreterCall,
+    CustomToolCall,
+    FunctionCall,
+    LocalShellCall,
+    McpApprovalRequest,
+    McpCall,
+    ShellCall,
+    WebSearchCall,
+)
+from penstock.pipeline.protocol.tools import CustomTool, HostedTool, Tool, ToolKey, Toolset, tool_key
+from penstock.stages.models.call_pairs import AnyCall, browser_function
+
+_UNNAMEABLE = re.compile(r"[^A-Za-z0-9_-]")
+_LONGEST = 64
+
+CUSTOM_ARGUMENT = "input"
+CODE_ARGUMENT = "code"
+
+
+class ToolNames:
+    """The names of one request's tools."""
+
+    def __init__(self, tools: Toolset) -> None:
+        plain_first = sorted(tools.tools, key=lambda tool: tool.namespace is not None)
+        self._tools: dict[str, Tool] = {}
+        for tool in plain_first:
+            self._tools[_free(_spelled(*tool_key(tool)), self._tools)] = tool
+        self._names: Mapping[ToolKey, str] = {tool_key(tool): name for name, tool in self._tools.items()}
+        lowered = {name.lower(): tool for name, tool in reversed(self._tools.items())}
+        self._lowered: Mapping[str, Tool] = lowered
+
+    def of(self, tool: Tool) -> str:
+        """The name of a tool of the request."""
+        return self._names[tool_key(tool)]
+
+    def of_call(self, call: AnyCall) -> str:
+        """The name under which ``call`` was made, or would be made now; its tool may be gone."""
+        key = _called(call)
+        return self._names.get(key) or _spelled(*key)
+
+    def tool(self, name: str) -> Tool | None:
+        """The tool of that name; to the letter, or else whatever its case."""
+        return self._tools.get(name) or self._lowered.get(name.lower())
+
+
+def text_argument(tool: Tool | AnyCall) -> str | None:
+    """The one argument, a text, of tools that are not called with JSON; None for those that are."""
+    match tool:
+        case CustomTool() | CustomToolCall():
+            return CUSTOM_ARGUMENT
+        case HostedTool(namespace="python") | CodeInterpreterCall():
+            return CODE_ARGUMENT
+        case _:
+            return None
+
+
+def _called(call: AnyCall) -> ToolKey:
+    match call:
+        case FunctionCall() | CustomToolCall():
+            return call.namespace or None, call.name
+        case McpCall() | McpApprovalRequest():
+            return call.server_label, call.name
+        case CodeInterpreterCall():
+            return "python", "python"
+        case WebSearchCall():
+            return "browser", browser_function(call.action)
+        case ShellCall(runs_here=True):
+            return "container", "exec"
+        case LocalShellCall():
+            return None, "local_shell"
+        case ShellCall():
+            return None, "shell"
+        case ApplyPatchCall():
+            return None, "apply_patch"
+
+
+def _spelled(namespace: str | None, name: str) -> str:
+    whole = name if namespace in (None, name) else f"{namespace}__{name}"
+    return _UNNAMEABLE.sub("_", whole)[-_LONGEST:]
+
+
+def _free(name: str, taken: Mapping[str, Tool]) -> str:
+    if name not in taken:
+        return name
+    numbered = (f"{name[: _LONGEST - 4]}_{number}" for number in range(2, len(taken) + 3))
+    return next(free for free in numbered if free not in taken)

@@ -1,0 +1,303 @@
+"""One generation of a chat model, read by a parser of vLLM's: what it is known to get wrong is put right here.
+
+It is kept from reading more than it needs.  Plain text never comes to it, see `OutputParser.is_at_rest`, and the
+arguments of a long call come in batches, as several parsers read all of a call again for each token of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.stages.models.chat.json_value import ValueEnd
+from penstock.stages.models.chat.model import Argued, Called, Piece, Said, Thought
+from penstock.stages.models.chat.syntaxes import ListedCalls, Syntax
+
+if TYPE_CHECKING:
+    from vllm.entrypoints.generate.base.protocol import DeltaMessage
+    from vllm.parser.abstract_parser import Parser
+
+logger = logging.getLogger(__name__)
+
+_BATCH_GROWS_EVERY = 32
+"""Tokens.  So much longer, arguments are read one token more at once: all the reading of a call then takes time in
+proportion to its length, and nobody waits for more than a small part of it."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is known of a parser.
+
+    ``marks`` are the tokens that stand for themselves, and ``triggers`` are those of `OutputParser`.  ``takes_batches``
+    says that it reads several tokens like one by one, ``speaks_on`` that it gives what is said behind a call as the end
+    of its arguments, and ``mends`` that it finds more in a whole output than in its pieces.
+    """
+
+    marks: frozenset[int] = frozenset()
+    triggers: frozenset[str] | None = None
+    takes_batches: bool = False
+    speaks_on: bool = False
+    mends: bool = False
+
+
+class ParsedOutput:
+    """The machine: one per generation.  ``parser`` is None where there is nothing but text.
+
+    ``syntax`` is how calls are written, where that is not the parser's business.  ``renew`` makes a parser for what
+    stands behind a call, where one parser does not read on.
+    """
+
+    def __init__(
+        self,
+        parser: Parser | None,
+        request: Any,
+        prompt: Sequence[int],
+        traits: Traits,
+        syntax: Syntax | None = None,
+        renew: Callable[[], Parser | None] | None = None,
+    ) -> None:
+        self._parser = parser
+        self._request = request
+        self._prompt = list(prompt)
+        self._traits = traits
+        self._syntax = syntax
+        self._renew = renew
+        self.triggers = traits.triggers if parser else frozenset()
+        self.is_at_rest = False
+        self._batch: list[int] = []
+        self._batched = ""
+        self._since_mark: int | None = None
+        """Tokens since the latest mark in a call; None outside of one."""
+        self._silent = ""
+        """What was read since something last came out."""
+        self._written: list[str] = []
+        self._told: list[Piece] = []
+        self._called: set[int] = set()
+        self._arguments: _Arguments | None = None
+
+    @property
+    def has_called(self) -> bool:
+        """Whether the arguments of the latest call are whole."""
+        return self._arguments is not None and self._arguments.have_ended
+
+    def feed(self, token: int, text: str) -> Sequence[Piece]:
+        """Take one token and the text that it completes, give what became clear by it."""
+        self._batch.append(token)
+        self._batched += text
+        if self._since_mark is not None and self._traits.takes_batches:
+            self._since_mark = 0 if token in self._traits.marks else self._since_mark + 1
+            if len(self._batch) <= self._since_mark // _BATCH_GROWS_EVERY:
+                return ()
+        pieces = self._read()
+        is_behind = not pieces and token in self._traits.marks and self._since_mark is not None and self.has_called
+        if self._renew and is_behind:
+            self._begin_anew(self._renew())
+        return pieces
+
+    def _begin_anew(self, parser: Parser | None) -> None:
+        self._parser = parser
+        self._since_mark, self._silent = None, ""
+        self._written, self._told, self._called = [], [], set()
+
+    def finish(self, *, cut: bool) -> Sequence[Piece]:
+        """What was held back until the end; ``cut`` says that the model was not done."""
+        pieces = list(self._read()) if self._batch else []
+        last = self._pieces(self._parsed([], "", finished=True))
+        if cut:  # whatever closes now was not closed by the model
+            last = [piece for piece in last if isinstance(piece, Thought | Said)]
+        pieces += self._interpreted(last)
+        if self._traits.mends and not cut and self._silent:
+            pieces += self._interpreted(self._mended())
+        if self._syntax:
+            pieces += self._guarded(self._syntax.finish(cut=cut))
+        if self._arguments and not cut:
+            pieces += self._arguments.finish()
+        return pieces
+
+    def _read(self) -> Sequence[Piece]:
+        tokens, text = self._batch, self._batched
+        self._batch, self._batched = [], ""
+        read = self._pieces(self._parsed(tokens, text, finished=False))
+        pieces = self._interpreted(read)
+        self.is_at_rest = self._has_come_out(read, text)
+        if read:
+            self._since_mark = self._since_mark or 0 if isinstance(read[-1], Called | Argued) else None
+        return pieces
+
+    def _has_come_out(self, read: list[Piece], text: str) -> bool:
+        if not read or not text or self.triggers is None or not self.triggers.isdisjoint(text):
+            return False
+        match read[-1]:
+            case Thought(last):
+                return last.endswith(text)
+            case Said(last):
+                return self._syntax is None and last.endswith(text)
+            case _:
+                return False
+
+    # What the parser says
+
+    def _parsed(self, tokens: list[int], text: str, *, finished: bool) -> DeltaMessage | str | None:
+        """Its answer, or where it has none, the text as it is."""
+        self._silent += text
+        if self._parser is None:
+            return text
+        if self._traits.mends:
+            self._written.append(text)
+        try:
+            return self._parser.parse_delta(text, tokens, self._request, self._prompt, finished=finished)
+        except Exception:
+            logger.warning("A parser failed: the rest of the output is passed on as text", exc_info=True)
+            self._parser = None
+            return self._silent
+
+    def _pieces(self, delta: DeltaMessage | str | None) -> list[Piece]:
+        if delta is None or isinstance(delta, str):
+            pieces: list[Piece] = [Said(delta)] if delta else []
+        else:
+            pieces = list(_pieces(delta, self._called))
+        if pieces:
+            self._silent = ""
+        if self._traits.mends:
+            self._told += pieces
+        return pieces
+
+    def _mended(self) -> Iterator[Piece]:
+        """What the parser finds in the whole output and did not find in its pieces."""
+        if self._parser is None:
+            return
+        try:
+            reasoning, content, calls = self._parser.parse(
+                "".join(self._written), self._request, enable_auto_tools=True
+            )
+        except Exception:
+            logger.warning("A parser failed on a whole output", exc_info=True)
+            return
+        told_calls = sum(isinstance(piece, Called) for piece in self._told)
+        if (reasoning or "").strip() != _text(self._told, Thought).strip() or len(calls or ()) < told_calls:
+            return
+        said = _text(self._told, Said)
+        if content and content.startswith(said):
+            yield from [Said(content.removeprefix(said))] if content != said else ()
+        for call in (calls or ())[told_calls:]:
+            yield Called(call.name)
+            yield Argued(call.arguments)
+
+    # What is made of it
+
+    def _interpreted(self, read: Iterable[Piece]) -> list[Piece]:
+        if self._syntax:
+            read = [piece for said in read for piece in _in_syntax(said, self._syntax)]
+        return list(self._guarded(read))
+
+    def _guarded(self, read: Iterable[Piece]) -> Iterator[Piece]:
+        """The pieces, with the arguments of calls whole and ended where they end."""
+        for piece in read:
+            match piece:
+                case Called():
+                    if self._arguments:
+                        yield from self._arguments.finish()
+                    self._arguments = _Arguments(speaks_on=self._traits.speaks_on)
+                    yield piece
+                case Argued(text):
+                    if self._arguments:
+                        yield from self._arguments.feed(text)
+                case Thought(text) | Said(text):
+                    if self._arguments and text.strip():
+                        yield from self._arguments.finish()
+                        self._arguments = None
+                    yield piece
+
+
+class WholeOutput:
+    """A generation whose parser reads it whole, and not before.
+
+    It makes nothing of a call that was cut: behind what ``begins`` calls, they are then read as a list.
+    """
+
+    def __init__(self, parser: Parser, request: Any, begins: str) -> None:
+        self._parser = parser
+        self._request = request
+        self._begins = re.compile(begins)
+        self._text = ""
+
+    def said(self, text: str) -> Iterator[Piece]:
+        """Take more text."""
+        self._text += text
+        yield from ()
+
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+        """All that the parser finds."""
+        begun = self._begins.search(self._text)
+        ahead = self._text[: begun.start()] if begun else self._text
+        yield from self._read(ahead if cut else self._text, ahead)
+        if begun and cut:
+            calls = ListedCalls()
+            yield from calls.said(self._text[begun.end() :])
+            yield from calls.finish(cut=True)
+
+    def _read(self, text: str, ahead: str) -> Iterator[Piece]:
+        try:
+            reasoning, content, calls = self._parser.parse(text, self._request, enable_auto_tools=True)
+        except Exception:
+            logger.warning("A parser failed: the output is passed on as text", exc_info=True)
+            reasoning, content, calls = None, text, None
+        if calls and not (reasoning or content):
+            content = ahead  # which some leave out
+        yield from [Thought(reasoning)] if reasoning else ()
+        yield from [Said(content)] if content else ()
+        for call in calls or ():
+            yield Called(call.name)
+            yield Argued(call.arguments)
+
+
+class _Arguments:
+    """The arguments of one call: JSON, without what the parser takes for its end; ``{}`` where there are none."""
+
+    def __init__(self, *, speaks_on: bool) -> None:
+        self._speaks_on = speaks_on
+        self._end = ValueEnd()
+
+    @property
+    def have_ended(self) -> bool:
+        return self._end.found
+
+    def feed(self, text: str) -> Iterator[Piece]:
+        behind = text
+        if not self._end.found:
+            end = self._end.feed(text)
+            if self._end.began:
+                yield Argued(text[:end])
+            behind = "" if end is None else text[end:]
+        if behind and self._speaks_on:
+            yield Said(behind)
+
+    def finish(self) -> Iterator[Piece]:
+        if not self._end.began:
+            yield Argued("{}")
+
+
+def _pieces(delta: DeltaMessage, called: set[int]) -> Iterator[Piece]:
+    if delta.reasoning:
+        yield Thought(delta.reasoning)
+    if delta.content:
+        yield Said(delta.content)
+    for call in delta.tool_calls or ():
+        if call.function is None:
+            continue
+        if call.function.name and call.index not in called:
+            called.add(call.index)
+            yield Called(call.function.name)
+        if call.function.arguments:
+            yield Argued(call.function.arguments)
+
+
+def _in_syntax(piece: Piece, syntax: Syntax) -> Iterable[Piece]:
+    return syntax.said(piece.text) if isinstance(piece, Said) else (piece,)
+
+
+def _text(pieces: Iterable[Piece], kind: type[Thought] | type[Said]) -> str:
+    return "".join(piece.text for piece in pieces if isinstance(piece, kind))

@@ -1,0 +1,245 @@
+"""What reads the output of chat models, and knows how they spell it: vLLM's parsers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from penstock.pipeline.frames import ChatTurn, GenerationStarted
+from penstock.stages.models.chat.model import Function, OutputParser
+from penstock.stages.models.chat.output import ParsedOutput, Traits, WholeOutput
+from penstock.stages.models.chat.syntaxes import BareArguments, ListedCalls, Syntax
+
+if TYPE_CHECKING:
+    from vllm.parser.abstract_parser import Parser
+
+logger = logging.getLogger(__name__)
+
+Names: TypeAlias = tuple[str | None, str | None]
+"""Of the parser of reasoning, and of that of calls."""
+
+_NESTED_TOOLS = frozenset({"step3", "internlm", "hy_v4"})
+"""Parsers that read tools in the form of the Chat Completions API only."""
+
+_ONLY_WHOLE: Mapping[str, str] = {
+    "phi4_mini_json": r"functools(?=\[)",
+    "jamba": "<tool_calls>",
+    "xlam": r'\A\s*(?=\[\s*\{\s*"name")',
+    "hunyuan_a13b": "<tool_calls>",
+    "internlm": r"<\|action_start\|>\s*<\|plugin\|>",
+}
+"""Parsers of calls that lose or garble them in pieces, and with what calls begin."""
+
+_ONLY_WHOLE_TOGETHER: Mapping[Names, str] = {("granite", "granite"): r"<\|tool_call\|>|<tool_call>"}
+"""Parsers that do so beside the other one."""
+
+_SPEAKS_ON = frozenset({"mistral"})
+"""Parsers that give what is said behind a call as the end of its arguments."""
+
+_ENDS_WITH_CALLS = frozenset({"hermes", "qwen3_json", "longcat"})
+"""Parsers that read nothing but calls behind a call, of which each stands between marks of its own."""
+
+_TAKES_BATCHES = frozenset({"hermes", "qwen3_json", "longcat"})
+"""Parsers that read several tokens like one by one, beside those that are declared as engines."""
+
+_FIRST_LETTERS: Mapping[str, frozenset[str]] = dict.fromkeys(
+    ("hermes", "qwen3_json", "longcat", "deepseek_v3", "deepseek_v31", "deepseek_r1", "ernie45", "lfm2"), frozenset("<")
+)
+"""With what the marks of parsers begin that do not say so themselves."""
+
+
+class UnknownParser(ValueError):
+    """There is no parser of that name, or it does not fit the model."""
+
+
+class VllmParsers:
+    """The parsers of one model, by their names in vLLM; it may have none of reasoning, or none of calls.
+
+    Raises `UnknownParser`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        reasoning_parser: str | None = None,
+        tool_call_parser: str | None = None,
+        model_config: Any = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._model_config = model_config
+        self._marks = frozenset({*tokenizer.get_added_vocab().values(), *tokenizer.all_special_ids})
+        self._names = (reasoning_parser or None, tool_call_parser or None)
+        self._classes: dict[Names, type[Parser] | None] = {}
+        self._traits: dict[Names, Traits] = {}
+        parser = self._parser(self._names, {}, None)
+        marks = parser and parser.reasoning_parser
+        start, end = (marks.reasoning_start_str, marks.reasoning_end_str) if marks else (None, None)
+        self.thinking = (start, end) if start and end else None
+
+    def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
+        """The parser for one generation; ``functions`` are all that the model may call.
+
+        Takes milliseconds, and more of them with many functions.
+        """
+        try:
+            return self._started(turn, functions)
+        except Exception:  # schemas and variables are the client's, and vLLM expects simple ones
+            logger.warning("No parser can be made: the output is passed on as text", exc_info=True)
+            return ParsedOutput(None, None, turn.prompt, Traits(self._marks))
+
+    def _started(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
+        chat = turn.chat or ChatTurn()
+        names = (None if chat.continues else self._names[0], self._names[1])
+        syntax: Syntax | None = None
+        if chat.calls == "list":
+            names, syntax = (names[0], None), ListedCalls()
+        elif chat.calls == "arguments":
+            called = functions[0]["function"]["name"] if functions else ""
+            names, syntax = (names[0], None), BareArguments(called)
+        elif names in _ONLY_WHOLE_TOGETHER:
+            names, syntax = (None, None), self._whole(names, _ONLY_WHOLE_TOGETHER[names], chat.variables, functions)
+        elif begins := _ONLY_WHOLE.get(names[1] or ""):
+            whole = self._whole((None, names[1]), begins, chat.variables, functions)
+            names, syntax = (names[0], None), whole
+        request = self._request(names[1], functions)
+        parser = self._parser(names, chat.variables, request)
+        if parser:
+            request = parser.adjust_request(request)
+        anew = partial(self._parser, (None, names[1]), chat.variables, request)
+        renew = anew if names[1] in _ENDS_WITH_CALLS else None
+        return ParsedOutput(parser, request, turn.prompt, self._known(names, parser), syntax, renew)
+
+    def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
+        """How the model writes calls, one or several, as the ``format`` of a structural tag of xgrammar's.
+
+        None where nobody has described it: then a JSON list has to do.
+        """
+        from vllm.tool_parsers.structural_tag_registry import limit_to_single_tool_call
+
+        request = self._request(self._names[1], functions, choice="required")
+        parser = self._parser((None, self._names[1]), {}, request)
+        tag = parser.tool_parser.get_structural_tag(request) if parser and parser.tool_parser else None
+        if tag is None:
+            return None
+        if not parallel:
+            limit_to_single_tool_call(tag)
+        described: dict[str, Any] = tag.format.model_dump()
+        return described
+
+    def _whole(self, names: Names, begins: str, variables: Mapping[str, Any], functions: Sequence[Function]) -> Syntax:
+        request = self._request(names[1], functions)
+        parser = self._parser(names, variables, request)
+        assert parser is not None
+        return WholeOutput(parser, parser.adjust_request(request), begins)
+
+    def _parser(self, names: Names, variables: Mapping[str, Any], request: Any) -> Parser | None:
+        if names not in self._classes:
+            self._classes[names] = composed(names, self._tokenizer)
+        parser = self._classes[names]
+        if parser is None:
+            return None
+        tools = request.tools if request else []
+        return parser(self._tokenizer, tools, chat_template_kwargs=dict(variables), model_config=self._model_config)
+
+    def _request(
+        self, tool_call_parser: str | None, functions: Sequence[Function], choice: Literal["auto", "required"] = "auto"
+    ) -> Any:
+        """What parsers know of the request."""
+        from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+        from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+        request: ChatCompletionRequest | ResponsesRequest
+        if tool_call_parser in _NESTED_TOOLS:
+            nested = [{"type": "function", "function": _simple(function["function"])} for function in functions]
+            request = ChatCompletionRequest(model="", messages=[], tools=nested or None)
+        else:
+            flat = [{"strict": None, **_simple(function["function"]), "type": "function"} for function in functions]
+            request = ResponsesRequest(model="", input="", tools=flat)
+        request.tool_choice = choice  # without tools it would be none, and calls of them would be text
+        return request
+
+    def _known(self, names: Names, parser: Parser | None) -> Traits:
+        if names not in self._traits:
+            self._traits[names] = Traits(self._marks) if parser is None else _traits(names, parser, self._marks)
+        return self._traits[names]
+
+
+def _simple(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A function as parsers can read it: they expect each of its properties to be described by an object."""
+    parameters = function.get("parameters") or {}
+    properties = parameters.get("properties")
+    if properties is None or (isinstance(properties, dict) and all(isinstance(p, dict) for p in properties.values())):
+        return function
+    known = properties.items() if isinstance(properties, dict) else ()
+    described = {name: said if isinstance(said, dict) else {} for name, said in known}
+    return {**function, "parameters": {**parameters, "properties": described}}
+
+
+def _check_names(reasoning: str | None, tool_call: str | None) -> None:
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    for kind, name, registered in (
+        ("reasoning", reasoning, ReasoningParserManager.list_registered()),
+        ("tool call", tool_call, ToolParserManager.list_registered()),
+    ):
+        if name is not None and name not in registered:
+            raise UnknownParser(f"There is no {kind} parser {name!r}: there are {', '.join(sorted(registered))}")
+
+
+def composed(names: Names, tokenizer: Any) -> type[Parser] | None:
+    """What vLLM makes of parsers for a tokenizer; raises `UnknownParser`."""
+    from vllm.parser import ParserManager
+
+    _check_names(*names)
+    try:
+        parser: type[Parser] | None = ParserManager.get_parser(
+            reasoning_parser_name=names[0], tool_parser_name=names[1], enable_auto_tools=True, tokenizer=tokenizer
+        )
+    except Exception as error:
+        told = " and ".join(filter(None, names))
+        raise UnknownParser(f"The model cannot be read with {told}: {error.__cause__ or error}") from error
+    return parser
+
+
+def _traits(names: Names, parser: Parser, marks: frozenset[int]) -> Traits:
+    parts = list(filter(None, (parser.reasoning_parser, parser.tool_parser)))
+    calls = parser.tool_parser
+    is_engine = calls is not None and calls.engine_based_streaming
+    letters = [_first_letters(name, part) for name, part in zip(filter(None, names), parts, strict=True)]
+    known = [some for some in letters if some is not None]
+    return Traits(
+        marks=marks,
+        triggers=frozenset().union(*known) if _is_composed(parser) and len(known) == len(letters) else None,
+        takes_batches=is_engine or names[1] in _TAKES_BATCHES,
+        speaks_on=names[1] in _SPEAKS_ON,
+        mends=calls is not None and not is_engine,
+    )
+
+
+def _is_composed(parser: Parser) -> bool:
+    """Whether nobody but its parts decides what it makes of text."""
+    from vllm.parser.abstract_parser import DelegatingParser
+
+    return type(parser).parse_delta is DelegatingParser.parse_delta
+
+
+def _first_letters(name: str, part: Any) -> frozenset[str] | None:
+    """With what the marks begin that mean something in text; engines are declared with them."""
+    from vllm.parser.engine.parser_engine import ParserEngine
+    from vllm.parser.engine.parser_engine_config import ParserState
+
+    engine = getattr(part, "_parser_engine", None)
+    if engine is None:
+        return _FIRST_LETTERS.get(name)
+    if type(engine)._preprocess_feed is not ParserEngine._preprocess_feed:  # noqa: SLF001 - no other way to know
+        return None
+    config = engine.parser_engine_config
+    if config.initial_state not in (ParserState.CONTENT, ParserState.REASONING):
+        return None
+    meaningful = {mark for state, mark in config.transitions if state in (ParserState.CONTENT, ParserState.REASONING)}
+    spellings = (config.terminals.get(mark, ()) for mark in meaningful)
+    literals = ([spelled] if isinstance(spelled, str) else spelled for spelled in spellings)
+    return frozenset(literal[0] for some in literals for literal in some)

@@ -1,0 +1,75 @@
+"""Calls in other than the model's own markup: what it says, behind its thoughts, is read as calls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Protocol
+
+from penstock.stages.models.chat.json_value import ValueEnd, unquoted
+from penstock.stages.models.chat.model import Argued, Called, Piece, Said
+
+_HEAD = re.compile(r'[\s\[\],}]*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:parameters|arguments)"\s*:\s*(?=\S)')
+_PUNCTUATION = "[]{}, \t\r\n"
+
+
+class Syntax(Protocol):
+    """Makes calls of what the model says."""
+
+    def said(self, text: str) -> Iterator[Piece]:
+        """Take more text."""
+        ...
+
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+        """What was held back until the end; ``cut`` says that the model was not done."""
+        ...
+
+
+class BareArguments:
+    """All that is said are the arguments of the one function that may be called."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._has_begun = False
+
+    def said(self, text: str) -> Iterator[Piece]:
+        """Take more text."""
+        if not self._has_begun and text.strip():
+            self._has_begun = True
+            yield Called(self._name)
+        if self._has_begun:
+            yield Argued(text)
+
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+        """Nothing is held back."""
+        yield from ()
+
+
+class ListedCalls:
+    """A JSON list of objects with ``name`` and ``parameters``, in this order."""
+
+    def __init__(self) -> None:
+        self._head = ""
+        self._value: ValueEnd | None = None
+
+    def said(self, text: str) -> Iterator[Piece]:
+        """Take more text."""
+        while text:
+            if self._value:
+                end = self._value.feed(text)
+                yield Argued(text[:end])
+                text = "" if end is None else text[end:]
+                self._value = self._value if end is None else None
+            else:
+                self._head += text
+                found = _HEAD.match(self._head)
+                if found is None:
+                    return
+                yield Called(unquoted(found[1]))
+                text, self._head, self._value = self._head[found.end() :], "", ValueEnd()
+
+    def finish(self, *, cut: bool = False) -> Iterator[Piece]:
+        """What never became a call is text, but for the beginning of one that was cut."""
+        begins_call = self._head.lstrip()[:1] in tuple("[]{},")
+        if self._head.strip(_PUNCTUATION) and not (cut and begins_call):
+            yield Said(self._head)

@@ -1,0 +1,95 @@
+"""The chat template of a model, as vLLM reads it.
+
+Its renderer knows what templates differ in, whether they take texts or parts and whether they know developers, and it
+knows models that have code in a template's place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.pipeline.errors import InvalidRequest
+from penstock.stages.models.chat.model import ChatMessage, Function, Rendered
+
+if TYPE_CHECKING:
+    from vllm.renderers.base import BaseRenderer
+
+_DOT = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
+)
+"""One pixel, in place of every image: a text only holds the places of images, whatever these show."""
+
+_OF_TEMPLATES = (ValueError, TypeError, LookupError, AssertionError, ArithmeticError, RecursionError)
+"""What goes wrong in templates, and in the reading of them, beside their own errors."""
+
+
+class VllmTemplate:
+    """The template of the model that ``renderer`` is for, or ``source`` in its place.
+
+    ``content_format`` is how the template takes the content of messages.
+    """
+
+    def __init__(
+        self,
+        renderer: BaseRenderer[Any],
+        source: str | None = None,
+        content_format: Literal["auto", "string", "openai"] = "auto",
+    ) -> None:
+        from vllm.utils.mistral import is_mistral_tokenizer
+
+        self._renderer = renderer
+        self._source = source
+        self._content_format = content_format
+        self._gives_tokens = is_mistral_tokenizer(renderer.tokenizer)
+
+    def render(
+        self,
+        messages: Sequence[ChatMessage],
+        functions: Sequence[Function],
+        variables: Mapping[str, Any],
+        *,
+        source: str | None = None,
+        continues: bool = False,
+    ) -> Rendered:
+        """The prompt of the next turn, as `penstock.stages.models.chat.model.Template` says."""
+        from vllm.renderers.params import ChatParams
+
+        params = ChatParams(
+            chat_template=source or self._source,
+            chat_template_content_format=self._content_format,
+            chat_template_kwargs={
+                **variables,
+                "tools": list(functions) or None,
+                "add_generation_prompt": not continues,
+                "continue_final_message": continues,
+                "tokenize": self._gives_tokens,
+            },
+        )
+        prompt = self._prompt([_own(message, keep_images=self._gives_tokens) for message in messages], params)
+        return Rendered(prompt.get("prompt", ""), tuple(prompt.get("prompt_token_ids", ())))
+
+    def _prompt(self, messages: list[ChatMessage], params: Any) -> Mapping[str, Any]:
+        from jinja2 import TemplateError
+        from vllm.exceptions import VLLMClientError
+
+        try:
+            rendered: tuple[Any, Mapping[str, Any]] = self._renderer.render_messages(messages, params)
+        except (VLLMClientError, TemplateError, *_OF_TEMPLATES) as error:
+            reason = str(error.args[0]) if error.args else type(error).__name__
+            raise InvalidRequest(
+                f"The model's chat template refuses this conversation: {reason}", param="input"
+            ) from error
+        return rendered[1]
+
+
+def _own(message: ChatMessage, *, keep_images: bool) -> ChatMessage:
+    """A message that vLLM may write to: it puts arguments of calls in another form."""
+    own = dict(message)
+    if calls := message.get("tool_calls"):
+        own["tool_calls"] = [{**call, "function": dict(call["function"])} for call in calls]
+    if isinstance(parts := message.get("content"), list) and not keep_images:
+        own["content"] = [
+            {"type": "image_url", "image_url": {"url": _DOT}} if part["type"] == "image_url" else part for part in parts
+        ]
+    return own

@@ -1,0 +1,247 @@
+"""JSON schema, understood: the shapes that a schema allows, in terms that TypeScript has words for.
+
+What JSON schema can say in several ways comes out as one shape: references are followed, ``allOf`` is merged,
+``const`` and ``enum`` are literals, ``anyOf`` is ``oneOf``.  What TypeScript has no words for (lengths, patterns,
+ranges) is left out, and what makes no sense is `ANY`: clients send all sorts of schemas, and none of them is a reason
+to fail.  Reading is bounded in depth and in what references may multiply, since a small schema can describe an endless
+type.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+from urllib.parse import unquote
+
+from penstock.stages.models.harmony.shapes import (
+    ANY,
+    ANY_ARRAY,
+    BOOLEAN,
+    NEVER,
+    NULL,
+    NUMBER,
+    OBJECT,
+    STRING,
+    Array,
+    Node,
+    Notes,
+    Object,
+    Shape,
+    Union,
+    Word,
+    choice,
+    intersection,
+    or_null,
+)
+
+DEPTH_LIMIT = 32
+"""Schemas nested in one another; deeper ones are `ANY`."""
+
+INLINE_LIMIT = 200_000
+"""Characters of JSON that references may bring into one schema; what comes after is `ANY`."""
+
+PROMPT_INLINE_LIMIT = 1_000_000
+"""Likewise into all schemas of one prompt; as much takes some seconds to read."""
+
+_LITERAL_DEPTH_LIMIT = 100
+
+_json = json.JSONEncoder(ensure_ascii=False, default=str).encode
+
+_KEYWORDS: Mapping[str, Word] = {
+    "string": STRING,
+    "number": NUMBER,
+    "integer": NUMBER,
+    "boolean": BOOLEAN,
+    "null": NULL,
+    "object": OBJECT,
+    "array": ANY_ARRAY,
+}
+
+
+class Inlining:
+    """What references may still bring into the schemas of one prompt, in characters of JSON."""
+
+    def __init__(self) -> None:
+        self.left = PROMPT_INLINE_LIMIT
+
+
+def read(schema: Any, inlining: Inlining) -> Node:
+    """What ``schema`` says, whatever it is."""
+    return _Reader(schema, inlining).read(schema)
+
+
+class _Reader:
+    """Reads one schema document; knows which references it is in the middle of."""
+
+    def __init__(self, root: Any, inlining: Inlining) -> None:
+        self._root = root
+        self._following = ["#"]
+        self._inlining = inlining
+        self._left = min(INLINE_LIMIT, inlining.left)
+        self._depth = 0
+
+    def read(self, schema: Any) -> Node:
+        if schema is False:
+            return Node(NEVER)
+        if not isinstance(schema, dict) or self._depth >= DEPTH_LIMIT:
+            return Node(ANY)
+        self._depth += 1
+        node = self._combined(schema)
+        self._depth -= 1
+        return node
+
+    def _combined(self, schema: dict[str, Any]) -> Node:
+        """Everything that the schema demands at once."""
+        embedded = [*self._referenced(schema), *(self.read(part) for part in _list(schema, "allOf"))]
+        unions = [
+            Union(tuple(self.read(variant) for variant in _list(schema, key)))
+            for key in ("oneOf", "anyOf")
+            if _list(schema, key)
+        ]
+        shape = intersection([self._own(schema), *(node.shape for node in embedded), *unions])
+        if schema.get("nullable") is True:
+            shape = or_null(shape)
+        return Node(shape, _notes(schema, embedded[0].notes if len(embedded) == 1 else Notes()))
+
+    # References
+
+    def _referenced(self, schema: dict[str, Any]) -> Iterator[Node]:
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return
+        if reference in self._following:
+            yield Node(_recursion(reference))
+            return
+        target = _lookup(self._root, reference)
+        if self._left >= 0:
+            length = len(literal(target))
+            self._left -= length
+            self._inlining.left -= length
+        if self._left >= 0:
+            self._following.append(reference)
+            yield self.read(target)
+            self._following.pop()
+
+    # The schema's own keywords
+
+    def _own(self, schema: dict[str, Any]) -> Shape:
+        if "const" in schema:
+            return Word(literal(schema["const"]))
+        names = _type_names(schema)
+        if values := _enumerated(schema, names):
+            return choice(values)
+        in_list = isinstance(schema.get("type"), list)
+        return choice(self._typed(name, schema, in_list=in_list) for name in names)
+
+    def _typed(self, name: str, schema: dict[str, Any], *, in_list: bool) -> Shape:
+        if name == "array" and "items" in schema:
+            return Array(self.read(schema["items"]))
+        if name == "object":
+            shape = self._object(schema)
+            return _KEYWORDS[name] if in_list and shape.is_empty else shape
+        return _KEYWORDS[name]
+
+    def _object(self, schema: dict[str, Any]) -> Object:
+        properties = schema.get("properties")
+        named = properties.items() if isinstance(properties, dict) else ()
+        others = schema.get("additionalProperties")
+        index = self.read(others) if isinstance(others, dict) else Node(ANY)
+        return Object(
+            tuple((name, self.read(value)) for name, value in named),
+            frozenset(name for name in _list(schema, "required") if isinstance(name, str)),
+            None if index.shape == ANY else index,
+        )
+
+
+# Keywords
+
+
+def _list(schema: dict[str, Any], key: str) -> list[Any]:
+    value = schema.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _type_names(schema: dict[str, Any]) -> list[str]:
+    """The types that the schema names, or, where it names none, the one that its keywords are about."""
+    if "type" in schema:
+        names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        return [name for name in names if isinstance(name, str) and name in _KEYWORDS]
+    if any(isinstance(schema.get(key), (dict, list)) for key in ("properties", "required", "additionalProperties")):
+        return ["object"]
+    return ["array"] if "items" in schema else []
+
+
+def _enumerated(schema: dict[str, Any], names: list[str]) -> list[Word]:
+    """The values that ``enum`` allows; a null that only ``type`` allows counts, as clients mean it."""
+    values = _list(schema, "enum")
+    if not values or "object" in names or "array" in names:
+        return []
+    if names == ["string"]:
+        return [Word(literal(value)) for value in values if isinstance(value, str)]
+    null = [NULL] if "null" in names and None not in values else []
+    return [*(Word(literal(value)) for value in values), *null]
+
+
+def _notes(schema: dict[str, Any], embedded: Notes) -> Notes:
+    """The schema's own notes, completed by those of the one schema that it embeds."""
+    return Notes(
+        title=_text(schema, "title") if "title" in schema else embedded.title,
+        description=_text(schema, "description") if "description" in schema else embedded.description,
+        examples=tuple(literal(value) for value in _list(schema, "examples")) or embedded.examples,
+        default=literal(schema["default"]) if "default" in schema else embedded.default,
+        of_enum=bool(_list(schema, "enum")) or embedded.of_enum,
+    )
+
+
+def _text(schema: dict[str, Any], key: str) -> str | None:
+    value = schema.get(key)
+    return value if isinstance(value, str) else None
+
+
+# References
+
+
+def _lookup(root: Any, reference: str) -> Any:
+    """What a JSON pointer into ``root`` points at; a schema that allows everything where it points at nothing."""
+    if not reference.startswith("#/"):
+        return True
+    target = root
+    for step in unquote(reference[2:]).split("/"):
+        key = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, dict):
+            target = target.get(key, True)
+        elif isinstance(target, list) and key.isdecimal() and len(key) < 10 and int(key) < len(target):
+            target = target[int(key)]
+        else:
+            return True
+    return target
+
+
+def _recursion(reference: str) -> Word:
+    name = reference.rpartition("/")[2]
+    return Word(f"any /* {name} */") if re.fullmatch(r"[\w.-]+", name) else ANY
+
+
+# Values
+
+
+def literal(value: Any, depth: int = 0) -> str:
+    """A JSON value as text, numbers in openai_harmony's notation."""
+    if depth > _LITERAL_DEPTH_LIMIT:
+        return "null"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{literal(str(k))}:{literal(v, depth + 1)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(literal(item, depth + 1) for item in value) + "]"
+    if isinstance(value, float) and math.isfinite(value):
+        return _number(value)
+    return _json(value)
+
+
+def _number(value: float) -> str:
+    text = repr(value)
+    return f"{Decimal(text):f}" if text.endswith("e-05") else text.replace("e-0", "e-")

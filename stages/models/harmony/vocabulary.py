@@ -1,0 +1,225 @@
+"""The vocabulary of gpt-oss: its special tokens, its bytes, and a fast encoder over both.
+
+The ranks are those that oss-harmony embeds, read through its public API, so nothing is downloaded.  Encoding goes
+through tiktoken: the same ids, but in linear time and without the GIL, where the package's own encoder is quadratic on
+long runs of one character (openai/harmony#110).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import TypeVar
+
+import tiktoken
+from openai_harmony import HarmonyEncodingName, load_harmony_encoding
+
+from penstock.pipeline.protocol.items import (
+    ApplyPatchCall,
+    CodeInterpreterCall,
+    LocalShellCall,
+    McpApprovalRequest,
+    McpCall,
+    ShellCall,
+    WebSearchCall,
+)
+from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, HostedTool, Tool
+from penstock.stages.models.call_pairs import AnyCall, browser_function
+
+Spelled = TypeVar("Spelled")
+
+START = 200006
+END = 200007
+MESSAGE = 200008
+CHANNEL = 200005
+CONSTRAIN = 200003
+RETURN = 200002
+CALL = 200012
+END_OF_TEXT = 199999
+
+STOP_TOKENS = (RETURN, CALL)
+"""What ends the assistant's turn; never END, which only ends a message."""
+
+TEXT_TOKENS = 199_998
+"""Ids below are text; from here on they are special."""
+
+VOCABULARY_SIZE = 201_088
+
+FUNCTIONS = "functions"
+"""The namespace of tools that came in none."""
+
+_SPECIAL_TOKENS = {
+    "<|endoftext|>": END_OF_TEXT,
+    "<|return|>": RETURN,
+    "<|constrain|>": CONSTRAIN,
+    "<|channel|>": CHANNEL,
+    "<|start|>": START,
+    "<|end|>": END,
+    "<|message|>": MESSAGE,
+    "<|call|>": CALL,
+}
+
+_MARKS = {token: mark for mark, token in _SPECIAL_TOKENS.items()}
+
+_OWNERS = ("openai-harmony", "oss-harmony")
+"""The distributions that bring the module ``openai_harmony``."""
+
+_LETTER_RUN = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+)
+SPLIT_PATTERN = "|".join(
+    [*_LETTER_RUN, r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"]
+)
+"""How o200k splits text before merging, as published with tiktoken (``o200k_base``)."""
+
+_PIECE = 500_000
+"""Characters encoded at a time: a million spaces in a row overflow the stack of tiktoken's splitter, which panics."""
+
+
+class ClobberedInstall(RuntimeError):
+    """Two distributions own the module ``openai_harmony``, and have overwritten each other's files."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)  # a picture of it would be megabytes
+class HarmonyEncoding:
+    """Text to ids and back."""
+
+    token_bytes: Sequence[bytes] | Mapping[int, bytes]
+    """The bytes of each text token, by id."""
+    token_texts: Mapping[int, str]
+    """The text of each token that is a whole text by itself: no special token, and no part of a character."""
+
+    @cached_property
+    def _tiktoken(self) -> tiktoken.Encoding:
+        """What encodes: half a second, which nobody waits for who only reads tokens."""
+        ranks = {self.token_bytes[token]: token for token in range(TEXT_TOKENS)}
+        return tiktoken.Encoding(
+            "o200k_harmony", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=_SPECIAL_TOKENS
+        )
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of ``text``, in which nothing is special: ``<|end|>`` in it stays seven characters."""
+        if len(text) <= _PIECE:
+            return self._tiktoken.encode_ordinary(text)
+        pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
+        return [token for piece in pieces for token in self._tiktoken.encode_ordinary(piece)]
+
+    def encode_markup(self, text: str) -> list[int]:
+        """The ids of ``text`` with its markers as special tokens: for markup of our own, never for a client's text."""
+        return self._tiktoken.encode(text, allowed_special="all")
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ``token_ids``, special tokens as markers: for people to read."""
+        return self._tiktoken.decode(token_ids)
+
+    def mark(self, token: int) -> str | None:
+        """How a special token is written; None for text tokens."""
+        return None if token < TEXT_TOKENS else _MARKS.get(token, f"<|reserved_{token}|>")
+
+
+@cache
+def load_encoding() -> HarmonyEncoding:
+    """Build the encoding, once per process, so that no request waits for a part of it; about a second.
+
+    Raises `ClobberedInstall` when openai-harmony is installed beside oss-harmony.
+    """
+    token_bytes = tuple(map(_read_vocabulary(), range(TEXT_TOKENS)))
+    encoding = HarmonyEncoding(token_bytes, _texts(token_bytes))
+    encoding.encode("")
+    return encoding
+
+
+@cache
+def encoding_on_demand() -> HarmonyEncoding:
+    """The same encoding, of which is built what is asked for, when it is: for who reads one recording, and leaves.
+
+    It raises what `load_encoding` does, likewise when it is asked for something.
+    """
+
+    @cache
+    def spell(token: int) -> bytes:
+        return _read_vocabulary()(token)
+
+    def text_of(token: int) -> str:
+        try:
+            return spell(token).decode()
+        except UnicodeDecodeError:
+            raise KeyError(token) from None
+
+    return HarmonyEncoding(_OnDemand(spell), _OnDemand(text_of))
+
+
+@dataclass(frozen=True, eq=False)
+class _OnDemand(Mapping[int, Spelled]):
+    """What all text tokens are in one way or another; ``read`` raises `KeyError` for those that are not."""
+
+    read: Callable[[int], Spelled]
+
+    def __getitem__(self, token: int) -> Spelled:
+        if not 0 <= token < TEXT_TOKENS:
+            raise KeyError(token)
+        return self.read(token)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(TEXT_TOKENS))
+
+    def __len__(self) -> int:
+        return TEXT_TOKENS
+
+
+@cache
+def _read_vocabulary() -> Callable[[int], bytes]:
+    """What spells the embedded tokens."""
+    if all(_is_installed(name) for name in _OWNERS):
+        raise ClobberedInstall(
+            f"{' and '.join(_OWNERS)} both own the module openai_harmony: uninstall both, then install oss-harmony"
+        )
+    os.environ.pop("TIKTOKEN_ENCODINGS_BASE", None)  # would replace the embedded vocabulary
+    harmony = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
+    return lambda token: harmony.decode([token], errors="surrogateescape").encode("utf-8", "surrogateescape")
+
+
+def _is_installed(name: str) -> bool:
+    with suppress(PackageNotFoundError):
+        return bool(distribution(name))
+    return False
+
+
+def recipient_of(tool: Tool | AnyCall) -> str:
+    """To whom a message goes that calls ``tool``: its full name, ``functions.get_weather``, or just ``python``."""
+    match tool:
+        case FunctionTool() | CustomTool():  # of which there may be thousands
+            return f"{tool.namespace or FUNCTIONS}.{tool.name}"
+        case CodeInterpreterCall() | HostedTool(namespace="python"):
+            return "python"
+        case WebSearchCall(action=action):
+            return f"browser.{browser_function(action)}"
+        case ShellCall(runs_here=True):
+            return "container.exec"
+        case McpCall() | McpApprovalRequest():
+            return f"{tool.server_label}.{tool.name}"
+        case LocalShellCall():
+            return f"{FUNCTIONS}.local_shell"
+        case ShellCall():
+            return f"{FUNCTIONS}.shell"
+        case ApplyPatchCall():
+            return f"{FUNCTIONS}.apply_patch"
+        case _:
+            return f"{tool.namespace or FUNCTIONS}.{tool.name}"
+
+
+BUILT_IN = frozenset(recipient_of(tool) for tools in HOSTED.values() for tool in tools)
+"""The recipients that the model was taught, and addresses now and then though nobody declared them."""
+
+
+def _texts(token_bytes: Sequence[bytes]) -> dict[int, str]:
+    texts = {}
+    for token, raw in enumerate(token_bytes):
+        with suppress(UnicodeDecodeError):
+            texts[token] = raw.decode()
+    return texts

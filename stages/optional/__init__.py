@@ -1,0 +1,1 @@
+"""Stages that an operator may insert."""

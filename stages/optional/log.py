@@ -1,0 +1,64 @@
+"""A stage for those who want to read what their model says: behind ``emit``, it logs each item as it is finished."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, TypeVar
+
+from penstock.pipeline.protocol.events import OutputItemDone
+from penstock.pipeline.protocol.items import (
+    CodeInterpreterCall,
+    CustomToolCall,
+    FunctionCall,
+    McpApprovalRequest,
+    McpCall,
+    McpListTools,
+    Message,
+    OutputItem,
+    Reasoning,
+    ShellCallOutput,
+    WebSearchCall,
+)
+
+logger = logging.getLogger(__name__)
+
+Frame = TypeVar("Frame")
+
+
+async def log_outputs(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
+    """Let everything pass."""
+    async for frame in source:
+        if isinstance(frame, OutputItemDone):
+            logger.info("%s", in_words(frame.item))
+        yield frame
+
+
+def in_words(item: OutputItem) -> str:
+    """An item on one line: line breaks in it are escaped."""
+    match item:
+        case Reasoning():
+            return f"reasoning: {item.text!r}"
+        case Message():
+            return f"message: {item.text!r}"
+        case FunctionCall() | CustomToolCall():
+            return f"call of {item.namespace + '.' if item.namespace else ''}{item.name}: {item.text!r}"
+        case McpListTools():
+            return f"tools of {item.server_label}: {item.error or len(item.tools)}"
+        case McpCall():
+            return f"call of {item.server_label}.{item.name}, {item.status}: {item.text!r}"
+        case McpApprovalRequest():
+            return f"request to approve of {item.server_label}.{item.name}: {item.text!r}"
+        case CodeInterpreterCall():
+            return f"code, {item.status}: {item.text!r}"
+        case WebSearchCall():
+            return f"web search, {item.status}: {_shown(item.action)}"
+        case ShellCallOutput():
+            return f"output of a shell, {item.status}: {len(item.output)} commands"
+        case _:
+            return f"{item.__struct_config__.tag}: {item.text!r}"
+
+
+def _shown(action: dict[str, Any]) -> str:
+    """What the browser was asked for, without what it found."""
+    return repr({name: value for name, value in action.items() if name != "sources"})

@@ -1,0 +1,118 @@
+"""Recipients: which tool of the request a call is addressed to, however the model spells its name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property
+
+from penstock.pipeline.frames import FunctionCallOpened, ReasoningOpened
+from penstock.pipeline.protocol.tools import (
+    HOSTED,
+    CustomTool,
+    FunctionTool,
+    HostedTool,
+    McpTool,
+    Tool,
+    ToolKey,
+    Toolset,
+    tool_key,
+)
+from penstock.stages.models.harmony.vocabulary import BUILT_IN, FUNCTIONS, recipient_of
+from penstock.stages.parse.openings import CallOpened, call_of, is_open
+
+CONTENT_TYPES = ("json", "code", "text", "python")
+"""What a header calls the form of its content; models glue it to the recipient now and then."""
+
+_PUNCTUATION = ".,:;!?"
+_FUNCTIONS = f"{FUNCTIONS}."
+_PYTHON = "python."
+"""The tool has no functions, and yet is addressed as ``python.exec``."""
+
+
+class Recipients:
+    """The tools of one request by what a header may call them; a name without its namespace counts if it is unique."""
+
+    def __init__(self, tools: Toolset) -> None:
+        self._toolset = tools
+        self._is_open = is_open(tools)
+
+    # Each is made when it is first asked for: most answers call nothing, and there may be thousands of tools.
+
+    @cached_property
+    def _callable(self) -> frozenset[ToolKey]:
+        return frozenset(map(tool_key, self._toolset.callable))
+
+    @cached_property
+    def _namespaces(self) -> frozenset[str | None]:
+        """Those of the client's tools."""
+        return frozenset(tool.namespace for tool in self._toolset.tools if isinstance(tool, FunctionTool | CustomTool))
+
+    @cached_property
+    def _served(self) -> tuple[str, ...]:
+        """How the name of a tool begins that this server runs."""
+        named = {tool.namespace for tool in self._toolset.tools if isinstance(tool, McpTool)}.union(HOSTED)
+        return tuple(f"{namespace.lower()}." for namespace in named)
+
+    @cached_property
+    def _tools(self) -> dict[str, Tool]:
+        tools = self._toolset.tools
+        spelled: dict[str, Tool] = {recipient_of(tool): tool for tool in tools}
+        namesakes = Counter(tool.name for tool in tools)
+        for tool in tools:
+            if tool.namespace is None or namesakes[tool.name] == 1:
+                spelled.setdefault(tool.name, tool)
+        return spelled
+
+    @cached_property
+    def _lowered(self) -> dict[str, Tool]:
+        lowered = [name.lower() for name in self._tools]
+        cases = Counter(lowered)
+        return {name: tool for name, tool in zip(lowered, self._tools.values(), strict=True) if cases[name] == 1}
+
+    def knows(self, word: str) -> bool:
+        """Whether ``word`` names a tool to the letter; what the browser does is also what people say."""
+        tool = self._tools.get(word)
+        return tool is not None and (not isinstance(tool, HostedTool) or word in BUILT_IN)
+
+    def call(self, recipient: str) -> CallOpened | ReasoningOpened:
+        """The call that a message to ``recipient`` is; a thought where it is to no tool, or to a forbidden one."""
+        tool = self._named(recipient)
+        if tool is None:
+            return self._undeclared(recipient)
+        return call_of(tool) if tool_key(tool) in self._callable else ReasoningOpened()
+
+    def _named(self, recipient: str) -> Tool | None:
+        spellings = list(_spellings(recipient))
+        names_server = any(spelled.lower().startswith(self._served) for spelled in spellings)
+        if not names_server:  # "browser.search" is not a function "search"
+            spellings += [spelled.rpartition(".")[2] for spelled in spellings]
+        for spelled in spellings:
+            tool = self._tools.get(spelled)
+            if tool is None:
+                tool = self._lowered.get(spelled.lower())
+            if tool is not None:
+                return tool
+        return None
+
+    def _undeclared(self, recipient: str) -> FunctionCallOpened | ReasoningOpened:
+        head, _, name = recipient.rpartition(".")
+        if self._is_open and recipient.startswith(_FUNCTIONS) and recipient != _FUNCTIONS:
+            return FunctionCallOpened(recipient.removeprefix(_FUNCTIONS))
+        if self._is_open and name and head in self._namespaces:
+            return FunctionCallOpened(name, head)
+        return ReasoningOpened(_built_in(recipient) or recipient)
+
+
+def _built_in(recipient: str) -> str | None:
+    """The built-in tool that a recipient means."""
+    return next((spelled for spelled in map(str.lower, _spellings(recipient)) if spelled in BUILT_IN), None)
+
+
+def _spellings(recipient: str) -> Iterator[str]:
+    """What a recipient may have meant, the most literal first: it has a tail, or a namespace that it should not."""
+    for spelled in (recipient, *map(recipient.removesuffix, CONTENT_TYPES)):  # "functions.get_weatherjson"
+        trimmed = spelled.rstrip(_PUNCTUATION)
+        yield from (spelled, trimmed, trimmed.removeprefix(_FUNCTIONS))
+    if recipient.lower().startswith(_PYTHON):
+        yield "python"

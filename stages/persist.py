@@ -1,0 +1,70 @@
+"""The end of the pipeline: every event goes on as it came, and is in the log of its run before anybody sees it.
+
+Only the terminal event waits for the store, and not for long, because whoever has seen the end of a response may ask
+for it at once; a delta never waits.  However the stage is left, the run has ended: in its log, and in the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.pipeline.faults import first
+from penstock.pipeline.frames import EmittedFrame, ItemResult, ItemTokens, ResponseStarted
+from penstock.pipeline.lifecycle.rules import InvariantBroken
+from penstock.pipeline.protocol.events import (
+    DELTAS,
+    ResponseCompleted,
+    ResponseEvent,
+    ResponseFailed,
+    ResponseIncomplete,
+)
+from penstock.stages.services.runs.live import LiveResponses
+
+
+@dataclass(frozen=True)
+class Persist:
+    """Keeps the log of each response among the ``live`` ones, and stores those that ask for it."""
+
+    live: LiveResponses
+
+    async def __call__(self, source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[ResponseEvent, None]:
+        """Pass the events on; what is told of the request, of tokens and of results stays here."""
+        run = self.live.begin(await _first(source))
+        try:
+            async for frame in source:
+                delta: Any = frame
+                if type(delta) in DELTAS and run.append(delta):  # nearly every frame
+                    yield delta
+                    continue
+                if run.ended:  # somebody else has ended it: whoever wants the rest follows its log
+                    return
+                match frame:
+                    case ResponseCompleted() | ResponseIncomplete() | ResponseFailed():
+                        await run.end(frame)
+                        yield frame
+                    case ItemTokens() | ItemResult():
+                        run.keep(frame)
+                    case ResponseStarted():
+                        pass
+                    case _:
+                        run.append(frame)
+                        yield frame
+        except Exception as error:
+            run.break_off(error)
+            raise
+        except BaseException:  # cancelled, or closed by its reader
+            run.break_off(None)
+            raise
+        if not run.ended:
+            lost = InvariantBroken("a stream ends with a terminal event: a stage has lost it")
+            run.break_off(lost)
+            raise lost
+
+
+async def _first(source: AsyncIterator[EmittedFrame]) -> ResponseStarted:
+    frame = await first(source)
+    if not isinstance(frame, ResponseStarted):
+        raise TypeError("what a response begins with has been lost")
+    return frame

@@ -1,0 +1,1 @@
+"""Answers from recordings instead of an engine."""

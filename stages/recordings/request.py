@@ -1,0 +1,173 @@
+"""What was asked: requests as recordings are found by them.
+
+A client that runs again asks the same, but for what changes from run to run: ids, dates, and what the model thought,
+which not every client sends back.  All that is left out.  The items and the names of the tools make a request what it
+is; everything else about it are particulars, by which the closest of several is told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from penstock.pipeline.frames import Conversation, GenerationStarted, ResponseStarted
+from penstock.pipeline.protocol.items import Item, McpApprovalRequest, Reasoning
+from penstock.pipeline.protocol.response import Response
+
+PARTICULARS = (
+    "instructions",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "max_tool_calls",
+    "text",
+    "reasoning",
+    "truncation",
+    "max_output_tokens",
+    "top_logprobs",
+    "temperature",
+    "top_p",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""The fields of a response that its request decides, and that may change what the model says."""
+
+_CHANGING = frozenset({"id", "status", "phase", "annotations", "logprobs"})
+"""The fields of items that say nothing, or nothing that the next request is sure to repeat."""
+
+_NAMES = frozenset({"call_id", "approval_request_id", "container_id"})
+"""The fields that name something else: only whether two name the same is of interest."""
+
+_DATE = re.compile(r"\b\d{4}-\d{2}-\d{2}\b")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request; ``history`` is None where it was not recorded, though there was one."""
+
+    response: Response
+    input: tuple[Item, ...]
+    history: tuple[Item, ...] | None = ()
+    stop: tuple[str, ...] = ()
+
+    @classmethod
+    def by(cls, first: Conversation | GenerationStarted | ResponseStarted) -> Asked:
+        """What the first frame of a recording tells of it."""
+        match first:
+            case Conversation():
+                return cls(first.response, first.input, first.history, first.sampling.stop)
+            case GenerationStarted(stop=stop):
+                return cls(first.response, first.input, _no_history(first.response), stop)
+            case ResponseStarted():
+                return cls(first.response, first.input, _no_history(first.response))
+
+    @cached_property
+    def items(self) -> tuple[str, ...]:
+        """What was said, item by item, as far as it is known."""
+        return tuple(_spelled((*(self.history or ()), *self.input)))
+
+    @cached_property
+    def tools(self) -> tuple[str, ...]:
+        """The names of the tools."""
+        return tuple(sorted(map(_named, self.response.tools)))
+
+    @cached_property
+    def particulars(self) -> Mapping[str, Any]:
+        """All the rest that may change an answer."""
+        told = {name: msgspec.to_builtins(getattr(self.response, name)) for name in PARTICULARS}
+        return told | {"stop": self.stop}
+
+    @property
+    def keys(self) -> tuple[object, ...]:
+        """Under which it may have been recorded: as a whole, or without what it goes on from."""
+        whole = (self.items, self.tools)
+        return (whole, self.without_history) if self.history else (whole,)
+
+    @property
+    def key(self) -> object:
+        """Under which it was recorded."""
+        return self.without_history if self.history is None else (self.items, self.tools)
+
+    @property
+    def without_history(self) -> object:
+        """What is known of a request that goes on from something unknown."""
+        return ("it goes on", tuple(_spelled(self.input)), self.tools)
+
+    @property
+    def approvals(self) -> list[str]:
+        """The ids of the approvals that were asked for, in their order."""
+        items = (*(self.history or ()), *self.input)
+        return [item.id for item in items if isinstance(item, McpApprovalRequest)]
+
+    def likeness(self, other: Asked) -> int:
+        """How many particulars are the same."""
+        return sum(self.particulars[name] == said for name, said in other.particulars.items())
+
+    def difference(self, other: Asked) -> str:
+        """Where the request parts from ``other``, which was recorded."""
+        for at, (asked, recorded) in enumerate(zip(self.items, other.items, strict=False), start=1):
+            if asked != recorded:
+                return f"its item {at} is {_cut(recorded, asked)}, and here it is {_cut(asked, recorded)}"
+        if len(self.items) != len(other.items):
+            return f"it has {_counted(len(other.items))}, and this one {len(self.items)}"
+        if self.tools != other.tools:
+            return f"its tools are {_listed(other.tools)}, and here they are {_listed(self.tools)}"
+        return "it goes on from something that was not recorded"
+
+
+def _no_history(response: Response) -> tuple[Item, ...] | None:
+    """What a response goes on from, where only the response itself was recorded."""
+    goes_on = response.previous_response_id is not None or response.conversation is not UNSET
+    return None if goes_on else ()
+
+
+def _spelled(items: Iterable[Item]) -> Iterator[str]:
+    names: dict[str, str] = {}
+    for item in items:
+        if not isinstance(item, Reasoning):
+            told = _told(msgspec.to_builtins(item), names)
+            yield _DATE.sub("<date>", msgspec.json.encode(told, order="sorted").decode())
+
+
+def _told(said: Any, names: dict[str, str]) -> Any:
+    """JSON without what changes from run to run."""
+    match said:
+        case dict():
+            return {
+                key: names.setdefault(value, f"<{len(names) + 1}>") if key in _NAMES else _told(value, names)
+                for key, value in said.items()
+                if key not in _CHANGING and value is not None
+            }
+        case list() | tuple():
+            return [_told(part, names) for part in said]
+        case _:
+            return said
+
+
+def _named(tool: Mapping[str, Any]) -> str:
+    """A tool by its name; one that has none by its server, or by its type."""
+    inner = sorted(map(_named, tool.get("tools", ()))) if tool["type"] == "namespace" else ()
+    name = next((str(tool[key]) for key in ("name", "server_label", "type") if tool.get(key)), "")
+    return f"{name}({', '.join(inner)})" if inner else name
+
+
+def _cut(text: str, other: str) -> str:
+    """As much of a text as shows where it parts from another one."""
+    same = next((at for at, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+    start = max(0, same - 60)
+    end = same + 60
+    return f"{'...' if start else ''}{text[start:end]}{'...' if end < len(text) else ''}"
+
+
+def _counted(count: int) -> str:
+    return f"{count} item{'' if count == 1 else 's'}"
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names) if names else "none"

@@ -1,0 +1,1 @@
+"""Conversation to the tokens of gpt-oss."""

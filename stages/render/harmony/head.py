@@ -1,0 +1,97 @@
+"""The head of a prompt: who the model is, what it is told, which tools it may call.
+
+System and developer messages read exactly as openai_harmony lays them out.  The built-in tools stand in the system
+message, where the model was taught to look for them, and all others in the developer message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from penstock.pipeline.frames import Conversation
+from penstock.pipeline.protocol.items import Item, Message
+from penstock.pipeline.protocol.response import Effort
+from penstock.pipeline.protocol.tools import HostedTool, Tool, Toolset
+from penstock.stages.models.harmony.hosted import hosted_section
+from penstock.stages.models.harmony.typescript import NamedTool, by_namespace, tools_section
+from penstock.stages.render.harmony.formats import formats_section
+from penstock.stages.render.harmony.message import HarmonyMessage
+
+_IDENTITY = "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06"
+_CHANNELS = "# Valid channels: analysis, commentary, final. Channel must be included for every message."
+_CALLS_CHANNEL = "Calls to these tools must go to the commentary channel:"
+_EFFORTS: Mapping[Effort | None, str] = {
+    "none": "low",
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    None: "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
+"""gpt-oss knows three efforts, and cannot leave thinking out."""
+
+_KEPT_SECTIONS = 32
+_KEPT_LENGTH = 200_000
+"""Characters of the largest tools whose section is kept: 30 MB in all, at the worst."""
+
+
+def head(conversation: Conversation, leading: Sequence[Item]) -> Iterator[HarmonyMessage]:
+    """The system message and, if there is anything to tell, the developer message.
+
+    ``leading`` are the items ahead of all others that are no more than instructions and tools.
+    """
+    shown = _shown(conversation.tools)
+    hosted = [tool for tool in shown if isinstance(tool, HostedTool)]
+    tools = [tool for tool in shown if not isinstance(tool, HostedTool)]
+    yield HarmonyMessage("system", (_system_text(conversation, hosted, tools),))
+    added = [item.text for item in leading if isinstance(item, Message)]
+    instructions = "\n\n".join(filter(None, [conversation.response.instructions, *added]))
+    text_format: dict[str, Any] = conversation.response.text.get("format") or {}
+    sections = [
+        f"# Instructions\n\n{instructions}" if instructions else "",
+        _tools_section(tools, conversation.tools.descriptions) if tools else "",
+        formats_section(text_format),
+    ]
+    if told := [section for section in sections if section]:
+        texts = (*(f"{section}\n\n" for section in told[:-1]), told[-1])  # a "#" at the start of a line is always a cut
+        yield HarmonyMessage("developer", texts)
+
+
+@dataclass(frozen=True)
+class _Declaration:
+    """What to declare; the same if its picture is, which is all that can be compared fast: schemas have no hash."""
+
+    picture: str
+    tools: Sequence[NamedTool] = field(compare=False)
+    descriptions: Mapping[str, str] = field(compare=False)
+
+
+def _tools_section(tools: Sequence[NamedTool], descriptions: Mapping[str, str]) -> str:
+    """The section that declares ``tools``: an agent declares the same ones in every turn."""
+    declaration = _Declaration(f"{tools}{descriptions}", tools, descriptions)
+    return _kept_section(declaration) if len(declaration.picture) <= _KEPT_LENGTH else _section(declaration)
+
+
+def _section(declaration: _Declaration) -> str:
+    return tools_section(declaration.tools, declaration.descriptions)
+
+
+_kept_section = lru_cache(_KEPT_SECTIONS)(_section)
+
+
+def _shown(tools: Toolset) -> tuple[Tool, ...]:
+    """All tools, callable or not, so that the prompt stays the same for the cache; none where no call may be made."""
+    return () if tools.choice == "none" else tools.tools
+
+
+def _system_text(conversation: Conversation, hosted: Sequence[HostedTool], tools: Sequence[NamedTool]) -> str:
+    effort = _EFFORTS[conversation.response.reasoning.effort]
+    named = ", ".join(f"'{namespace}'" for namespace in by_namespace(tools))
+    channels = f"{_CHANNELS}\n{_CALLS_CHANNEL} {named}." if tools else _CHANNELS
+    about = f"{_IDENTITY}\nCurrent date: {conversation.date}"
+    return "\n\n".join([about, f"Reasoning: {effort}", *([hosted_section(hosted)] if hosted else ()), channels])

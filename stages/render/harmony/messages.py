@@ -1,0 +1,151 @@
+"""Conversations as gpt-oss reads them: a list of Harmony messages, laid out as a pure function of the conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise, takewhile
+
+from msgspec import UNSET
+
+from penstock.pipeline.frames import Conversation
+from penstock.pipeline.protocol.items import (
+    AdditionalTools,
+    ApplyPatchCall,
+    ApplyPatchCallOutput,
+    Call,
+    CallOutput,
+    CodeInterpreterCall,
+    CustomToolCall,
+    CustomToolCallOutput,
+    FunctionCall,
+    FunctionCallOutput,
+    Item,
+    LocalShellCall,
+    LocalShellCallOutput,
+    McpApprovalRequest,
+    McpApprovalResponse,
+    McpCall,
+    McpListTools,
+    Message,
+    Reasoning,
+    ShellCall,
+    ShellCallOutput,
+    WebSearchCall,
+)
+from penstock.stages.models.call_pairs import AnyCall, callers_of
+from penstock.stages.render.harmony.calls import called, refused, returned
+from penstock.stages.render.harmony.head import head
+from penstock.stages.render.harmony.message import Channel, HarmonyMessage
+from penstock.stages.render.texts import is_leading, output_of, result_of
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A whole prompt: its head, then the items, each with the messages that it becomes, if it becomes any."""
+
+    head: tuple[HarmonyMessage, ...]
+    items: tuple[Item, ...]
+    spoken: tuple[tuple[HarmonyMessage, ...], ...]
+
+    @property
+    def messages(self) -> tuple[HarmonyMessage, ...]:
+        """Those of all items."""
+        return tuple(chain.from_iterable(self.spoken))
+
+
+def lay_out(conversation: Conversation) -> Layout:
+    """The messages of the prompt, up to the point where the model begins to write."""
+    items = (*conversation.history, *conversation.input)
+    leading = tuple(takewhile(is_leading, items))
+    rest = items[len(leading) :]
+    return Layout(tuple(head(conversation, leading)), rest, tuple(_Items(rest, conversation.results).spoken()))
+
+
+class _Items:
+    """The items behind the head: what each of them becomes depends on the others."""
+
+    def __init__(self, items: tuple[Item, ...], results: Mapping[str, str]) -> None:
+        self._items = items
+        self._results = results
+        self._callers = callers_of(items)
+        self._run = frozenset(self._callers.values())
+        self._answers = _answers(items)
+        self._answered = max(self._answers, default=0)
+        self._refusals = {
+            item.approval_request_id: item
+            for item in items
+            if isinstance(item, McpApprovalResponse) and not item.approve
+        }
+
+    def spoken(self) -> Iterator[tuple[HarmonyMessage, ...]]:
+        """The messages of each item.
+
+        Thinking, and calls in the middle of it, are forgotten with the answer that they led to, as in training.
+        """
+        for at, item in enumerate(self._items):
+            is_read = self._callers.get(at, at) >= self._answered
+            yield tuple(said for said in self._said(item, at) if is_read or said.channel != "analysis")
+
+    def _said(self, item: Item, at: int) -> Sequence[HarmonyMessage]:
+        match item:
+            case Message():
+                return (_spoken(item, "final" if at in self._answers else "commentary"),)
+            case Reasoning():
+                return (HarmonyMessage("assistant", (item.text,), "analysis"),) if item.text else ()
+            case FunctionCall() | CustomToolCall() | LocalShellCall() | ShellCall() | ApplyPatchCall():
+                was_cut = item.status == "incomplete" and at not in self._run
+                return () if was_cut else (called(item),)
+            case (
+                FunctionCallOutput()
+                | CustomToolCallOutput()
+                | LocalShellCallOutput()
+                | ShellCallOutput()
+                | ApplyPatchCallOutput()
+            ):
+                return (self._output(item, at),)
+            case McpCall() | CodeInterpreterCall() | WebSearchCall():
+                return self._run_here(item)
+            case McpApprovalRequest():  # one that was approved of becomes a call of its own
+                return refused(item, self._refusals[item.id]) if item.id in self._refusals else ()
+            case AdditionalTools() | McpListTools() | McpApprovalResponse():
+                return ()  # the head declares tools with all others: the model was taught to look for them there
+
+    def _output(self, output: CallOutput, at: int) -> HarmonyMessage:
+        caller = self._items[self._callers[at]] if at in self._callers else None
+        call = caller if isinstance(caller, Call) else None
+        return returned(call, self._results.get(output.id) or output_of(output, call))
+
+    def _run_here(self, call: McpCall | CodeInterpreterCall | WebSearchCall) -> Sequence[HarmonyMessage]:
+        """A call with its result; one that never came to run was not made."""
+        result = self._results.get(call.id)
+        if call.status in {"in_progress", "incomplete"} and not result:
+            return ()
+        return called(call), returned(call, result_of(call) if result is None else result)
+
+
+def _spoken(message: Message, channel: Channel) -> HarmonyMessage:
+    match message.role:
+        case "user":
+            return HarmonyMessage("user", (message.text,))
+        case "assistant":
+            return HarmonyMessage("assistant", (message.text,), channel)
+        case "system" | "developer":
+            return HarmonyMessage("developer", (f"# Instructions\n\n{message.text}",))
+
+
+def _answers(items: Sequence[Item]) -> frozenset[int]:
+    """The positions of the messages that answered the user.
+
+    Some clients leave the phase out: then a call right behind a message tells that it was no answer, as that would have
+    ended the turn.
+    """
+    return frozenset(
+        at
+        for at, (item, after) in enumerate(pairwise((*items, None)))
+        if isinstance(item, Message) and item.role == "assistant" and _is_answer(item, after)
+    )
+
+
+def _is_answer(message: Message, after: Item | None) -> bool:
+    return message.phase == "final_answer" or (message.phase is UNSET and not isinstance(after, AnyCall))

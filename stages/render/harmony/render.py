@@ -1,0 +1,121 @@
+"""Render for Harmony: a conversation becomes the token ids that gpt-oss continues.
+
+Text is encoded apart from the special tokens, and each text in one go.  Texts are kept encoded, because the next turn
+of an agent reads all of them again; what the engine wrote in earlier turns is read to it as it wrote it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import chain
+from threading import Lock
+
+from cachetools import LRUCache, cached
+
+from penstock.pipeline.frames import Conversation, Prompt, RawMessages, TokenIds
+from penstock.stages.models.harmony.vocabulary import START, STOP_TOKENS, HarmonyEncoding
+from penstock.stages.render.harmony.grammar import grammar
+from penstock.stages.render.harmony.message import HarmonyMessage
+from penstock.stages.render.harmony.messages import Layout, lay_out
+from penstock.stages.render.harmony.verbatim import as_written, in_its_words
+from penstock.stages.render.truncation import room_for_answer, to_drop
+
+_KEPT_BYTES = 64_000_000
+"""Of all that is kept encoded: some 200 conversations of 70,000 tokens."""
+_KEPT_FROM = 200
+"""Characters of the shortest text that is kept: a shorter one is encoded as fast as it is found."""
+_ENTRY_BYTES = 400
+"""What keeping a text takes beside its tokens."""
+
+
+@dataclass(frozen=True)
+class RenderHarmony:
+    """Turns a conversation into the prompt of the next turn, off the event loop.
+
+    ``context_length`` is how many tokens prompt and answer may have together: what does not fit is cut to it where the
+    request asks for that.
+    """
+
+    encoding: HarmonyEncoding
+    context_length: int = 131_072
+
+    async def __call__(self, source: AsyncIterator[Conversation]) -> AsyncGenerator[Prompt, None]:
+        """One prompt for each conversation; raises `InvalidRequest` for a format that cannot be enforced."""
+        async for conversation in source:
+            yield await asyncio.to_thread(self._prompt, conversation)
+
+    def _prompt(self, conversation: Conversation) -> Prompt:
+        text_format = conversation.response.text.get("format") or {}
+        rules = grammar(conversation.tools, text_format, conversation.structured)
+        layout = in_its_words(lay_out(conversation), conversation.tokens, self.encoding)
+        head = [self._encoded(message) for message in layout.head]
+        items = [
+            self._item(messages, conversation.tokens.get(item.id, ()))
+            for item, messages in zip(layout.items, layout.spoken, strict=True)
+        ]
+        tail = [START, *self.encoding.encode("assistant")]
+        dropped: frozenset[int] = frozenset()
+        if conversation.response.truncation == "auto":
+            wanted = sum(map(len, (*head, *items, tail))) + room_for_answer(
+                conversation.sampling.max_tokens, self.context_length
+            )
+            if wanted > self.context_length:
+                dropped = to_drop(layout.items, list(map(len, items)), wanted - self.context_length)
+        kept = (ids for at, ids in enumerate(items) if at not in dropped)
+        return Prompt(
+            response=conversation.response,
+            input=conversation.input,
+            token_ids=tuple(chain.from_iterable((*head, *kept, tail))),
+            stop_token_ids=STOP_TOKENS,
+            sampling=conversation.sampling,
+            tools=conversation.tools,
+            grammar=rules,
+            scheduling=conversation.scheduling,
+            origin=conversation.origin,
+            raw_messages=_raw_messages(layout, dropped) if conversation.raw_messages else None,
+        )
+
+    def _item(self, messages: Sequence[HarmonyMessage], written: TokenIds) -> Sequence[int]:
+        """The tokens of an item: those that were ``written`` can only be of its first message."""
+        if not messages:
+            return ()
+        first, *others = messages
+        ids = as_written(first, written, self.encoding) or self._encoded(first)
+        return [*chain(ids, *map(self._encoded, others))] if others else ids
+
+    def _encoded(self, message: HarmonyMessage) -> list[int]:
+        token_ids: list[int] = []
+        for segment in message.segments():
+            if isinstance(segment, int):
+                token_ids.append(segment)
+            elif len(segment) < _KEPT_FROM:
+                token_ids += self.encoding.encode(segment)
+            else:
+                token_ids += _kept(self.encoding, segment)
+        return token_ids
+
+
+def _key(encoding: HarmonyEncoding, text: str) -> tuple[HarmonyEncoding, bytes]:
+    """A text by its digest: a long one may have few tokens, and would outweigh them."""
+    return encoding, sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def _size(token_ids: array[int]) -> int:
+    return _ENTRY_BYTES + token_ids.itemsize * len(token_ids)
+
+
+_texts: LRUCache[tuple[HarmonyEncoding, bytes], array[int]] = LRUCache(_KEPT_BYTES, _size)
+
+
+@cached(_texts, _key, Lock())
+def _kept(encoding: HarmonyEncoding, text: str) -> array[int]:
+    return array("I", encoding.encode(text))
+
+
+def _raw_messages(layout: Layout, dropped: frozenset[int]) -> RawMessages:
+    kept = (message for at, messages in enumerate(layout.spoken) if at not in dropped for message in messages)
+    return tuple(message.raw() for message in (*layout.head, *kept))

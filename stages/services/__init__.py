@@ -1,0 +1,1 @@
+"""Services: they live as long as the server, and stages use them."""

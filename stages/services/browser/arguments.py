@@ -1,0 +1,111 @@
+"""What the model asks of the browser: its arguments, read as generously as their meaning is clear."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from yarl import URL
+
+from penstock.stages.services.browser.failure import Failure
+
+_LONGEST_QUERY = 2_000
+_LONGEST_PATTERN = 500
+
+
+@dataclass(frozen=True)
+class Search:
+    """Find pages; how many of them the model wants, and where, is not minded: it is the same for all searches."""
+
+    query: str
+
+
+@dataclass(frozen=True)
+class Open:
+    """Open a URL, a link of the page at ``cursor``, or that page at another place."""
+
+    target: str | int | None = None
+    cursor: int = -1
+    loc: int = -1
+    num_lines: int = -1
+    view_source: bool = False
+
+
+@dataclass(frozen=True)
+class Find:
+    """Find text in the page at ``cursor``."""
+
+    pattern: str
+    cursor: int = -1
+
+
+Asked: TypeAlias = Search | Open | Find
+
+
+def asked(name: str, text: str) -> Asked:
+    """The call; raises `Failure` where it means nothing."""
+    try:
+        arguments = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        raise Failure("Invalid function arguments: they are not JSON.") from None
+    if not isinstance(arguments, dict):
+        raise Failure("Invalid function arguments: they are not an object.")
+    match name:
+        case "search":
+            return Search(_text(arguments, "query")[:_LONGEST_QUERY])
+        case "open":
+            return _open(arguments)
+        case "find":
+            return Find(_text(arguments, "pattern")[:_LONGEST_PATTERN], _number(arguments, "cursor"))
+        case _:
+            raise Failure(f"Unknown function: {name}")
+
+
+def _open(arguments: dict[str, Any]) -> Open:
+    target = arguments.get("id")
+    if isinstance(target, str) and not re.fullmatch(r"\s*-?[0-9]{1,9}\s*", target):
+        chosen: str | int | None = _url(target) or None
+    else:
+        number = _number(arguments, "id")
+        chosen = number if number >= 0 else None
+    return Open(
+        chosen,
+        _number(arguments, "cursor"),
+        _number(arguments, "loc"),
+        _number(arguments, "num_lines"),
+        arguments.get("view_source") is True,
+    )
+
+
+def _url(text: str) -> str:
+    """The URL that is meant, as it is sent; models leave out schemes."""
+    text = _whole(text.strip())
+    if text and not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:(?![0-9])", text):
+        text = f"https://{text}"
+    try:
+        return str(URL(text)) if text.startswith(("http://", "https://")) else text
+    except ValueError:
+        return text
+
+
+def _whole(text: str) -> str:
+    """The text without halves of characters, which JSON can write and nobody can read."""
+    return text.encode(errors="replace").decode()
+
+
+def _text(arguments: dict[str, Any], name: str) -> str:
+    value = arguments.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise Failure(f"Invalid function arguments: `{name}` has to be a text.")
+    return _whole(value)
+
+
+def _number(arguments: dict[str, Any], name: str) -> int:
+    value = arguments.get(name)
+    if value is None:
+        return -1
+    if isinstance(value, bool) or not re.fullmatch(r"\s*-?[0-9]{1,9}(\.0*)?\s*", str(value)):
+        raise Failure(f"`{name}` should be an integer, not `{type(value).__name__}`")
+    return int(float(value))

@@ -1,0 +1,228 @@
+"""Search engines: what each one is asked, and how its answer is read.
+
+An `Engine` says both without doing anything; one `WebSearch` talks to all of them.  They are the operator's choice, so
+their addresses are not guarded; their answers are bounded all the same.  No message here repeats what an engine
+answered, nor holds the key: both might tell it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import aiohttp
+
+from penstock.stages.services.browser.failure import Failure
+
+logger = logging.getLogger(__name__)
+
+_LARGEST_ANSWER = 8 << 20
+_LONGEST_TEXT = 50_000
+_LONGEST_QUERY = 400
+"""Characters of a query, beyond which Brave and Tavily refuse it."""
+_MARKUP = re.compile(r"</?(?:b|em|i|mark|strong)>")
+"""How engines point out what was found; other angle brackets may belong to the text."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One result of a search; ``text`` is that of the page, where the engine gives it."""
+
+    title: str
+    url: str
+    snippet: str = ""
+    text: str = ""
+
+
+class SearchBackend(Protocol):
+    """Whoever finds pages."""
+
+    async def search(self, query: str, topn: int) -> list[Hit]:
+        """The best ``topn`` results, or fewer; raises `Failure`."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+@dataclass(frozen=True)
+class Query:
+    """What to ask of an engine; a POST where there is a ``body``."""
+
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    body: Any = None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How one search engine is talked to; ``ask`` is given the key, the words and the number of results."""
+
+    name: str
+    url: str
+    ask: Callable[[str, str, int], Query]
+    hits: Callable[[Any], list[Hit]]
+    needs_key: bool = True
+    forbidden: str = "it refused the key"
+    """What its status 403 means."""
+
+
+def _ask_searxng(key: str, words: str, topn: int) -> Query:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return Query("/search", headers, {"q": words, "format": "json"})
+
+
+def _ask_brave(key: str, words: str, topn: int) -> Query:
+    parameters = {"q": _short(words), "count": str(min(topn, 20)), "text_decorations": "false"}
+    return Query("/res/v1/web/search", {"X-Subscription-Token": key}, parameters)
+
+
+def _ask_tavily(key: str, words: str, topn: int) -> Query:
+    body = {"query": _short(words), "max_results": min(topn, 20), "search_depth": "basic"}
+    return Query("/search", {"Authorization": f"Bearer {key}"}, body=body)
+
+
+def _ask_exa(key: str, words: str, topn: int) -> Query:
+    contents = {"text": {"maxCharacters": _LONGEST_TEXT}, "summary": True}
+    return Query("/search", {"x-api-key": key}, body={"query": words, "numResults": topn, "contents": contents})
+
+
+def _short(words: str) -> str:
+    """No more words than Brave takes, and no more characters."""
+    return " ".join(words.split()[:50])[:_LONGEST_QUERY]
+
+
+def _searxng_hits(answer: Any) -> list[Hit]:
+    return [_hit(found, "content") for found in answer["results"]]
+
+
+def _brave_hits(answer: Any) -> list[Hit]:
+    return [_hit(found, "description") for found in (answer.get("web") or {}).get("results", [])]
+
+
+def _tavily_hits(answer: Any) -> list[Hit]:
+    return [_hit(found, "content", "raw_content") for found in answer["results"]]
+
+
+def _exa_hits(answer: Any) -> list[Hit]:
+    return [_hit(found, "summary", "text") for found in answer["results"]]
+
+
+def _hit(found: Mapping[str, Any], snippet: str, text: str = "text") -> Hit:
+    """A result, whose title and snippet may come as HTML."""
+    words = str(found.get(text) or "")[:_LONGEST_TEXT]
+    return Hit(_plain(found.get("title")), str(found.get("url")), _plain(found.get(snippet)), words)
+
+
+def _plain(text: object) -> str:
+    return " ".join(html.unescape(_MARKUP.sub("", str(text or ""))).split())
+
+
+def _is_web(url: str) -> bool:
+    return url.startswith(("http://", "https://")) and url.isprintable() and " " not in url
+
+
+ENGINES: Mapping[str, Engine] = {
+    "searxng": Engine(
+        "SearXNG",
+        "",
+        _ask_searxng,
+        _searxng_hits,
+        needs_key=False,
+        forbidden="it gives no JSON: `search.formats` of its settings has to list `json`",
+    ),
+    "brave": Engine("Brave Search", "https://api.search.brave.com", _ask_brave, _brave_hits),
+    "tavily": Engine("Tavily", "https://api.tavily.com", _ask_tavily, _tavily_hits),
+    "exa": Engine("Exa", "https://api.exa.ai", _ask_exa, _exa_hits),
+}
+
+
+def backend_of(kind: str, url: str = "", key: str = "") -> SearchBackend:
+    """The search engine of the settings; raises ValueError where something is missing."""
+    if (engine := ENGINES.get(kind)) is None:
+        raise ValueError(f"There is no search engine {kind!r}; there are {', '.join(ENGINES)}.")
+    if engine.needs_key and not key:
+        raise ValueError(f"{engine.name} needs a key.")
+    if not (url or engine.url).startswith(("http://", "https://")):
+        raise ValueError(f"{engine.name} needs a URL that begins with http:// or https://.")
+    return WebSearch(engine, (url or engine.url).rstrip("/"), key)
+
+
+class WebSearch:
+    """A search engine behind HTTP; its connections are made at the first search."""
+
+    def __init__(self, engine: Engine, url: str, key: str) -> None:
+        self._engine = engine
+        self._url = url
+        self._key = key
+        self._session: aiohttp.ClientSession | None = None
+
+    async def search(self, query: str, topn: int) -> list[Hit]:
+        """Ask the engine."""
+        asked = self._engine.ask(self._key, query, topn)
+        try:
+            answer = await self._answer(asked)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise self._failure(f"no answer came ({type(error).__name__})") from None
+        try:
+            hits = self._engine.hits(json.loads(answer))
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise self._failure("its answer is not what it should be") from None
+        return [hit for hit in hits if _is_web(hit.url)][:topn]
+
+    async def close(self) -> None:
+        """Close its connections."""
+        session, self._session = self._session, None
+        if session:
+            await session.close()
+
+    async def _answer(self, asked: Query) -> bytes:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30, sock_connect=10))
+        request = self._session.request(
+            "GET" if asked.body is None else "POST",
+            self._url + asked.path,
+            headers={"Accept": "application/json", **asked.headers},
+            params=asked.parameters,
+            json=asked.body,
+            allow_redirects=False,  # the key goes nowhere else
+        )
+        async with asyncio.timeout(30), request as answer:
+            if answer.status != 200:
+                raise self._failure(self._meaning(answer.status))
+            return await self._body(answer.content)
+
+    async def _body(self, content: aiohttp.StreamReader) -> bytes:
+        body = bytearray()
+        async for chunk in content.iter_chunked(1 << 16):
+            body += chunk
+            if len(body) > _LARGEST_ANSWER:
+                raise self._failure("its answer is too large")
+        return bytes(body)
+
+    def _meaning(self, status: int) -> str:
+        match status:
+            case 401:
+                return "it refused the key"
+            case 403:
+                return self._engine.forbidden
+            case 429:
+                return "it was asked too often"
+            case 402 | 432 | 433:
+                return "the limit of its plan is reached"
+            case _ if 300 <= status < 400:
+                return "its URL leads elsewhere"
+            case _:
+                return f"it answered with status {status}"
+
+    def _failure(self, why: str) -> Failure:
+        logger.warning("%s could not be used: %s", self._engine.name, why)
+        return Failure(f"The search engine could not be used: {why}.")

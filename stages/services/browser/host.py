@@ -1,0 +1,28 @@
+"""The host of the ``browser`` tool: what its sessions share."""
+
+from __future__ import annotations
+
+from penstock.pipeline.frames import Conversation
+from penstock.stages.services.browser.backends import SearchBackend
+from penstock.stages.services.browser.fetch import Fetcher
+from penstock.stages.services.browser.reading import Reader
+from penstock.stages.services.browser.session import BrowserSession
+from penstock.stages.services.browser.visits import Visits
+from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
+
+
+class BrowserHost:
+    """Searches with ``backend``, and opens pages at public addresses and at those that are ``allowed``."""
+
+    def __init__(self, backend: SearchBackend, allowed: AllowedNetworks = NOTHING_ALLOWED) -> None:
+        self._backend = backend
+        self._reader = Reader(Fetcher(allowed))
+
+    def session(self, conversation: Conversation) -> BrowserSession:
+        """A browser that has seen what the model still sees."""
+        return BrowserSession(self._backend, self._reader, Visits(conversation))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._reader.close()
+        await self._backend.close()

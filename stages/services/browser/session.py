@@ -1,0 +1,197 @@
+"""The browser of one response: search, open and find."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import replace
+from typing import Any
+
+from penstock.stages.services.browser.arguments import Asked, Find, Open, Search, asked
+from penstock.stages.services.browser.backends import Hit, SearchBackend
+from penstock.stages.services.browser.failure import Failure
+from penstock.stages.services.browser.html import clean
+from penstock.stages.services.browser.pages import SOURCE_PREFIX, Page, matches, opened, results, view
+from penstock.stages.services.browser.reading import Reader
+from penstock.stages.services.browser.visits import Visit, Visits
+from penstock.stages.services.tools import Outcome, Source
+
+RESULTS = 20
+"""How many results a search asks for: what the model was trained with, whatever it asks for."""
+_KNOWN = 100
+"""Results whose text is kept, for pages that their servers do not give."""
+_LEAD = 4
+"""Lines that are shown ahead of a match."""
+
+
+class BrowserSession:
+    """A stack of pages, and what may be done with them."""
+
+    def __init__(self, backend: SearchBackend, reader: Reader, visits: Visits) -> None:
+        self._backend = backend
+        self._reader = reader
+        self._visits = visits
+        self._known: OrderedDict[str, Hit] = OrderedDict()
+        self._deadlines: set[asyncio.Timeout] = set()
+        self._is_closed = False
+
+    def action(self, name: str, text: str) -> dict[str, Any]:
+        """What is about to happen, with real URLs as far as they are known."""
+        try:
+            return self._action(asked(name, text))
+        except Failure:
+            return _unclear(name)
+
+    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+        """Search, open or find."""
+        action = self.action(name, text)
+        try:
+            async with asyncio.timeout(0 if self._is_closed else seconds) as deadline:
+                self._deadlines.add(deadline)
+                try:
+                    return await self._done(asked(name, text), action)
+                finally:
+                    self._deadlines.discard(deadline)
+        except Failure as failure:
+            why = str(failure)
+        except TimeoutError:
+            why = "The call was broken off." if self._is_closed else f"It took longer than {seconds:g} seconds."
+        return Outcome(why, why, (_with_sources(action, ()),))
+
+    async def close(self) -> None:
+        """End what still runs; what the model has seen may still be cited."""
+        self._is_closed = True
+        for deadline in self._deadlines:
+            deadline.reschedule(0)
+
+    def source(self, cursor: int) -> Source | None:
+        """The page behind a cursor, for citations."""
+        return self._visits.source(cursor)
+
+    # Actions
+
+    def _action(self, call: Asked) -> dict[str, Any]:
+        match call:
+            case Search(query):
+                return {"type": "search", "query": query, "queries": [query]}
+            case Open():
+                return {"type": "open_page", "url": self._address(call)}
+            case Find(pattern, cursor):
+                return {"type": "find_in_page", "url": _real(self._visits.at(cursor).url), "pattern": pattern}
+
+    def _address(self, call: Open) -> str | None:
+        """The URL that is about to be opened; None where a page has to be fetched to know."""
+        if isinstance(call.target, str):
+            return _real(call.target)
+        visit = self._visits.at(call.cursor)
+        if call.target is None:
+            return _real(visit.url) or None
+        page = visit.page or self._visits.kept(visit.url)
+        return _link(page, call.target) if page else None
+
+    # Calls
+
+    async def _done(self, call: Asked, action: dict[str, Any]) -> Outcome:
+        match call:
+            case Search(query):
+                page = await self._search(query)
+                return Outcome(
+                    self._push(Visit(page.title, query=query, page=page), page),
+                    data=(_with_sources(action, page.links),),
+                )
+            case Find(pattern, cursor):
+                visit = self._visits.at(cursor)
+                page = matches(await self._page(visit), pattern)
+                return Outcome(
+                    self._push(Visit(page.title, visit.url, pattern=pattern, page=page), page), data=(action,)
+                )
+            case Open():
+                return await self._open(call, action)
+
+    async def _open(self, call: Open, action: dict[str, Any]) -> Outcome:
+        visit, loc = await self._chosen(call)
+        if call.view_source and visit.url:
+            visit = Visit(visit.title, SOURCE_PREFIX + _real(visit.url))
+        page = await self._page(visit, again=isinstance(call.target, str))
+        shown = self._push(replace(visit, title=page.title), page, max(0, loc), call.num_lines)
+        return Outcome(shown, data=({**action, "url": _real(visit.url) or None},))
+
+    async def _chosen(self, call: Open) -> tuple[Visit, int]:
+        """What is to be opened, and at which line."""
+        if isinstance(call.target, str):
+            return Visit("", call.target), call.loc
+        visit = self._visits.at(call.cursor)
+        if call.target is None:
+            return visit, call.loc
+        page = await self._page(visit)
+        url = _link(page, call.target)
+        if page.kind == "matches" and call.loc < 0:
+            place = page.places[call.target]
+            return Visit("", url), place - _LEAD if place > _LEAD else place
+        return Visit("", url), call.loc
+
+    def _push(self, visit: Visit, page: Page, loc: int = 0, num_lines: int = -1) -> str:
+        """The view of a page, which is then on top; nothing is on top that could not be shown."""
+        shown = view(page, self._visits.latest + 1, loc, num_lines)
+        self._visits.push(visit)
+        return shown
+
+    # Pages
+
+    async def _page(self, visit: Visit, *, again: bool = False) -> Page:
+        """The page of an entry, fetched if need be."""
+        if visit.page:
+            return visit.page
+        if visit.query:
+            return await self._search(visit.query)
+        page = None if again else self._visits.kept(visit.url)
+        if page is None:
+            page = await self._fetched(visit.url)
+            self._visits.keep(visit.url, page)
+        return matches(page, visit.pattern) if visit.pattern else page
+
+    async def _fetched(self, url: str) -> Page:
+        try:
+            return await self._reader.page(url)
+        except Failure as failure:
+            if (hit := self._known.get(url)) is not None:
+                return opened(url, hit.title, clean(hit.text), ())
+            raise Failure(f"Error fetching URL `{_real(url)}`: {failure}") from None
+
+    async def _search(self, query: str) -> Page:
+        try:
+            hits = await self._backend.search(query, RESULTS)
+        except Failure as failure:
+            raise Failure(f"Error during search for `{query}`: {failure}") from None
+        self._known.update((hit.url, hit) for hit in hits if hit.text)
+        while len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
+        return results(query, hits)
+
+
+def _link(page: Page, number: int) -> str:
+    if number >= len(page.links):
+        raise Failure(f"Invalid link id `{number}`.")
+    return page.links[number]
+
+
+def _real(url: str) -> str:
+    return url.removeprefix(SOURCE_PREFIX)
+
+
+def _with_sources(action: dict[str, Any], urls: tuple[str, ...]) -> dict[str, Any]:
+    """The action; of a search with what it found."""
+    if action["type"] != "search":
+        return action
+    return {**action, "sources": [{"type": "url", "url": url} for url in urls]}
+
+
+def _unclear(name: str) -> dict[str, Any]:
+    """The action of a call that means nothing."""
+    match name:
+        case "open":
+            return {"type": "open_page", "url": None}
+        case "find":
+            return {"type": "find_in_page", "url": "", "pattern": ""}
+        case _:
+            return {"type": "search", "query": "", "queries": []}

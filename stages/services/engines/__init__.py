@@ -1,0 +1,1 @@
+"""Engines: vLLM in this process or over HTTP, recordings, scripts."""

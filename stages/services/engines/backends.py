@@ -1,0 +1,258 @@
+"""The vLLM servers behind an engine over HTTP: what they can do, whether they answer, and which one takes a prompt.
+
+A server is left out as soon as it does not answer, and comes back by itself.  Each time it comes, it is asked again
+what it serves: another server may stand at its address by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol, TypeVar
+
+import aiohttp
+import msgspec
+
+from penstock.stages.models.harmony.vocabulary import CHANNEL, MESSAGE, START
+from penstock.stages.services.engines.endpoints import ENDPOINTS, Endpoint, Refused, held_to, read_refusal
+
+logger = logging.getLogger(__name__)
+
+CONNECTING = 5.0
+"""Seconds in which a server takes a connection, and in which it says that it is well."""
+
+ASKING = 120.0
+"""Seconds in which it answers a question about itself: its first grammar may be one."""
+
+SILENT = 3
+"""Checks without an answer, one behind the other, after which whatever a server was at is lost."""
+
+_MARKERS, _MARKER_IDS = "<|start|><|channel|><|message|>", [START, CHANNEL, MESSAGE]
+"""Harmony's, to a model that speaks it; to any other they are other tokens, or text."""
+
+_PROBE = (5, 6, 7)
+"""Tokens that no model says by itself."""
+
+
+Asked = TypeVar("Asked")
+
+
+class _Card(msgspec.Struct, frozen=True):
+    id: str
+    root: str | None = None
+    parent: str | None = None
+    max_model_len: int | None = None
+
+
+class _Cards(msgspec.Struct, frozen=True):
+    data: tuple[_Card, ...]
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    token_ids: list[int] | None = None
+
+
+class _Answered(msgspec.Struct, frozen=True):
+    choices: tuple[_Choice, ...]
+
+
+class _Tokenized(msgspec.Struct, frozen=True):
+    tokens: list[int]
+
+
+class UnusableServer(ConnectionError):
+    """A server that does not answer, or cannot do what it takes."""
+
+
+class Broken(Protocol):
+    """A generation that a server is at."""
+
+    def lose(self) -> None:
+        """Take it for lost."""
+        ...
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the servers of an engine have in common."""
+
+    models: tuple[str, ...]
+    context_length: int
+    speaks_harmony: bool | None
+    """None where the server has no tokenizer to ask."""
+
+
+@dataclass(eq=False)
+class Backend:
+    """One server, as far as it is known."""
+
+    url: str
+    session: aiohttp.ClientSession
+    endpoints: tuple[Endpoint[Any], ...] = ENDPOINTS
+    """What it may be asked over, the best first."""
+    endpoint: Endpoint[Any] = ENDPOINTS[-1]
+    grammar_fault: str | None = None
+    """Why it holds no answer to a grammar, unless it does."""
+    root: str = ""
+    """The model, as the server was told it: a Hugging Face id, or a folder of its own."""
+    is_healthy: bool = False
+    running: set[Broken] = field(default_factory=set)
+    chosen: int = 0
+    """When it was last chosen."""
+    _missed: int = 0
+    _complaint: str = ""
+
+    async def post(self, body: dict[str, Any], trace_headers: Mapping[str, str]) -> aiohttp.ClientResponse:
+        """Ask for tokens; raises `Refused` for any answer but a stream of them."""
+        response = await self.session.post(
+            self.url + self.endpoint.path,
+            data=msgspec.json.encode(body),
+            headers=trace_headers,
+            allow_redirects=False,  # what clients write is for this server alone
+        )
+        if response.status == 200:
+            return response
+        async with response:
+            raise read_refusal(response.status, await response.content.read(2**16))
+
+    async def look(self, model: str | None) -> Served:
+        """Ask the server what it serves, and how; raises `UnusableServer`, or `Refused` and `aiohttp.ClientError`."""
+        cards = (await self._ask("/v1/models", _Cards)).data
+        base = next((card for card in cards if (card.id == model if model else not card.parent)), None)
+        if base is None:
+            raise UnusableServer(f"The server at {self.url} does not serve {model or 'any model'}.")
+        if base.max_model_len is None:
+            raise UnusableServer(f"The server at {self.url} does not tell the length of its model's context.")
+        names = [card.id for card in cards if card.root == base.root and not card.parent]
+        adapters = [card.id for card in cards if card.parent in names]
+        self.root = base.root or base.id
+        self.endpoint = await self._find_endpoint(base.id)
+        self.grammar_fault = await self._find_grammar_fault(base.id)
+        models = tuple(dict.fromkeys((base.id, *names, *adapters)))
+        return Served(models, base.max_model_len, await self._speaks_harmony(base.id))
+
+    async def check(self) -> bool:
+        """Whether it says that it is well; one that is silent for long loses what it was at."""
+        with suppress(aiohttp.ClientError, TimeoutError):
+            timeout = aiohttp.ClientTimeout(CONNECTING)
+            async with self.session.get(f"{self.url}/health", timeout=timeout, allow_redirects=False) as answer:
+                self._missed = 0
+                return answer.status == 200
+        self._missed += 1
+        if self._missed >= SILENT:
+            for generation in tuple(self.running):
+                generation.lose()
+        return False
+
+    def leave_out(self, reason: str) -> None:
+        """Give it nothing until it is well again; what is said twice in a row is logged once."""
+        self.is_healthy = False
+        if reason != self._complaint:
+            self._complaint = reason
+            logger.warning("%s It is left out.", reason)
+
+    def take_in(self) -> None:
+        """Give it its share."""
+        if self._complaint:
+            logger.info("The engine at %s is back", self.url)
+        if self.grammar_fault:
+            logger.warning("At %s structured output is refused: %s", self.url, self.grammar_fault)
+        self.is_healthy, self._complaint = True, ""
+
+    async def _find_endpoint(self, name: str) -> Endpoint[Any]:
+        for endpoint in self.endpoints:
+            with suppress(Refused):
+                if await self._generate(endpoint, name, [0], max_tokens=1):
+                    return endpoint
+        raise UnusableServer(
+            f"The server at {self.url} tells no token ids: it needs --enable-scale-out, or vLLM 0.10.2 or later."
+        )
+
+    async def _find_grammar_fault(self, name: str) -> str | None:
+        grammar = "start: " + " ".join(f"<[{token}]>" for token in _PROBE)
+        try:
+            told = await self._generate(self.endpoint, name, [0], max_tokens=len(_PROBE), grammar=grammar)
+        except Refused as error:
+            return f"The engine takes no grammars ({error}): it needs --structured-outputs-config.backend guidance."
+        if tuple(told[: len(_PROBE)]) == _PROBE:
+            return None
+        return (
+            "The engine does not hold the whole answer to a grammar: beside --reasoning-parser it needs"
+            " --enable-scale-out, or --structured-outputs-config.enable_in_reasoning true."
+        )
+
+    async def _generate(
+        self, endpoint: Endpoint[Any], name: str, token_ids: list[int], *, max_tokens: int, grammar: str | None = None
+    ) -> list[int]:
+        """A few tokens, for no client; raises `Refused`."""
+        sampling: dict[str, Any] = {"temperature": 0.0, "max_tokens": max_tokens}
+        if grammar:
+            sampling |= held_to(grammar)
+        answer = await self._ask(endpoint.path, _Answered, endpoint.question(name, token_ids, sampling))
+        return answer.choices[0].token_ids or [] if answer.choices else []
+
+    async def _speaks_harmony(self, name: str) -> bool | None:
+        question = {"model": name, "prompt": _MARKERS, "add_special_tokens": False}
+        with suppress(Refused):
+            return (await self._ask("/tokenize", _Tokenized, question)).tokens == _MARKER_IDS
+        return None
+
+    async def _ask(self, path: str, kind: type[Asked], question: dict[str, Any] | None = None) -> Asked:
+        """The JSON of an answer; raises `Refused` for any status but 200."""
+        async with self.session.request(
+            "GET" if question is None else "POST",
+            self.url + path,
+            data=None if question is None else msgspec.json.encode(question),
+            timeout=aiohttp.ClientTimeout(ASKING, sock_connect=CONNECTING),
+            allow_redirects=False,
+        ) as answer:
+            body = await answer.read()
+            if answer.status != 200:
+                raise read_refusal(answer.status, body)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.MsgspecError as error:
+            raise UnusableServer(f"What is at {self.url} is no vLLM server: {path} answers otherwise.") from error
+
+
+@dataclass(frozen=True)
+class Backends:
+    """All of them."""
+
+    all: tuple[Backend, ...]
+    _turns: count[int] = field(default_factory=lambda: count(1))
+
+    @property
+    def healthy(self) -> Iterable[Backend]:
+        """Those that answer."""
+        return (backend for backend in self.all if backend.is_healthy)
+
+    def choose(self, without: Collection[Backend], rather_not: Collection[Backend]) -> Backend | None:
+        """The one with the least to do; among several, the one that was not chosen for the longest time."""
+        able = [backend for backend in self.healthy if backend not in without]
+        if not able:
+            return None
+        chosen = min(able, key=lambda backend: (backend in rather_not, len(backend.running), backend.chosen))
+        chosen.chosen = next(self._turns)
+        return chosen
+
+
+def connector() -> aiohttp.TCPConnector:
+    """A connection for each generation: behind one address may be many servers, and they share connections."""
+    return aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_lively_socket)
+
+
+def _lively_socket(address: tuple[Any, ...]) -> socket.socket:
+    """A socket that finds out within half a minute that the other machine is gone, however silent the stream was."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if option := getattr(socket, name, None):
+            made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made

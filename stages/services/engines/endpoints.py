@@ -1,0 +1,314 @@
+"""What vLLM reads and writes over HTTP where tokens go in and come out: bodies of requests, and lines of streams.
+
+There are two endpoints for it.  ``/inference/v1/generate`` is made for this, and takes all that vLLM can do; it is
+there where a server runs with ``--enable-scale-out``.  ``/v1/completions`` is everywhere, and tells token ids when
+asked.  Nothing in this file waits or sends.  Written against vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from penstock.pipeline.errors import EngineFailed
+from penstock.pipeline.frames import Prompt, TokenChunk, TokenLogprob
+
+MAX_LINE = 64 * 2**20
+"""Bytes of a line that is still one: the first of a stream repeats the prompt."""
+
+_DIALECT = "%llguidance {}\n"
+"""What only guidance knows.  Without it a server that picks backends by itself may give our grammars to xgrammar, which
+reads much of them otherwise: the marks that end a turn could not come."""
+
+_FLOOR = -9999.0
+"""How vLLM spells the logprob of what cannot come."""
+
+_MAX_LOGPROBS = 20
+"""As many alternatives as vLLM tells unless its operator says otherwise."""
+
+Logprobs = TypeVar("Logprobs")
+
+
+class Refused(Exception):
+    """What a server says in place of tokens."""
+
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+
+
+class _Problem(msgspec.Struct, frozen=True, gc=False):
+    message: str = "The engine does not say what is wrong."
+    code: int | str | None = None
+    param: str | None = None
+
+
+class _Details(msgspec.Struct, frozen=True, gc=False):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True, gc=False):
+    prompt_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Choice(msgspec.Struct, Generic[Logprobs], frozen=True, gc=False):
+    token_ids: tuple[int, ...] | None = None
+    finish_reason: str | None = None
+    logprobs: Logprobs | None = None
+
+
+class _Line(msgspec.Struct, Generic[Logprobs], frozen=True, gc=False):
+    choices: tuple[_Choice[Logprobs], ...] = ()
+    usage: _Usage | None = None
+    error: _Problem | str | None = None
+
+
+class _Alternative(msgspec.Struct, frozen=True, gc=False):
+    token_id: int
+    logprob: float
+
+
+class _Chosen(msgspec.Struct, frozen=True, gc=False):
+    logprob: float
+    top_logprobs: tuple[_Alternative, ...] = ()
+
+
+class _Generated(msgspec.Struct, frozen=True, gc=False):
+    """How ``/inference/v1/generate`` tells logprobs."""
+
+    content: tuple[_Chosen, ...] | None = None
+
+
+class _Completed(msgspec.Struct, frozen=True, gc=False):
+    """How ``/v1/completions`` does."""
+
+    token_logprobs: tuple[float | None, ...] = ()
+    top_logprobs: tuple[dict[str, float] | None, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Endpoint(Generic[Logprobs]):
+    """One of the two: where it is, what it reads, and how its lines are read."""
+
+    path: str
+    body: Callable[[Prompt], dict[str, Any]]
+    question: Callable[[str, list[int], dict[str, Any]], dict[str, Any]]
+    """A body that asks a model for a few tokens at once, without a prompt of the pipeline's."""
+    decoder: msgspec.json.Decoder[_Line[Logprobs]]
+    logprobs: Callable[[Logprobs, int | None], tuple[TokenLogprob, ...]]
+    takes_images: bool
+
+
+class Answer(Generic[Logprobs]):
+    """Read the bytes of a stream, however they were cut on their way; ``top`` is how many alternatives to tell."""
+
+    def __init__(self, endpoint: Endpoint[Logprobs], top: int | None) -> None:
+        self.finish_reason: str | None = None
+        self.prompt_tokens: int | None = None
+        """What the engine read; None as long as it does not say."""
+        self.cached_tokens = 0
+        self.is_complete = False
+        self.fault: Refused | EngineFailed | None = None
+        """What is wrong with the stream behind all that was read of it: an error in it, or what nobody can read."""
+        self._decode, self._logprobs, self._top = endpoint.decoder.decode, endpoint.logprobs, top
+        self._lines = Lines()
+
+    def feed(self, data: bytes) -> TokenChunk | None:
+        """All tokens that ``data`` brings, as one chunk."""
+        chunk = None
+        try:
+            for line in self._lines.feed(data):
+                if line.startswith(b"data:") and (more := self._read(line[5:].strip())):
+                    chunk = more if chunk is None else _merged(chunk, more)
+        except (Refused, EngineFailed) as error:
+            self.fault = error
+        return chunk
+
+    def _read(self, told: bytes) -> TokenChunk | None:
+        if told == b"[DONE]":
+            self.is_complete = True
+            return None
+        try:
+            line = self._decode(told)
+        except msgspec.MsgspecError as error:
+            raise EngineFailed("The engine's answer cannot be read.") from error
+        if line.error is not None:
+            raise refusal(line.error)
+        if line.usage:
+            self.prompt_tokens = line.usage.prompt_tokens
+            details = line.usage.prompt_tokens_details
+            self.cached_tokens = (details and details.cached_tokens) or 0
+        return self._tokens(line.choices[0]) if line.choices else None
+
+    def _tokens(self, choice: _Choice[Logprobs]) -> TokenChunk | None:
+        if choice.finish_reason is not None:
+            self.finish_reason = choice.finish_reason
+        if choice.token_ids is None:
+            raise EngineFailed("The engine does not tell its tokens.")
+        if not choice.token_ids:
+            return None
+        told = self._logprobs(choice.logprobs, self._top) if choice.logprobs else ()
+        return TokenChunk(choice.token_ids, told)
+
+
+class Lines:
+    """Cut bytes into lines, at a cost that grows with the bytes only."""
+
+    def __init__(self) -> None:
+        self._begun: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that end in ``data``."""
+        *lines, rest = data.split(b"\n")
+        if lines and self._begun:
+            lines[0] = b"".join((*self._begun, lines[0]))
+            self._begun.clear()
+            self._size = 0
+        if rest:
+            self._begun.append(rest)
+            self._size += len(rest)
+            if self._size > MAX_LINE:
+                raise EngineFailed("The engine's answer has no end of line.")
+        return lines
+
+
+def refusal(problem: _Problem | str, status: int = 500) -> Refused:
+    """What an error says, whose own code goes ahead of ``status``."""
+    if isinstance(problem, str):
+        return Refused(status, problem)
+    code = problem.code if isinstance(problem.code, int) else status
+    return Refused(code, problem.message.partition(" (parameter=")[0], problem.param)
+
+
+def read_refusal(status: int, body: bytes) -> Refused:
+    """What the body of an answer other than 200 says."""
+    try:
+        problem = msgspec.json.decode(body, type=_Line[None]).error
+    except msgspec.MsgspecError:
+        problem = None
+    if problem is None:
+        return Refused(status, f"The engine answers {status}.")
+    refused = refusal(problem, status)
+    return Refused(status, str(refused), refused.param)
+
+
+def _merged(first: TokenChunk, second: TokenChunk) -> TokenChunk:
+    return TokenChunk(first.token_ids + second.token_ids, first.logprobs + second.logprobs)
+
+
+def _sampling(prompt: Prompt, logprobs: int | None) -> dict[str, Any]:
+    sampling = prompt.sampling
+    told: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "seed": sampling.seed,
+        "max_tokens": sampling.max_tokens,
+        "stop": sampling.stop,
+        "stop_token_ids": prompt.stop_token_ids,
+        "logprobs": logprobs,
+        "skip_special_tokens": False,
+    }
+    return told if prompt.grammar is None else told | held_to(prompt.grammar)
+
+
+def held_to(grammar: str) -> dict[str, Any]:
+    """The sampling parameters by which an answer matches the grammar."""
+    return {"structured_outputs": {"grammar": _DIALECT + grammar}}
+
+
+def _request(prompt: Prompt) -> dict[str, Any]:
+    asked: dict[str, Any] = {
+        "model": prompt.response.model,
+        "request_id": prompt.response.id,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "priority": prompt.scheduling.priority,
+    }
+    salt = prompt.scheduling.cache_salt
+    return asked if salt is None else asked | {"cache_salt": salt}
+
+
+def _generate_body(prompt: Prompt) -> dict[str, Any]:
+    """The token that came is the first of its alternatives here, and pushes out the last: so one more is asked for.
+
+    A server with a reasoning parser would hold the answer to the grammar only behind the thoughts; ours begin at once.
+    """
+    top = prompt.sampling.logprobs
+    sampling = _sampling(prompt, top and max(top, min(top + 1, _MAX_LOGPROBS)))
+    sampling["detokenize"] = bool(prompt.sampling.stop)  # only to look for these texts
+    body = _request(prompt) | {"token_ids": prompt.token_ids, "sampling_params": sampling}
+    if prompt.grammar is not None:
+        body["reasoning_ended"] = True
+    if prompt.images:
+        body["content_parts"] = [{"type": "image_url", "url": url} for url in prompt.images]
+    return body
+
+
+def _generate_question(model: str, token_ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+    return {"model": model, "token_ids": token_ids, "sampling_params": sampling, "reasoning_ended": True}
+
+
+def _completions_question(model: str, token_ids: list[int], sampling: dict[str, Any]) -> dict[str, Any]:
+    return {"model": model, "prompt": token_ids, "return_token_ids": True, **sampling}
+
+
+def _completions_body(prompt: Prompt) -> dict[str, Any]:
+    told = {"prompt": prompt.token_ids, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    return _request(prompt) | _sampling(prompt, prompt.sampling.logprobs) | told
+
+
+def _generated_logprobs(told: _Generated, top: int | None) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        _logprob(chosen.logprob, {other.token_id: other.logprob for other in chosen.top_logprobs}, top)
+        for chosen in told.content or ()
+    )
+
+
+def _completed_logprobs(told: _Completed, top: int | None) -> tuple[TokenLogprob, ...]:
+    others = told.top_logprobs or (None,) * len(told.token_logprobs)
+    return tuple(
+        _logprob(
+            _FLOOR if value is None else value,
+            {int(name.removeprefix("token_id:")): other for name, other in (names or {}).items()},
+            top,
+        )
+        for value, names in zip(told.token_logprobs, others, strict=True)
+    )
+
+
+def _logprob(value: float, others: dict[int, float], top: int | None) -> TokenLogprob:
+    """Tokens that a grammar forbids are no alternatives."""
+    possible = [(token, other) for token, other in others.items() if other > _FLOOR]
+    return TokenLogprob(value, tuple(sorted(possible, key=itemgetter(1), reverse=True)[:top]))
+
+
+GENERATE = Endpoint(
+    "/inference/v1/generate",
+    _generate_body,
+    _generate_question,
+    msgspec.json.Decoder(_Line[_Generated]),
+    _generated_logprobs,
+    takes_images=True,
+)
+COMPLETIONS = Endpoint(
+    "/v1/completions",
+    _completions_body,
+    _completions_question,
+    msgspec.json.Decoder(_Line[_Completed]),
+    _completed_logprobs,
+    takes_images=False,
+)
+ENDPOINTS: tuple[Endpoint[Any], ...] = (GENERATE, COMPLETIONS)
+"""The better one first."""

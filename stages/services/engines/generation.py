@@ -1,0 +1,194 @@
+"""One prompt over HTTP, from the server that takes it to the last token.
+
+As long as none of its tokens has come, another server may take it over; from the first one on, what goes wrong is the
+end of it.  Its connection is its life: vLLM aborts what nobody listens to any more, so that closing it ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import aiohttp
+
+from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt
+from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk
+from penstock.stages.services.engines.backends import Backend, Backends
+from penstock.stages.services.engines.endpoints import ENDPOINTS, Answer, Refused
+from penstock.stages.services.engines.engine import PARAMETERS
+
+logger = logging.getLogger(__name__)
+
+PATIENCE = 1.0
+"""Seconds in which a server refuses what it will not do: afterwards a prompt counts as accepted."""
+
+LOSSES = 1
+"""How often a prompt is given to another server behind one that broke off: it may have been the prompt's doing."""
+
+_FULL = (429, 503)
+"""What a server answers whose queue is full, or that is about to stop."""
+
+End = Literal["cancelled", "stopped", "lost"]
+
+
+@dataclass(eq=False)
+class Generation:
+    """What becomes of ``prompt``, on one of the servers at a time."""
+
+    _backends: Backends
+    prompt: Prompt
+    started: float
+    end: End | None = None
+    """Why it is broken off, if it is."""
+
+    def __post_init__(self) -> None:
+        self._backend: Backend | None = None
+        self._answer: Answer[Any] = Answer(ENDPOINTS[0], None)
+        self._response: aiohttp.ClientResponse | None = None
+        self._connecting: asyncio.Timeout | None = None
+        self._first: TokenChunk | None = None
+        self._has_tokens = False
+        self._full: list[Backend] = []
+        self._unreachable: list[Backend] = []
+        self._broken: list[Backend] = []
+
+    def is_for(self, response_id: str) -> bool:
+        """Whether the response with this id is waiting for more of it."""
+        return self.prompt.response.id == response_id and self._answer.finish_reason is None
+
+    def finish(self, end: End) -> None:
+        """Close the connection; whoever reads it finds its end behind what has come."""
+        self.end = self.end or end
+        connecting, self._connecting = self._connecting, None
+        if connecting:
+            connecting.reschedule(0)
+        elif self._response and not self._response.content.is_eof():
+            self._response.content.feed_eof()  # that is also where aiohttp lets go of the connection
+
+    def lose(self) -> None:
+        """The server does not answer any more."""
+        self.finish("lost")
+
+    def leave(self) -> None:
+        """Close the connection, whatever may still come."""
+        if self._response:
+            self._response.close()
+            self._response = None
+        if self._backend:
+            self._backend.running.discard(self)
+
+    async def begin(self) -> None:
+        """Raises what keeps it from beginning; a server that says nothing for a while has accepted it."""
+        while self._response is None and self.end is None:
+            try:
+                await self._connect()
+                async with asyncio.timeout(PATIENCE):
+                    self._first = await self._read()
+            except (aiohttp.ClientError, Refused) as error:
+                self._give_up(error)
+            except TimeoutError:
+                return
+
+    async def frames(self) -> AsyncGenerator[EngineFrame, None]:
+        """Pass on every token: those that came while nobody read come together."""
+        chunk = self._first or await self._next()
+        while chunk:
+            yield chunk
+            chunk = await self._next()
+        if self.end == "stopped":
+            raise EngineFailed("The server is stopping.")
+        reason: Any = "cancelled" if self.end == "cancelled" else self._answer.finish_reason
+        if reason not in ("stop", "length", "cancelled"):
+            raise EngineFailed(f"The engine gave up on this response ({reason}).")
+        prompt_tokens = self._answer.prompt_tokens if self.prompt.images else None
+        duration = time.monotonic() - self.started
+        yield GenerationFinished(reason, self._answer.cached_tokens, duration, prompt_tokens)
+
+    async def _next(self) -> TokenChunk | None:
+        """The tokens that are ready, or None at the end."""
+        while True:
+            try:
+                if self._response is None and self.end is None:
+                    await self._connect()
+                return await self._read()
+            except (aiohttp.ClientError, Refused) as error:
+                self._give_up(error)
+
+    async def _read(self) -> TokenChunk | None:
+        while self._response and not self._answer.is_complete and not self._answer.fault:
+            data = await self._response.content.readany()
+            if not data:
+                break
+            if chunk := self._answer.feed(data):
+                self._has_tokens = True
+                return chunk
+        if self._answer.fault:
+            raise self._answer.fault
+        if self.end in (None, "lost") and not self._has_end():
+            raise aiohttp.ServerDisconnectedError
+        return None
+
+    def _has_end(self) -> bool:
+        """Whether that is the end of it: a server that stops may say so ahead of the first token."""
+        reason = self._answer.finish_reason
+        return reason is not None and (self._has_tokens or reason in ("stop", "length"))
+
+    async def _connect(self) -> None:
+        """Give the prompt to a server; none at all if it is broken off meanwhile."""
+        backend = self._choose()
+        self._backend, self._answer = backend, Answer(backend.endpoint, self.prompt.sampling.logprobs)
+        backend.running.add(self)
+        body, headers = backend.endpoint.body(self.prompt), self.prompt.scheduling.trace_headers
+        try:
+            async with asyncio.timeout(None) as self._connecting:
+                self._response = await backend.post(body, headers)
+        except TimeoutError:
+            if self.end is None:
+                raise
+        finally:
+            self._connecting = None
+
+    def _choose(self) -> Backend:
+        backend = self._backends.choose([*self._full, *self._unreachable], self._broken)
+        if backend is None and self._full:
+            raise EngineOverloaded("The engine's queue is full. Try again in a moment.")
+        if backend is None:
+            raise EngineDead("No engine can be reached.")
+        if self.prompt.grammar is not None and backend.grammar_fault:
+            raise InvalidPrompt(backend.grammar_fault)
+        if self.prompt.images and not backend.endpoint.takes_images:
+            raise InvalidPrompt("The engine takes no images: it needs --enable-scale-out.", param="input")
+        return backend
+
+    def _give_up(self, error: aiohttp.ClientError | Refused) -> None:
+        """Let go of a server; raises unless another one may take the prompt over."""
+        self.leave()
+        if self.end == "lost":
+            self.end = None
+        assert self._backend is not None
+        if self._has_tokens:
+            raise EngineFailed("The engine failed at this response.") from error
+        if isinstance(error, Refused) and error.status in _FULL:
+            self._full.append(self._backend)
+        elif isinstance(error, Refused) and error.status < 500:
+            raise _refusal(error) from error
+        elif isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+            self._unreachable.append(self._backend)
+            self._backend.leave_out(f"The engine at {self._backend.url} cannot be reached.")
+        elif len(self._broken) < LOSSES:
+            self._broken.append(self._backend)
+        else:
+            raise EngineFailed("The engine failed at this response.") from error
+
+
+def _refusal(error: Refused) -> InvalidPrompt | EngineFailed:
+    if error.status in (401, 403):
+        logger.error("The engine refuses this server: %s", error)
+        return EngineFailed("The engine refuses this server.")
+    if error.status < 400:
+        return EngineFailed("The engine leads elsewhere, where nobody follows it.")
+    return InvalidPrompt(str(error), param=error.param and PARAMETERS.get(error.param, error.param))

@@ -1,0 +1,140 @@
+"""An engine that follows a script: for tests and fault drills, beneath everything of ours."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+
+from penstock.pipeline.errors import EngineDead, EngineFailed, ServerStopping, StageError
+from penstock.pipeline.frames import EngineFrame, FinishReason, GenerationFinished, Prompt, TokenChunk, TokenLogprob
+from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
+
+
+@dataclass(frozen=True)
+class Script:
+    """What an engine does with a prompt."""
+
+    token_ids: Sequence[int] = ()
+    chunk_size: int = 1
+    latency: float = 0.0
+    """Seconds before each chunk."""
+    reason: FinishReason = "stop"
+    refusal: StageError | None = None
+    """Raised in place of accepting the prompt."""
+    error: Exception | None = None
+    """Raised once all tokens are out."""
+    dies: bool = False
+    """Whether ``error`` takes the engine down with it."""
+    endless: bool = False
+    """Whether the tokens come round and round until the consumer leaves."""
+    logprobs: Sequence[TokenLogprob] = ()
+    """One for each token; they are told only where the prompt asks for some."""
+
+
+@dataclass
+class ScriptedEngine:
+    """Play ``script`` for every prompt, and count what happens."""
+
+    script: Script = field(default_factory=Script)
+    context_length: int = 131_072
+    vocabulary_size: int = VOCABULARY_SIZE
+    models: tuple[str, ...] = ("tiny",)
+    is_alive: bool = True
+    is_stopping: bool = False
+    aborted: int = 0
+    prompts: list[Prompt] = field(default_factory=list)
+    turns: Sequence[Script] = ()
+    """What is played instead for the first turns of each response."""
+    _runs: list[_Run] = field(default_factory=list)
+
+    @property
+    def running(self) -> int:
+        """How many generations are in the engine."""
+        return len(self._runs)
+
+    @asynccontextmanager
+    async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
+        """Play the script once."""
+        if not self.is_alive:
+            raise EngineDead("The engine has died.")
+        if self.is_stopping:
+            raise ServerStopping
+        if self.script.refusal:
+            raise self.script.refusal
+        script = self._next_script(prompt.response.id) if self.turns else self.script
+        self.prompts.append(prompt)
+        run = _Run(prompt.response.id)
+        self._runs.append(run)
+        try:
+            async with aclosing(self._frames(script, prompt, run)) as frames:
+                yield frames
+        finally:
+            self._leave(run)
+
+    async def cancel(self, response_id: str) -> bool:
+        """Break off what runs for a response."""
+        runs = [run for run in self._runs if run.response_id == response_id and not run.is_finished]
+        for run in runs:
+            run.is_cancelled = True
+            run.woken.set()
+            self._leave(run)
+        return bool(runs)
+
+    async def stop(self) -> None:
+        """Break off what runs, and refuse what comes."""
+        self.is_stopping = True
+        for run in self._runs:
+            run.woken.set()
+
+    async def close(self) -> None:
+        """The engine is gone."""
+        self.is_alive = False
+
+    def _next_script(self, response_id: str) -> Script:
+        turn = sum(prompt.response.id == response_id for prompt in self.prompts)
+        return self.turns[turn] if turn < len(self.turns) else self.script
+
+    def _leave(self, run: _Run) -> None:
+        if run in self._runs:
+            self._runs.remove(run)
+            self.aborted += not run.is_finished
+
+    async def _frames(self, script: Script, prompt: Prompt, run: _Run) -> AsyncGenerator[EngineFrame, None]:
+        limit = prompt.sampling.max_tokens
+        tokens = islice(cycle(script.token_ids) if script.endless else script.token_ids, limit)
+        logprobs = None if prompt.sampling.logprobs is None else cycle(script.logprobs)
+        generated = 0
+        while chunk := tuple(islice(tokens, script.chunk_size)):
+            await run.sleep(script.latency)
+            if run.is_cancelled:
+                yield GenerationFinished("cancelled", cached_tokens=0, duration=0.0)
+                return
+            if self.is_stopping:
+                raise EngineFailed("The server is stopping.")
+            generated += len(chunk)
+            yield TokenChunk(chunk, tuple(islice(logprobs, len(chunk))) if logprobs else ())
+        run.is_finished = True
+        if script.error:
+            self.is_alive = not script.dies
+            raise script.error
+        reason = "length" if generated == limit else script.reason
+        yield GenerationFinished(reason, cached_tokens=0, duration=0.0)
+
+
+@dataclass(eq=False)
+class _Run:
+    response_id: str
+    is_finished: bool = False
+    is_cancelled: bool = False
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait, unless the engine has something to tell."""
+        if not seconds:
+            await asyncio.sleep(0)
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.woken.wait(), seconds)

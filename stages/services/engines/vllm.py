@@ -1,0 +1,397 @@
+"""vLLM in this process: `AsyncLLM`, with token ids in and out.
+
+vLLM's interface moves between releases, and importing it takes seconds and gigabytes: this file alone knows it, inside
+functions.  Written against vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from math import inf
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from penstock.pipeline.errors import (
+    ContextTooLong,
+    EngineDead,
+    EngineFailed,
+    EngineOverloaded,
+    InvalidPrompt,
+    ServerStopping,
+)
+from penstock.pipeline.frames import EngineFrame, GenerationFinished, Prompt, TokenChunk, TokenLogprob
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.stages.services.engines.engine import PARAMETERS
+from penstock.stages.services.engines.pace import keep_pace
+from penstock.stages.services.engines.workers import mark_workers
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from vllm.config import VllmConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.logprobs import FlatLogprobs
+    from vllm.lora.request import LoRARequest
+    from vllm.sampling_params import SamplingParams
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import RequestOutputCollector
+
+ANYTHING = r"start: /(.|\n)*/"
+"""A grammar that everything matches."""
+
+_TOO_LONG = re.compile(r"prompt \(length (\d+)\)")
+"""What vLLM calls a prompt that has no room: it says so in words alone."""
+
+
+class UnknownModel(ValueError):
+    """A model, or an adapter of one, that this server cannot run."""
+
+
+class NoVllm(ImportError):
+    """vLLM is not installed."""
+
+
+@dataclass(frozen=True)
+class VllmEngine:
+    """An engine whose workers live in child processes of this one."""
+
+    _llm: AsyncLLM
+    models: tuple[str, ...]
+    context_length: int
+    vocabulary_size: int
+    _adapters: Mapping[str, LoRARequest] = field(default_factory=dict)
+    """The LoRA adapters, by the names under which they are served."""
+
+    _pacing: asyncio.Task[None] | None = None
+    """Sets how many tokens come at once, unless the operator does."""
+
+    _running: set[_Reading] = field(default_factory=set)
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_alive(self) -> bool:
+        """False once a worker has died."""
+        return not self._llm.errored
+
+    @asynccontextmanager
+    async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
+        """Add the request to vLLM's queue; abort it on the way out unless it is finished."""
+        reading = await self._begin(prompt)
+        del prompt  # it may be long, and so may the generation
+        self._running.add(reading)
+        try:
+            if self._stopping.is_set():  # asked when it is among those that run: `stop` may come while vLLM takes it
+                raise ServerStopping
+            async with aclosing(reading.frames()) as frames:
+                yield frames
+        finally:
+            self._running.discard(reading)
+            if not reading.is_finished:
+                await self._abort(reading)
+
+    async def cancel(self, response_id: str) -> bool:
+        """Abort the request, upon which vLLM puts an end behind whatever nobody has read yet."""
+        found = [reading for reading in self._running if reading.is_for(response_id)]
+        for reading in found:
+            reading.is_cancelled = True
+            await self._abort(reading)
+        return bool(found)
+
+    async def _abort(self, reading: _Reading) -> None:
+        if self.is_alive:
+            await self._llm.abort(reading.collector.request_id, internal=True)
+
+    async def stop(self) -> None:
+        """Tell every generation that runs to end, and those that are being added not to begin."""
+        self._stopping.set()
+        for reading in self._running:
+            reading.collector.put(EngineFailed("The server is stopping."))
+
+    async def close(self) -> None:
+        """End the worker processes."""
+        if self._pacing:
+            self._pacing.cancel()
+        self._llm.shutdown()
+
+    async def warm_up(self, grammar: str = ANYTHING) -> None:
+        """Load the adapters, and pay what the first request with a grammar, or with logprobs, would pay: seconds each.
+
+        Raises `UnknownModel` for an adapter that vLLM cannot load.
+        """
+        from vllm.sampling_params import SamplingParams, StructuredOutputsParams
+
+        for adapter in self._adapters.values():
+            try:
+                await self._llm.add_lora(adapter)
+            except Exception as error:  # vLLM raises whatever was in the way
+                raise UnknownModel(f"The adapter {adapter.lora_name} cannot be loaded: {error}") from error
+        constraint = StructuredOutputsParams(grammar=grammar)
+        params = SamplingParams(max_tokens=2, logprobs=0, structured_outputs=constraint)
+        with _refusals(self.context_length):
+            async with aclosing(self._llm.generate({"prompt_token_ids": [0]}, params, "warm-up")) as outputs:
+                async for _ in outputs:
+                    pass
+
+    async def _begin(self, prompt: Prompt) -> _Reading:
+        started = time.monotonic()
+        collector = await self._add(prompt)
+        return _Reading(prompt.response.id, collector, started, bool(prompt.images), prompt.sampling.logprobs)
+
+    async def _add(self, prompt: Prompt) -> RequestOutputCollector:
+        with _refusals(self.context_length), _placing(prompt):
+            params = _sampling_params(prompt)
+            read = await self._read(prompt)
+            try:
+                return await self._llm.add_request(
+                    prompt.response.id,
+                    read,
+                    params,
+                    lora_request=self._adapters.get(prompt.response.model),
+                    trace_headers=prompt.scheduling.trace_headers or None,
+                    priority=self._priority(prompt),
+                )
+            except asyncio.CancelledError:  # vLLM may have begun with it already
+                await self._llm.abort(prompt.response.id)
+                raise
+
+    async def _read(self, prompt: Prompt) -> dict[str, Any]:
+        """What vLLM is to read: the images beside the tokens that hold their places."""
+        read: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
+        if prompt.images:
+            read["multi_modal_data"] = {"image": await asyncio.to_thread(self._images, prompt.images)}
+        if (salt := prompt.scheduling.cache_salt) is not None:
+            read["cache_salt"] = salt
+        return read
+
+    def _images(self, urls: Sequence[str]) -> list[Any]:
+        """Images as vLLM takes them, read as the operator says with ``--media-io-kwargs``."""
+        from vllm.multimodal.media.image import ImageMediaIO
+
+        from penstock.stages.services.engines.images import decoded
+
+        if (multimodal := self._llm.model_config.multimodal_config) is None:
+            raise InvalidPrompt("This model reads text only, no input_image.", param="input")
+        return decoded(urls, ImageMediaIO(**multimodal.media_io_kwargs.get("image", {})).load_bytes)
+
+    def _priority(self, prompt: Prompt) -> int:
+        """Refuse what the scheduler would ignore in silence."""
+        priority = prompt.scheduling.priority
+        if priority and self._llm.vllm_config.scheduler_config.policy != "priority":
+            raise InvalidPrompt(
+                "This server does not schedule by priority: its engine runs without --scheduling-policy priority.",
+                param="priority",
+            )
+        return priority
+
+
+@dataclass(eq=False, slots=True)
+class _Reading:
+    """What is read of one generation; the prompt, which may be long, is no part of it."""
+
+    response_id: str
+    collector: RequestOutputCollector
+    started: float
+    has_images: bool
+    top_logprobs: int | None
+    is_finished: bool = False
+    is_cancelled: bool = False
+
+    def is_for(self, response_id: str) -> bool:
+        """Whether the response with this id is waiting for more of it."""
+        return self.response_id == response_id and not self.is_finished
+
+    async def frames(self) -> AsyncGenerator[EngineFrame, None]:
+        """Pass on every token of every output: vLLM merges the outputs that a slow reader has not taken yet."""
+        cached_tokens, prompt_tokens = 0, None
+        with _faults():
+            while True:
+                output: Any = self.collector.get_nowait() or await self.collector.get()
+                self.is_finished = output.finished
+                cached_tokens = output.num_cached_tokens or cached_tokens
+                if self.has_images and output.prompt_token_ids:
+                    prompt_tokens = len(output.prompt_token_ids)
+                completion = output.outputs[0]
+                if completion.token_ids:
+                    logprobs = _logprobs(completion.logprobs, self.top_logprobs) if completion.logprobs else ()
+                    yield TokenChunk(tuple(completion.token_ids), logprobs)
+                if self.is_finished:
+                    break
+        reason: Any = "cancelled" if self.is_cancelled else completion.finish_reason
+        if reason not in ("stop", "length", "cancelled"):
+            raise EngineFailed(f"The engine gave up on this response ({reason}).")
+        yield GenerationFinished(reason, cached_tokens, time.monotonic() - self.started, prompt_tokens)
+
+
+def _logprobs(flat: FlatLogprobs, top: int | None) -> tuple[TokenLogprob, ...]:
+    """Those of each token; ``top`` is how many alternatives to report beside it."""
+    ranges = zip(flat.start_indices, flat.end_indices, strict=True)
+    return tuple(_logprob(flat.token_ids[start:end], flat.logprobs[start:end], top) for start, end in ranges)
+
+
+def _logprob(token_ids: list[int], logprobs: list[float], top: int | None) -> TokenLogprob:
+    """The token that came stands first, and the likeliest ones behind: not always a second time, if it is of them.
+
+    Tokens that a grammar forbids are no alternatives.
+    """
+    possible = {token: value for token, value in zip(token_ids, logprobs, strict=True) if value > -inf}
+    likeliest = sorted(possible.items(), key=itemgetter(1), reverse=True)
+    return TokenLogprob(logprobs[0], tuple(likeliest[:top]))
+
+
+def _sampling_params(prompt: Prompt) -> SamplingParams:
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+    sampling = prompt.sampling
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        seed=sampling.seed,
+        max_tokens=sampling.max_tokens,
+        stop=list(sampling.stop),
+        stop_token_ids=list(prompt.stop_token_ids),
+        logprobs=sampling.logprobs,
+        flat_logprobs=True,  # a few lists, where the default makes an object for each alternative of each token
+        # vLLM writes into the constraints that it is given: each request has its own.
+        structured_outputs=prompt.grammar and StructuredOutputsParams(grammar=prompt.grammar),
+        output_kind=RequestOutputKind.DELTA,
+        detokenize=bool(sampling.stop),  # only to look for these texts
+        skip_special_tokens=False,
+    )
+
+
+@contextmanager
+def _placing(prompt: Prompt) -> Iterator[None]:
+    """Turn what vLLM says where it does not get on with the images of a prompt into our error."""
+    try:
+        yield
+    except (AssertionError, ValueError) as error:
+        if not prompt.images:
+            raise
+        if isinstance(error, AssertionError):
+            reason = "The model's chat template has no place for an image where this conversation shows one."
+        else:
+            reason = shortened(str(error.__cause__ or error))
+        raise InvalidPrompt(reason, param="input") from error
+
+
+@contextmanager
+def _refusals(context_length: int) -> Iterator[None]:
+    """Turn what vLLM says to a request that it does not take into our errors."""
+    from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
+
+    try:
+        with _faults():
+            yield
+    except GracefulHTTPError as error:
+        raise EngineOverloaded("The engine's queue is full. Try again in a moment.") from error
+    except VLLMValidationError as error:
+        if too_long := _TOO_LONG.search(error.args[0]):  # with its images, which were a token each before
+            raise ContextTooLong(int(too_long[1]), context_length) from error
+        param = error.parameter and PARAMETERS.get(error.parameter, error.parameter)
+        raise InvalidPrompt(error.args[0], param=param) from error
+    except (VLLMClientError, ValueError) as error:
+        raise InvalidPrompt(str(error)) from error
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    """Turn the faults of a running engine into our errors."""
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+    try:
+        yield
+    except EngineDeadError as error:
+        raise EngineDead("The engine has died.") from error
+    except EngineGenerateError as error:
+        raise EngineFailed("The engine failed at this response.") from error
+
+
+@dataclass(frozen=True)
+class VllmPlan:
+    """What a command line asks of vLLM, understood: nothing of the model is loaded yet but its config."""
+
+    config: VllmConfig
+    _arguments: AsyncEngineArgs
+    _modules: Sequence[Any]
+    """The LoRA adapters."""
+    _is_paced: bool = False
+    """Whether the operator leaves it to us how many tokens come at once."""
+
+    @property
+    def speaks_harmony(self) -> bool:
+        """Whether the model does."""
+        return speaks_harmony(self.config)
+
+    def start(self) -> VllmEngine:
+        """Load the model, which takes from ten seconds to minutes; call it in the event loop."""
+        from vllm.lora.request import LoRARequest
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        mark_workers()
+        llm = AsyncLLM.from_vllm_config(self.config, disable_log_stats=self._arguments.disable_log_stats)
+        served = self._arguments.served_model_name or self._arguments.model
+        names = [served] if isinstance(served, str) else served
+        adapters = {
+            module.name: LoRARequest(module.name, number, module.path, is_3d_lora_weight=module.is_3d_lora_weight)
+            for number, module in enumerate(self._modules, start=1)
+        }
+        model = llm.model_config
+        pacing = asyncio.create_task(keep_pace(llm.output_processor.request_states)) if self._is_paced else None
+        return VllmEngine(llm, (*names, *adapters), model.max_model_len, model.get_vocab_size(), adapters, pacing)
+
+
+def speaks_harmony(config: VllmConfig) -> bool:
+    """Whether the model of ``config`` is a gpt-oss; all others have a chat template."""
+    return bool(config.model_config.hf_config.model_type == "gpt_oss")
+
+
+def plan_vllm(model: str, arguments: Sequence[str]) -> VllmPlan:
+    """Read ``arguments`` as vLLM's own command line takes them, and the config of ``model``.
+
+    Exits with a message for arguments that vLLM does not know.  Raises `NoVllm` where it is not installed.
+    """
+    if find_spec("vllm") is None:
+        raise NoVllm("vLLM is not installed here: install vllm, or name an engine elsewhere with --engine URL.")
+    from vllm.usage.usage_lib import UsageContext
+
+    engine_args, modules = _read_arguments(["--model", model, *arguments])
+    is_paced = engine_args.stream_interval is None
+    if is_paced:
+        engine_args.stream_interval = 1
+    return VllmPlan(engine_args.create_engine_config(UsageContext.ENGINE_CONTEXT), engine_args, modules, is_paced)
+
+
+def _read_arguments(arguments: Sequence[str]) -> tuple[AsyncEngineArgs, list[Any]]:
+    """What the command line says of the engine, and the LoRA modules, which are for whoever serves it.
+
+    The stream interval is None where it says nothing of that.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.launchers.cli_args import LoRAParserAction
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(prog="penstock serve"))
+    parser.add_argument("--lora-modules", nargs="+", action=LoRAParserAction, default=[], metavar="NAME=PATH")
+    parser.set_defaults(stream_interval=None)
+    namespace: Namespace = parser.parse_args(arguments)
+    if namespace.lora_modules and not namespace.enable_lora:
+        raise SystemExit("penstock: --lora-modules needs --enable-lora")
+    engine_args = AsyncEngineArgs.from_cli_args(namespace)
+    structured = engine_args.structured_outputs_config
+    if structured.backend not in {"auto", "guidance"}:
+        raise SystemExit(
+            f"penstock: structured output needs the backend guidance, and {structured.backend} is asked for"
+        )
+    structured.backend = "guidance"  # our grammars are in its dialect
+    return engine_args, namespace.lora_modules

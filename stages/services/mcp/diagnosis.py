@@ -1,0 +1,75 @@
+"""What an exception of the SDK, or of what is below it, means to the client.
+
+Exceptions come in nested groups, and their texts hold URLs, so most of them are told in words of our own.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator, Sequence
+
+import httpx2
+from mcp import MCPError
+from pydantic import ValidationError
+
+from penstock.stages.services.mcp.failure import CONNECTION_CLOSED, Failure, http_failure, protocol_failure, too_slow
+from penstock.stages.services.mcp.hidden import Hidden
+from penstock.stages.services.web.ssrf import Blocked
+
+
+def diagnosed(error: BaseException, statuses: Sequence[int], seconds: float, secrets: Hidden) -> Failure:
+    """The `Failure` that ``error`` is, where HTTP ``statuses`` were met on the way within so many ``seconds``."""
+    leaves = tuple(_leaves(error))
+    for leaf in leaves:
+        if isinstance(leaf, Failure):
+            return leaf
+        if isinstance(leaf, httpx2.HTTPStatusError):
+            return http_failure(leaf.response.status_code)
+    if statuses:
+        return http_failure(statuses[-1])
+    for leaf in leaves:
+        if isinstance(leaf, MCPError):
+            return protocol_failure(leaf.code, secrets.hide(leaf.message) or "The server refused.")
+    return _plain(leaves[0], seconds)
+
+
+def _plain(error: BaseException, seconds: float) -> Failure:
+    reasons = tuple(_reasons(error))
+    if any(isinstance(reason, Blocked) for reason in reasons):
+        return protocol_failure(
+            CONNECTION_CLOSED, "The server's address is neither public nor allowed (--allow-address)."
+        )
+    for reason in reasons:
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            return protocol_failure(CONNECTION_CLOSED, f"The server's certificate is not good: {reason.verify_message}")
+    if isinstance(error, TimeoutError | httpx2.TimeoutException):
+        return too_slow(seconds)
+    return protocol_failure(CONNECTION_CLOSED, _words(error))
+
+
+def _words(error: BaseException) -> str:
+    match error:
+        case httpx2.ConnectError():
+            return "No connection to the server could be made."
+        case httpx2.HTTPError() | httpx2.InvalidURL() | httpx2.StreamError():
+            return f"The connection to the server failed ({type(error).__name__})."
+        case ValidationError():
+            return "The server answered with what is not MCP."
+        case OSError():
+            return f"The server could not be started ({type(error).__name__})."
+        case _:
+            return f"The server could not be spoken with ({type(error).__name__})."
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _reasons(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,82 @@
+"""What servers offer, asked once and then remembered for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias
+
+from penstock.pipeline.protocol.items import ListedTool
+from penstock.stages.services.mcp.failure import CONNECTION_CLOSED, protocol_failure
+
+Key: TypeAlias = tuple[str, bytes]
+"""Where a server is, and a hash of what it is told beside: others may be offered other tools."""
+Tools: TypeAlias = tuple[ListedTool, ...]
+
+
+class Listings:
+    """Listings of the latest ``most`` servers, each fresh for ``seconds``; those who ask at once ask together."""
+
+    def __init__(self, seconds: float, most: int = 64, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._most = most
+        self._clock = clock
+        self._known: OrderedDict[Key, tuple[float, Tools]] = OrderedDict()
+        self._asking: dict[Key, asyncio.Task[Tools]] = {}
+        self._tasks: set[asyncio.Task[Tools]] = set()
+
+    async def get(self, key: Key, ask: Callable[[], Coroutine[Any, Any, Tools]]) -> Tools:
+        """What the server offers; raises what ``ask`` raises, which is not remembered.
+
+        Whoever stops waiting leaves the others their answer.
+        """
+        if (known := self.known(key)) is not None:
+            return known
+        if (task := self._asking.get(key)) is None:
+            task = self._asking[key] = asyncio.create_task(self._ask(key, ask))
+            self._tasks.add(task)
+            task.add_done_callback(self._answered)
+        await asyncio.wait({task})
+        if task.cancelled():
+            raise protocol_failure(CONNECTION_CLOSED, "The server is not asked any more.")
+        return task.result()
+
+    def known(self, key: Key) -> Tools | None:
+        """What the server offered a while ago at most."""
+        at, tools = self._known.get(key, (-self._seconds, None))
+        return tools if self._clock() - at < self._seconds else None
+
+    def forget(self, key: Key) -> None:
+        """The server offers something else by now; what is being asked may come too late to be remembered."""
+        self._known.pop(key, None)
+        self._asking.pop(key, None)
+
+    async def close(self) -> None:
+        """Ask no more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _ask(self, key: Key, ask: Callable[[], Coroutine[Any, Any, Tools]]) -> Tools:
+        try:
+            tools = await ask()
+        finally:
+            is_wanted = self._asking.get(key) is asyncio.current_task()
+            if is_wanted:
+                del self._asking[key]
+        if is_wanted:
+            self._remember(key, tools)
+        return tools
+
+    def _remember(self, key: Key, tools: Tools) -> None:
+        self._known[key] = (self._clock(), tools)
+        self._known.move_to_end(key)
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+    def _answered(self, task: asyncio.Task[Tools]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # those who wait are told; where nobody waits, it is no news

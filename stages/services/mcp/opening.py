@@ -1,0 +1,184 @@
+"""How a connection to an MCP server is opened: its transport, and the client of the SDK upon it.
+
+The SDK tells of an HTTP error only that there was one.  Its status is noted beside, for the call that met it: requests
+are sent in the context of whoever asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+from urllib.parse import urlsplit
+
+import httpx2
+import mcp_types
+from mcp import Client, StdioServerParameters, stdio_client
+from mcp.client.session import IncomingMessage
+from mcp.client.sse import sse_client
+from mcp.client.streamable_http import streamable_http_client
+
+from penstock.stages.services.mcp.config import HttpServer, ServerConfig, StdioServer
+from penstock.stages.services.mcp.hidden import Hidden
+from penstock.stages.services.mcp.network import LARGEST, READING, http_client
+from penstock.stages.services.web.ssrf import AllowedNetworks
+
+# They log whole URLs, and messages with all that they hold.
+for name in ("httpx2", "httpcore2", "mcp"):
+    logging.getLogger(name).setLevel(logging.CRITICAL)
+
+Transport: TypeAlias = AbstractAsyncContextManager[tuple[Any, Any]]
+
+_NO_SUCH_TRANSPORT = frozenset((404, 405))
+"""How servers that only know SSE answer a POST to where their stream is."""
+
+_statuses: ContextVar[list[int] | None] = ContextVar("statuses", default=None)
+
+
+@contextmanager
+def statuses_noted() -> Generator[list[int], None, None]:
+    """The HTTP errors that requests from within the block are answered with."""
+    statuses: list[int] = []
+    token = _statuses.set(statuses)
+    try:
+        yield statuses
+    finally:
+        _statuses.reset(token)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What it takes to open a connection; ``allowed`` as in `http_client`."""
+
+    config: ServerConfig
+    allowed: AllowedNetworks | None
+    tools_changed: Callable[[], None]
+    secrets: Hidden
+
+    @property
+    def seconds(self) -> float:
+        """How long it may take: a program may have to be installed first."""
+        return 60.0 if isinstance(self.config, StdioServer) else 15.0
+
+    @property
+    def closing_seconds(self) -> float:
+        """How long a polite end may take: programs are asked twice before they are killed."""
+        return 8.0 if isinstance(self.config, StdioServer) else 2.0
+
+    async def client(self, stack: AsyncExitStack, over: asyncio.Event, statuses: list[int]) -> Client:
+        """A client that ``stack`` closes; ``over`` is set when its connection breaks.
+
+        ``statuses`` are the HTTP errors that were met so far, as `statuses_noted` has them.
+        """
+        transports = tuple(self._transports(over.set))
+        for transport in transports[:-1]:
+            try:
+                return await self._entered(stack, transport, over)
+            except (Exception, BaseExceptionGroup):
+                if _NO_SUCH_TRANSPORT.isdisjoint(statuses):
+                    raise
+                statuses.clear()
+                over.clear()
+        return await self._entered(stack, transports[-1], over)
+
+    def _transports(self, lost: Callable[[], None]) -> Iterator[Transport]:
+        """The ways to the server: the second one is for a server that does not know the first."""
+        match self.config:
+            case StdioServer() as config:
+                yield _stdio(config)
+            case HttpServer() as config:
+                is_events = urlsplit(config.url).path.endswith("/sse")
+                if config.transport == "http" or (config.transport is None and not is_events):
+                    yield _streamable(config, self.allowed)
+                if config.transport != "http":
+                    yield _events(config, self.allowed, lost)
+
+    async def _entered(self, stack: AsyncExitStack, transport: Transport, over: asyncio.Event) -> Client:
+        watched = _watched(transport, over.set)
+        client = Client(watched, message_handler=self._heard, cache=None, client_info=_WHO)
+        return await stack.enter_async_context(client)
+
+    async def _heard(self, message: IncomingMessage) -> None:
+        if isinstance(message, mcp_types.ToolListChangedNotification):
+            self.tools_changed()
+
+
+_WHO = mcp_types.Implementation(name="penstock", version="0.1.0")
+
+
+async def _note(response: httpx2.Response) -> None:
+    if response.is_error and (statuses := _statuses.get()) is not None:
+        statuses.append(response.status_code)
+
+
+def _stdio(config: StdioServer) -> Transport:
+    parameters = StdioServerParameters(
+        command=config.command, args=list(config.args), env=dict(config.env), cwd=config.cwd
+    )
+    return stdio_client(parameters, errlog=sys.stderr)
+
+
+@asynccontextmanager
+async def _streamable(config: HttpServer, allowed: AllowedNetworks | None) -> AsyncGenerator[tuple[Any, Any], None]:
+    http = http_client(config.headers, _note, allowed)
+    async with http, streamable_http_client(config.url, http_client=http, max_sse_event_size=LARGEST) as streams:
+        yield streams
+
+
+def _events(config: HttpServer, allowed: AllowedNetworks | None, lost: Callable[[], None]) -> Transport:
+    async def note(response: httpx2.Response) -> None:
+        await _note(response)
+        if response.is_error:
+            lost()  # the SDK would wait for an answer that never comes
+
+    def client(*_: Any, **__: Any) -> httpx2.AsyncClient:
+        return http_client(config.headers, note, allowed)
+
+    return sse_client(config.url, sse_read_timeout=READING, httpx_client_factory=client)
+
+
+@asynccontextmanager
+async def _watched(transport: Transport, lost: Callable[[], None]) -> AsyncGenerator[tuple[Any, Any], None]:
+    async with transport as (read, write):
+        yield _Watched(read, lost), write
+
+
+class _Watched:
+    """A stream from a server that tells when it ends, so that nobody has to run into a dead connection to learn it."""
+
+    def __init__(self, inner: Any, lost: Callable[[], None]) -> None:
+        self._inner = inner
+        self._lost = lost
+
+    @property
+    def last_context(self) -> Any:
+        return getattr(self._inner, "last_context", None)
+
+    async def receive(self) -> Any:
+        return await self._inner.receive()
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        return await self._inner.__anext__()
+
+    async def __aenter__(self) -> Self:
+        await self._inner.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._lost()
+        ended: bool | None = await self._inner.__aexit__(kind, error, trace)
+        return ended

@@ -1,0 +1,75 @@
+"""What one response uses of an MCP server."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.stages.services.mcp.failure import CONNECTION_CLOSED, INVALID_PARAMS, Failure, protocol_failure
+from penstock.stages.services.tools import Outcome
+
+if TYPE_CHECKING:
+    from penstock.stages.services.mcp.link import Link
+
+
+def _never(name: str) -> bool:
+    """Calls of no tool are repeated."""
+    return name == ""
+
+
+class McpSession:
+    """A `Session` over the link that ``open_link`` gives at the first call; it closes the link unless that is shared.
+
+    ``is_repeatable`` tells, by a tool's name, whether calling it twice does no harm.
+    """
+
+    def __init__(
+        self,
+        open_link: Callable[[], Awaitable[Link]],
+        is_repeatable: Callable[[str], bool] = _never,
+        *,
+        is_shared: bool = False,
+    ) -> None:
+        self._open_link = open_link
+        self._is_repeatable = is_repeatable
+        self._is_shared = is_shared
+        self._link: Link | None = None
+        self._is_closed = False
+
+    def action(self, name: str, text: str) -> dict[str, Any] | None:
+        """The arguments say all of it."""
+        return None
+
+    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+        """Call a tool with the JSON that the model wrote."""
+        try:
+            return await self.call(name, arguments(text), seconds)
+        except Failure as failure:
+            return failure.outcome
+
+    async def call(self, name: str, said: dict[str, Any], seconds: float) -> Outcome:
+        """Call a tool; raises `Failure` where there is no server to be called."""
+        link = self._link or await self._open_link()
+        if self._is_closed:
+            raise protocol_failure(CONNECTION_CLOSED, "The response has ended.")
+        self._link = self._link or link  # calls that come at once may all have opened one, but none has connected
+        return await self._link.call(name, said, seconds, is_repeatable=self._is_repeatable(name))
+
+    async def close(self) -> None:
+        """End the connection, if it is this response's own."""
+        self._is_closed = True
+        if self._link is not None and not self._is_shared:
+            await self._link.close()
+
+
+def arguments(text: str) -> dict[str, Any]:
+    """The arguments that the model wrote; raises `Failure`."""
+    try:
+        said = msgspec.json.decode(text or "{}")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise protocol_failure(INVALID_PARAMS, f"The arguments are no valid JSON: {error}") from None
+    if not isinstance(said, dict):
+        raise protocol_failure(INVALID_PARAMS, "The arguments are no JSON object.")
+    return said

@@ -1,0 +1,1 @@
+"""Running responses and their logs of events."""

@@ -1,0 +1,1 @@
+"""Sandboxes: code and commands of a model run here, without a network and without the host's files."""

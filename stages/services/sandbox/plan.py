@@ -1,0 +1,170 @@
+"""How a sandbox is started: the command line, and the order that its first program obeys.
+
+There are two modes.  With ``bubblewrap`` the process has a tree of files, a network and processes of its own, and the
+limits of its disk are exact.  With ``landlock`` it lives among the host's, and is refused all of them.  In both
+it runs under Landlock, a filter of system calls and resource limits, as another user where the server is root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+from penstock.stages.services.sandbox.seccomp import MACHINES, Allowance, program
+
+Kind: TypeAlias = Literal["python", "container"]
+Mode: TypeAlias = Literal["bubblewrap", "landlock"]
+MODES: Final[tuple[Mode, ...]] = ("bubblewrap", "landlock")
+
+NOBODY: Final = 65534
+HOME: Final = "/mnt/data"
+"""The working folder where the sandbox has a tree of its own: where models were taught to keep files."""
+OWN: Final = (HOME, "/tmp")  # noqa: S108 - its own
+"""Where it may write there: file systems in memory."""
+UNREADABLE: Final = "/etc/passwd"
+"""A file that every host has, and that no sandbox can read."""
+
+_HERE: Final = Path(__file__).parent
+_FILES: Final = ("/etc/ld.so.cache", "/etc/localtime")
+_LIBRARIES: Final = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
+_SYSTEM: Final = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc/alternatives")
+_DEVICES: Final = ("/dev/zero", "/dev/random", "/dev/urandom", "/dev/full")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a sandbox may use."""
+
+    memory: int = 512 << 20
+    """Bytes of address space of each process; a Python sandbox has one process."""
+    processor_seconds: int = 300
+    """Of each process."""
+    processes: int = 64
+    """Processes and threads; a Python sandbox has one process."""
+    disk: int = 64 << 20
+    """Bytes of files; without bubblewrap this is looked at a few times a second, so that it may be passed for a
+    moment, and files that are open but deleted count only each for itself."""
+    output: int = 64_000
+    """Bytes of output of one call that are kept."""
+    flood: int = 64 << 20
+    """Bytes of output of one call that end it."""
+
+    def of_kernel(self, others: int) -> dict[str, int]:
+        """As the kernel calls them, where the same user has so many ``others`` among its processes and threads."""
+        return {
+            "NPROC": others + self.processes,
+            "AS": self.memory,
+            "CPU": self.processor_seconds,
+            "FSIZE": self.disk,
+            "NOFILE": 128,
+            "CORE": 0,
+            "MEMLOCK": 0,
+            "MSGQUEUE": 0,
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is the same for all sandboxes of one kind."""
+
+    kind: Kind
+    mode: Mode
+    interpreter: str
+    limits: Limits = Limits()
+    packages: Path | None = None
+    """A folder of packages that Python code may import beside the standard library."""
+    drops_user: bool = False
+    """Whether to go on as another user."""
+
+    @property
+    def isolates(self) -> bool:
+        """Whether the sandbox has files, processes and a network of its own."""
+        return self.mode == "bubblewrap"
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The folders and files of the host that code may read."""
+        prefix = Path(self.interpreter).parent.parent
+        own = (str(prefix / "bin"), str(prefix / "lib"), str(prefix / "lib64"))
+        packages = () if self.packages is None else (str(self.packages),)
+        places = _SYSTEM if self.kind == "container" else _LIBRARIES
+        return (*places, *own, *packages, *_FILES)
+
+    def command(self, status: int) -> list[str]:
+        """The command line; bubblewrap tells ``status``, a descriptor, which process it started."""
+        python = [self.interpreter, "-I", "-B", "-X", "utf8", "-c", source("confined")]
+        return [*self._bubblewrap(status), "--", *python] if self.isolates else python
+
+    def order(self, home: str) -> dict[str, Any]:
+        """What the first program reads."""
+        machine = MACHINES[platform.machine()]
+        allowance = Allowance(programs=self.kind == "container", metadata=self.isolates or self.kind == "container")
+        programs = ("repl",) if self.kind == "python" else ("kept", "shell")
+        processes = ("/proc",) if self.isolates and self.kind == "container" else ()
+        return {
+            # without a namespace the shell's first process has to live on, to end the others
+            "dies_with_parent": self.isolates or self.kind == "python",
+            "scope": not self.isolates and self.kind == "container",
+            "limits": self.limits.of_kernel(0 if self.isolates else tasks(NOBODY if self.drops_user else os.getuid())),
+            "read": [*self.reads, *_DEVICES, *processes],
+            "write": ["/dev/null", *(OWN if self.isolates else (home,))],
+            "unreadable": UNREADABLE,
+            "filter": program(machine, allowance).hex(),
+            "programs": {f"{__package__}.{name}": source(name) for name in programs},
+            "packages": None if self.packages is None else str(self.packages),
+            "home": home,
+            "flood": self.limits.flood,
+        }
+
+    def _bubblewrap(self, status: int) -> list[str]:
+        size = str(self.limits.disk)
+        processes = ["--proc", "/proc"] if self.kind == "container" else []
+        return [
+            *("bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--as-pid-1"),
+            *("--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL", "--hostname", "sandbox"),
+            *("--json-status-fd", str(status), "--dev", "/dev", "--remount-ro", "/dev", *processes),
+            *(word for place in OWN for word in ("--size", size, "--tmpfs", place)),
+            *(word for path in self.reads for word in ("--ro-bind-try", path, path)),
+            *("--remount-ro", "/", "--chdir", HOME),
+        ]
+
+
+def tasks(user: int) -> int:
+    """How many processes and threads a user has."""
+    found = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if process.stat().st_uid == user:
+                found += sum(1 for _ in (process / "task").iterdir())
+    return found
+
+
+def environment(home: str) -> Mapping[str, str]:
+    """All variables of a sandbox."""
+    return {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": home,
+        "TMPDIR": home,
+        "LANG": "C.UTF-8",
+        "OPENBLAS_NUM_THREADS": "1",  # each thread takes address space
+    }
+
+
+def source(name: str) -> str:
+    """The text of one of the programs that run inside."""
+    return (_HERE / f"{name}.py").read_text(encoding="utf-8")
+
+
+def interpreters(chosen: str | None) -> tuple[str, ...]:
+    """The Pythons to try: the one that was chosen, or the server's own and the system's."""
+    if chosen is not None:
+        return (chosen,)
+    own = Path(getattr(sys, "_base_executable", sys.executable))
+    found = (os.path.realpath(path) for path in (own, "/usr/bin/python3", "/usr/local/bin/python3"))
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,69 @@
+"""Which sandboxes work on this machine: found out by starting them, once, when the server starts."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.stages.services.sandbox.plan import MODES, Kind, Limits, Mode, Plan, interpreters
+from penstock.stages.services.sandbox.process import Process, SandboxDied
+from penstock.stages.services.sandbox.seccomp import MACHINES
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """Why there can be no sandbox here."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Sandbox:
+    """A kind of sandbox that was started here once, confined itself and could not do what it must not."""
+
+    plan: Plan
+
+    def describe(self) -> str:
+        """The protections that are on, for the log."""
+        own = "own files, network and processes (bubblewrap), " if self.plan.isolates else "no namespaces, "
+        user = "another user" if self.plan.drops_user else "the server's user"
+        return f"{self.plan.kind}: {own}Landlock, seccomp, limits, {user}, {self.plan.interpreter}"
+
+
+async def probe(
+    kind: Kind,
+    *,
+    limits: Limits | None = None,
+    interpreter: str | None = None,
+    packages: Path | None = None,
+    modes: Sequence[Mode] = MODES,
+) -> Sandbox | Unavailable:
+    """The first mode that works, the stronger first."""
+    if platform.system() != "Linux" or platform.machine() not in MACHINES:
+        return Unavailable("sandboxes need Linux on x86-64 or arm64")
+    drops_user = os.geteuid() == 0
+    reasons = []
+    for mode in modes:
+        if mode == "landlock" and kind == "container" and not drops_user:
+            reasons.append("landlock: processes can only be counted where the server starts as root")
+            continue
+        for python in interpreters(interpreter):
+            plan = Plan(kind, mode, python, limits or Limits(), packages, drops_user)
+            failure = await _failure(plan)
+            if failure is None:
+                return Sandbox(plan)
+            reasons.append(f"{mode} with {python}: {failure}")
+    return Unavailable("; ".join(reasons))
+
+
+async def _failure(plan: Plan) -> str | None:
+    """What keeps this plan from working."""
+    try:
+        process = await Process.start(plan)
+    except (SandboxDied, OSError) as exc:
+        return str(exc)
+    await process.end()
+    return None

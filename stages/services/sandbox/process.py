@@ -1,0 +1,277 @@
+"""One sandbox that runs: its processes, its control channel, its output and its folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.stages.services.sandbox.channel import Channel, Output
+from penstock.stages.services.sandbox.plan import HOME, NOBODY, OWN, Plan, environment
+
+_START_SECONDS: Final = 10.0
+_END_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.25
+_MOST_FILES: Final = 4096
+_ENDED: Final = "it ended itself, used up its processor time, or broke the channel to the server"
+
+_log = logging.getLogger(__name__)
+
+
+class SandboxDied(Exception):
+    """The sandbox has ended, and why as far as it is known."""
+
+
+class Process:
+    """A sandbox and the way to talk to it; `start` makes one."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._folder = None if plan.isolates else _make_folder(plan)
+        self._reason = ""
+        self._ending: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._places: list[int] = []
+        self._channel = Channel(self.kill)
+        try:
+            self._control, self._status, output, self._outer = _spawn(plan, self._folder)
+        except OSError:
+            if self._folder:
+                self._folder.rmdir()
+            raise
+        self._output = Output(output, plan.limits.output, plan.limits.flood, self._flooded)
+        self._watched = [os.pidfd_open(self._outer.pid)]
+        self._greeted = False
+
+    @classmethod
+    async def start(cls, plan: Plan) -> Process:
+        """A sandbox that is confined and ready; raises `SandboxDied`."""
+        process = cls(plan)
+        try:
+            await process._begin()
+        except BaseException:
+            await process.end()
+            raise
+        return process
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._channel.open
+
+    @property
+    def written(self) -> str:
+        """What was written since the latest question."""
+        return self._output.text()
+
+    async def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Send one line and wait for the answer, as `answer` does."""
+        self._output.forget()
+        self._channel.ask(question)
+        return await self.answer(seconds)
+
+    async def answer(self, seconds: float) -> dict[str, Any]:
+        """The answer to the latest question; raises `SandboxDied`, or `TimeoutError` and may then be tried again."""
+        told = await self._channel.answer(seconds)
+        self._output.read()
+        if told is not None:
+            return told
+        if not self.alive:
+            raise SandboxDied(self._reason or _ENDED)
+        raise TimeoutError
+
+    def interrupt(self) -> None:
+        """Ask it to stop what it does."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._watched[-1], signal.SIGINT)
+
+    def kill(self) -> None:
+        """End it at once; what is left to do is `end`."""
+        self._channel.shut()
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_RDWR)
+        if not self._sweeps_itself:
+            self._kill_watched()
+
+    async def end(self) -> None:
+        """Kill it, wait until nothing of it is left, and remove its folder."""
+        self.kill()
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._gone())
+        await asyncio.shield(self._ending)
+
+    @property
+    def _sweeps_itself(self) -> bool:
+        """Whether its first process, which nothing inside can touch, ends the others when the channel closes."""
+        return self._greeted and not self._plan.isolates and self._plan.kind == "container"
+
+    async def _begin(self) -> None:
+        _first_to_go(self._outer.pid)
+        self._output.watch()
+        await asyncio.get_running_loop().create_unix_connection(lambda: self._channel, sock=self._control)
+        try:
+            await self.ask(self._plan.order(str(self._folder or HOME)), _START_SECONDS)
+        except TimeoutError:
+            raise SandboxDied("it did not start in time") from None
+        except SandboxDied:
+            raise SandboxDied(self._reason or _last_line(self.written)) from None
+        if self._plan.isolates:
+            inner = _inner(self._status)
+            self._watched.append(os.pidfd_open(inner))
+            _first_to_go(inner)
+            self._places += (os.open(f"/proc/{inner}/root{place}", os.O_PATH) for place in OWN)
+        self._greeted = True
+        self._watching = asyncio.create_task(self._watch())
+
+    def _flooded(self) -> None:
+        self._reason = f"it wrote more than {self._plan.limits.flood >> 20} MB of output"
+        self.kill()
+
+    async def _watch(self) -> None:
+        """Look at its files, between calls as well: threads run on."""
+        while not await self._fills():
+            await asyncio.sleep(_LOOK_SECONDS)
+        self._reason = f"it wrote more than {self._plan.limits.disk >> 20} MB of files, or {_MOST_FILES} files"
+        self.kill()
+
+    async def _fills(self) -> bool:
+        if self._folder is None:
+            return any(map(_is_crowded, self._places))
+        return await asyncio.to_thread(_fills, str(self._folder), self._plan.limits.disk)
+
+    def _kill_watched(self) -> None:
+        for process in self._watched:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+
+    async def _gone(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
+        for process in self._watched:
+            if not await _ended(process):
+                self._kill_watched()
+                await _ended(process)
+        self._outer.wait()
+        while self._watched:
+            os.close(self._watched.pop())
+        while self._places:
+            os.close(self._places.pop())
+        self._output.close()
+        os.close(self._status)
+        self._control.close()
+        if self._folder:
+            await _remove(self._folder)
+
+
+def _spawn(plan: Plan, folder: Path | None) -> tuple[socket.socket, int, int, subprocess.Popen[bytes]]:
+    """Start the processes: the control channel, what bubblewrap tells, the output, and the first of them.
+
+    They get these three descriptors, the variables of `environment`, and nothing else of this process.
+    """
+    with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+        control, control_end = socket.socketpair()
+        theirs.callback(control_end.close)
+        ours.callback(control.close)
+        ends = []
+        for _ in range(2):
+            end, other = os.pipe()
+            theirs.callback(os.close, other)
+            ours.callback(os.close, end)
+            ends.append((end, other))
+        (status, status_end), (output, output_end) = ends
+        user = NOBODY if plan.drops_user else None
+        process = subprocess.Popen(  # noqa: S603 - our own command line
+            plan.command(status_end),
+            stdin=control_end.fileno(),
+            stdout=output_end,
+            stderr=output_end,
+            env=environment(str(folder or HOME)),
+            cwd=folder or "/",
+            pass_fds=(status_end,) if plan.isolates else (),
+            start_new_session=True,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+        )
+        ours.pop_all()
+    return control, status, output, process
+
+
+def _first_to_go(pid: int) -> None:
+    """Where memory is short, the kernel shall end sandboxes before servers."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def _inner(status: int) -> int:
+    """The first process inside, as bubblewrap has told before it let that one go on."""
+    first, _, _ = os.read(status, 65536).partition(b"\n")
+    return int(json.loads(first)["child-pid"])
+
+
+async def _ended(process: int) -> bool:
+    """Wait for the end of a process."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(process, ended.set)
+    try:
+        async with asyncio.timeout(_END_SECONDS):
+            await ended.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(process)
+    return True
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it ended at once"])[-1]
+
+
+def _make_folder(plan: Plan) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="penstock-sandbox-"))
+    if plan.drops_user:
+        os.chown(folder, NOBODY, NOBODY)
+    return folder
+
+
+def _is_crowded(place: int) -> bool:
+    """Whether a file system in memory has more files than may be: empty ones take memory as well."""
+    found = os.statvfs(place)
+    return found.f_files - found.f_ffree > _MOST_FILES
+
+
+def _fills(folder: str, most: int) -> bool:
+    """Whether there is more in a folder than may be; a tree that cannot be walked counts as full."""
+    found, files, left = 0, 0, [folder]
+    while left:
+        try:
+            with os.scandir(left.pop()) as entries:
+                for entry in entries:
+                    files += 1
+                    found += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if found > most or files > _MOST_FILES:
+                        return True
+                    if entry.is_dir(follow_symlinks=False):
+                        left.append(entry.path)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return True
+    return False
+
+
+async def _remove(folder: Path) -> None:
+    """Remove a folder whose tree may be deeper than Python can go."""
+    process = await asyncio.create_subprocess_exec("rm", "-rf", "--", str(folder), stderr=subprocess.DEVNULL)
+    if await process.wait():
+        _log.warning("the folder of a sandbox cannot be removed: %s", folder)

@@ -1,0 +1,91 @@
+"""The host of ``python``: each response has a Python of its own, whose variables stay from call to call."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from penstock.pipeline.frames import Conversation
+from penstock.stages.services.sandbox.probe import Sandbox
+from penstock.stages.services.sandbox.process import SandboxDied
+from penstock.stages.services.sandbox.tenancy import Tenancy
+from penstock.stages.services.tools import Outcome
+
+_GRACE_SECONDS: Final = 1.0
+"""How long code that was interrupted may take to end."""
+_NOTHING: Final = "(The code wrote nothing.)"
+
+
+class PythonHost:
+    """Runs code in sandboxes, at most so many at once; more wait."""
+
+    def __init__(self, sandbox: Sandbox, most: int = 32) -> None:
+        self._sandbox = sandbox
+        self._places = asyncio.Semaphore(most)
+
+    def session(self, conversation: Conversation) -> PythonSession:
+        """A session for one response; nothing is started yet."""
+        return PythonSession(Tenancy(self._sandbox.plan, self._places))
+
+    def describe(self) -> str:
+        """The protections that are on, for the log."""
+        return self._sandbox.describe()
+
+    async def close(self) -> None:
+        """Sandboxes belong to sessions, so there is nothing to close."""
+
+
+class PythonSession:
+    """One response's Python."""
+
+    def __init__(self, tenancy: Tenancy) -> None:
+        self._tenancy = tenancy
+
+    def action(self, name: str, text: str) -> dict[str, Any] | None:
+        """The code says all of it."""
+        return None
+
+    async def run(self, name: str, text: str, seconds: float) -> Outcome:
+        """Run one cell; what it raises is output, what ends it from outside is an error."""
+        async with self._tenancy.turn:
+            try:
+                return await self._run(text, seconds)
+            except SandboxDied as exc:
+                written = self._tenancy.written
+                await self._tenancy.drop()
+                return _outcome(written, f"The sandbox has ended ({exc}). All variables and files are lost.")
+            except asyncio.CancelledError:
+                self._tenancy.kill()
+                raise
+
+    async def close(self) -> None:
+        """End the Python, and wait until nothing of it is left."""
+        await self._tenancy.close()
+
+    async def _run(self, code: str, seconds: float) -> Outcome:
+        now = asyncio.get_running_loop().time
+        until = now() + seconds
+        process = await self._tenancy.process(seconds)
+        try:
+            await process.ask({"code": code}, until - now())
+        except TimeoutError:
+            return await self._interrupt(seconds)
+        return _outcome(process.written)
+
+    async def _interrupt(self, seconds: float) -> Outcome:
+        """End a cell that takes too long: with a word first, by force then."""
+        process = await self._tenancy.process(0)
+        process.interrupt()
+        late = f"The code ran longer than {seconds:g} seconds"
+        try:
+            await process.answer(_GRACE_SECONDS)
+        except TimeoutError:
+            await self._tenancy.drop()
+            return _outcome(process.written, f"{late} and was killed. All variables and files are lost.")
+        return _outcome(process.written, f"{late} and was interrupted. Variables and files are kept.")
+
+
+def _outcome(written: str, error: str | None = None) -> Outcome:
+    """What was written, for the model and for the item."""
+    logs = ({"type": "logs", "logs": written},) if written else ()
+    return Outcome(result=written or ("" if error else _NOTHING), error=error, data=logs)

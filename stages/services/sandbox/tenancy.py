@@ -1,0 +1,71 @@
+"""One response's use of the sandboxes of this server: none before the first call, then one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.stages.services.sandbox.plan import Plan
+from penstock.stages.services.sandbox.process import Process, SandboxDied
+
+
+class Tenancy:
+    """Holds one of a limited number of places, from the first call to the end, and a sandbox in it."""
+
+    def __init__(self, plan: Plan, places: asyncio.Semaphore) -> None:
+        self._plan = plan
+        self._places = places
+        self._holds = False
+        self._closed = False
+        self._process: Process | None = None
+        self.turn = asyncio.Lock()
+        """Calls of one response run one after another."""
+
+    async def process(self, seconds: float) -> Process:
+        """The sandbox, started now if there is none; raises `SandboxDied`."""
+        if self._process is None:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._enter()
+                    self._process = await Process.start(self._plan)
+            except TimeoutError:
+                raise SandboxDied("no sandbox was free in time") from None
+            except OSError as exc:
+                raise SandboxDied(f"it cannot be started: {exc.strerror}") from None
+        if self._closed:
+            await self.close()
+            raise SandboxDied("the response has ended")
+        if not self._process.alive:
+            raise SandboxDied("it has ended since the latest call")
+        return self._process
+
+    @property
+    def written(self) -> str:
+        """What was written in the latest call."""
+        return "" if self._process is None else self._process.written
+
+    def kill(self) -> None:
+        """End what runs, at once."""
+        if self._process is not None:
+            self._process.kill()
+
+    async def drop(self) -> None:
+        """Let go of the sandbox; the next call has a new one."""
+        process, self._process = self._process, None
+        if process is not None:
+            await process.end()
+
+    async def close(self) -> None:
+        """End everything, and leave the place to others."""
+        self._closed = True
+        self.kill()
+        try:
+            await self.drop()
+        finally:
+            if self._holds:
+                self._holds = False
+                self._places.release()
+
+    async def _enter(self) -> None:
+        if not self._holds:
+            await self._places.acquire()
+            self._holds = True

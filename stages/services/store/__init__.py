@@ -1,0 +1,1 @@
+"""The store: responses and conversations in SQLite or PostgreSQL."""

@@ -1,0 +1,220 @@
+"""Conversations: items in a row that many responses add to, one after the other.
+
+The positions of a conversation's items are 0, 1, 2 and so on; its length makes room for the next ones, and whoever
+changes it holds the others up until the transaction is over.  The response that is being added to it holds its lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from penstock.pipeline.errors import ConversationLocked, ConversationNotFound
+from penstock.pipeline.protocol.items import Item
+from penstock.stages.services.store import rows
+from penstock.stages.services.store.database import NOW, Row, Statement, Value
+from penstock.stages.services.store.ledger import Ledger
+from penstock.stages.services.store.statements import unlock
+from penstock.stages.services.store.stored import History, StoredConversation
+
+_CREATE = """
+    insert into conversations (id, owner, created_at, metadata, length) values ($1, $2, $3, $4, $5)
+    on conflict (id) do nothing
+"""
+
+_GET = "select created_at, metadata from conversations where id = $1 and owner = $2"
+
+_UPDATE = "update conversations set metadata = $3 where id = $1 and owner = $2"
+
+_DELETE = "delete from conversations where id = $1 and owner = $2"
+
+_DELETE_ITEMS = """
+    delete from conversation_items
+    where conversation_id = $1 and not exists (select 1 from conversations where id = $1)
+"""
+
+_ITEMS = """
+    select item, id, tokens, result from conversation_items
+    where conversation_id = $1 and position < $2 order by position
+"""
+
+_FREE = f"""(response_id is null or (
+    server_id <> $3
+    and not exists (select 1 from responses where responses.id = conversations.response_id and ended_at is null)
+    and not exists (select 1 from servers where servers.id = conversations.server_id
+                    and beat_at >= {NOW} - cast($4 as double precision))
+))"""
+"""A lock is free, or held by what a dead server has left and nobody will ever end."""
+
+_HOLD = f"""
+    update conversations set response_id = case when {_FREE} then null else response_id end
+    where id = $1 and owner = $2
+"""
+"""Takes away a lock that nobody will ever release; nobody gets another one until the transaction is over."""
+
+_GROW = "update conversations set length = length + $3 where id = $1 and owner = $2 and response_id is null"
+
+_ADD = """
+    insert into conversation_items (conversation_id, position, id, stored_at, item)
+    select id, length - cast($3 as bigint), cast($4 as text), cast($5 as double precision), cast($6 as text)
+    from conversations where id = $1 and owner = $2 and response_id is null
+"""
+
+_IS_THERE = "select 1 from conversation_items where conversation_id = $1 and id = $2"
+
+_POSITION = """(
+    select max(position) from conversation_items where conversation_id = $1 and id = $2
+    and exists (select 1 from conversations where conversations.id = $1 and response_id is null)
+)"""
+"""Where an item stands that may be taken out."""
+
+_SHRINK = f"""
+    update conversations set length = length - 1 where id = $1 and {_POSITION} is not null
+"""
+
+_READ_BEFORE = f"""
+    update responses set position = position - 1 where conversation_id = $1 and position > {_POSITION}
+"""
+"""What a response had read of the conversation, without the item that goes."""
+
+_CLOSE_UP = f"""
+    update conversation_items set position = position - 1 where conversation_id = $1 and position > {_POSITION}
+"""
+
+_DELETE_ITEM = f"""
+    delete from conversation_items where conversation_id = $1 and id = $2 and position = {_POSITION}
+"""
+
+_LOCK = f"""
+    update conversations set response_id = $5, server_id = $3
+    where id = $1 and owner = $2 and length = $6 and {_FREE}
+"""
+
+_END = 2**62
+"""Behind the last item of any conversation."""
+
+
+class Conversations:
+    """The conversations in the store."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    async def create(self, conversation: StoredConversation, owner: str, items: Sequence[Item] = ()) -> None:
+        """Keep a new conversation that begins with these items."""
+        name, metadata = conversation.id, rows.to_json(conversation.metadata)
+        created = Statement(_CREATE, (name, owner, conversation.created_at, metadata, len(items)))
+        await self._change(name, created, *_added(name, owner, items))
+
+    async def get(self, conversation_id: str, owner: str) -> StoredConversation | None:
+        """The conversation without its items, if there is one."""
+        for created_at, metadata in await self._read(_GET, conversation_id, owner):
+            known: dict[str, str] = rows.from_json(metadata, _METADATA)
+            return StoredConversation(conversation_id, created_at, known)
+        return None
+
+    async def update(self, conversation_id: str, owner: str, metadata: dict[str, str]) -> StoredConversation | None:
+        """The conversation with other metadata, if there is one."""
+        if not rows.can_exist(conversation_id):
+            return None
+        await self._change(conversation_id, Statement(_UPDATE, (conversation_id, owner, rows.to_json(metadata))))
+        return await self.get(conversation_id, owner)
+
+    async def delete(self, conversation_id: str, owner: str) -> bool:
+        """Forget a conversation and its items, durably, and nothing else; False if there is none."""
+        if not rows.can_exist(conversation_id):
+            return False
+        deleted = Statement(_DELETE, (conversation_id, owner))
+        counts = await self._change(conversation_id, deleted, Statement(_DELETE_ITEMS, (conversation_id,)))
+        return counts[0] > 0
+
+    async def items(self, conversation_id: str, owner: str, upto: int | None = None) -> History | None:
+        """The items of a conversation, or the first ``upto`` of them; None if there is no such conversation."""
+        if await self.get(conversation_id, owner) is None:
+            return None
+        found = await self._read(_ITEMS, conversation_id, _END if upto is None else upto)
+        return History(
+            tuple(rows.item(text) for text, *_ in found),
+            {name: rows.token_ids(packed) for _, name, packed, _ in found if packed},
+            {name: rows.result(text) for *_, name, _, text in found if text},
+        )
+
+    async def add_items(self, conversation_id: str, owner: str, items: Sequence[Item]) -> bool:
+        """Put items behind the last one; False if there is no such conversation.
+
+        Raises `ConversationLocked` while a response holds it.
+        """
+        if not rows.can_exist(conversation_id):
+            return False
+        grown = Statement(_GROW, (conversation_id, owner, len(items)))
+        held, *counts = await self._change_held(conversation_id, owner, grown, *_added(conversation_id, owner, items))
+        if held and not counts[0]:
+            raise ConversationLocked
+        return held > 0
+
+    async def delete_item(self, conversation_id: str, owner: str, item_id: str) -> bool:
+        """Take an item out, of several with one id the last; False if there is none, or no such conversation.
+
+        The responses that have read it stay as they are; what continues them reads the conversation without it.
+        Raises `ConversationLocked` while a response holds the conversation.
+        """
+        if not rows.can_exist(item_id) or await self.get(conversation_id, owner) is None:
+            return False
+        named = (conversation_id, item_id)
+        steps = [Statement(sql, named) for sql in (_SHRINK, _READ_BEFORE, _CLOSE_UP, _DELETE_ITEM)]
+        counts = await self._change_held(conversation_id, owner, *steps)
+        if not counts[-1] and await self._read(_IS_THERE, *named):
+            raise ConversationLocked
+        return counts[-1] > 0
+
+    async def lock(self, conversation_id: str, owner: str, response_id: str, position: int) -> None:
+        """Reserve the conversation for a response that has read ``position`` items of it.
+
+        Raises `ConversationNotFound`, or `ConversationLocked` while another response holds it and where it is no longer
+        as long as it was read.
+        """
+        if rows.can_exist(conversation_id):
+            locked = Statement(_LOCK, (conversation_id, owner, *self._ours, response_id, position))
+            counts = await self._change(conversation_id, locked)
+            if counts[0]:
+                return
+            if await self.get(conversation_id, owner) is not None:
+                raise ConversationLocked
+        raise ConversationNotFound(conversation_id, param="conversation")
+
+    def unlock(self, conversation_id: str, response_id: str) -> None:
+        """Let the next response have the conversation, if it is this one that holds it."""
+        unlocked = unlock(conversation_id, response_id, self._ledger.server_id)
+        self._ledger.writer.queue((unlocked,), conversation_id)
+
+    @property
+    def _ours(self) -> tuple[str, float]:
+        return self._ledger.server_id, self._ledger.stale
+
+    async def _change_held(self, conversation_id: str, owner: str, *statements: Statement) -> tuple[int, ...]:
+        """Carry statements out that no lock can come between, behind one that counts the conversation itself."""
+        return await self._change(conversation_id, Statement(_HOLD, (conversation_id, owner, *self._ours)), *statements)
+
+    async def _change(self, conversation_id: str, *statements: Statement) -> tuple[int, ...]:
+        return await self._ledger.writer.carry_out(statements, conversation_id)
+
+    async def _read(self, sql: str, conversation_id: str, *arguments: Value) -> Sequence[Row]:
+        """The rows of a query about a conversation, with all that was queued for it."""
+        if not rows.can_exist(conversation_id):
+            return ()
+        await self._ledger.writer.settled(conversation_id)
+        return await self._ledger.read(sql, conversation_id, *arguments)
+
+
+_METADATA: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str, str])
+
+
+def _added(conversation_id: str, owner: str, items: Sequence[Item]) -> Iterable[Statement]:
+    """Items in the room that was made for them."""
+    now = time.time()
+    for number, item in enumerate(items):
+        known = item.id if rows.can_exist(item.id) else None
+        place = (conversation_id, owner, len(items) - number)
+        yield Statement(_ADD, (*place, known, now, rows.to_json(item)))

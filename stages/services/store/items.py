@@ -1,0 +1,91 @@
+"""Finds items by their ids, in responses and in conversations: of several with one id, the one that was stored last.
+
+What a call gave the model to read is kept once, with the response that made the call: the first that had its item.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from penstock.pipeline.protocol.items import Item
+from penstock.stages.services.store import rows
+from penstock.stages.services.store.database import BATCH, placeholders
+from penstock.stages.services.store.ledger import Ledger
+
+_Found: TypeAlias = dict[str, tuple[float, Item]]
+"""Items by their id, each with the time when it was stored."""
+
+
+async def find_items(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, Item]:
+    """The items of those ids that somebody owns, by id."""
+    found: dict[str, Item] = {}
+    for start in range(0, len(ids), BATCH):
+        some = ids[start : start + BATCH]
+        responses, conversations = (
+            await _in_responses(ledger, some, owner),
+            await _in_conversations(ledger, some, owner),
+        )
+        newest = responses | {
+            name: item for name, item in conversations.items() if name not in responses or item[0] > responses[name][0]
+        }
+        found |= {name: item for name, (_, item) in newest.items()}
+    return found
+
+
+async def _in_responses(ledger: Ledger, ids: Sequence[str], owner: str) -> _Found:
+    holders = f"""
+        select response_id, id, stored_at from items
+        where owner = $1 and id in ({placeholders(len(ids), 2)}) and stored_at =
+            (select max(stored_at) from items as others where others.owner = items.owner and others.id = items.id)
+    """
+    wanted: dict[str, dict[str, float]] = defaultdict(dict)
+    for response_id, name, stored_at in await ledger.read(holders, owner, *ids):
+        wanted[response_id][name] = stored_at
+    found: _Found = {}
+    if wanted:
+        query = f"select {rows.RESPONSE_COLUMNS} from responses where id in ({placeholders(len(wanted))})"
+        for row in await ledger.read(query, *wanted):
+            stored = rows.stored_response(row)
+            times = wanted[stored.response.id]
+            found |= {item.id: (times[item.id], item) for item in stored.items if item.id in times}
+    return found
+
+
+async def _in_conversations(ledger: Ledger, ids: Sequence[str], owner: str) -> _Found:
+    query = f"""
+        select conversation_items.id, stored_at, item
+        from conversation_items join conversations on conversations.id = conversation_id
+        where owner = $1 and conversation_items.id in ({placeholders(len(ids), 2)}) order by stored_at
+    """
+    return {name: (at, rows.item(text)) for name, at, text in await ledger.read(query, owner, *ids)}
+
+
+async def find_results(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, str]:
+    """What calls gave the model to read, by the ids of those of their items that somebody owns."""
+    found: dict[str, str] = {}
+    for start in range(0, len(ids), BATCH):
+        some = ids[start : start + BATCH]
+        found |= await _results_in_conversations(ledger, some, owner)
+        found |= await _results_in_responses(ledger, some, owner)
+    return found
+
+
+async def _results_in_responses(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, str]:
+    query = f"""
+        select items.id, results from items join responses on responses.id = response_id
+        where items.owner = $1 and items.id in ({placeholders(len(ids), 2)}) and results is not null and stored_at =
+            (select min(stored_at) from items as others where others.owner = items.owner and others.id = items.id)
+    """
+    found = [(name, rows.results_in(column)) for name, column in await ledger.read(query, owner, *ids)]
+    return {name: results[name] for name, results in found if name in results}
+
+
+async def _results_in_conversations(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, str]:
+    query = f"""
+        select conversation_items.id, result
+        from conversation_items join conversations on conversations.id = conversation_id
+        where owner = $1 and conversation_items.id in ({placeholders(len(ids), 2)}) and result is not null
+    """
+    return {name: rows.result(column) for name, column in await ledger.read(query, owner, *ids)}

@@ -1,0 +1,136 @@
+"""Rows: stored values as the columns of the database, and back.
+
+JSON goes in as text, and without secrets.  What a client sent may hold half a surrogate pair, which is no text that a
+database takes: then the JSON is written in ASCII, with escapes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from penstock.pipeline.errors import StoreFailed
+from penstock.pipeline.frames import Origin, TokenIds
+from penstock.pipeline.protocol.items import Item
+from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.secret import unread, unwritten
+from penstock.stages.services.store.database import Row
+from penstock.stages.services.store.stored import StoredResponse
+
+T = TypeVar("T")
+
+RESPONSE_COLUMNS = "response, input, owner, position, tokens, results"
+"""What `stored_response` reads."""
+
+_LONGEST_ID = 512
+"""Bytes of an id that can be looked up; no server makes longer ones."""
+
+_encoder = msgspec.json.Encoder(enc_hook=unwritten)
+_decode_response = msgspec.json.Decoder(Response)
+_decode_input = msgspec.json.Decoder(tuple[Item, ...])
+_decode_item: msgspec.json.Decoder[Item] = msgspec.json.Decoder(Item)
+_decode_tokens: msgspec.msgpack.Decoder[Mapping[str, TokenIds]] = msgspec.msgpack.Decoder(dict[str, TokenIds])
+_decode_token_ids = msgspec.msgpack.Decoder(TokenIds)
+_decode_results: msgspec.json.Decoder[Mapping[str, str]] = msgspec.json.Decoder(dict[str, str])
+_decode_result = msgspec.json.Decoder(str)
+_pack = msgspec.msgpack.Encoder().encode
+
+
+def to_json(value: object) -> str:
+    """The value as JSON."""
+    try:
+        return _encoder.encode(value).decode()
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value, enc_hook=unwritten))
+
+
+def from_json(text: str, decoder: msgspec.json.Decoder[T]) -> T:
+    """The value again; raises `StoreFailed` for what can no longer be understood."""
+    try:
+        return decoder.decode(text)
+    except msgspec.MsgspecError:
+        try:
+            return msgspec.convert(json.loads(text), decoder.type, dec_hook=unread)
+        except (msgspec.MsgspecError, ValueError) as exc:
+            raise StoreFailed("What is stored cannot be understood.") from exc
+
+
+def stored_response(row: Row) -> StoredResponse:
+    """The response of a row of `RESPONSE_COLUMNS`."""
+    response, given, owner, position, tokens, results = row
+    return StoredResponse(
+        from_json(response, _decode_response),
+        from_json(given, _decode_input),
+        Origin(owner, position),
+        _unpacked(tokens, _decode_tokens),
+        results_in(results),
+    )
+
+
+def item(text: str) -> Item:
+    """The item of a row."""
+    return from_json(text, _decode_item)
+
+
+def tokens_column(tokens: Mapping[str, TokenIds]) -> bytes:
+    """The tokens of a response's items."""
+    return _pack(tokens)
+
+
+def token_ids_column(token_ids: TokenIds | None) -> bytes | None:
+    """The tokens of one item."""
+    return _pack(token_ids) if token_ids else None
+
+
+def token_ids(column: bytes | None) -> TokenIds:
+    """The tokens of one item; none where none are known."""
+    return _unpacked(column, _decode_token_ids) if column else ()
+
+
+def results_column(results: Mapping[str, str]) -> str | None:
+    """What the calls of a response gave the model to read."""
+    return to_json(results) if results else None
+
+
+def results_in(column: str | None) -> Mapping[str, str]:
+    """What the calls of a response gave the model to read."""
+    return from_json(column, _decode_results) if column else {}
+
+
+def result_column(result: str | None) -> str | None:
+    """What one call gave the model to read."""
+    return None if result is None else to_json(result)
+
+
+def result(column: str) -> str:
+    """What one call gave the model to read."""
+    return from_json(column, _decode_result)
+
+
+def can_exist(name: str) -> bool:
+    """Whether something may be stored under that id: clients make up ids that no database takes."""
+    try:
+        length = len(name.encode())
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
+    return 0 < length <= _LONGEST_ID and "\0" not in name
+
+
+def known_ids(items: Iterable[Any]) -> list[str]:
+    """The ids of items under which they can be found, each once."""
+    return possible(each.id for each in items)
+
+
+def possible(ids: Iterable[str]) -> list[str]:
+    """Those of some ids under which something may be stored, each once."""
+    return [name for name in dict.fromkeys(ids) if can_exist(name)]
+
+
+def _unpacked(column: bytes, decoder: msgspec.msgpack.Decoder[T]) -> T:
+    try:
+        return decoder.decode(column)
+    except msgspec.MsgspecError as exc:
+        raise StoreFailed("What is stored cannot be understood.") from exc

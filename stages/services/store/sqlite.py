@@ -1,0 +1,175 @@
+"""SQLite: the store in one file, durable, with no service to run, and shared by the processes of one machine.
+
+All writing happens on one thread.  Reads have a thread and a connection of their own; thanks to the write-ahead log
+neither side waits for the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from itertools import groupby
+from operator import attrgetter
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.pipeline.errors import StoreFailed
+from penstock.stages.services.store.database import (
+    BATCH,
+    NOW,
+    SHARED,
+    Refused,
+    Row,
+    Statement,
+    Unavailable,
+    Unit,
+    Value,
+)
+from penstock.stages.services.store.schema import SQLITE, newer
+from penstock.stages.services.store.statements import bulks
+
+T = TypeVar("T")
+
+_NAMES = tuple(str(number) for number in range(1, BATCH + 100))
+"""Of the arguments of a statement."""
+
+_BUSY_SECONDS = 5.0
+"""How long one process waits for another that is writing to the same file."""
+
+
+class SqliteDatabase:
+    """A `Database` in the file ``path``, which is made, with its folder, where it is missing."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._file = Path(path).absolute()
+        self._write_thread = ThreadPoolExecutor(1, "store-write")
+        self._read_thread = ThreadPoolExecutor(1, "store-read")
+        self._connections = ExitStack()
+
+    async def open(self) -> None:
+        """Open the file; raises `StoreFailed` when it cannot be used, or was written by a newer penstock."""
+        await asyncio.to_thread(self._open)
+
+    async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
+        """Carry out the units in one transaction."""
+        return await self._on(self._write_thread, lambda: self._write(units))
+
+    async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
+        """The rows of a query."""
+        return await self._on(self._read_thread, lambda: self._read(sql, arguments))
+
+    async def size(self) -> int:
+        """Bytes of the file that are in use."""
+        pragmas = ("page_count", "freelist_count", "page_size")
+        pages, free, size = [(await self.read(f"pragma {name}"))[0][0] for name in pragmas]
+        return int((pages - free) * size)
+
+    async def close(self) -> None:
+        """Close the file.  Closing twice is harmless."""
+        await asyncio.to_thread(self._close)
+
+    async def _on(self, thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread, work)
+        except sqlite3.OperationalError as exc:  # locked, no room, no file any more
+            raise Unavailable(str(exc)) from exc
+        except (sqlite3.Error, OverflowError, UnicodeError) as exc:
+            raise Refused(str(exc)) from exc
+
+    def _open(self) -> None:
+        with ExitStack() as undo:
+            try:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                self._writing = _connect(self._file, undo)
+                _upgrade(self._writing)
+                self._reading = _connect(self._file, undo)
+            except (OSError, sqlite3.Error) as exc:
+                raise StoreFailed(f"The store {self._file} cannot be opened: {exc}.") from exc
+            self._connections = undo.pop_all()
+
+    def _close(self) -> None:
+        self._write_thread.shutdown()
+        self._read_thread.shutdown()
+        self._connections.close()  # the write connection last: it folds the write-ahead log into the file
+
+    def _write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
+        counts: list[tuple[int, ...]] = []
+        with _transaction(self._writing):
+            for counted, group in groupby(units, attrgetter("counted")):
+                together = tuple(group)
+                counts += self._counted(together) if counted else self._in_bulk(together)
+        return counts
+
+    def _counted(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
+        return [tuple(self._execute(statement) for statement in unit.statements) for unit in units]
+
+    def _execute(self, statement: Statement) -> int:
+        return self._writing.execute(_translated(statement.sql), _named(statement.arguments)).rowcount
+
+    def _in_bulk(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
+        for sql, arguments in bulks(units).items():
+            self._writing.executemany(_translated(sql), map(_named, arguments))
+        return [()] * len(units)
+
+    def _read(self, sql: str, arguments: Sequence[Value]) -> Sequence[Row]:
+        return self._reading.execute(_translated(sql), _named(arguments)).fetchall()
+
+
+@cache
+def _translated(sql: str) -> str:
+    """A statement in SQLite's words: it has one writer at a time, hence needs no locks on rows."""
+    return sql.replace(NOW, "clock()").replace(SHARED, "")
+
+
+def _named(arguments: Sequence[Value]) -> dict[str, Value]:
+    """The arguments as sqlite3 takes them for ``$1``."""
+    return dict(zip(_NAMES, arguments, strict=False))
+
+
+def _connect(file: Path, undo: ExitStack) -> sqlite3.Connection:
+    """A connection that begins no transaction by itself, and whose commits are on disk when they return."""
+    connection = sqlite3.connect(file, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    undo.callback(connection.close)
+    connection.execute("pragma synchronous = full")
+    connection.create_function("clock", 0, time.time)
+    return connection
+
+
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Bring the file to today's schema."""
+    _log_ahead(connection)
+    with _transaction(connection):
+        (version,) = connection.execute("pragma user_version").fetchone()
+        if version > len(SQLITE):
+            raise StoreFailed(newer(version, len(SQLITE)))
+        for statement in SQLITE[version:]:
+            connection.execute(statement)
+        connection.execute(f"pragma user_version = {len(SQLITE)}")
+
+
+def _log_ahead(connection: sqlite3.Connection) -> None:
+    """Have the file use a write-ahead log: SQLite itself does not wait for another process that does the same."""
+    deadline = time.monotonic() + _BUSY_SECONDS
+    while time.monotonic() < deadline:
+        with suppress(sqlite3.OperationalError):
+            connection.execute("pragma journal_mode = wal")
+            return
+        time.sleep(0.02)
+    connection.execute("pragma journal_mode = wal")
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("begin immediate")
+    try:
+        yield
+        connection.execute("commit")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("rollback")
+        raise

@@ -1,0 +1,344 @@
+"""The store: responses with their events, and what belongs to whom; it outlives every run and every server.
+
+A run only queues what it has to say, and never waits; a request waits until what it asks for is durable.  Reads see
+every change that was queued here before them.  What somebody else owns is not found, like what does not exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+from msgspec import UNSET
+
+from penstock.pipeline.errors import RunInterrupted, StoreFailed, StreamExpired
+from penstock.pipeline.frames import Conversation
+from penstock.pipeline.protocol.items import Item
+from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.secret import unread
+from penstock.stages.services.runs.event_log import Block
+from penstock.stages.services.store import rows
+from penstock.stages.services.store import statements as say
+from penstock.stages.services.store.conversations import Conversations
+from penstock.stages.services.store.database import Database, Row, Statement, Value
+from penstock.stages.services.store.items import find_items, find_results
+from penstock.stages.services.store.ledger import Ledger
+from penstock.stages.services.store.orphans import claim, orphans, restart
+from penstock.stages.services.store.servers import STALE, Servers
+from penstock.stages.services.store.stored import History, Orphan, Report, Server, StoredConversation, StoredResponse
+from penstock.stages.services.store.sweep import sweep
+from penstock.stages.services.store.writer import Statements
+
+__all__ = ["History", "Orphan", "Report", "Server", "Store", "StoredConversation", "StoredResponse"]
+
+_GET = f"select {rows.RESPONSE_COLUMNS} from responses where id = $1 and owner = $2"
+
+_CHAIN = f"""
+    with recursive chain (id, previous_response_id, age) as (
+        select id, previous_response_id, 0 from responses where id = $1 and owner = $2
+        union all
+        select older.id, older.previous_response_id, age + 1
+        from chain join responses as older on older.id = chain.previous_response_id and older.owner = $2
+    )
+    select {rows.RESPONSE_COLUMNS} from chain join responses using (id) order by age desc
+"""
+
+_BLOCKS = "select first, count, data from events where response_id = $1 order by first"
+
+_REQUEST = "select request from responses where id = $1 and server_id = $2 and request is not null"
+
+_LOGGED = "select logged from responses where id = $1"
+
+_CONVERSATION = msgspec.json.Decoder(Conversation, dec_hook=unread)
+
+_DELETE = (
+    "delete from responses where id = $1 and owner = $2",
+    "delete from events where response_id = $1 and not exists (select 1 from responses where id = $1)",
+    "delete from items where response_id = $1 and not exists (select 1 from responses where id = $1)",
+)
+
+
+class Store:
+    """What outlives a run.  Whatever cannot be done raises `StoreFailed`, and so does everything behind `close`.
+
+    What this server runs carries its id; when it has not beaten for ``stale`` seconds, the others may take it over.
+    """
+
+    def __init__(self, database: Database, stale: float = STALE) -> None:
+        self._database = database
+        self._ledger = Ledger(database, stale)
+        self._writer = self._ledger.writer
+        self.conversations = Conversations(self._ledger)
+        self.servers = Servers(self._ledger)
+
+    @property
+    def server_id(self) -> str:
+        """This server's name in the store."""
+        return self._ledger.server_id
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether the database could not be written when it was last tried."""
+        return self._writer.is_degraded
+
+    @property
+    def backlog(self) -> int:
+        """Bytes that wait to be written."""
+        return self._writer.backlog
+
+    def check(self) -> None:
+        """Raise `StoreFailed` when too much waits already."""
+        self._writer.check()
+
+    async def open(self) -> None:
+        """Connect, and bring the schema up to date; raises `StoreFailed` if that cannot be."""
+        await self._database.open()
+
+    async def close(self) -> None:
+        """Try once more what waits, then let go of everything.  Closing twice is harmless."""
+        await self._writer.close()
+        await self._database.close()
+
+    # Runs: none of these waits
+
+    def begin(self, stored: StoredResponse) -> None:
+        """Keep a response that this server begins to run, unless it is kept already."""
+        self._queue(stored, partial(self._begun, stored, None, time.time()))
+
+    async def accept(self, stored: StoredResponse, conversation: Conversation) -> None:
+        """Keep a response that this server is going to run, durably, with all that it takes to run it.
+
+        Secrets are not kept: whoever runs it needs them from elsewhere.
+        """
+        begun = partial(self._begun, stored, conversation, time.time())
+        try:
+            await self._writer.carry_out(begun, *_keys(stored.response))
+        except StoreFailed:  # a connection that was lost may have taken it with its last words
+            self._queue(stored, [Statement(sql, (stored.response.id, self.server_id)) for sql in say.WITHDRAWAL])
+            raise
+
+    def start(self, response: Response) -> None:
+        """A response that waited is running."""
+        started = (response.id, response.status, rows.to_json(response), self.server_id)
+        self._writer.queue((Statement(say.START, started),), response.id)
+
+    def append(self, response_id: str, block: Block) -> None:
+        """Keep more of a run's events."""
+        self._writer.queue((self._appended(response_id, block),), response_id)
+
+    def end(self, stored: StoredResponse, block: Block | None) -> asyncio.Future[None]:
+        """Keep a response as it ended, the last of its events and its place in its conversation, which is free again.
+
+        Only what completed, or came to a limit, is added to its conversation; what was not to be stored is, as well.
+        The future is done when all of it is durable.
+        """
+        return self._queue(stored, partial(self._at_the_end, stored, block, time.time()))
+
+    def release(self, response_id: str) -> None:
+        """Let any server run a response that still waits."""
+        self._writer.queue((Statement(say.RELEASE, (response_id, self.server_id)),), response_id)
+
+    def _queue(self, stored: StoredResponse, statements: Statements) -> asyncio.Future[None]:
+        return self._writer.queue(statements, *_keys(stored.response))
+
+    # What is said of a response, as the queue has it made in a thread
+
+    def _begun(self, stored: StoredResponse, request: Conversation | None, now: float) -> Iterator[Statement]:
+        response, origin = stored.response, stored.origin
+        row: tuple[Value, ...] = (
+            response.id,
+            origin.owner,
+            response.previous_response_id,
+            _conversation_id(response),
+            origin.position,
+            now,
+            response.status,
+            self.server_id,
+            rows.to_json(response),
+            rows.to_json(stored.input),
+            None if request is None else rows.to_json(request),
+            rows.tokens_column(stored.tokens),
+        )
+        yield Statement(say.BEGIN, row)
+        yield from self._indexed(response.id, stored.input, now)
+
+    def _at_the_end(self, stored: StoredResponse, block: Block | None, now: float) -> Iterator[Statement]:
+        response = stored.response
+        if response.store and block is not None:
+            yield self._appended(response.id, block)
+        if response.store:
+            yield from self._indexed(response.id, response.output, now)
+        if response.conversation is not UNSET:
+            yield from self._added(stored, response.conversation.id, now)
+        if response.store:
+            yield self._ended(stored, now)
+
+    def _indexed(self, response_id: str, items: Iterable[Item], now: float) -> Iterator[Statement]:
+        for name in rows.known_ids(items):
+            yield Statement(say.INDEX, (response_id, name, now, self.server_id))
+
+    def _appended(self, response_id: str, block: Block) -> Statement:
+        return Statement(say.APPEND, (response_id, block.first, block.count, block.data, self.server_id))
+
+    def _added(self, stored: StoredResponse, conversation_id: str, now: float) -> Iterator[Statement]:
+        """What a response adds to its conversation, which it holds no longer."""
+        response_id = stored.response.id
+        if stored.response.status in ("completed", "incomplete"):
+            items = stored.items
+            yield Statement(say.GROW, (conversation_id, len(items), response_id, self.server_id))
+            for number, item in enumerate(items):
+                known = item.id if rows.can_exist(item.id) else None
+                tokens = rows.token_ids_column(stored.tokens.get(item.id))
+                result = rows.result_column(stored.results.get(item.id))
+                what = (len(items) - number, known, now, rows.to_json(item), tokens, result)
+                yield Statement(say.ADD, (conversation_id, *what, response_id, self.server_id))
+        yield say.unlock(conversation_id, response_id, self.server_id)
+
+    def _ended(self, stored: StoredResponse, now: float) -> Statement:
+        response = stored.response
+        known = rows.tokens_column(stored.tokens), rows.results_column(stored.results)
+        end = (response.id, response.status, rows.to_json(response), *known, now, self.server_id)
+        return Statement(say.END, end)
+
+    # Reading
+
+    async def get(self, response_id: str, owner: str) -> StoredResponse | None:
+        """The response of that id, as it ended or so far."""
+        for row in await self._read(_GET, response_id, owner):
+            return rows.stored_response(row)
+        return None
+
+    async def chain(self, response_id: str, owner: str) -> tuple[StoredResponse, ...]:
+        """The response and all that it continues through ``previous_response_id``, oldest first.
+
+        The chain begins behind the first ancestor that is missing, and is empty if the response itself is.
+        """
+        return tuple(map(rows.stored_response, await self._read(_CHAIN, response_id, owner)))
+
+    async def history(self, response_id: str, owner: str) -> History | None:
+        """All that the next response after this one continues: the items of its chain, and its conversation's before.
+
+        None if there is no such response.
+        """
+        chain = await self.chain(response_id, owner)
+        if not chain:
+            return None
+        before = await self._before(chain[0])
+        tokens, results = dict(before.tokens), dict(before.results)
+        for stored in chain:
+            tokens |= stored.tokens
+            results |= stored.results
+        return History((*_given(before, chain), *chain[-1].response.output), tokens, results)
+
+    async def given(self, response_id: str, owner: str) -> tuple[Item, ...] | None:
+        """All that a response was given to read: what it continues, then its own input; None if there is none."""
+        chain = await self.chain(response_id, owner)
+        if not chain:
+            return None
+        return _given(await self._before(chain[0]), chain)
+
+    async def _before(self, stored: StoredResponse) -> History:
+        """What a response has read of its conversation."""
+        name, origin = _conversation_id(stored.response), stored.origin
+        read = await self.conversations.items(name, origin.owner, origin.position) if name else None
+        return read or History(())
+
+    async def items(self, ids: Sequence[str], owner: str) -> dict[str, Item]:
+        """The items of those ids, by id, wherever they are; those that nobody stored are left out.
+
+        Of several items with one id it is the one that was stored last.
+        """
+        await self._writer.settled()
+        return await find_items(self._ledger, rows.possible(ids), owner)
+
+    async def results(self, ids: Sequence[str], owner: str) -> dict[str, str]:
+        """What calls gave the model to read, by the ids of their items, wherever these came from.
+
+        Those of a response that is gone are left out.
+        """
+        await self._writer.settled()
+        return await find_results(self._ledger, rows.possible(ids), owner)
+
+    async def blocks(self, response_id: str) -> tuple[Block, ...]:
+        """The events of a response, in order; raises `StreamExpired` where they are no longer kept."""
+        found = await self._read(_BLOCKS, response_id)
+        if not found and any(not logged for (logged,) in await self._read(_LOGGED, response_id)):
+            raise StreamExpired("The events of this response are no longer kept: ask for it without its stream.")
+        return tuple(Block(*row) for row in found)
+
+    async def queued(self, response_id: str) -> Conversation | None:
+        """What it takes to run a response that was accepted, without secrets.
+
+        None once it has ended, or is another server's.
+        Raises `RunInterrupted` when this penstock cannot understand what another version has left.
+        """
+        for (request,) in await self._read(_REQUEST, response_id, self.server_id):
+            try:
+                return rows.from_json(request, _CONVERSATION)
+            except StoreFailed as exc:
+                raise RunInterrupted from exc
+        return None
+
+    async def delete(self, response_id: str, owner: str) -> bool:
+        """Forget the response, its events and items, durably; False if there is none of that id.
+
+        What continued it stays: its chain then begins behind the gap.
+        """
+        if not rows.can_exist(response_id):
+            return False
+        first, *others = _DELETE
+        forgotten = [Statement(first, (response_id, owner)), *(Statement(sql, (response_id,)) for sql in others)]
+        counts = await self._writer.carry_out(forgotten, response_id)
+        return counts[0] > 0
+
+    async def _read(self, sql: str, response_id: str, *arguments: Value) -> Sequence[Row]:
+        """The rows of a query about a response, with all that was queued for it."""
+        if not rows.can_exist(response_id):
+            return ()
+        await self._writer.settled(response_id)
+        return await self._ledger.read(sql, response_id, *arguments)
+
+    # What dead servers left
+
+    async def runner(self, response_id: str) -> Server | None:
+        """Who runs a response, or is going to; None if it has ended, or waits for anybody."""
+        await self._writer.settled(response_id)
+        return await self.servers.runner(response_id)
+
+    async def orphans(self) -> tuple[Orphan, ...]:
+        """The oldest of the responses that have not ended and that nobody runs, or is going to."""
+        return await orphans(self._ledger)
+
+    async def claim(self, orphan: Orphan) -> bool:
+        """Take an orphan over, with its place in its conversation; False if another server was first."""
+        return await claim(self._ledger, orphan)
+
+    async def restart(self, response_id: str) -> None:
+        """Forget the events of a response that this server has, which waits again."""
+        await restart(self._ledger, response_id)
+
+    async def sweep(self, keep_responses: float, keep_logs: float) -> Report:
+        """Delete responses and event logs that ended so many seconds ago, and say what is left.
+
+        A response that another one continues stays.
+        """
+        return await sweep(self._ledger, keep_responses, keep_logs)
+
+
+def _given(before: History, chain: Sequence[StoredResponse]) -> tuple[Item, ...]:
+    """What the last response of a chain was given to read, whose first one had read what was ``before`` it."""
+    *older, last = chain
+    return (*before.items, *(item for stored in older for item in stored.items), *last.input)
+
+
+def _keys(response: Response) -> tuple[str, ...]:
+    """What a change of a response changes."""
+    conversation_id = _conversation_id(response)
+    return (response.id,) if conversation_id is None else (response.id, conversation_id)
+
+
+def _conversation_id(response: Response) -> str | None:
+    return None if response.conversation is UNSET else response.conversation.id

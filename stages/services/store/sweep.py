@@ -1,0 +1,65 @@
+"""The sweep: what has been kept long enough goes, a few hundred rows at a time, so that no writer waits long."""
+
+from __future__ import annotations
+
+import time
+
+from penstock.stages.services.store.database import BATCH, NOW, Statement, placeholders
+from penstock.stages.services.store.ledger import Ledger
+from penstock.stages.services.store.stored import Report
+
+_OLD_LOGS = f"""
+    select id from responses
+    where ended_at is not null and logged = 1 and ended_at < $1 order by ended_at limit {BATCH}
+"""
+
+_UNCONTINUED = """
+    not exists (select 1 from responses as later where later.previous_response_id = responses.id)
+"""
+
+_OLD_RESPONSES = f"""
+    select id from responses
+    where ended_at is not null and ended_at < $1 and {_UNCONTINUED} order by ended_at limit {BATCH}
+"""
+
+_LONG_GONE = f"delete from servers where beat_at < {NOW} - 86400"
+
+_COUNT = "select count(*), min(created_at) from responses"
+
+
+async def sweep(ledger: Ledger, keep_responses: float, keep_logs: float) -> Report:
+    """Delete what ended so many seconds ago, and the servers of yesterday; count what is left."""
+    now = time.time()
+    while ids := [name for (name,) in await ledger.read(_OLD_RESPONSES, now - keep_responses)]:
+        if not await _forget(ledger, ids):
+            break
+    while ids := [name for (name,) in await ledger.read(_OLD_LOGS, now - keep_logs)]:
+        if not await _forget_logs(ledger, ids):
+            break
+    await ledger.writer.carry_out((Statement(_LONG_GONE, ()),))
+    ((count, oldest),) = await ledger.read(_COUNT) or ((0, None),)
+    return Report(count, await ledger.size(), now - oldest if oldest else 0.0)
+
+
+async def _forget(ledger: Ledger, ids: list[str]) -> int:
+    """Delete responses that nothing continues; how many were."""
+    these = placeholders(len(ids))
+    gone = f"response_id in ({these}) and not exists (select 1 from responses where id = response_id)"
+    steps = (
+        f"delete from responses where id in ({these}) and {_UNCONTINUED}",
+        f"delete from events where {gone}",
+        f"delete from items where {gone}",
+    )
+    counts = await ledger.writer.carry_out(Statement(sql, tuple(ids)) for sql in steps)
+    return counts[0]
+
+
+async def _forget_logs(ledger: Ledger, ids: list[str]) -> int:
+    """Delete the events of responses; of how many."""
+    these = placeholders(len(ids))
+    steps = (
+        f"update responses set logged = 0 where id in ({these})",
+        f"delete from events where response_id in ({these})",
+    )
+    counts = await ledger.writer.carry_out(Statement(sql, tuple(ids)) for sql in steps)
+    return counts[0]

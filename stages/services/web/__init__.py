@@ -1,0 +1,1 @@
+"""Requests to the web that cannot reach private networks."""

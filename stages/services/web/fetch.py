@@ -1,0 +1,149 @@
+"""Fetching what URLs from outside name: guarded where sockets are made, so on every redirect and retry.
+
+A connector is told which address is about to be connected only when it makes the socket; there the address is judged,
+whatever name, form of number or redirect led to it.  Seconds and redirects are bounded here, bytes by whoever reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from ipaddress import ip_address
+from typing import TypeVar
+
+import aiohttp
+from aiohappyeyeballs import AddrInfoType
+from aiohttp.abc import AbstractResolver
+from yarl import URL
+
+from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks, Blocked, check_address
+
+Read = TypeVar("Read")
+
+PORTS = (80, 443)
+LONGEST_URL = 4_096
+_REDIRECTS = 5
+_SECONDS = 20.0
+
+
+class NotFetched(Exception):
+    """Why nothing came, in words for whoever named the URL."""
+
+
+def guarded_connector(allowed: AllowedNetworks, resolver: AbstractResolver | None = None) -> aiohttp.TCPConnector:
+    """Connections to public addresses on the usual ports, and to what the operator allows on any."""
+
+    def socket_factory(info: AddrInfoType) -> socket.socket:
+        family, kind, protocol, _, address = info
+        if family not in (socket.AF_INET, socket.AF_INET6):
+            raise Blocked("no internet address")
+        check_address(str(address[0]), allowed)
+        if address[1] not in PORTS and not _is_allowed(str(address[0]), allowed):
+            raise Blocked(f"port {address[1]} is not that of the web")
+        made = socket.socket(family, kind, protocol)
+        made.setblocking(False)
+        return made
+
+    return aiohttp.TCPConnector(
+        socket_factory=socket_factory, resolver=resolver, use_dns_cache=False, limit=32, limit_per_host=4
+    )
+
+
+def _is_allowed(address: str, allowed: AllowedNetworks) -> bool:
+    return allowed.holds(ip_address(address.partition("%")[0]))
+
+
+class Fetcher:
+    """Fetches with ``headers``; its connections are made when they are needed."""
+
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        allowed: AllowedNetworks = NOTHING_ALLOWED,
+        resolver: AbstractResolver | None = None,
+    ) -> None:
+        self._headers = headers
+        self._allowed = allowed
+        self._resolver = resolver
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+
+    async def fetch(self, url: str, read: Callable[[aiohttp.ClientResponse], Awaitable[Read]]) -> Read:
+        """What ``read`` makes of the answer at the end of all redirects; raises `NotFetched`."""
+        try:
+            async with asyncio.timeout(_SECONDS):
+                return await self._followed(_checked(url), read)
+        except TimeoutError:
+            raise NotFetched("It took too long.") from None
+        except aiohttp.ClientConnectorError as error:
+            raise NotFetched(_why(error)) from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise NotFetched(f"No answer came that could be read ({type(error).__name__}).") from None
+
+    async def close(self) -> None:
+        """Close the connections."""
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            await session.close()
+
+    async def _followed(self, url: URL, read: Callable[[aiohttp.ClientResponse], Awaitable[Read]]) -> Read:
+        for _ in range(_REDIRECTS + 1):
+            async with self._session(url).get(url, allow_redirects=False) as answer:
+                target = answer.headers.get("Location")
+                if answer.status not in (301, 302, 303, 307, 308) or target is None:
+                    if not 200 <= answer.status < 300:
+                        raise NotFetched(f"Its server answered with status {answer.status}.")
+                    return await read(answer)
+            url = _checked(str(url.join(URL(target))))
+        raise NotFetched("There are too many redirects.")
+
+    def _session(self, url: URL) -> aiohttp.ClientSession:
+        """One for hosts that are allowed by name, whatever their addresses, and one for all others."""
+        trusted = self._allowed.names(url.host or "")
+        if trusted not in self._sessions:
+            connector = (
+                aiohttp.TCPConnector(resolver=self._resolver)
+                if trusted
+                else guarded_connector(self._allowed, self._resolver)
+            )
+            self._sessions[trusted] = aiohttp.ClientSession(
+                connector=connector,
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=_SECONDS, sock_connect=5),
+            )
+        return self._sessions[trusted]
+
+
+async def read_start(content: aiohttp.StreamReader, most: int) -> bytes:
+    """As much of it as may be, after decompression."""
+    body = bytearray()
+    async for chunk in content.iter_chunked(1 << 16):
+        body += chunk
+        if len(body) >= most:
+            break
+    return bytes(body[:most])
+
+
+def _checked(text: str) -> URL:
+    if len(text) > LONGEST_URL:
+        raise NotFetched("The URL is too long.")
+    try:
+        url = URL(text)
+        is_web = url.scheme in ("http", "https") and bool(url.host) and url.port is not None
+    except ValueError:
+        raise NotFetched("This is not a URL.") from None
+    if not is_web:
+        raise NotFetched("Only http:// and https:// can be opened.")
+    if url.user is not None or url.password is not None:
+        raise NotFetched("A URL with a user or a password is not opened.")
+    return url.with_fragment(None)
+
+
+def _why(error: aiohttp.ClientConnectorError) -> str:
+    """Without the addresses: which ones a name has may be nobody's business."""
+    if isinstance(error.os_error, Blocked):
+        return "Its address is not one that may be opened."
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return "There is no such host."
+    return "No connection could be made."

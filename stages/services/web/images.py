@@ -1,0 +1,108 @@
+"""Images of a conversation, fetched: what an engine gets is the image itself, as a data URL.
+
+An image of the web is fetched again for every request, but not for every turn of one: the latest are kept for minutes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.params.json_body import shortened
+from penstock.stages.models.images import NoImage, is_data_url
+from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
+
+if TYPE_CHECKING:
+    from aiohttp.abc import AbstractResolver
+
+LARGEST_SUM = 128 << 20
+"""Characters of all data URLs of a prompt: twice what a few images of the largest size take."""
+
+_AT_ONCE = 8
+"""Of one conversation: another one does not wait for servers that are slow to this one."""
+_KEPT_CHARACTERS = 64 << 20
+_KEPT_SECONDS = 300.0
+
+
+class Images:
+    """Fetches images from the web, under the rule of which addresses may be connected to."""
+
+    def __init__(
+        self,
+        allowed: AllowedNetworks = NOTHING_ALLOWED,
+        resolver: AbstractResolver | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._allowed = allowed
+        self._resolver = resolver
+        self._clock = clock
+        self._kept: OrderedDict[str, tuple[float, str]] = OrderedDict()
+        """Data URLs and when they were fetched, by URL; what was wanted last stands last."""
+        self._size = 0
+        """Characters of all that is kept."""
+
+    async def resolve_all(self, urls: Sequence[str]) -> tuple[str, ...]:
+        """The images at these URLs, each fetched once, as `resolve` gives them."""
+        at_once = asyncio.Semaphore(_AT_ONCE)
+        size = 0
+
+        async def resolved(url: str, times: int) -> str:
+            nonlocal size
+            async with at_once:
+                image = await self.resolve(url)
+            size += len(image) * times
+            if size > LARGEST_SUM:  # told at once: the others may be as large
+                raise InvalidRequest("The images of this conversation are too large together.", param="input")
+            return image
+
+        tasks = {url: asyncio.create_task(resolved(url, times)) for url, times in Counter(urls).items()}
+        try:
+            await asyncio.gather(*tasks.values())
+        finally:
+            for task in tasks.values():
+                task.cancel()
+        return tuple(tasks[url].result() for url in urls)
+
+    async def resolve(self, url: str) -> str:
+        """The image at a URL as a data URL, which a data URL is already; raises `InvalidRequest`."""
+        if is_data_url(url):
+            return url
+        if (kept := self._found(url)) is not None:
+            return kept
+        try:
+            image = await self._fetch(url)
+        except NoImage as error:
+            message = f"The image at {shortened(url)} could not be fetched. {error}"
+            raise InvalidRequest(message, param="input") from error
+        self._keep(url, image)
+        return image
+
+    async def _fetch(self, url: str) -> str:
+        from penstock.stages.services.web.image_fetch import fetch_image  # noqa: PLC0415 - a replay, which fetches nothing, starts sooner
+
+        return await fetch_image(url, self._allowed, self._resolver)
+
+    def _found(self, url: str) -> str | None:
+        if url not in self._kept:
+            return None
+        fetched_at, image = self._kept[url]
+        if fetched_at + _KEPT_SECONDS < self._clock():
+            self._drop(url)
+            return None
+        self._kept.move_to_end(url)
+        return image
+
+    def _keep(self, url: str, image: str) -> None:
+        if url in self._kept:
+            self._drop(url)
+        self._kept[url] = (self._clock(), image)
+        self._size += len(image)
+        while self._size > _KEPT_CHARACTERS:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, url: str) -> None:
+        self._size -= len(self._kept.pop(url)[1])

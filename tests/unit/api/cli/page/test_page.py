@@ -1,0 +1,198 @@
+"""The page of a recording as text, without a browser."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.api.cli.__main__ import main
+from penstock.api.cli.page.flow import Flow, flow_of
+from penstock.api.cli.page.layout import layout_of
+from penstock.api.cli.page.page import page_of
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.frames import ItemClosed, Prompt, TokenChunk, TokenFrame
+from penstock.pipeline.recordings.format import UnreadableRecording, read_recording
+
+HARMONY = Path("fixtures/harmony")
+CASES = sorted(path.parent for path in HARMONY.glob("*/tokens.jsonl"))
+
+
+def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
+    return pipeline
+
+
+def data_of(page: str) -> Any:
+    found = re.search(r'<script id="layout" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return msgspec.json.decode(found[1])
+
+
+def penstock(arguments: Sequence[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["penstock", *map(str, arguments)])
+    main()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_page_shows_every_recorded_frame_once(case: Path) -> None:
+    """Each frame is on the page once, and tokens are with the item that was made of them."""
+    flow = await flow_of(case, unedited)
+    layout = layout_of(flow, case.name)
+    for kind, expected in (
+        ("tokens", len(layout["tokens"]["texts"])),
+        ("events", len(flow.events)),
+        ("frames", len(flow.items)),
+    ):
+        numbers = [number for row in layout["rows"] for number in row.get(kind, ())]
+        assert sorted(numbers) == list(range(expected))
+    recorded = [
+        token
+        for frame in read_recording(case / "tokens.jsonl", TokenFrame).frames
+        if isinstance(frame, TokenChunk)
+        for token in frame.token_ids
+    ]
+    ids = [layout["texts"][number][0] for number in layout["tokens"]["texts"]]
+    assert ids == recorded
+    assert not flow.notes
+    for row in layout["rows"]:
+        closed = flow.items[row["frames"][-1]].frame if row.get("frames") else None
+        if isinstance(closed, ItemClosed) and closed.token_ids:
+            assert told(closed.token_ids) in told(ids[number] for number in row["tokens"])
+
+
+def told(token_ids: Iterable[int]) -> str:
+    return f" {' '.join(map(str, token_ids))} "
+
+
+@given(st.text())
+def test_recorded_text_is_escaped(text: str) -> None:
+    """Any text stands in the page as data, and reads back unchanged."""
+    page = page_of({"name": text, "facts": [text]})
+    assert data_of(page) == {"name": text, "facts": [text]}
+    assert page.count("<script") == 2
+    title = re.search(r"<title>(.*?) · penstock</title>", page, re.DOTALL)
+    assert title is not None
+    assert unescape(title[1]) == text
+
+
+def test_page_is_self_contained() -> None:
+    """The content security policy admits only the page's own scripts and styles, each by its hash."""
+    page = page_of({"name": "x"})
+    policy = re.search(r'Content-Security-Policy" content="(.*?)"', page)
+    assert policy is not None
+    for content in re.findall(r"<(?:style|script)>(.*?)</", page, re.DOTALL):
+        assert b64encode(sha256(content.encode()).digest()).decode() in unescape(policy[1])
+    assert "default-src &#x27;none&#x27;" in policy[1]
+    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", page)
+
+
+async def copied(case: str, folder: Path, *names: str) -> Flow:
+    for name in names:
+        shutil.copy(HARMONY / case / name, folder)
+    return await flow_of(folder, unedited)
+
+
+async def test_recording_of_events_alone_is_shown(tmp_path: Path) -> None:
+    """The page shows the events."""
+    flow = await copied("function_call", tmp_path, "events.jsonl")
+    assert flow.events
+    assert not flow.items
+    assert sum(len(row.get("events", ())) for row in layout_of(flow, "x")["rows"]) == len(flow.events)
+
+
+async def test_recording_of_a_prompt_alone_is_shown(tmp_path: Path) -> None:
+    """The page shows the prompt, and a note says why there is no more."""
+    flow = await copied("function_call", tmp_path, "prompt.jsonl")
+    prompt = read_recording(tmp_path / "prompt.jsonl", Prompt).frames[0]
+    assert layout_of(flow, "x")["prompts"][0]["count"] == len(prompt.token_ids)
+    assert flow.notes
+
+
+async def test_recording_without_its_model_shows_token_numbers(tmp_path: Path) -> None:
+    """Tokens are numbers, and items are the recorded ones."""
+    for name in ("tokens.jsonl", "parsed.jsonl"):
+        lines = (HARMONY / "function_call" / name).read_bytes().splitlines(keepends=True)
+        header = b'{"type":"Recording","format":1,"model":"m","encoding":"chat"}\n'
+        (tmp_path / name).write_bytes(b"".join([header, *lines[1:]]))
+    flow = await flow_of(tmp_path, unedited)
+    layout = layout_of(flow, "x")
+    assert [row["title"] for row in layout["rows"] if row["kind"] == "item"] == [
+        "reasoning",
+        "function call · get_weather",
+    ]
+    assert {layout["texts"][number][1] for number in layout["tokens"]["texts"]} == {None}
+    assert "does not say where its model is" in " ".join(flow.notes)
+
+
+async def test_tokens_are_shown_without_model_and_items(tmp_path: Path) -> None:
+    """Tokens alone suffice for a page."""
+    lines = (HARMONY / "function_call" / "tokens.jsonl").read_bytes().splitlines(keepends=True)
+    header = b'{"type":"Recording","format":1,"model":"m","encoding":"chat"}\n'
+    (tmp_path / "tokens.jsonl").write_bytes(b"".join([header, *lines[1:]]))
+    layout = layout_of(await flow_of(tmp_path, unedited), "x")
+    assert sum(len(row.get("tokens", ())) for row in layout["rows"]) == 32
+
+
+async def test_events_that_differ_from_replay_are_noted(tmp_path: Path) -> None:
+    """A note names the first event that the stages make differently now."""
+    events = (HARMONY / "function_call" / "events.jsonl").read_bytes()
+    shutil.copy(HARMONY / "function_call" / "tokens.jsonl", tmp_path)
+    (tmp_path / "events.jsonl").write_bytes(events.replace(b'"delta":" call"', b'"delta":" CALL"'))
+    assert "From number 6 on" in " ".join((await flow_of(tmp_path, unedited)).notes)
+
+
+def test_inspect_writes_a_page_and_prints_its_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command prints the path of the page that it wrote."""
+    page = tmp_path / "there.html"
+    penstock(["inspect", HARMONY / "greeting", page], monkeypatch)
+    assert capsys.readouterr().out == f"{page}\n"
+    assert data_of(page.read_text("utf-8"))["name"] == "greeting"
+
+
+def test_broken_recording_is_reported_with_file_and_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit code is 2."""
+    lines = (HARMONY / "greeting" / "tokens.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "tokens.jsonl").write_bytes(b"".join([*lines[:3], b"nonsense\n", *lines[4:]]))
+    with pytest.raises(SystemExit) as ended:
+        penstock(["inspect", tmp_path], monkeypatch)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith(f"penstock: {tmp_path}/tokens.jsonl:4: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--with", "nothing"], "--with nothing: "),
+        (["nowhere/page.html"], "nowhere/page.html: the page cannot be written: "),
+    ],
+)
+def test_unusable_arguments_are_one_line_errors(
+    arguments: list[str], problem: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The status is 2, as that of the other commands is."""
+    with pytest.raises(SystemExit) as ended:
+        penstock(["inspect", HARMONY / "greeting", *arguments], monkeypatch)
+    told = capsys.readouterr().err
+    assert (ended.value.code, told.count("\n")) == (2, 1)
+    assert told.startswith(f"penstock: {problem}")
+
+
+async def test_folder_without_recording_is_refused(tmp_path: Path) -> None:
+    """A folder without a recording is none."""
+    with pytest.raises(UnreadableRecording):
+        await flow_of(tmp_path, unedited)

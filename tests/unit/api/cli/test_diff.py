@@ -1,0 +1,178 @@
+"""``penstock diff``: differences of two recordings are found, insignificant ones are ignored."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from itertools import cycle, groupby, repeat
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.api.cli.diff import recorded, replayed
+from penstock.api.cli.recorded_model import model_of
+from penstock.api.cli.rerun import rerun
+from penstock.pipeline.frames import GenerationStarted, ItemDelta, TokenChunk, TokenFrame
+from penstock.pipeline.protocol.events import Event
+from penstock.pipeline.recordings.difference import Line, is_chunked_alike, parting
+from penstock.pipeline.recordings.format import FILES, FORMAT, End, Header, read_frames, replay, write_frames
+from penstock.pipeline.trace import traced
+from tests.support.paths import CHAT, HARMONY
+from tests.support.processes import RunCommand
+
+CASES = sorted(HARMONY.glob("*/"), key=lambda case: case.name)
+RECORDING = HARMONY / "function_call"
+CHAT_CALL = CHAT / "gemma4_call"
+NAMES = ["function_call", "greeting", "served_python", "stray_markers_in_content", "logprobs"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+async def test_recording_equals_its_replay(case: Path) -> None:
+    """A fixture differs neither from itself nor from a replay of it."""
+    lines = recorded(case)
+    again = replayed(await rerun(case))
+    for exact in (False, True):
+        assert all(parting(lines[stage], lines[stage], exact=exact) is None for stage in lines)
+        assert all(parting(lines[stage], again[stage], exact=exact) is None for stage in FILES if stage in again)
+
+
+def changed(frame: Any) -> Any:
+    """Another frame of the same class."""
+    match frame:
+        case TokenChunk():
+            return msgspec.structs.replace(frame, token_ids=(frame.token_ids[0] + 1, *frame.token_ids[1:]))
+        case ItemDelta():
+            return msgspec.structs.replace(frame, text=f"~{frame.text[1:]}")
+        case _ if hasattr(frame, "delta"):
+            return msgspec.structs.replace(frame, delta=f"~{frame.delta[1:]}")
+        case Event():
+            return msgspec.structs.replace(frame, sequence_number=frame.sequence_number + 1000)
+        case _:
+            return None
+
+
+@given(st.sampled_from(NAMES), st.sampled_from(["generate", "parse", "emit"]), st.data(), st.booleans())
+def test_changed_frame_is_found_with_its_line(name: str, stage: str, data: st.DataObject, exact: bool) -> None:
+    """The first changed frame is found, with its line number on both sides."""
+    lines = recorded(HARMONY / name)[stage]
+    at = data.draw(st.sampled_from([at for at, each in enumerate(lines) if changed(each.frame)]))
+    other = [*lines[:at], Line(changed(lines[at].frame), lines[at].number), *lines[at + 1 :]]
+    found = parting(lines, other, exact=exact)
+    assert found is not None
+    assert (found.line, found.other_line) == (lines[at].number, lines[at].number)
+
+
+@given(st.sampled_from(NAMES), st.lists(st.integers(1, 9), min_size=1))
+async def test_rechunked_tokens_are_no_difference(name: str, sizes: list[int]) -> None:
+    """Chunks of other sizes give the same frames at all junctions, unless these are compared exactly."""
+    frames = list(read_frames(HARMONY / name / "tokens.jsonl", TokenFrame))
+    others = list(rechunked(frames, cycle(sizes)))
+    lines = [await through(made) for made in (frames, others)]
+    for one, other in zip(*lines, strict=True):
+        assert parting(one, other, exact=False) is None
+    one, other = lines[0][0], lines[1][0]
+    assert is_chunked_alike(one, other) == (parting(one, other, exact=True) is None) == (frames == others)
+
+
+def rechunked(frames: list[TokenFrame], sizes: Iterator[int]) -> Iterator[TokenFrame]:
+    for is_chunk, group in groupby(frames, lambda frame: isinstance(frame, TokenChunk)):
+        if not is_chunk:
+            yield from group
+            continue
+        chunks = [chunk for chunk in group if isinstance(chunk, TokenChunk)]
+        tokens = [token for chunk in chunks for token in chunk.token_ids]
+        logprobs = [logprob for chunk in chunks for logprob in chunk.logprobs]
+        while tokens:
+            size = next(sizes)
+            yield TokenChunk(tuple(tokens[:size]), tuple(logprobs[:size]))
+            tokens, logprobs = tokens[size:], logprobs[size:]
+
+
+async def through(frames: list[TokenFrame]) -> list[list[Line]]:
+    """The tokens, what is parsed of them, and its events if there is one turn."""
+    model = model_of(Header(FORMAT))
+    is_one_turn = sum(isinstance(frame, GenerationStarted) for frame in frames) == 1
+    pipeline = model.pipeline.since("parse").upto("emit" if is_one_turn else "parse")
+    trace = await traced(pipeline, replay(frames))
+    return [
+        [Line(frame, number) for number, frame in enumerate([*crossed.frames, End(len(crossed.frames))], start=2)]
+        for crossed in trace.junctions
+    ]
+
+
+def test_ids_and_times_are_no_difference(penstock: RunCommand, tmp_path: Path) -> None:
+    """Ids and times may differ between two runs; ``--exact`` reports them."""
+    for path in RECORDING.glob("*.jsonl"):
+        text = path.read_text().replace("66756e6374696f6e5f63616c6c000000", "0123456789abcdef0123456789abcdef")
+        text = text.replace("1790000000", "1790000077").replace('"duration":0.71', '"duration":3.14')
+        (tmp_path / path.name).write_text(text)
+    assert penstock("diff", RECORDING, tmp_path).status == 0
+    told = penstock("diff", RECORDING, tmp_path, "--exact")
+    assert told.status == 1
+    assert told.out.startswith(
+        b"conversation.jsonl:2: Conversation response.id 'resp_66756e6374696f6e5f63616c6c000000' != "
+    )
+
+
+def test_reference_to_another_item_is_a_difference(penstock: RunCommand, tmp_path: Path) -> None:
+    """Ids may differ, but must refer to the same items."""
+    events = RECORDING / "events.jsonl"
+    wrong = events.read_text().replace('"sequence_number":9,"item_id":"rs_6', '"sequence_number":9,"item_id":"rs_5')
+    (tmp_path / "events.jsonl").write_text(wrong)
+    told = penstock("diff", events, tmp_path / "events.jsonl")
+    assert told.status == 1
+    assert told.out.startswith(b"events.jsonl:12: response.reasoning_text.delta item_id ")
+
+
+def test_first_differing_junction_is_reported(penstock: RunCommand, tmp_path: Path) -> None:
+    """The report is one line; ``--context`` adds the lines around it."""
+    shutil.copytree(RECORDING, tmp_path, dirs_exist_ok=True)
+    parsed = tmp_path / "parsed.jsonl"
+    parsed.write_text(parsed.read_text().replace('"Paris"', '"paris"'))
+    told = penstock("diff", RECORDING, tmp_path, "--context", "1")
+    assert (told.status, told.err) == (1, "")
+    assert told.out.decode().splitlines() == [
+        "parsed.jsonl:17: ItemDelta text 'Paris' != 'paris'",
+        '    16  {"type":"ItemDelta","text":"\\":\\""}',
+        '-   17  {"type":"ItemDelta","text":"Paris"}',
+        '+   17  {"type":"ItemDelta","text":"paris"}',
+    ]
+    assert penstock("diff", tmp_path).out.startswith(b"parsed.jsonl:17: ")
+
+
+def test_different_chunking_is_noted(penstock: RunCommand, tmp_path: Path) -> None:
+    """Other chunks are no difference, but a line mentions them."""
+    frames = list(read_frames(RECORDING / "tokens.jsonl", TokenFrame))
+    write_frames(tmp_path / "tokens.jsonl", rechunked(frames, repeat(4)), Header(FORMAT, "tiny-gpt-oss"))
+    told = penstock("diff", RECORDING, tmp_path)
+    assert (told.status, told.out) == (0, b"the same, in other pieces: tokens.jsonl\n")
+
+
+def test_junctions_without_replay_are_reported(penstock: RunCommand) -> None:
+    """Only the replayed junctions are compared, and stderr names the reason."""
+    told = penstock("diff", CHAT_CALL)
+    assert (told.status, told.out) == (0, b"")
+    assert told.err.startswith(f"penstock: {CHAT_CALL}: only a model of its kind can read its tokens")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["nothing", RECORDING], "penstock: nothing: there is nothing here"),
+        ([RECORDING / "tokens.jsonl", RECORDING / "parsed.jsonl"], "penstock: there are tokens.jsonl on one side, and"),
+        ([RECORDING, RECORDING, "--from", "emit"], "penstock: --from, --to and --with are for a replay"),
+        ([RECORDING, "--from", "nothing"], "penstock: a replay begins with one of"),
+    ],
+)
+def test_incomparable_recordings_are_one_line_errors(
+    penstock: RunCommand, arguments: list[object], reason: str
+) -> None:
+    """The status is 2, as that of diff is."""
+    ended = penstock("diff", *arguments)
+    assert (ended.status, ended.out) == (2, b"")
+    assert ended.err.startswith(reason)
+    assert ended.err.count("\n") == 1

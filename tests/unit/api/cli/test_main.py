@@ -1,0 +1,36 @@
+"""The ``penstock`` command as its users run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from penstock.api.cli.__main__ import COMMANDS, main
+from tests.support.paths import ROOT
+
+Run = Callable[..., bytes]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+    def run(*arguments: str) -> bytes:
+        monkeypatch.setattr("sys.argv", ["penstock", *arguments])
+        main()
+        return capsysbinary.readouterr().out
+
+    return run
+
+
+def test_readme_shows_drawn_pipeline(run: Run) -> None:
+    """The picture in the README is the one that the code draws."""
+    assert run("show").decode() in (ROOT / "README.md").read_text()
+
+
+def test_unknown_command_lists_the_known_ones(run: Run, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """A usage error names all commands."""
+    with pytest.raises(SystemExit) as ended:
+        run("reply")
+    assert ended.value.code == 2
+    told = capsysbinary.readouterr().err.decode()
+    assert all(f"\n  {command} " in told for command in COMMANDS)

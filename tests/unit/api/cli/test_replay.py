@@ -1,0 +1,306 @@
+"""``penstock replay``: recorded frames give the recorded output, and errors are one line."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.api.cli.replay import paced
+from penstock.pipeline.frames import EmittedFrame, TokenChunk, TokenFrame
+from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.recordings.format import (
+    FORMAT,
+    End,
+    Failure,
+    Header,
+    line,
+    read_frames,
+    read_recording,
+    write_frames,
+)
+from penstock.stages.models.harmony.vocabulary import load_encoding
+from tests.support.event_streams import final, read_sse
+from tests.support.paths import CHAT, HARMONY, ROOT
+from tests.support.processes import RunCommand
+
+CASES = sorted(HARMONY.glob("*/"), key=lambda case: case.name)
+RECORDING = HARMONY / "function_call"
+SERVED = HARMONY / "served_python"
+CHAT_CALL = CHAT / "gemma4_call"
+
+PLUGINS = """
+from penstock.pipeline.frames import ItemDelta, TurnFinished
+
+async def shout(source):
+    async for frame in source:
+        yield ItemDelta(frame.text.upper()) if isinstance(frame, ItemDelta) else frame
+
+async def fail(source):
+    async for frame in source:
+        if isinstance(frame, ItemDelta):
+            raise ValueError("not this one")
+        yield frame
+
+async def lose(source):
+    async for frame in source:
+        if not isinstance(frame, TurnFinished):
+            yield frame
+"""
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_replay_yields_recorded_frames(case: Path, penstock: RunCommand, tmp_path: Path) -> None:
+    """With ``--json``, the output is the recording of the last junction."""
+    replayed = penstock("replay", case, "--json", "--to", "emit")
+    assert (replayed.status, replayed.err) == (0, "")
+    (tmp_path / "events.jsonl").write_bytes(replayed.out)
+    assert read_recording(tmp_path / "events.jsonl", EmittedFrame) == read_recording(
+        case / "events.jsonl", EmittedFrame
+    )
+
+
+def test_replay_from_any_stage_yields_recorded_stream(penstock: RunCommand) -> None:
+    """A replay from any stage gives the same stream, and the same prompt and tokens."""
+    replayed = penstock("replay", RECORDING, "--sse").out
+    assert [event.__struct_config__.tag for event in read_sse(replayed)][-1] == "response.completed"
+    for stage in ("converse", "render", "generate", "parse", "emit", "persist"):
+        assert penstock("replay", RECORDING, "--sse", "--from", stage).out == replayed
+    assert penstock("replay", RECORDING / "tokens.jsonl", "--sse").out == replayed
+
+
+def test_tool_results_are_replayed(penstock: RunCommand) -> None:
+    """If tools ran between the turns, a replay begins after them, or later if the command says so."""
+    replayed = penstock("replay", SERVED, "--sse").out
+    assert final(read_sse(replayed)) == msgspec.json.decode((SERVED / "response.json").read_bytes(), type=Response)
+    assert penstock("replay", SERVED, "--sse", "--from", "persist").out == replayed
+
+
+def test_replay_ends_at_named_stage(penstock: RunCommand) -> None:
+    """``--to`` shows the output of a stage."""
+    written = penstock("replay", RECORDING, "--from", "render", "--to", "generate", "--json").out
+    frames = [msgspec.json.decode(each) for each in written.splitlines()]
+    assert [frame["type"] for frame in frames[:3]] == ["Recording", "GenerationStarted", "TokenChunk"]
+    assert len(frames) - 2 == len(list(read_frames(RECORDING / "tokens.jsonl", TokenFrame)))
+
+
+def test_unreadable_tokens_are_replayed_from_their_items(penstock: RunCommand) -> None:
+    """Without the chat model, the events are those of the recorded items, and the reason is reported."""
+    replayed = penstock("replay", CHAT_CALL, "--sse", "--from", "parse")
+    assert replayed.status == 0
+    assert "only a model of its kind can read its tokens" in replayed.err
+    assert [event.sequence_number for event in read_sse(replayed.out)] == list(range(20))
+
+
+def test_several_recordings_are_replayed_in_order(penstock: RunCommand) -> None:
+    """Each has a heading."""
+    told = penstock("replay", RECORDING, SERVED).out.decode()
+    assert told.index(str(RECORDING)[-30:]) < told.index(str(SERVED)[-30:])
+
+
+def test_readme_shows_printed_timeline(penstock: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timeline in the README is the one that is printed."""
+    monkeypatch.setenv("COLUMNS", "112")
+    told = penstock("replay", HARMONY / "start_missing").out.decode()
+    assert told[told.index("● turn 1 begins") :] in (ROOT / "README.md").read_text()
+
+
+# Stages of one's own
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Callable[[str], str]:
+    def install(name: str) -> str:
+        path = tmp_path / f"{name}.py"
+        signature = "(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:"
+        path.write_text(
+            "from collections.abc import AsyncGenerator, AsyncIterator\n"
+            "from penstock.pipeline.frames import ParsedFrame\n"
+            + PLUGINS.replace("(source):", signature)
+            + f"\ndef install(pipeline):\n    return pipeline.after('parse', '{name}', {name})\n"
+        )
+        return f"{path}:install"
+
+    return install
+
+
+def test_plugin_stage_takes_part_in_replay(penstock: RunCommand, install: Callable[[str], str]) -> None:
+    """``--with`` edits the pipeline."""
+    replayed = penstock("replay", RECORDING, "--sse", "--with", install("shout"))
+    assert '{"CITY":"PARIS"}' in str(final(read_sse(replayed.out)).output)
+
+
+def test_raising_stage_is_named(penstock: RunCommand, install: Callable[[str], str]) -> None:
+    """The output has the events so far, then the stage, the error and its place; the status is 1."""
+    replayed = penstock("replay", RECORDING, "--sse", "--with", install("fail"))
+    assert replayed.status == 1
+    assert [event.__struct_config__.tag for event in read_sse(replayed.out)][-1] == "response.failed"
+    assert "stage fail raised ValueError: not this one (" in replayed.err
+    assert "fail.py:" in replayed.err
+    assert "Traceback" not in replayed.err
+
+
+def test_stage_that_drops_a_frame_is_reported_by_broken_rule(
+    penstock: RunCommand, install: Callable[[str], str]
+) -> None:
+    """The next stage ends the response; other recordings of the command are not blamed."""
+    replayed = penstock("replay", RECORDING, "--sse", "--with", install("lose"))
+    assert [event.__struct_config__.tag for event in read_sse(replayed.out)][-1] == "response.failed"
+    assert "stage emit raised InvariantBroken: every turn ends with TurnFinished (" in replayed.err
+    assert (replayed.status, replayed.err.count("\n")) == (1, 1)
+
+
+IN_BETWEEN = """
+from collections.abc import AsyncGenerator, AsyncIterator
+from penstock.pipeline.frames import TokenChunk, TokenFrame
+
+async def fail(source: AsyncIterator[TokenFrame]) -> AsyncGenerator[TokenFrame, None]:
+    async for frame in source:
+        if isinstance(frame, TokenChunk):
+            raise ValueError("not this one")
+        yield frame
+
+def install(pipeline):
+    return pipeline.after("generate", "fail", fail)
+"""
+
+
+def test_stage_that_raises_at_once_is_named(penstock: RunCommand, tmp_path: Path) -> None:
+    """There are no events, and their absence is not the reported error."""
+    (tmp_path / "between.py").write_text(IN_BETWEEN.replace("isinstance(frame, TokenChunk)", "True"))
+    replayed = penstock("replay", RECORDING, "--sse", "--with", f"{tmp_path / 'between.py'}:install")
+    assert (replayed.status, replayed.out) == (1, b"")
+    assert "raised ValueError: not this one (" in replayed.err
+
+
+@pytest.mark.parametrize("since", [[], ["--from", "render"], ["--from", "converse"]])
+def test_tokens_pass_plugin_stages_after_generate(penstock: RunCommand, tmp_path: Path, since: list[str]) -> None:
+    """Frames are recorded directly after their stage, before plug-in stages see them."""
+    (tmp_path / "between.py").write_text(IN_BETWEEN)
+    replayed = penstock("replay", RECORDING, "--sse", *since, "--with", f"{tmp_path / 'between.py'}:install")
+    assert replayed.status == 1
+    assert "raised ValueError: not this one (" in replayed.err
+
+
+def test_timeline_shows_output_of_plugin_stages(penstock: RunCommand, tmp_path: Path) -> None:
+    """The texts are those that a client gets; a line marks the first event that differs from the recording."""
+    greeting = list(read_frames(HARMONY / "greeting/tokens.jsonl", TokenFrame))
+    tokens = load_encoding().encode_markup("<|channel|>final<|message|>Write to jo@example.org.<|return|>")
+    frames = [greeting[0], *(TokenChunk((token,)) for token in tokens), greeting[-1]]
+    write_frames(tmp_path / "tokens.jsonl", frames)
+    (tmp_path / "events.jsonl").write_bytes(penstock("replay", tmp_path, "--json").out)
+    recorded = penstock("replay", tmp_path).out.decode()
+    assert "Write to jo@example.org." in recorded
+    assert "the events are not" not in " ".join(recorded.split())
+    redacted = penstock(
+        "replay", tmp_path, "--with", f"{ROOT / 'tests/flow/examples/redact_emails.py'}:install"
+    ).out.decode()
+    assert "│ Write to [e-mail]." in redacted
+    assert "jo@" not in redacted[redacted.index("turn 1 begins") :]
+    assert "on the events are not those recorded: " in " ".join(redacted.split())
+
+
+def test_stages_that_cannot_run_are_reported(penstock: RunCommand, install: Callable[[str], str]) -> None:
+    """If tools ran between the turns, no stage within a turn runs again."""
+    replayed = penstock("replay", SERVED, "--sse", "--with", install("shout"))
+    assert replayed.err == f"penstock: {SERVED}: shout did not run: conversed.jsonl was recorded behind it\n"
+
+
+# How it ended
+
+
+def ending(tmp_path: Path, end: End) -> Path:
+    """The tokens of a fixture, with another end."""
+    frames = list(read_frames(RECORDING / "tokens.jsonl", TokenFrame))[:9]
+    end = End(len(frames), end.failure, end.abandoned)
+    path = tmp_path / "tokens.jsonl"
+    path.write_bytes(b"".join(map(line, (Header(FORMAT, "tiny-gpt-oss"), *frames, end))))
+    return path
+
+
+def test_recorded_failure_is_replayed(penstock: RunCommand, tmp_path: Path) -> None:
+    """The failure is no fault of a stage; timeline and events both show it."""
+    path = ending(tmp_path, End(0, Failure("EngineFailed", "out of memory")))
+    assert penstock("replay", path, "--sse").status == 0
+    told = " ".join(penstock("replay", path).out.decode().split())
+    assert "the recorded stream failed here: EngineFailed: out of memory" in told
+    assert "failed · server_error: out of memory" in told
+
+
+def test_replay_of_abandoned_stream_has_no_terminal_event(penstock: RunCommand, tmp_path: Path) -> None:
+    """The replay ends at the frame after which the client left."""
+    path = ending(tmp_path, End(0, abandoned=True))
+    replayed = penstock("replay", path, "--sse")
+    assert replayed.status == 0
+    assert b"[DONE]" not in replayed.out
+    assert "nobody read on from here" in penstock("replay", path).out.decode()
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(0, 1000)), max_size=20), st.floats(0.1, 10))
+def test_paced_frames_keep_their_recorded_times(times: list[float | None], speed: float) -> None:
+    """A paced replay waits for the recorded time of each frame, counted from the first."""
+    with pytest.MonkeyPatch.context() as patched:
+        clock = [50.0]
+        patched.setattr("time.monotonic", lambda: clock[0])
+        patched.setattr("time.sleep", lambda seconds: clock.append(clock.pop() + seconds))
+        shown = list(paced(((at, at) for at in times), speed))
+        assert shown == times
+        known = [at for at in times if at is not None]
+        longest = max((at - known[0] for at in known), default=0.0)
+        assert clock[0] == pytest.approx(50.0 + longest / speed)
+        assert list(paced(((at, at) for at in times), None)) == times
+
+
+# What cannot be replayed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["fixtures/harmony/nothing"], "penstock: fixtures/harmony/nothing: there is nothing here"),
+        (["fixtures/harmony"], "penstock: fixtures/harmony: there is no recording here: none of conversation.jsonl"),
+        (["x" * 300], f"penstock: {'x' * 300}: it cannot be read: File name too long"),
+        (["README.md"], "penstock: README.md: a file of a recording is told by its name, one of"),
+        ([RECORDING, "--from", "parsing"], "penstock: a replay begins with one of converse, render, generate, parse"),
+        ([RECORDING, "--to", "parsing"], "penstock: no stage named 'parsing'; there are parse, emit, persist"),
+        ([SERVED, "--from", "parse"], "penstock: tools ran between the turns of"),
+        ([RECORDING / "parsed.jsonl", "--from", "parse"], "penstock: parse reads tokens.jsonl, which is not in"),
+        ([RECORDING / "prompt.jsonl"], f"penstock: {RECORDING}/prompt.jsonl: nothing of the answer was recorded"),
+        (
+            [RECORDING / "prompt.jsonl", "--from", "generate"],
+            "penstock: --from generate asks a model, and what it said",
+        ),
+        ([RECORDING, "--to", "parse", "--sse"], "penstock: what parse gives are no events: see them with --json"),
+        ([RECORDING, "--with", "nowhere:install"], "penstock: --with nowhere:install: "),
+    ],
+)
+def test_unreplayable_recording_is_a_one_line_error(
+    penstock: RunCommand, monkeypatch: pytest.MonkeyPatch, arguments: list[object], reason: str
+) -> None:
+    """The status is that of a usage error, and there is no traceback."""
+    monkeypatch.chdir(ROOT)
+    ended = penstock("replay", *arguments)
+    assert (ended.status, ended.out) == (2, b"")
+    assert ended.err.startswith(reason)
+    assert ended.err.count("\n") == 1
+
+
+def test_broken_recording_is_reported_with_file_and_line(penstock: RunCommand, tmp_path: Path) -> None:
+    """The file and the line come first."""
+    shutil.copytree(RECORDING, tmp_path, dirs_exist_ok=True)
+    tokens = tmp_path / "tokens.jsonl"
+    tokens.write_bytes(tokens.read_bytes().replace(b"[35644]", b'["analysis"]'))
+    ended = penstock("replay", tmp_path)
+    assert ended.status == 2
+    assert ended.err.startswith(f"penstock: {tokens}:4: ")
+
+
+def test_speed_must_be_a_positive_number(penstock: RunCommand) -> None:
+    """Anything else is a usage error."""
+    assert penstock("replay", RECORDING, "--speed", "fast").status == 2
+    assert penstock("replay", RECORDING, "--speed", "0").status == 2

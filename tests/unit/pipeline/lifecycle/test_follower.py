@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET
+from msgspec.structs import replace
+
+from penstock.pipeline.errors import EngineFailed
+from penstock.pipeline.frames import AnnotationAdded
+from penstock.pipeline.lifecycle.follower import Follower
+from penstock.pipeline.lifecycle.ladders import NOT_LISTED
+from penstock.pipeline.protocol.events import (
+    CodeInterpreterCallCodeDelta,
+    CodeInterpreterCallInterpreting,
+    Event,
+    McpCallArgumentsDone,
+    McpCallCompleted,
+    McpCallFailed,
+    McpListToolsCompleted,
+    McpListToolsFailed,
+    McpListToolsInProgress,
+    OutputItemAdded,
+    OutputTextDelta,
+    ResponseCreated,
+    ResponseEvent,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseQueued,
+    ShellCallCommandDone,
+    ShellCallOutputContentDelta,
+    TerminalEvent,
+    TextDelta,
+    TextDone,
+    WebSearchCallSearching,
+)
+from penstock.pipeline.protocol.items import (
+    McpApprovalRequest,
+    McpListTools,
+    Message,
+    OutputText,
+    ReasoningText,
+    Refusal,
+    SummaryText,
+)
+from penstock.pipeline.protocol.response import ErrorDetails, Response
+from tests.support.event_streams import checked, final
+from tests.support.examples import examples
+from tests.support.frames import (
+    CITATION,
+    LISTED_TOOL,
+    SHELL_OUTPUT,
+    SUMMARY_OPTIONS,
+    Frames,
+    approval,
+    client_turn,
+    code_call,
+    custom_tool_call,
+    event_types,
+    finished,
+    form_call,
+    function_call,
+    is_unforeseen,
+    mcp_call,
+    mcp_list,
+    message,
+    rare_turn,
+    reasoning,
+    refusal,
+    response_frames,
+    server_turns,
+    shell_call,
+    shell_output,
+    spelled_delta,
+    started,
+    summary_turn,
+    web_call,
+    whole_turn,
+    written_events,
+)
+
+BROKE = EngineFailed("It broke.")
+
+
+def broken_off(events: Iterable[ResponseEvent], error: Exception | None = BROKE) -> list[ResponseEvent]:
+    """A stream that goes no further, and how it is ended; checked."""
+    stream, seen = Follower(), []
+    for event in events:
+        stream.feed(event)
+        seen.append(event)
+    return checked([*seen, *stream.end(error)])
+
+
+def upto_last_delta(frames: Frames) -> list[ResponseEvent]:
+    events = written_events(frames)
+    last = max(at for at, event in enumerate(events) if isinstance(event, TextDelta))
+    return events[: last + 1]
+
+
+@pytest.mark.parametrize(
+    ("item", "fields", "last"),
+    [
+        (reasoning("So", "."), {}, {"content": (ReasoningText("So."),), "summary": ()}),
+        (reasoning("So", "."), {"reasoning": SUMMARY_OPTIONS}, {"content": UNSET, "summary": (SummaryText("So."),)}),
+        (refusal("N", "o."), {}, {"content": (Refusal("No."),)}),
+        (function_call('{"', "a"), {}, {"arguments": '{"a'}),
+        (custom_tool_call("l", "s"), {}, {"input": "ls"}),
+        (mcp_call('{"', "a"), {}, {"arguments": '{"a', "output": None, "error": None}),
+        (code_call("1 ", "+"), {}, {"code": "1 +", "outputs": None}),
+    ],
+)
+def test_open_item_keeps_its_text_as_incomplete(item: Frames, fields: Any, last: Any) -> None:
+    """An open item of any kind is closed as incomplete, with all the text that it had."""
+    response = final(broken_off(upto_last_delta((started(**fields), *message("Hello!"), *item, finished()))))
+    first, cut = response.output
+    assert (first.status, cut.status) == ("completed", "incomplete")
+    assert {name: getattr(cut, name) for name in last} == last
+
+
+def test_open_message_keeps_annotations_and_logprobs() -> None:
+    """An interrupted message has the annotations and logprobs that were sent."""
+    tokens = spelled_delta("Hé")
+    events = upto_last_delta((started(), *message(AnnotationAdded(CITATION), tokens), finished()))
+    (cut,) = final(broken_off(events)).output
+    assert cut == Message(
+        "msg_10000", "incomplete", "assistant", (OutputText("Hé", (CITATION,), tokens.logprobs),), "final_answer"
+    )
+
+
+def test_message_without_a_part_gets_an_empty_one() -> None:
+    """Clients expect a message to have a first part."""
+    (cut,) = final(broken_off(written_events((started(), *message("Hello!"), finished()))[:3])).output
+    assert cut == Message("msg_10000", "incomplete", "assistant", (OutputText(""),), "final_answer")
+
+
+def test_queued_response_fails_with_one_event() -> None:
+    """An error before the response is in progress yields only ``response.failed``."""
+    events = written_events(whole_turn())
+    assert isinstance(events[0], ResponseCreated)
+    waiting = replace(events[0].response, status="queued")
+    ended = broken_off([ResponseCreated(0, waiting), ResponseQueued(1, waiting)])
+    assert [type(event) for event in ended] == [ResponseCreated, ResponseQueued, ResponseFailed]
+    assert final(ended).error == ErrorDetails("server_error", "It broke.")
+
+
+def test_stream_that_has_not_begun_cannot_end() -> None:
+    """Without a response there is nothing to fail, so the error is the caller's."""
+    with pytest.raises(RuntimeError, match="not begun"):
+        list(Follower().end(BROKE))
+
+
+def upto(kind: type[Event], item: Frames) -> list[ResponseEvent]:
+    """The events of a turn up to the last one of that kind."""
+    events = written_events((started(), *item, finished()))
+    last = max(at for at, event in enumerate(events) if type(event) is kind)
+    return events[: last + 1]
+
+
+@pytest.mark.defect("V7")
+@pytest.mark.parametrize(
+    ("item", "at", "rest"),
+    [
+        (mcp_call("{}"), OutputItemAdded, ["mcp_call.in_progress", "mcp_call_arguments.done"]),
+        (mcp_call("{}"), McpCallArgumentsDone, []),
+        (mcp_call("{}"), McpCallCompleted, []),
+        (mcp_call("{}", error="No."), McpCallFailed, []),
+        (code_call("1"), CodeInterpreterCallCodeDelta, ["code_interpreter_call_code.done"]),
+        (code_call("1"), CodeInterpreterCallInterpreting, []),
+        (web_call("{}"), OutputItemAdded, ["web_search_call.in_progress"]),
+        (web_call("{}"), WebSearchCallSearching, []),
+        (
+            form_call("shell", '{"commands": ["a", "b"]}'),
+            ShellCallCommandDone,
+            [],
+        ),
+        (
+            shell_call('{"commands": ["a", "b"]}'),
+            OutputItemAdded,
+            [f"shell_call_command.{step}" for _ in range(2) for step in ("added", "delta", "done")],
+        ),
+        ((*shell_call("{}"), *shell_output(SHELL_OUTPUT)), ShellCallOutputContentDelta, []),
+        (form_call("local_shell"), OutputItemAdded, []),
+        (form_call("apply_patch"), OutputItemAdded, []),
+    ],
+)
+def test_interrupted_call_is_incomplete(item: Frames, at: type[Event], rest: list[str]) -> None:
+    """No event says that it ran, worked or failed; the item is incomplete and has no result."""
+    events = upto(at, item)
+    ended = broken_off(events)
+    assert event_types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
+    cut = final(ended).output[-1]
+    assert getattr(cut, "status", None) == "incomplete"
+    assert not [getattr(cut, name, None) for name in ("output", "outputs", "error") if getattr(cut, name, None)]
+
+
+@pytest.mark.defect("B11")
+@pytest.mark.parametrize(
+    ("item", "at", "rest"),
+    [
+        (mcp_list(LISTED_TOOL), OutputItemAdded, ["mcp_list_tools.in_progress", "mcp_list_tools.failed"]),
+        (mcp_list(LISTED_TOOL), McpListToolsInProgress, ["mcp_list_tools.failed"]),
+        (mcp_list(error="It is down."), McpListToolsFailed, []),
+        (mcp_list(LISTED_TOOL), McpListToolsCompleted, []),
+    ],
+)
+def test_interrupted_tool_list_has_an_error(item: Frames, at: type[Event], rest: list[str]) -> None:
+    """The item has no status, and must not look like the list of a server without tools."""
+    events = upto(at, item)
+    ended = broken_off(events)
+    assert event_types(ended[len(events) :]) == [*rest, "output_item.done", "failed"]
+    assert final(ended).output == (McpListTools("mcpl_10000", "wiki", (), NOT_LISTED),)
+
+
+def test_interrupted_approval_request_is_done() -> None:
+    """It is complete when it is added."""
+    events = upto(OutputItemAdded, approval("{}"))
+    assert final(broken_off(events)).output == (McpApprovalRequest("mcpr_10000", "wiki", "ask", "{}"),)
+
+
+@pytest.mark.defect("11", "V2")
+@given(frames=response_frames(), error=st.sampled_from([BROKE, None]), data=st.data())
+def test_stream_can_end_after_any_event(frames: Frames, error: Exception | None, data: st.DataObject) -> None:
+    """Sent events stand, and a terminal event follows them."""
+    events = written_events(frames)
+    at = data.draw(st.integers(1, len(events) - 1))
+    ended = broken_off(events[:at], error)
+    assert ended[:at] == events[:at]
+    assert sum(isinstance(event, TerminalEvent) for event in ended) == 1
+    assert isinstance(ended[-1], ResponseFailed if error else ResponseIncomplete)
+    added = [event.item.id for event in events[:at] if isinstance(event, OutputItemAdded)]
+    assert [item.id for item in final(ended).output] == added
+
+
+@pytest.mark.defect("V17", "B22")
+def test_cancelled_response_has_neither_error_nor_reason() -> None:
+    """It has the text so far, and neither an error nor a reason."""
+    response = final(broken_off(upto_last_delta((started(), *message("Hel", "lo!"), finished())), None))
+    assert (response.status, response.error, response.incomplete_details) == ("cancelled", None, None)
+    assert [item.status for item in response.output] == ["incomplete"]
+    assert (response.usage, response.completed_at) == (None, None)
+
+
+@examples(50)
+@given(frames=response_frames())
+def test_predictable_events_are_predicted(frames: Frames) -> None:
+    """In a stream that keeps the rules, every event without news is predicted."""
+    stream = Follower()
+    events = written_events(frames)
+    for event in events:
+        if isinstance(event, TextDelta):
+            logprobs = event.logprobs if isinstance(event, OutputTextDelta) else ()
+            assert stream.deltas([event.delta], logprobs) == [event]
+        elif not is_unforeseen(event):
+            assert event in stream.guesses(final(events))
+        stream.feed(event)
+
+
+@pytest.mark.parametrize("turn", [whole_turn(), rare_turn(), summary_turn(), server_turns(), client_turn()])
+def test_deltas_are_taken_many_at_once(turn: Frames) -> None:
+    """All deltas that continue the open text are taken at once, and the text is the same as one by one."""
+    stream, events, at = Follower(), written_events(turn), 0
+    while at < len(events):
+        at += len(stream.growth(events, at))
+        event = events[at]
+        assert not isinstance(event, TextDelta) or (isinstance(event, OutputTextDelta) and event.logprobs)
+        assert not isinstance(event, TextDone) or event in stream.guesses(final(events))
+        stream.feed(event)
+        at += 1
+
+
+@pytest.mark.parametrize("changed", [{"sequence_number": 99}, {"item_id": "rs_other"}, {"output_index": 7}])
+def test_deltas_of_another_place_are_not_taken(changed: dict[str, Any]) -> None:
+    """A delta with another number, item or index ends the run of deltas that are taken."""
+    events = written_events((started(), *message("one", " two", " three"), finished()))
+    first = next(at for at, event in enumerate(events) if isinstance(event, TextDelta))
+    events[first + 1] = replace(events[first + 1], **changed)
+    stream = Follower()
+    for event in events[:first]:
+        stream.feed(event)
+    assert stream.growth(events, first) == ["one"]
+    assert stream.growth(events, first + 1) == []
+
+
+@examples(50)
+@given(frames=response_frames())
+def test_follower_notices_the_end(frames: Frames) -> None:
+    """It knows the end when it comes, and the response from the first event on."""
+    stream = Follower()
+    events = written_events(frames)
+    for event in events:
+        assert not stream.ended
+        stream.feed(event)
+        assert isinstance(stream.response, Response)
+    assert stream.ended

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from penstock.pipeline.errors import InvalidRequest
+from penstock.pipeline.protocol.params.common import Body
+from penstock.pipeline.protocol.params.conversation import AddItems, CreateConversation, UpdateConversation
+from penstock.pipeline.protocol.params.items import ItemReference, MessageItem
+from penstock.pipeline.protocol.params.validation import read_body
+from tests.support.requests import MANY, MESSAGE, PART, Json
+
+
+def read(shape: type[Body], body: Json) -> Body:
+    return asyncio.run(read_body(json.dumps(body).encode(), shape))
+
+
+@pytest.mark.parametrize("wide", [1, MANY])
+def test_items_are_read_as_in_requests(wide: int) -> None:
+    """Items are those of a request's input, whether the body is short or read in pieces."""
+    items = [MESSAGE, {"id": "msg_1"}, {"role": "user", "content": [PART] * wide}]
+    for shape in (CreateConversation, AddItems):
+        body = read(shape, {"items": items, "unknown": 5, "input": 5})
+        assert body == shape.model_validate({"items": items})
+    assert isinstance(body, AddItems)
+    assert [type(item) for item in body.items] == [MessageItem, ItemReference, MessageItem]
+
+
+@pytest.mark.parametrize("shape", [CreateConversation, AddItems, UpdateConversation])
+def test_optional_fields_may_be_missing_or_null(shape: type[Body]) -> None:
+    """A conversation may begin empty, no items may be added, and null removes metadata."""
+    read(shape, {"items": [], "metadata": None})
+    if shape is CreateConversation:
+        assert read(shape, {}) == read(shape, {"items": None}) == CreateConversation()
+
+
+PAIRS = {f"{number:064}": "v" * 512 for number in range(16)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "body", "words", "param"),
+    [
+        (CreateConversation, {"items": 5}, "valid array", "items"),
+        (CreateConversation, {"items": [MESSAGE, 5]}, "an object", "items[1]"),
+        (CreateConversation, {"items": [{"type": "compaction"}]}, "'compaction'", "items[0].type"),
+        (CreateConversation, {"metadata": {"a": 1}}, "valid string", "metadata.a"),
+        (CreateConversation, {"metadata": PAIRS | {"a": "b"}}, "at most 16", "metadata"),
+        (UpdateConversation, {}, "Field required", "metadata"),
+        (UpdateConversation, {"metadata": "a"}, "an object", "metadata"),
+        (AddItems, {}, "Field required", "items"),
+        (AddItems, {"items": None}, "valid array", "items"),
+        (AddItems, {"items": [MESSAGE] * 21}, "at most 20 items", "items"),
+        (AddItems, {"items": [MESSAGE] * MANY}, "at most 20 items", "items"),
+        (
+            AddItems,
+            {"items": [{"role": "user", "content": [PART] * MANY + [5]}]},
+            "object",
+            f"items[0].content[{MANY}]",
+        ),
+        (AddItems, [], "an object", None),
+    ],
+)
+def test_bad_value_is_refused_with_its_place(shape: type[Body], body: Json, words: str, param: str | None) -> None:
+    """The error names the path of the value."""
+    with pytest.raises(InvalidRequest, match=words) as caught:
+        read(shape, body)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("length", [1, MANY])
+def test_values_on_the_limit_are_accepted(length: int) -> None:
+    """Twenty items and 16 pairs of metadata are accepted, however long the body is."""
+    body = {"items": [{"role": "user", "content": "x" * length}] * 20, "metadata": PAIRS}
+    assert read(CreateConversation, body) == CreateConversation.model_validate(body)

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from penstock.pipeline.protocol.params.items import FunctionCallItem, ItemReference, MessageItem
+from penstock.pipeline.protocol.params.mcp import McpTool
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.tools import (
+    CodeInterpreterTool,
+    CustomTool,
+    FunctionTool,
+    GrammarFormat,
+    NamespaceTool,
+    OtherTool,
+    ShellTool,
+    TextFormat,
+)
+from penstock.pipeline.protocol.params.validation import read_request
+from tests.support.clock import count_instructions
+from tests.support.request_bodies import CLIENTS, CODEX
+from tests.support.requests import (
+    MANY,
+    MESSAGE,
+    PART,
+    RESULT,
+    Json,
+    call,
+    function,
+    input_tools,
+    item,
+    namespace,
+    output_format,
+    read_body,
+    server,
+)
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_bodies_of_real_clients_are_accepted(client: str) -> None:
+    """They are read whole: no parameter of the API is lost."""
+    body = CLIENTS[client]
+    request = read_body(body)
+    assert len(request.tools or ()) == len(body.get("tools", ()))
+    assert len(request.input or ()) == len(body["input"])
+    said = request.model_dump(
+        include={"model", "instructions", "store", "stream", "include", "tool_choice", "metadata"}, exclude_none=True
+    )
+    assert said == {name: body[name] for name in CreateResponse.model_fields if name in said and name in body}
+
+
+def test_unknown_keys_are_ignored() -> None:
+    """Clients send keys of their own at every depth; these neither fail nor arrive."""
+    request = read_body(CODEX)
+    assert not hasattr(request, "client_metadata")
+    assert isinstance(request.input, list)
+    assert isinstance(request.input[3], FunctionCallItem)
+    assert request.input[3].namespace == "multi_agent_v1"
+    assert request == read_body({name: value for name, value in CODEX.items() if name != "client_metadata"})
+
+
+@pytest.mark.parametrize("name", CreateResponse.model_fields)
+def test_null_means_absent(name: str) -> None:
+    """Every parameter may be null, which is the same as leaving it out."""
+    assert read_body({name: None}) == read_body({})
+
+
+def test_item_without_a_type_is_a_message() -> None:
+    """``type`` is optional for messages, and may be null."""
+    request = read_body({"input": [MESSAGE, {"type": None, **MESSAGE}]})
+    assert request.input == [MessageItem(role="user", content="x")] * 2
+
+
+def test_item_with_only_an_id_is_a_reference() -> None:
+    """The type of a reference is optional and may be null; any field of a message makes it a message."""
+    given = [{"type": "item_reference", "id": "x"}, {"id": "x"}, {"type": None, "id": "x", "status": None}]
+    read_as = read_body({"input": given}).input
+    assert isinstance(read_as, list)
+    assert [item.id for item in read_as if isinstance(item, ItemReference)] == ["x"] * 3
+    assert read_body({"input": [{"id": "x", **MESSAGE}]}).input == [MessageItem(id="x", role="user", content="x")]
+
+
+@pytest.mark.parametrize("wide", [1, MANY])
+def test_tool_is_read_by_its_type(wide: int) -> None:
+    """Functions, custom tools and namespaces are read with their fields, any other tool by its type only."""
+    grammar = {"type": "grammar", "syntax": "regex", "definition": "a" * wide}
+    tools = [
+        {"type": "function", "name": "f", "defer_loading": True},
+        {"type": "custom", "name": "c", "format": {"type": "text"}},
+        {"type": "custom", "name": "g", "format": grammar},
+        *namespace({"type": "function", "name": "f"}, {"type": "custom", "name": "c"})["tools"],
+        *server(allowed_tools=["f"] * wide, x=5)["tools"],
+        {"type": "code_interpreter", "container": {"type": "auto", "x": 5}},
+        {"type": "shell", "environment": {"type": "container_reference", "container_id": "c"}},
+        {"type": "local_shell", "name": 5, "server_label": "x"},
+    ]
+    f, c, g, n, m, i, s, o = read_body({"tools": tools}).tools or []
+    assert isinstance(f, FunctionTool)
+    assert isinstance(c, CustomTool)
+    assert c.format == TextFormat(type="text")
+    assert isinstance(g, CustomTool)
+    assert g.format == GrammarFormat(type="grammar", syntax="regex", definition="a" * wide)
+    assert isinstance(n, NamespaceTool)
+    assert [type(inner) for inner in n.tools] == [FunctionTool, CustomTool]
+    assert isinstance(m, McpTool)
+    assert m.allowed_tools == ["f"] * wide
+    assert isinstance(i, CodeInterpreterTool)
+    assert isinstance(s, ShellTool)
+    assert s.runs_here
+    assert isinstance(o, OtherTool)
+    assert [tool.given for tool in (f, c, g, n, m, i, s, o)] == tools
+
+
+@pytest.mark.parametrize("said", ["conv_1", {"id": "conv_1"}, {"id": "conv_1", "object": "conversation"}], ids=str)
+def test_conversation_is_named_by_its_id(said: Json) -> None:
+    """The id stands alone, or in an object."""
+    assert read_body({"conversation": said}).conversation_id == "conv_1"
+    assert read_body({}).conversation_id is None
+
+
+def test_body_cannot_set_the_owner() -> None:
+    """The owner comes from the server that admits the request."""
+    request = read_body({"input": "x", "owner": "a", "_owner": "a"})
+    assert request.owner == ""
+    assert (request.owned_by("b").owner, request.owned_by("b").input) == ("b", "x")
+    assert request.owner == ""
+
+
+def test_trace_is_read_from_headers_only() -> None:
+    """The trace headers are kept, and a body cannot set them."""
+    said = {"trace_headers": {"traceparent": "00-1"}, "_trace_headers": {"traceparent": "00-1"}}
+    request = read_body({"input": "x", **said})
+    assert request.trace_headers == {}
+    traced = request.traced({"TraceParent": "00-2", "tracestate": "a=1", "Authorization": "secret"})
+    assert traced.trace_headers == {"traceparent": "00-2", "tracestate": "a=1"}
+    assert request.trace_headers == {}
+    assert traced.input == "x"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"temperature": 0, "top_p": 1, "top_logprobs": 0, "max_output_tokens": 16, "max_tool_calls": 1},
+        {"temperature": 2, "top_p": 1e-9, "top_logprobs": 20, "max_output_tokens": 10**30},
+        {"metadata": {f"{number:064}": "v" * 512 for number in range(16)}},
+        {"input": ""},
+        {"input": []},
+        {"input": "\x00 \U0001f600"},
+        function(name="f" * 64, parameters=None),
+        item(type="reasoning", summary=None),
+        call(call_id="c" * 64, arguments="no JSON"),
+        call(namespace=None, id=None, status=None),
+        {"top_k": -1, "min_p": 1, "presence_penalty": -2, "frequency_penalty": 2, "repetition_penalty": 1e-9},
+        {"seed": -(2**63), "priority": 2**63 - 1, "cache_salt": "a" * 1024, "stop": ["a"] * 4},
+        {"safety_identifier": "a" * 128, "prompt_cache_key": "a" * 64},
+        output_format(type="json_schema", name="x" * 64, schema={}, strict=None),
+        namespace(*[{"type": "custom", "name": "f"}] * 500),
+        namespace(description=None, name="n" * 64),
+        server(server_label="m" * 64, server_url="http://[::1]:8000/" + "a" * 2030, authorization="a" * 8192),
+        server(headers={"a" * 128: "a" * 8192, "b": "a b\tc", "c": ""} | {str(n): "" for n in range(47)}),
+        server(server_url=None, headers=None, allowed_tools=None, require_approval=None, connector_id="c" * 64),
+    ],
+    ids=lambda body: json.dumps(body)[:60],
+)
+def test_values_on_the_limit_are_accepted(body: Json) -> None:
+    """Limits are inclusive."""
+    read_body(body)
+
+
+@pytest.mark.parametrize("blank", [0, 10**5], ids=["at once", "in pieces"])
+@pytest.mark.parametrize(
+    ("written", "read_as"),
+    [
+        (r"\ud83d", "\ufffd"),
+        (r"\uDE00", "\ufffd"),
+        (r"a\ud83d\ud83d\ude00b", "a\ufffd\U0001f600b"),
+        (r"\ude00\ud83d", "\ufffd\ufffd"),
+        (r"\\ud83d\ud83d", "\\ud83d\ufffd"),
+        (r"\\\ud83d\n", "\\\ufffd\n"),
+    ],
+)
+def test_lone_surrogate_is_replaced(blank: int, written: str, read_as: str) -> None:
+    """JavaScript may cut a string between surrogates: the half becomes U+FFFD, and nothing else changes."""
+    body = f'{{"input": "{written}", "instructions": "{"x" * blank}"}}'.encode()
+    assert asyncio.run(read_request(body)).input == read_as
+
+
+@pytest.mark.parametrize("wide", [1, MANY])
+def test_body_in_pieces_makes_the_same_request(wide: int) -> None:
+    """A body that is read in pieces is read as pydantic reads it at once."""
+    body: Json = {
+        "model": "m" * wide,
+        "instructions": "\u4e16\U0001f600" * wide,
+        "input": [
+            *[{"role": "user", "content": f"x{number}"} for number in range(wide)],
+            {"role": "user", "content": [{"type": "input_text", "text": f"x{number}"} for number in range(wide)]},
+            {**RESULT, "output": [PART] * wide, "content": [5] * wide},
+            {**RESULT, "type": "shell_call_output", "output": [{"outcome": {"type": "timeout"}}] * wide},
+            {"type": "mcp_list_tools", "server_label": "m", "tools": [{"name": f"f{n}"} for n in range(wide)]},
+            {"type": "code_interpreter_call", "outputs": [{"type": "logs", "logs": "x"}] * wide},
+        ],
+        "tools": [function(name=f"f{number}", parameters={"a": [{}]})["tools"][0] for number in range(wide)],
+        "previous_input_messages": [{"role": "user", "content": f"x{number}"} for number in range(wide)],
+    }
+    body["input"].append(input_tools(*body["tools"])["input"][0])
+    assert read_body(body) == CreateResponse.model_validate(body)
+
+
+def test_long_list_costs_its_own_length() -> None:
+    """The fields beside a long list are read once, not once per piece."""
+
+    def cost(tools: int, keys: int) -> int:
+        unknown = {f"k{number}": 0 for number in range(keys)}
+        body = item(type="additional_tools", role="developer", tools=[{"type": "web_search"}] * tools, **unknown)
+        return count_instructions(lambda: read_body(body))
+
+    assert cost(2_000, 2_000) < 3 * (cost(2_000, 0) + cost(0, 2_000))
+
+
+async def test_other_tasks_run_while_a_long_body_is_read() -> None:
+    """The loop gets many turns while a body of a megabyte is read."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    await read_request(json.dumps({"input": [MESSAGE] * 20_000}).encode())
+    counting.cancel()
+    assert turns > 4

@@ -1,0 +1,203 @@
+"""Recordings as files: they read back unchanged, and errors name file and line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from penstock.api.cli.__main__ import main
+from penstock.pipeline.errors import EngineFailed, ServerStopping
+from penstock.pipeline.frames import GenerationFinished, TokenChunk, TokenFrame
+from penstock.pipeline.recordings.format import (
+    FILES,
+    FORMAT,
+    Abandoned,
+    End,
+    Failure,
+    Header,
+    UnreadableRecording,
+    line,
+    read_recording,
+    replay_recording,
+    write_frames,
+)
+from tests.support.examples import examples
+from tests.support.paths import HARMONY
+
+CASE = HARMONY / "served_mcp"
+
+FRAMES = (TokenChunk((1, 2)), GenerationFinished("stop", 0, 0.5))
+
+TOLD = re.compile(r"^(.+?\.jsonl)(?::(\d+))?: (.+)$", re.DOTALL)
+
+INTRUDERS = [b"\n", b"{}", b"\xff\xfe", b"[" * 5000, b"null", b'{"headers":{}}', b"1e999"]
+
+shared = examples(100, [HealthCheck.function_scoped_fixture])
+
+
+def problem(path: Path, stage: str = "generate") -> tuple[int | None, str]:
+    """The line in which a file cannot be read, and why."""
+    with pytest.raises(UnreadableRecording) as refused:
+        read_recording(path, FILES[stage][1])
+    assert refused.value.path == path
+    told = TOLD.match(str(refused.value))
+    assert told is not None
+    assert told[1] == str(path)
+    return refused.value.line, told[3]
+
+
+# What is whole
+
+
+def test_frames_are_read_as_written(tmp_path: Path) -> None:
+    """Header, lines and times are read back as well."""
+    path, header = tmp_path / "tokens.jsonl", Header(FORMAT, "tiny", versions={"penstock": "1"})
+    written = [line(header), line(FRAMES[0], 0.25), line(FRAMES[1]), line(End(2))]
+    path.write_bytes(b"".join(written))
+    recording = read_recording(path, TokenFrame)
+    assert (recording.header, recording.frames, recording.end) == (header, FRAMES, End(2))
+    assert [(timed.line, timed.at) for timed in recording.timed] == [(2, 0.25), (3, None)]
+
+
+@pytest.mark.parametrize(
+    ("end", "raised"),
+    [
+        (End(0, Failure.of(EngineFailed("it broke"))), EngineFailed),
+        (End(0, Failure.of(ServerStopping())), ServerStopping),
+        (End(0, Failure.of(KeyError("name"))), RuntimeError),
+        (End(0, abandoned=True), Abandoned),
+    ],
+)
+async def test_replay_ends_as_the_recorded_stream_did(tmp_path: Path, end: End, raised: type[BaseException]) -> None:
+    """A recorded error is raised again with its message, and an abandoned stream ends."""
+    path = tmp_path / "tokens.jsonl"
+    path.write_bytes(line(Header(FORMAT)) + line(end))
+    with pytest.raises(raised) as again:
+        _ = [frame async for frame in replay_recording(read_recording(path, TokenFrame))]
+    if end.failure:
+        assert end.failure.message in str(again.value)
+
+
+# What is not
+
+
+@pytest.mark.parametrize("stage", FILES)
+@shared
+@given(data=st.data())
+def test_truncated_file_is_reported_with_its_line(tmp_path: Path, stage: str, data: st.DataObject) -> None:
+    """The message names the line for a cut at any byte."""
+    name, _ = FILES[stage]
+    whole = (CASE / name).read_bytes()
+    rest = whole[: data.draw(st.integers(0, len(whole) - 1))]
+    (tmp_path / name).write_bytes(rest)
+    number, _ = problem(tmp_path / name, stage)
+    assert number == max(1, rest.count(b"\n") + (not rest.endswith(b"\n")))
+
+
+@pytest.mark.parametrize("stage", FILES)
+@shared
+@given(data=st.data())
+def test_broken_line_is_no_traceback(tmp_path: Path, stage: str, data: st.DataObject) -> None:
+    """A file with any bytes replaced is read, or refused with file and line."""
+    name, junction = FILES[stage]
+    whole = (CASE / name).read_bytes()
+    start = data.draw(st.integers(0, len(whole)))
+    put = data.draw(st.binary(max_size=6) | st.sampled_from(INTRUDERS))
+    (tmp_path / name).write_bytes(whole[:start] + put + whole[start + data.draw(st.integers(0, 6)) :])
+    with suppress(UnreadableRecording):
+        read_recording(tmp_path / name, junction)
+
+
+BROKEN: dict[str, tuple[Callable[[list[bytes]], bytes], int, str]] = {
+    "empty": (lambda lines: b"", 1, "header"),
+    "no header": (lambda lines: b"".join(lines[1:]), 1, "header"),
+    "garbage": (lambda lines: bytes(range(256)), 1, "header"),
+    "UTF-16": (lambda lines: b"".join(lines).decode().encode("utf-16"), 1, "header"),
+    "another format": (lambda lines: line(Header(FORMAT + 1)), 1, f"format {FORMAT + 1}"),
+    "a cut line": (lambda lines: b"".join(lines)[:-4], 4, "cut in the middle"),
+    "no end": (lambda lines: b"".join(lines[:-1]), 3, "has no end"),
+    "a lost line": (lambda lines: lines[0] + b"".join(lines[2:]), 3, "2 frames were recorded, and 1 are here"),
+    "an unknown frame": (lambda lines: lines[0] + b'{"type":"Later"}\n' + b"".join(lines[2:]), 2, "of this version"),
+    "an unknown value": (
+        lambda lines: lines[0] + lines[1] + lines[2].replace(b'"stop"', b'"tired"') + lines[3],
+        3,
+        "of this version",
+    ),
+    "no JSON": (lambda lines: lines[0] + b"Hello!\n" + b"".join(lines[2:]), 2, "no JSON"),
+    "invalid UTF-8": (lambda lines: lines[0] + b'{"type":"\xff"}\n' + b"".join(lines[2:]), 2, ""),
+    "a frame of another junction": (
+        lambda lines: lines[0] + b'{"type":"ItemDelta","text":"a"}\n' + b"".join(lines[2:]),
+        2,
+        "no frame of this place",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_broken_recording_is_described(tmp_path: Path, what: str) -> None:
+    """The message names the line and the mistake."""
+    breaks, number, told = BROKEN[what]
+    path = tmp_path / "tokens.jsonl"
+    write_frames(path, FRAMES)
+    path.write_bytes(breaks(path.read_bytes().splitlines(keepends=True)))
+    found, why = problem(path)
+    assert found == number
+    assert told in why
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "file of a folder"])
+def test_missing_file_is_described(tmp_path: Path, kind: str) -> None:
+    """There is no line to name."""
+    path = tmp_path / "tokens.jsonl"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "file of a folder":
+        (tmp_path / "a.jsonl").write_text("")
+        path = tmp_path / "a.jsonl" / "tokens.jsonl"
+    number, why = problem(path)
+    assert number is None
+    assert "there is no recording here" in why
+
+
+def test_file_of_another_junction_is_refused(tmp_path: Path) -> None:
+    """A file under the wrong name is an error."""
+    shutil.copy(CASE / "parsed.jsonl", tmp_path / "tokens.jsonl")
+    assert problem(tmp_path / "tokens.jsonl")[0] == 3
+
+
+@pytest.mark.parametrize("what", [*BROKEN, "missing", "a file"])
+def test_replay_command_reports_broken_recordings(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``penstock replay`` names file and line, and ends with the status of a usage error."""
+    folder = tmp_path / "recorded"
+    if what == "a file":
+        folder.write_text("Hello!")
+    elif what != "missing":
+        folder.mkdir()
+        write_frames(folder / "tokens.jsonl", FRAMES)
+        broken = BROKEN[what][0]((folder / "tokens.jsonl").read_bytes().splitlines(keepends=True))
+        (folder / "tokens.jsonl").write_bytes(broken)
+    monkeypatch.setattr("sys.argv", ["penstock", "replay", str(folder)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    told = capsys.readouterr().err
+    assert "penstock" in told
+    assert str(folder) in told
+    assert "Traceback" not in told
+
+
+def test_recording_is_json_lines() -> None:
+    """Each line is an object with a type, which any tool can read."""
+    for name, _ in FILES.values():
+        kinds = [json.loads(each)["type"] for each in (CASE / name).read_text().splitlines()]
+        assert (kinds[0], kinds[-1]) == ("Recording", "End")

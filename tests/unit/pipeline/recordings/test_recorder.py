@@ -1,0 +1,353 @@
+"""The recorder's taps and thread, with failing engines, disks, queues and redactions."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import json
+import logging
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.pipeline.core import Pipeline, Step
+from penstock.pipeline.errors import CannotRun, EngineFailed, EngineOverloaded, StageError
+from penstock.pipeline.frames import Conversation, EngineFrame, GenerationStarted, Prompt, TokenChunk
+from penstock.pipeline.protocol.params.request import CreateResponse
+from penstock.pipeline.protocol.params.validation import read_request
+from penstock.pipeline.recordings import recorder as module
+from penstock.pipeline.recordings import take as take_module
+from penstock.pipeline.recordings.format import End, Failure, replay
+from penstock.pipeline.recordings.recorder import Recorder
+from penstock.pipeline.recordings.redaction import Redaction
+from penstock.stages.converse.exchange import Limits
+from penstock.stages.models.harmony.redaction import WithoutTexts, harmony_words
+from penstock.stages.models.harmony.vocabulary import HarmonyEncoding
+from penstock.stages.responses import harmony_responses
+from penstock.stages.services.engines.scripted import Script, ScriptedEngine
+from penstock.stages.services.runs.live import LiveResponses
+from penstock.stages.services.store.database import Nowhere
+from penstock.stages.services.store.store import Store
+from tests.support.server import COUNT, only_recording, read_stage, recorded_files, script
+
+LOST = '<|channel|>analysis to=browser.search code<|message|>{"query": "height"}<|call|>'
+"""A call of a tool that is not there, upon which the model gets another turn."""
+
+
+@asynccontextmanager
+async def recorder(folder: Path, **options: Any) -> AsyncGenerator[Recorder, None]:
+    """What was noted is written when the block ends, unless the disk is visited before."""
+    taps = Recorder(folder, **{"pause": 60.0, **options})
+    try:
+        yield taps
+        assert not taps.takes
+    finally:
+        await taps.close()
+
+
+def flow(taps: Recorder, engine: ScriptedEngine, encoding: HarmonyEncoding) -> Pipeline[Any, Any]:
+    """The stages of a server with their taps."""
+    live = LiveResponses(Store(Nowhere()))
+    return taps.tapped(harmony_responses(("tiny",), engine, encoding, live, limits=Limits(retry_seconds=0.0)))
+
+
+async def passed(pipeline: Pipeline[Any, Any], first: Any) -> list[Any]:
+    """All that comes of a frame."""
+    async with pipeline.open(replay([first])) as frames:
+        return [frame async for frame in frames]
+
+
+async def request_of(text: str = "Hi") -> CreateResponse:
+    body = b'{"model": "tiny", "input": "%b"}' % text.encode()
+    return (await read_request(body)).recorded(body, asks=True)
+
+
+async def asked(pipeline: Pipeline[Any, Any], text: str = "Hi") -> list[Any]:
+    """All that comes of a request."""
+    return await passed(pipeline, await request_of(text))
+
+
+@dataclass
+class Refusing(ScriptedEngine):
+    """Raises ``refusals`` in place of taking the prompts behind the first one."""
+
+    refusals: list[StageError] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
+        if self.prompts and self.refusals:
+            raise self.refusals.pop(0)
+        async with super().open(prompt) as frames:
+            yield frames
+
+
+async def test_turn_that_waited_for_room_is_recorded_once(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The recorded prompt is the one that the engine accepted, and the recording has no failure."""
+    engine = Refusing(turns=(script(encoding, LOST), script(encoding)), refusals=[EngineOverloaded("full")] * 3)
+    async with recorder(tmp_path / "r") as taps:
+        assert (await asked(flow(taps, engine, encoding)))[-1].response.status == "completed"
+    assert not engine.refusals
+    folder = only_recording(tmp_path / "r")
+    assert len(read_stage(folder, "render").frames) == 2
+    for stage in ("generate", "parse"):
+        recording = read_stage(folder, stage)
+        assert sum(isinstance(frame, GenerationStarted) for frame in recording.frames) == 2
+        assert (recording.end.failure, recording.end.abandoned) == (None, False)
+
+
+async def test_refused_turn_is_recorded_as_a_failure(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The failure is recorded although the turn has no frames."""
+    engine = Refusing(turns=(script(encoding, LOST),), refusals=[EngineFailed("no more")])
+    async with recorder(tmp_path / "r") as taps:
+        assert (await asked(flow(taps, engine, encoding)))[-1].response.status == "failed"
+    for stage in ("generate", "parse"):
+        failure = read_stage(only_recording(tmp_path / "r"), stage).end.failure
+        assert failure is not None
+        assert (failure.error, failure.message) == ("EngineFailed", "no more")
+
+
+async def test_request_is_recorded_with_its_own_response_only(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """A task that runs a conversation from another task does not record its own last request with it."""
+    engine = ScriptedEngine(script(encoding))
+    async with recorder(tmp_path / "r") as taps:
+        pipeline = flow(taps, engine, encoding)
+        [waiting] = await asked(pipeline.upto("normalize"))
+        assert isinstance(waiting, Conversation)
+        await asked(pipeline, "Another one.")
+        await passed(pipeline.since("record normalize"), waiting)
+    assert "request.json" not in recorded_files(tmp_path / "r" / waiting.response.id)
+    assert sum("request.json" in recorded_files(folder) for folder in (tmp_path / "r").iterdir()) == 1
+
+
+async def test_frame_times_count_from_start_of_response(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Times are in microseconds from the start of the response."""
+    ticks = count(start=1000)
+    async with recorder(tmp_path / "r", clock=lambda: next(ticks) / 1_000_000) as taps:
+        await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
+    folder = only_recording(tmp_path / "r")
+    stages = ("normalize", "render", "generate", "parse", "emit")
+    times = sorted(timed.at for stage in stages for timed in read_stage(folder, stage).timed if timed.at is not None)
+    converse_too = next(ticks) - 1001
+    assert times[0] == 1e-6
+    assert len(set(times)) == len(times) <= converse_too
+    assert times[-1] <= converse_too / 1_000_000
+
+
+async def test_conversed_frames_are_kept_if_recorded_alone(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """The file stays even after a single turn, if no other file has the parsed frames."""
+    async with recorder(tmp_path / "r", after=("converse",)) as taps:
+        await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
+    assert recorded_files(only_recording(tmp_path / "r")) == {"conversed.jsonl"}
+
+
+async def test_error_message_is_redacted_as_text(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """A message may quote anything, so without texts only the kind of the error is written."""
+    engine = ScriptedEngine(script(encoding, error=EngineFailed("It broke at quokka 7.")))
+    async with recorder(tmp_path / "r", redact=partial(WithoutTexts, harmony_words)) as taps:
+        await asked(flow(taps, engine, encoding))
+    folder = only_recording(tmp_path / "r")
+    failure = read_stage(folder, "generate").end.failure
+    assert failure == Failure("EngineFailed", "xx xxxxx xx xxxxxx 0.")
+    error = json.loads((folder / "response.json").read_bytes())["error"]
+    assert error == {"code": "server_error", "message": "xx xxxxx xx xxxxxx 0."}
+    assert [path.name for path in folder.iterdir() if "quokka" in path.read_text()] == []
+
+
+async def test_refused_request_leaves_no_recording(
+    encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It gets no folder, and the log does not report a cut recording."""
+    async with recorder(tmp_path / "r") as taps:
+        with pytest.raises(EngineOverloaded):
+            await asked(flow(taps, ScriptedEngine(Script(refusal=EngineOverloaded("full"))), encoding))
+    assert list((tmp_path / "r").iterdir()) == []
+    assert "cut" not in caplog.text
+
+
+# What is cut
+
+
+def tokens_in(path: Path) -> list[int]:
+    """What whole lines of a file without an end hold."""
+    lines = [json.loads(data) for data in path.read_bytes().splitlines(keepends=True) if data.endswith(b"\n")]
+    assert lines[-1]["type"] == "TokenChunk"
+    return [token for told in lines for token in told.get("token_ids", ())]
+
+
+def is_beginning(told: Sequence[int], whole: Sequence[int]) -> bool:
+    """Whether nothing but the last tokens are missing."""
+    return 0 < len(told) < len(whole) and [*whole[: len(told)]] == [*told]
+
+
+async def test_recording_ends_at_its_first_gap(
+    encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After a frame for which there was no room, no frame is recorded, even if there is room again."""
+    engine = ScriptedEngine(script(encoding, COUNT))
+    async with recorder(tmp_path / "r", most_waiting=40, after=("generate",)) as taps:
+        async with flow(taps, engine, encoding).open(replay([await request_of()])) as events:
+            written = [await anext(events) for _ in range(80)]
+            assert len(taps.waiting) == 40
+            noted = [taps.waiting.popleft() for _ in range(20)]
+            written += [event async for event in events]
+        taps.waiting.extendleft(reversed(noted))
+    assert written[-1].response.status == "completed"
+    assert caplog.text.count("is too slow") == 1
+    assert is_beginning(tokens_in(only_recording(tmp_path / "r") / "tokens.jsonl"), engine.script.token_ids)
+
+
+async def test_nothing_is_recorded_without_room(encoding: HarmonyEncoding, tmp_path: Path) -> None:
+    """Not even the first frame is recorded."""
+    async with recorder(tmp_path / "r", most_waiting=0) as taps:
+        await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
+    assert not recorded_files(only_recording(tmp_path / "r")) & {"tokens.jsonl", "parsed.jsonl", "events.jsonl"}
+
+
+class Failing(Redaction):
+    """One that meets a bug in the tenth chunk."""
+
+    changes_frames = True
+
+    def __init__(self) -> None:
+        self._numbers = count(1)
+
+    def frames(self, stage: str, frame: Any) -> Iterable[Any]:
+        if isinstance(frame, TokenChunk) and next(self._numbers) == 10:
+            raise ValueError("what is this?")
+        return (frame,)
+
+
+async def test_failing_redaction_cuts_its_recording_only(
+    encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The whole recording is cut once, with the traceback in the log; others are written."""
+    engine = ScriptedEngine(script(encoding, COUNT))
+    redactions = iter([Failing(), Redaction()])
+    async with recorder(tmp_path / "r", redact=lambda: next(redactions)) as taps:
+        pipeline = flow(taps, engine, encoding)
+        cut, whole = [(await asked(pipeline))[-1].response for _ in range(2)]
+    [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert record.getMessage() == f"The recording of {cut.id} is cut: what is this?"
+    assert record.exc_info
+    for name in recorded_files(tmp_path / "r" / cut.id) & {"tokens.jsonl", "parsed.jsonl", "events.jsonl"}:
+        assert b'"type":"End"' not in (tmp_path / "r" / cut.id / name).read_bytes()
+    assert "response.json" not in recorded_files(tmp_path / "r" / cut.id)
+    assert read_stage(tmp_path / "r" / whole.id, "generate").end.failure is None
+
+
+async def until(happened: Callable[[], object]) -> None:
+    """Wait for the thread."""
+    async with asyncio.timeout(120):
+        while not happened():
+            await asyncio.sleep(0.005)
+
+
+@pytest.mark.io
+async def test_disk_that_was_full_leaves_no_gap(
+    encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames before the failure can be read, and none follow, even if there is room again."""
+    write, is_full = os.write, False
+
+    def fill(file: int, data: Any) -> int:
+        if is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", fill)
+    engine = ScriptedEngine(script(encoding, COUNT))
+    async with (
+        recorder(tmp_path / "r", pause=0.005, after=("generate",)) as taps,
+        flow(taps, engine, encoding).open(replay([await request_of()])) as events,
+    ):
+        await anext(events)
+        await until(lambda: list(tmp_path.glob("r/*/tokens.jsonl")))
+        for _ in range(30):
+            await anext(events)
+        await until(lambda: not taps.waiting)
+        is_full = True
+        for _ in range(30):
+            await anext(events)
+        await until(lambda: caplog.records)
+        is_full = False
+        rest = [event async for event in events]
+    assert rest[-1].response.status == "completed"
+    assert "is cut: [Errno 28] No space left on device" in caplog.text
+    assert is_beginning(tokens_in(only_recording(tmp_path / "r") / "tokens.jsonl"), engine.script.token_ids)
+
+
+@pytest.mark.parametrize(("stage", "name", "told"), [("emit", "say", "'emit'"), ("persist", "record parse", "repeat")])
+async def test_recording_renamed_stages_is_refused(
+    encoding: HarmonyEncoding, tmp_path: Path, stage: str, name: str, told: str
+) -> None:
+    """Recordings are named by the usual stages, so a plug-in that renames one is refused."""
+    pipeline = harmony_responses(("tiny",), ScriptedEngine(), encoding, LiveResponses(Store(Nowhere())))
+    renamed = pipeline.edited(stage, lambda step: (Step(name, step.stage),))
+    async with recorder(tmp_path / "r") as taps:
+        with pytest.raises(CannotRun, match=f"^--record: .*{told}"):
+            taps.tapped(renamed)
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_written_frames_are_released(
+    encoding: HarmonyEncoding,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_full: bool,
+) -> None:
+    """They are released at once, prompts included, without the garbage collector."""
+
+    def fill(file: int, data: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if is_full:
+        monkeypatch.setattr(os, "write", fill)
+        caplog.set_level(logging.CRITICAL, take_module.__name__)  # pytest would keep the error, which knows its frames
+    gc.disable()
+    try:
+        async with recorder(tmp_path / "r") as taps:
+            pipeline = flow(taps, ScriptedEngine(script(encoding, COUNT)), encoding)
+            async with pipeline.open(replay([await request_of()])) as events:
+                await anext(events)
+                [take] = map(weakref.ref, taps.takes.values())
+                assert [event async for event in events]
+        assert take() is None
+    finally:
+        gc.enable()
+
+
+async def test_partial_writes_are_completed(
+    encoding: HarmonyEncoding, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next write continues with the rest."""
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:100]))
+    async with recorder(tmp_path / "r", after=("generate",)) as taps:
+        await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
+    assert read_stage(only_recording(tmp_path / "r"), "generate").end == End(len(script(encoding).token_ids) + 2)
+
+
+async def test_shutdown_does_not_wait_for_a_hanging_disk(
+    encoding: HarmonyEncoding, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server stops, and the log reports the cut recordings."""
+    write, hangs = os.write, threading.Event()
+    monkeypatch.setattr(module, "LAST_WRITES", 0.05)
+    monkeypatch.setattr(os, "write", lambda file, data: hangs.wait(60) and write(file, data))
+    taps = Recorder(tmp_path / "r", after=("generate",))
+    await asked(flow(taps, ScriptedEngine(script(encoding)), encoding))
+    await taps.close()
+    assert f"{tmp_path / 'r'} is too slow: recordings of the last responses are cut" in caplog.text
+    hangs.set()
+    taps._thread.join()

@@ -1,0 +1,85 @@
+"""Parsers that are selected for a model without named ones; the excerpts are from real templates."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.stages.models.chat.families import REASONING, TOOL_CALLS, Sign, guess
+
+CHATML = "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>{%- endfor %}"
+QWEN3 = CHATML + "<think>\n\n</think>" + '<tool_call>\n{"name": "{{ tool_call.name }}", "arguments": ...}\n</tool_call>'
+QWEN3_5 = (
+    CHATML + "<think>\n</think><tool_call>\n<function={{ name }}>\n<parameter={{ key }}>\n</parameter></tool_call>"
+)
+GLM = "[gMASK]<sop><think>\n</think><tool_call>{{ tc.name }}\n<arg_key>{{ k }}</arg_key><arg_value>...</tool_call>"
+DEEPSEEK_V3 = "<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>' + name + '\n```json\n"
+DEEPSEEK_V31 = "{%- if thinking %}<think>{% else %}</think>{% endif %}<｜Assistant｜><｜tool▁calls▁begin｜>{{ name }}"
+LLAMA3_2 = 'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.'
+
+CASES = {
+    "qwen3": (QWEN3, "qwen3", "qwen3", "hermes"),
+    "qwen2.5": (CHATML + "<tool_call>\n{...}\n</tool_call>", "qwen2", None, "hermes"),
+    "qwen3.5": (QWEN3_5, "qwen3_5", "qwen3", "qwen3_coder"),
+    "nemotron 3": (QWEN3_5, "nemotron_h", "nemotron_v3", "qwen3_coder"),
+    "granite 4.2": (QWEN3_5, "granitemoehybrid", "granite_thinking_parser", "qwen3_coder"),
+    "mimo": (QWEN3_5, "mimo_v2_flash", "mimo", "mimo"),
+    "step 3.5": (QWEN3_5, "step3p5", "step3p5", "step3p5"),
+    "glm 4.5": (GLM, "glm4_moe", "glm45", "glm45"),
+    "deepseek v3": (DEEPSEEK_V3 + "{% if '</think>' in content %}", "deepseek_v3", None, "deepseek_v3"),
+    "deepseek r1": (DEEPSEEK_V3 + "</think><｜Assistant｜><think>\n", "deepseek_v3", "deepseek_r1", "deepseek_v3"),
+    "deepseek v3.1": (DEEPSEEK_V31, "deepseek_v3", "deepseek_v3", "deepseek_v31"),
+    "deepseek v3.2": ("", "deepseek_v32", "deepseek_v3", "deepseek_v32"),
+    "deepseek v4": ("", "deepseek_v4", "deepseek_v4", "deepseek_v4"),
+    "kimi k2": ("<|tool_calls_section_begin|>", "kimi_k2", None, "kimi_k2"),
+    "kimi k2 thinking": ("<think></think><|tool_calls_section_begin|>", "kimi_k2", "kimi_k2", "kimi_k2"),
+    "minimax m2": ("<think></think><minimax:tool_call>\n<invoke name=", "minimax_m2", "minimax_m2", "minimax_m2"),
+    "mistral": ("[INST] [/INST][TOOL_CALLS][", "mistral", None, "mistral"),
+    "magistral": ("[THINK][/THINK][TOOL_CALLS]", "mistral", "mistral", "mistral"),
+    "ministral, by code": ("", "ministral3", "mistral", "mistral"),
+    "llama 3.1": (LLAMA3_2 + "<|python_tag|>", "llama", None, "llama3_json"),
+    "llama 3.2": (LLAMA3_2, "llama", None, "llama3_json"),
+    "llama 4": (LLAMA3_2, "llama4", None, "llama4_json"),
+    "gemma 3": ("<start_of_turn>model", "gemma3", None, None),
+    "gemma 4": ("<|channel>thought\n<channel|><|tool_call>call:{{ name }}<tool_call|>", "gemma4", "gemma4", "gemma4"),
+    "granite 3": ("<|start_of_role|>write <|tool_call|> followed by a JSON list", "granite", None, "granite"),
+    "granite 4": ("<tool_call>\n{...}\n</tool_call>", "granitemoehybrid", None, "granite4"),
+    "seed oss": ("<seed:think></seed:think><seed:tool_call>\n<function=x><parameter=", "seed_oss", *["seed_oss"] * 2),
+    "step 3": ("<think></think><｜tool_calls_begin｜><steptml:invoke", "step3_text", "step3", "step3"),
+    "olmo 3": ("<think></think><function_calls>", "olmo3", "olmo3", "olmo3"),
+    "lfm 2": ("<|tool_list_start|>[", "lfm2", None, "lfm2"),
+    "hunyuan": ("<think></think><tool_calls>", "hunyuan_v1_moe", "hunyuan_a13b", "hunyuan_a13b"),
+    "jamba": ("<tool_calls>[", "jamba", None, "jamba"),
+    "command": ("<|START_THINKING|><|START_ACTION|>", "cohere2", "cohere_command3", "cohere_command3"),
+    "no tools, no thoughts": (CHATML, "phi3", None, None),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_template_selects_parsers_of_its_model(case: str) -> None:
+    """The marks of the template select the parsers; if families share them, the model type decides."""
+    template, model_type, reasoning, tool_calls = CASES[case]
+    assert template is not None
+    assert model_type is not None
+    assert (
+        guess(REASONING, template, model_type).parser,
+        guess(TOOL_CALLS, template, model_type).parser,
+    ) == (reasoning, tool_calls)
+
+
+@given(st.sampled_from([*TOOL_CALLS, *REASONING]), st.text(max_size=20))
+def test_every_sign_selects_its_parser_for_some_model(sign: Sign, between: str) -> None:
+    """No sign is shadowed by those above it."""
+    signs = TOOL_CALLS if sign in TOOL_CALLS else REASONING
+    template = between.join(sign.marks)
+    found = {guess(signs, template, kind).parser for kind in (*sign.types, "another") if sign.fits(template, kind)}
+    assert sign.parser in found
+
+
+def test_guess_gives_its_reason() -> None:
+    """The log says which marks selected the parser, or that none did."""
+    assert guess(TOOL_CALLS, QWEN3_5, "mimo_v2").why == (
+        "its template has <function= and <parameter= and it is a mimo_v2 model"
+    )
+    assert guess(REASONING, CHATML, "qwen2").why == "nothing in its template tells of any"

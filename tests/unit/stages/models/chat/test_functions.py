@@ -1,0 +1,51 @@
+"""Tools of every kind are functions to a chat model."""
+
+from __future__ import annotations
+
+from penstock.pipeline.protocol.tools import HOSTED, CustomTool, FunctionTool, Grammar, McpTool, Toolset
+from penstock.stages.models.chat.functions import functions
+from penstock.stages.models.chat.names import ToolNames
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
+
+
+def told(toolset: Toolset) -> dict[str, dict[str, object]]:
+    """The functions by their names, without them."""
+    nested = functions(toolset, ToolNames(toolset))
+    assert all(function["type"] == "function" for function in nested)
+    return {function["function"].pop("name"): function["function"] for function in nested}
+
+
+def test_functions_are_offered_unchanged() -> None:
+    """Description, schema and strictness are kept; a function without a schema takes no parameters."""
+    tools = (FunctionTool("one", "Says one.", SCHEMA, strict=True), FunctionTool("two"))
+    assert told(Toolset(tools)) == {
+        "one": {"description": "Says one.", "parameters": SCHEMA, "strict": True},
+        "two": {"parameters": {"type": "object", "properties": {}}},
+    }
+
+
+def test_namespace_description_precedes_that_of_its_first_tool() -> None:
+    """Chat templates have no other place for it."""
+    tools = (McpTool("docs", "ask", "Asks.", SCHEMA), McpTool("docs", "list", "Lists.", SCHEMA))
+    descriptions = [tool["description"] for tool in told(Toolset(tools, descriptions={"docs": "The docs."})).values()]
+    assert descriptions == ["The docs.\n\nAsks.", "Lists."]
+
+
+def test_custom_tool_takes_one_text() -> None:
+    """The description names the format that the text must have."""
+    free, held = CustomTool("free", "Anything."), CustomTool("held", None, Grammar("regex", "a+"))
+    shown = told(Toolset((free, held)))
+    assert shown["free"]["description"] == "Anything."
+    assert [list(tool["parameters"]["properties"].items()) for tool in shown.values()] == [  # type: ignore[index]
+        [("input", {"type": "string", "description": "Any text."})],
+        [("input", {"type": "string", "description": "Text that matches this regular expression:\na+"})],
+    ]
+
+
+def test_built_in_tools_have_harmony_descriptions() -> None:
+    """They run on this server for any model: a browser as three functions, python with code, a shell with a command."""
+    shown = told(Toolset(tuple(tool for tools in HOSTED.values() for tool in tools)))
+    assert list(shown) == ["python", "browser__search", "browser__open", "browser__find", "container__exec"]
+    assert list(shown["python"]["parameters"]["properties"]) == ["code"]  # type: ignore[index]
+    assert all(tool["description"] for tool in shown.values())

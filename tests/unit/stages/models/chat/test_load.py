@@ -1,0 +1,121 @@
+"""Loading chat models: defaults from the model, and the operator's options."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.stages.models.chat.families import REASONING, TOOL_CALLS
+from penstock.stages.models.chat.load import ChatModelsNeedVllm, WrongChatOptions, read_config
+from tests.support.chat_families import load_model
+from tests.support.paths import TINY_QWEN
+
+pytestmark = pytest.mark.vllm
+
+LOG = "penstock.stages.models.chat.load"
+
+
+def without_weights(folder: Path, **changed: Any) -> Path:
+    """The tiny Qwen with other settings in its config."""
+    for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(TINY_QWEN / name, folder)
+    config = json.loads((TINY_QWEN / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changed))
+    return folder
+
+
+def test_model_is_loaded_without_its_weights(tmp_path: Path) -> None:
+    """Vocabulary, template, parsers and end-of-turn tokens need neither an engine nor weights."""
+    model = load_model(without_weights(tmp_path))
+    assert model.vocabulary.decode(model.stop_token_ids) == "<|endoftext|><|im_end|>"
+    prompt = model.template.render([{"role": "user", "content": "Say hello."}], [], model.variables)
+    assert "Say hello." in prompt.text
+    assert model.parsers.thinking == ("<think>", "</think>")
+    assert not model.sees_images
+
+
+def test_sampling_defaults_come_from_generation_config(tmp_path: Path) -> None:
+    """They hold for requests that set nothing else."""
+    assert load_model().sampling == {}
+    folder = without_weights(tmp_path)
+    advice = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    (folder / "generation_config.json").write_text(json.dumps(advice))
+    assert load_model(folder).sampling == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+
+
+def test_selected_parsers_and_reasons_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """An operator who named none reads which were selected."""
+    with caplog.at_level(logging.INFO, LOG):
+        load_model.__wrapped__()
+    told = [record.getMessage() for record in caplog.records if record.name == LOG]
+    assert told == [
+        "The reasoning parser is qwen3, as its template has <think> and </think>",
+        "The tool-call parser is hermes, as its template has <tool_call>",
+    ]
+
+
+def test_parsers_can_be_switched_off() -> None:
+    """With ``none``, reasoning stays in the text."""
+    assert load_model(reasoning_parser="none", tool_call_parser="none").parsers.thinking is None
+
+
+def test_guessed_parser_that_does_not_fit_is_dropped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """If vLLM's parser refuses the vocabulary, the log says so and the server starts without one."""
+    folder = without_weights(tmp_path)
+    (folder / "chat_template.jinja").write_text("<|python_tag|>{{ messages }}")
+    with caplog.at_level(logging.WARNING, LOG):
+        assert load_model(folder).parsers.thinking is None
+    (told,) = [record.getMessage() for record in caplog.records if record.name == LOG]
+    assert told.startswith("No tool-call parser: llama3_json would fit, as its template has <|python_tag|>, but ")
+
+
+@pytest.mark.parametrize("option", ["reasoning_parser", "tool_call_parser"])
+def test_unknown_parser_ends_the_start(option: str) -> None:
+    """The message lists the known ones."""
+    with pytest.raises(WrongChatOptions, match=f"--{option.replace('_', '-')} hermez: .*there are .*qwen3"):
+        load_model(**{option: "hermez"})
+
+
+def test_parser_that_does_not_fit_ends_the_start() -> None:
+    """A parser that the operator named is never replaced silently."""
+    with pytest.raises(WrongChatOptions, match=r"--tool-call-parser deepseek_v3: .*tokenizer"):
+        load_model(tool_call_parser="deepseek_v3")
+
+
+def test_template_of_the_operator_takes_precedence(tmp_path: Path) -> None:
+    """A file or a template text replaces the model's own, and its marks select the parsers."""
+    source = "{% for message in messages %}<{{ message.content }}>{% endfor %}"
+    (tmp_path / "other.jinja").write_text(source)
+    for said in (str(tmp_path / "other.jinja"), source):
+        model = load_model(chat_template=said)
+        assert model.template.render([{"role": "user", "content": "Hi"}], [], {}).text == "<Hi>"
+        assert model.parsers.thinking is None
+
+
+def test_missing_template_ends_the_start() -> None:
+    """A path to no file is not taken for a template."""
+    with pytest.raises(WrongChatOptions, match=r"--chat-template: .*lost\.jinja"):
+        load_model(chat_template="lost.jinja")
+
+
+def test_missing_vllm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chat models are read with vLLM's code, which an HTTP engine does not need."""
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ChatModelsNeedVllm, match="install vllm"):
+        read_config("Qwen/Qwen3-8B")
+
+
+def test_every_guessable_parser_exists() -> None:
+    """Each parser that a sign names is one of vLLM's."""
+    load_model()  # vLLM's imports warn
+    reasoning = import_module("vllm.reasoning").ReasoningParserManager.list_registered()
+    tools = import_module("vllm.tool_parsers").ToolParserManager.list_registered()
+    assert {sign.parser for sign in REASONING} <= set(reasoning)
+    assert {sign.parser for sign in TOOL_CALLS} <= set(tools)

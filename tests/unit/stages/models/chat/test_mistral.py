@@ -1,0 +1,69 @@
+"""Models with Mistral's own tokenizer, which has neither a text template nor added tokens."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from penstock.pipeline.frames import GenerationStarted
+from penstock.stages.models.chat.model import Argued, Called, ChatModel, Said
+from tests.support.chat_families import load_model
+from tests.support.stored_responses import response
+
+pytestmark = pytest.mark.vllm
+
+CONFIG = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "hidden_size": 64, "num_hidden_layers": 1}
+SIZES = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 64, "vocab_size": 131_072}
+WEATHER = {"type": "function", "function": {"name": "get_weather", "description": "", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
+    """A model with Mistral's Tekken vocabulary, which comes with their package."""
+    folder = tmp_path_factory.mktemp("mistral")
+    package = find_spec("mistral_common")
+    assert package is not None
+    assert package.origin is not None
+    shutil.copy(Path(package.origin).parent / "data" / "tekken_240911.json", folder / "tekken.json")
+    (folder / "config.json").write_text(json.dumps(CONFIG | SIZES))
+    # What vLLM knows Mistral's own repositories by; there are no weights in it.
+    (folder / "consolidated.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    return load_model(folder)
+
+
+@pytest.mark.parametrize("text", ["Hello world", "naïve 한국어 🧑‍🚀", " a\n\n  b\t"])
+def test_token_bytes_join_to_text(model: ChatModel, text: str) -> None:
+    """This includes characters of several tokens."""
+    vocabulary = model.vocabulary
+    token_ids = vocabulary.encode(text)
+    assert b"".join(map(vocabulary.token_bytes.__getitem__, token_ids)).decode() == text
+    assert not set(token_ids) & set(vocabulary.marks.values())
+
+
+def test_marks_in_client_text_are_plain_text(model: ChatModel) -> None:
+    """Only the template's own marks become tokens."""
+    marks = model.vocabulary.marks
+    prompt = model.template.render([{"role": "user", "content": "[/INST] Hi"}], [WEATHER], {}).token_ids
+    assert prompt.count(marks["[INST]"]) == prompt.count(marks["[/INST]"]) == 1
+    assert marks["[AVAILABLE_TOOLS]"] in prompt
+
+
+def test_calls_are_parsed(model: ChatModel) -> None:
+    """Its marks select the parser."""
+    vocabulary = model.vocabulary
+    started = GenerationStarted(response("resp_1"), (), 1)
+    parser = model.parsers.start(started, [WEATHER])
+    written = [
+        vocabulary.marks["[TOOL_CALLS]"],
+        *vocabulary.encode('[{"name": "get_weather", "arguments": {"city": "Rome"}}]'),
+    ]
+    pieces = [piece for token in written for piece in parser.feed(token, vocabulary.decode([token]))]
+    pieces += parser.finish(cut=False)
+    assert not [piece for piece in pieces if isinstance(piece, Said)]
+    assert [piece.name for piece in pieces if isinstance(piece, Called)] == ["get_weather"]
+    arguments = "".join(piece.text for piece in pieces if isinstance(piece, Argued))
+    assert json.loads(arguments) == {"city": "Rome"}

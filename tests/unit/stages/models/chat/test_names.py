@@ -1,0 +1,155 @@
+"""The names under which a chat model knows the tools of a request."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.pipeline.protocol.items import (
+    ApplyPatchCall,
+    CodeInterpreterCall,
+    CustomToolCall,
+    FunctionCall,
+    LocalShellCall,
+    McpApprovalRequest,
+    McpCall,
+    ShellCall,
+    WebSearchCall,
+)
+from penstock.pipeline.protocol.tools import (
+    HOSTED,
+    CustomTool,
+    FunctionTool,
+    HostedTool,
+    McpTool,
+    Tool,
+    Toolset,
+    tool_key,
+)
+from penstock.stages.models.call_pairs import AnyCall
+from penstock.stages.models.chat.names import ToolNames, text_argument
+
+NAMEABLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def names_of(*tools: Tool) -> list[str]:
+    names = ToolNames(Toolset(tools))
+    return [names.of(tool) for tool in tools]
+
+
+WORDS = st.text(alphabet="aA_.2é", min_size=1, max_size=3) | st.sampled_from(["x" * 64, "x" * 63 + "y", "y" * 70])
+"""Few letters, so that names meet; what a client may call a function, and what an MCP server may."""
+TOOLS = st.one_of(
+    st.builds(FunctionTool, WORDS, namespace=st.none() | WORDS),
+    st.builds(CustomTool, WORDS, namespace=st.none() | WORDS),
+    st.builds(McpTool, WORDS, WORDS),
+    st.sampled_from([tool for tools in HOSTED.values() for tool in tools]),
+)
+
+
+@given(st.lists(TOOLS, max_size=12, unique_by=tool_key))
+def test_every_tool_has_a_unique_function_name(tools: list[Tool]) -> None:
+    """The name is valid for a function and leads back to the tool."""
+    names = ToolNames(Toolset(tuple(tools)))
+    given_names = [names.of(tool) for tool in tools]
+    assert len(set(given_names)) == len(tools)
+    assert all(NAMEABLE.fullmatch(name) for name in given_names)
+    assert [names.tool(name) for name in given_names] == tools
+
+
+def test_plain_functions_keep_their_names() -> None:
+    """Other tools are prefixed with their origin; python is a single function."""
+    tools = (
+        FunctionTool("get_weather"),
+        CustomTool("note"),
+        FunctionTool("spawn", namespace="team"),
+        McpTool("docs", "ask"),
+        HostedTool("browser", "search"),
+        HostedTool("container", "exec"),
+        HostedTool("python", "python"),
+    )
+    assert names_of(*tools) == [
+        *("get_weather", "note", "team__spawn", "docs__ask"),
+        *("browser__search", "container__exec", "python"),
+    ]
+
+
+def test_colliding_name_is_numbered() -> None:
+    """A plain function is never the one that is renamed, as the client expects its name in calls."""
+    hosted, plain = HostedTool("browser", "search"), FunctionTool("browser__search")
+    assert names_of(hosted, plain) == ["browser__search_2", "browser__search"]
+    assert names_of(McpTool("a", "b.c"), McpTool("a", "b/c"), McpTool("a", "b c")) == ["a__b_c", "a__b_c_2", "a__b_c_3"]
+
+
+@pytest.mark.parametrize(
+    ("label", "name", "spelled"),
+    [
+        ("docs", "ask.now", "docs__ask_now"),
+        ("my docs", "a/b", "my_docs__a_b"),
+        ("docs", "größe", "docs__gr__e"),
+        ("docs", "docs", "docs"),
+        ("日本", "🧑", "_____"),
+    ],
+)
+def test_odd_names_are_respelled(label: str, name: str, spelled: str) -> None:
+    """MCP servers may name their tools freely, chat templates and grammars may not."""
+    assert names_of(McpTool(label, name)) == [spelled]
+
+
+def test_long_name_keeps_its_end() -> None:
+    """The end distinguishes the tools of a server; of equal ends the later is numbered within the limit."""
+    label = "server" * 10
+    tools = (McpTool(label, "a" * 40), McpTool(label, "b" * 40), McpTool(f"other{label}", "a" * 40))
+    first, second, third = names_of(*tools)
+    assert first == f"{label[-22:]}__{'a' * 40}"
+    assert second == f"{label[-22:]}__{'b' * 40}"
+    assert third == f"{first[:60]}_2"
+
+
+def test_names_match_in_any_case() -> None:
+    """An exact match comes first."""
+    upper, lower = FunctionTool("Read"), FunctionTool("read")
+    names = ToolNames(Toolset((upper, lower)))
+    assert (names.tool("Read"), names.tool("read"), names.tool("READ")) == (upper, lower, upper)
+    assert names.tool("reed") is None
+
+
+CALLS: dict[str, AnyCall] = {
+    "get_weather": FunctionCall("1", "c", "get_weather", "{}", "completed"),
+    "team__spawn": FunctionCall("1", "c", "spawn", "{}", "completed", namespace="team"),
+    "note": CustomToolCall("1", "c", "note", "", "completed"),
+    "docs__ask": McpCall("1", "docs", "ask", "{}", "completed"),
+    "docs__write_it": McpApprovalRequest("1", "docs", "write.it", "{}"),
+    "python": CodeInterpreterCall("1", "", "here", "completed"),
+    "browser__search": WebSearchCall("1", {"type": "search", "query": "x"}, "completed"),
+    "browser__open": WebSearchCall("1", {"type": "open_page", "url": "x"}, "completed"),
+    "browser__find": WebSearchCall("1", {"type": "find_in_page", "url": "x", "pattern": "y"}, "completed"),
+    "local_shell": LocalShellCall("1", "c", {"type": "exec", "command": []}, "completed"),
+    "shell": ShellCall("1", "c", {"commands": []}, "completed"),
+    "apply_patch": ApplyPatchCall("1", "c", {}, "completed"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_past_call_is_named_as_its_tool_would_be(name: str) -> None:
+    """This holds even if the request no longer has the tool."""
+    assert ToolNames(Toolset()).of_call(CALLS[name]) == name
+
+
+def test_past_call_takes_the_current_name_of_its_tool() -> None:
+    """The name of the earlier request is not used."""
+    names = ToolNames(Toolset((FunctionTool("docs__ask"), McpTool("docs", "ask"))))
+    assert names.of_call(CALLS["docs__ask"]) == "docs__ask_2"
+
+
+def test_tools_with_text_input_have_one_argument() -> None:
+    """All others are called with their own JSON."""
+    assert [text_argument(tool) for tool in (CustomTool("note"), HostedTool("python", "python"))] == ["input", "code"]
+    assert text_argument(CALLS["note"]) == "input"
+    assert text_argument(CALLS["python"]) == "code"
+    assert text_argument(FunctionTool("f")) is None
+    assert text_argument(HostedTool("browser", "search")) is None
+    assert text_argument(CALLS["docs__ask"]) is None

@@ -1,0 +1,217 @@
+"""vLLM's parsers: their selection, and the corrections of their output."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from penstock.pipeline.frames import ChatTurn, GenerationFinished
+from penstock.pipeline.protocol.tools import Toolset
+from penstock.stages.models.chat.functions import functions
+from penstock.stages.models.chat.model import Argued, Called, ChatModel, Piece, Said, Thought
+from penstock.stages.models.chat.names import ToolNames
+from penstock.stages.models.chat.parsers import UnknownParser, VllmParsers
+from penstock.stages.models.chat.vocabulary import Vocabulary
+from tests.support.chat_families import THINK, EndingTemplate, family_model, tokenizer_with
+from tests.support.parsed_output import (
+    CHAT_TOOLS,
+    WEATHER_TOOL,
+    chat_prompt,
+    ended_chat_tokens,
+    items_in_brief,
+    parse_chat,
+    parse_chat_frames,
+    parse_cut_chat,
+    parsed_items,
+    token_chunks,
+    turn_started,
+)
+
+pytestmark = pytest.mark.vllm
+
+ONE = functions(Toolset((WEATHER_TOOL,)), ToolNames(Toolset((WEATHER_TOOL,))))
+PARIS = ("FunctionCall", "get_weather", '{"city": "Paris"}')
+NOON = ("FunctionCall", "get_time", "{}")
+
+
+# Choosing them
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("qwen33", None), r"no reasoning parser 'qwen33': there are .*deepseek_r1, .*qwen3, "),
+        ((None, "hermez"), r"no tool call parser 'hermez': there are .*hermes, .*mistral, "),
+        (("deepseek_r2", "hermes"), r"no reasoning parser 'deepseek_r2'"),
+    ],
+)
+def test_unknown_parser_lists_the_known_ones(names: tuple[str | None, str | None], said: str) -> None:
+    """The message has the correct spelling."""
+    with pytest.raises(UnknownParser, match=said):
+        VllmParsers(family_model("qwen3").vocabulary.tokenizer, *names)
+
+
+@pytest.mark.parametrize("names", [(None, "deepseek_v3"), (None, "mistral"), ("qwen3", "lfm2")])
+def test_parser_without_its_marks_in_the_vocabulary_is_refused(names: tuple[str | None, str | None]) -> None:
+    """The error comes when the server starts, not at the first request."""
+    with pytest.raises(UnknownParser, match=f"cannot be read with {names[0] or names[1]}.*token"):
+        VllmParsers(family_model("qwen3").vocabulary.tokenizer, *names)
+
+
+def test_missing_package_of_a_parser_is_named() -> None:
+    """Cohere's parsers are in a package of their own."""
+    with pytest.raises(UnknownParser, match="cohere"):
+        VllmParsers(family_model("qwen3").vocabulary.tokenizer, None, "cohere_command3")
+
+
+# How calls are written
+
+
+@pytest.mark.parametrize(
+    ("family", "mark"),
+    [
+        ("qwen3", "<tool_call>"),
+        ("qwen3_coder", "<function="),
+        ("deepseek_v31", "<｜tool▁calls▁begin｜>"),
+        ("kimi_k2", "<|tool_calls_section_begin|>"),
+        ("glm45", "<arg_key>"),
+        ("minimax_m2", "<minimax:tool_call>"),
+    ],
+)
+def test_family_describes_its_calls(family: str, mark: str) -> None:
+    """The grammar has the family's marks and the functions' names; parallel calls have another one."""
+    parsers = family_model(family).parsers
+    several, single = (parsers.calls(ONE, parallel=parallel) for parallel in (True, False))
+    assert mark in str(several)
+    assert "get_weather" in str(several)
+    assert several != single
+
+
+@pytest.mark.parametrize("family", ["granite", "lfm2", "ernie45", "step3"])
+def test_family_without_a_grammar_has_no_description(family: str) -> None:
+    """Its calls are a JSON list instead."""
+    assert family_model(family).parsers.calls(ONE, parallel=True) is None
+
+
+# What is put right
+
+
+def test_mistral_text_after_a_call_is_a_message() -> None:
+    """The arguments end where their JSON does, though vLLM's parser gives the text as part of them."""
+    arguments = '{"city": "Paris"}'
+    for between in ("", "\n", "\n\n"):
+        parsed = parse_chat("mistral", f"[TOOL_CALLS]get_weather[ARGS]{arguments}{between}I have asked.")
+        assert items_in_brief(parsed) == [PARIS, ("Message", "commentary", "I have asked.")]
+
+
+class Failing:
+    """A parser of vLLM's that fails at the third token; the real one in all else."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+        self._count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def parse_delta(self, *args: Any, **named: Any) -> Any:
+        self._count += 1
+        if self._count >= 3:
+            raise IndexError("list index out of range")
+        return self._real.parse_delta(*args, **named)
+
+
+def test_failing_parser_leaves_text(caplog: pytest.LogCaptureFixture) -> None:
+    """All that it has not parsed comes as text, with one line in the log."""
+    model = family_model("qwen3")
+    output: Any = model.parsers.start(turn_started(chat=ChatTurn(), prompt=chat_prompt("qwen3")), ONE)
+    output._parser = Failing(output._parser)
+    pieces: list[Piece] = []
+    with caplog.at_level(logging.WARNING, "penstock.stages.models.chat.output"):
+        for token in ended_chat_tokens("qwen3", "<think>Hm <tool_call> {1}"):
+            pieces += output.feed(token, model.vocabulary.decode([token]))
+        pieces += output.finish(cut=False)
+    assert isinstance(pieces[0], Thought)
+    assert "".join(piece.text for piece in pieces[1:] if isinstance(piece, Said)) == "m <tool_call> {1}<|im_end|>"
+    (record,) = caplog.records
+    assert record.exc_info
+    assert not any(isinstance(piece, Called | Argued) for piece in pieces)
+
+
+# Those that read whole outputs
+
+MARKS = ("<tool_calls>", "</tool_calls>", "<|action_start|>", "<|action_end|>", "<|plugin|>")
+TWO = '[{"name": "get_weather", "arguments": {"city": "Paris"}}, {"name": "get_time", "arguments": {}}]'
+WHOLE = {
+    "jamba": f"<tool_calls>{TWO}</tool_calls>",
+    "hunyuan_a13b": f"<tool_calls>{TWO}</tool_calls>",
+    "xlam": TWO,
+    "phi4_mini_json": f"functools{TWO}",
+    "internlm": '<|action_start|><|plugin|>{"name": "get_weather", "parameters": {"city": "Paris"}}<|action_end|>',
+}
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary(tokenizer_with(("<|end|>", *MARKS, *THINK)))
+
+
+def read_whole(vocabulary: Vocabulary, parser: str, text: str, *, is_cut: bool = False) -> list[tuple[str, str, str]]:
+    """What comes of ``text``; nothing but its last item is incomplete."""
+    end = vocabulary.marks["<|end|>"]
+    model = ChatModel(vocabulary, EndingTemplate(""), VllmParsers(vocabulary.tokenizer, None, parser), (end,), {})
+    written = token_chunks([*vocabulary.encode(text), *([] if is_cut else [end])])
+    finish = GenerationFinished("length" if is_cut else "stop", 0, 0.0)
+    parsed = parsed_items(parse_chat_frames(model, [turn_started(tools=CHAT_TOOLS, chat=ChatTurn()), *written, finish]))
+    assert all(item.complete for item in parsed[:-1])
+    return items_in_brief(parsed)
+
+
+@pytest.mark.parametrize("parser", WHOLE)
+def test_calls_are_read_at_the_end_of_the_output(parser: str, vocabulary: Vocabulary) -> None:
+    """A parser that reports no call in the stream reports all at the end."""
+    calls = [PARIS] if parser == "internlm" else [PARIS, NOON]
+    assert read_whole(vocabulary, parser, WHOLE[parser]) == calls
+
+
+@pytest.mark.parametrize("parser", [name for name in WHOLE if name != "xlam"])  # reads no call after a text
+def test_text_before_calls_is_a_message(parser: str, vocabulary: Vocabulary) -> None:
+    """This holds for whole outputs and for truncated ones."""
+    text = f"I look it up.\n{WHOLE[parser]}"
+    said = [item[2] for item in read_whole(vocabulary, parser, text) if item[0] == "Message"]
+    assert said == ["I look it up."]
+    message, call = read_whole(vocabulary, parser, text[: text.index("Par")], is_cut=True)
+    assert message[2] == "I look it up."
+    assert call == ("FunctionCall", "get_weather", '{"city": "')
+
+
+@pytest.mark.defect("B35")
+@pytest.mark.parametrize("parser", WHOLE)
+def test_truncated_call_is_no_text(parser: str, vocabulary: Vocabulary) -> None:
+    """Its markup becomes a partial call, or nothing."""
+    written = WHOLE[parser]
+    for count in range(written.index('"get_'), len(written), 5):
+        told_items = read_whole(vocabulary, parser, written[:count], is_cut=True)
+        assert [item[0] for item in told_items] in ([], ["FunctionCall"], ["FunctionCall"] * 2), written[:count]
+        assert [item[1] for item in told_items] == ["get_weather", "get_time"][: len(told_items)]
+
+
+@pytest.mark.parametrize("parser", WHOLE)
+def test_answer_with_brackets_is_text(parser: str, vocabulary: Vocabulary) -> None:
+    """This holds for whole answers and for truncated ones."""
+    text = 'The list is [1, {"a": 2}]. Done'
+    for is_cut in (False, True):
+        assert [item[0::2] for item in read_whole(vocabulary, parser, text, is_cut=is_cut)] == [("Message", text)]
+
+
+@pytest.mark.defect("B35")
+def test_truncated_list_is_no_text() -> None:
+    """The beginning of a call is not part of an answer."""
+    turn = ChatTurn(calls="list")
+    assert parse_cut_chat("granite", '[{"name": "get_w', turn=turn) == []
+    assert items_in_brief(parse_cut_chat("granite", '[{"name": "get_weather", "parameters": {"ci', turn=turn)) == [
+        ("FunctionCall", "get_weather", '{"ci')
+    ]
+    assert items_in_brief(parse_cut_chat("granite", "I cannot", turn=turn)) == [("Message", "", "I cannot")]

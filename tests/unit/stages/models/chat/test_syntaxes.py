@@ -1,0 +1,73 @@
+"""Calls as a JSON list, and as bare arguments: a grammar imposes these on models with unknown markup."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.stages.models.chat.model import Argued, Called, Piece, Said
+from penstock.stages.models.chat.syntaxes import BareArguments, ListedCalls, Syntax
+
+NAMES = st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1)
+ARGUMENTS = st.dictionaries(st.text(), st.none() | st.text() | st.lists(st.integers()), max_size=3)
+CALLS = st.lists(st.tuples(NAMES, ARGUMENTS), min_size=1, max_size=4)
+
+
+def pieces(syntax: Syntax, text: str, cuts: set[int]) -> list[Piece]:
+    spans = pairwise([0, *sorted(cuts), len(text)])
+    return [piece for a, b in spans for piece in syntax.said(text[a:b])] + list(syntax.finish())
+
+
+def calls(read: list[Piece]) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for piece in read:
+        match piece:
+            case Called(name):
+                found.append((name, ""))
+            case Argued(text):
+                found[-1] = (found[-1][0], found[-1][1] + text)
+            case other:
+                raise AssertionError(f"{other} is no call")
+    return found
+
+
+@pytest.mark.defect("32")
+@given(CALLS, st.sampled_from([None, 2]), st.data())
+def test_list_in_any_pieces_gives_its_calls(
+    listed: list[tuple[str, dict[str, object]]], indent: int | None, data: st.DataObject
+) -> None:
+    """Every call has its name and arguments, in order, for any layout and any chunks."""
+    text = json.dumps([{"name": name, "parameters": given} for name, given in listed], indent=indent)
+    read = calls(pieces(ListedCalls(), text, data.draw(st.sets(st.integers(0, len(text))))))
+    assert [(name, json.loads(arguments)) for name, arguments in read] == listed
+
+
+def test_output_that_is_no_list_is_text() -> None:
+    """No output is lost."""
+    assert pieces(ListedCalls(), "I cannot do that.", set()) == [Said("I cannot do that.")]
+    assert pieces(ListedCalls(), "[]\n", set()) == []
+
+
+def test_arguments_of_a_list_stream() -> None:
+    """They are sent before the call ends."""
+    syntax = ListedCalls()
+    assert list(syntax.said('[{"name": "f", "parameters": {"a')) == [Called("f"), Argued('{"a')]
+    assert list(syntax.said('": 1}')) == [Argued('": 1}')]
+    assert list(syntax.said("}]")) == []
+
+
+@given(ARGUMENTS, st.data())
+def test_bare_arguments_call_the_only_tool(given_arguments: dict[str, object], data: st.DataObject) -> None:
+    """The whole output is the arguments of the one tool that may be called."""
+    text = "\n" + json.dumps(given_arguments)
+    ((name, arguments),) = calls(pieces(BareArguments("f"), text, data.draw(st.sets(st.integers(0, len(text))))))
+    assert (name, json.loads(arguments)) == ("f", given_arguments)
+
+
+def test_blank_output_is_no_call() -> None:
+    """White space is not enough to call a tool."""
+    assert pieces(BareArguments("f"), " \n", {1}) == []

@@ -1,0 +1,156 @@
+"""The built-in tools as the model was taught them, word for word as in openai_harmony."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from openai_harmony import ToolNamespaceConfig
+
+from penstock.pipeline.protocol.tools import (
+    ANY_NAME,
+    HOSTED,
+    FunctionTool,
+    HostedKind,
+    HostedTool,
+    McpTool,
+    Tool,
+    Toolset,
+)
+from penstock.stages.models.harmony.hosted import hosted_section
+from penstock.stages.models.harmony.vocabulary import load_encoding
+from tests.support.harmony import (
+    conversation,
+    function,
+    message,
+    prompt_ids,
+    reference_developer,
+    reference_ids,
+    reference_message,
+    reference_system,
+)
+
+TAUGHT = {"browser": ToolNamespaceConfig.browser(), "python": ToolNamespaceConfig.python()}
+CLOCK = function("clock", None, "What time it is.")
+
+
+def built_in(*kinds: HostedKind) -> list[Tool]:
+    return [*chain.from_iterable(HOSTED[kind] for kind in kinds)]
+
+
+def prompt(*tools: Tool, choice: str = "auto") -> str:
+    asked = conversation(message("user", "?"), tools=Toolset(tuple(tools), choice))  # type: ignore[arg-type]
+    return load_encoding().decode(prompt_ids(asked))
+
+
+KINDS: list[tuple[HostedKind, ...]] = [("browser",), ("python",), ("browser", "python"), ("python", "browser")]
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+@pytest.mark.parametrize("functions", [[], [CLOCK]], ids=["alone", "with functions"])
+def test_built_in_tools_have_their_trained_descriptions(
+    kinds: tuple[HostedKind, ...], functions: list[FunctionTool]
+) -> None:
+    """They are openai_harmony's, in the system message; only functions name their channel."""
+    asked = conversation(message("user", "?"), tools=[*functions, *built_in(*kinds)])
+    told = reference_system("Medium", *(TAUGHT[kind] for kind in kinds))
+    assert prompt_ids(asked) == reference_ids(
+        [told, *([reference_developer(tools=functions)] if functions else []), reference_message("user", "?")]
+    )
+
+
+def test_container_is_described_like_the_others() -> None:
+    """Its section has the same form."""
+    sections = prompt(*built_in("python", "container", "browser"), CLOCK).split("\n## ")
+    assert [section.partition("\n")[0] for section in sections[1:]] == ["browser", "container", "python", "functions"]
+    assert (
+        sections[2]
+        == """container
+
+// Tool for running commands in a sandbox.
+// What one command leaves in its files is there for the next.
+namespace container {
+
+// Runs the program `cmd[0]` with the rest of `cmd` as its arguments, and returns what it writes.
+// `env` adds to its environment, and `timeout` is in milliseconds.
+type exec = (_: {
+cmd: string[],
+workdir?: string,
+env?: object,
+timeout?: number,
+}) => any;
+
+} // namespace container
+"""
+    )
+
+
+def test_hidden_built_in_tools_are_not_described() -> None:
+    """With the choice ``none`` they are left out; a disallowed one stays, for the cache."""
+    tools = built_in("browser", "python", "container")
+    assert prompt(*tools, choice="none") == prompt()
+    some = Toolset(tuple(tools), allowed=(("python", ANY_NAME),))
+    assert prompt_ids(conversation(tools=some)) == prompt_ids(conversation(tools=tools))
+
+
+def test_only_offered_functions_are_described() -> None:
+    """A built-in tool may offer some of its functions."""
+    section = hosted_section([HostedTool("browser", "open"), HostedTool("browser", "find")])
+    assert "type open" in section
+    assert "type find" in section
+    assert "type search" not in section
+
+
+def test_mcp_tools_are_namespaces() -> None:
+    """They stand in the developer message beside the client's, and are called on commentary."""
+    page = {"type": "object", "properties": {"page": {"type": "string"}}, "required": ["page"]}
+    tools = Toolset(
+        (
+            McpTool("my.wiki-2", "page/get", "Get a page.", page),
+            McpTool("my.wiki-2", "list.all", None, None, needs_approval=True),
+            McpTool("docs", "read", None, {}),
+            CLOCK,
+        ),
+        descriptions={"my.wiki-2": "The wiki\nof us."},
+    )
+    text = load_encoding().decode(prompt_ids(conversation(tools=tools)))
+    head, declared = text.split("<|start|>developer<|message|>")
+    assert head.endswith(
+        "Calls to these tools must go to the commentary channel: 'functions', 'my.wiki-2', 'docs'.<|end|>"
+    )
+    assert (
+        declared
+        == """# Tools
+
+## functions
+
+namespace functions {
+
+// What time it is.
+type clock = () => any;
+
+} // namespace functions
+
+## my.wiki-2
+
+// The wiki
+// of us.
+namespace my.wiki-2 {
+
+// Get a page.
+type page/get = (_: {
+page: string,
+}) => any;
+
+type list.all = () => any;
+
+} // namespace my.wiki-2
+
+## docs
+
+namespace docs {
+
+type read = (_: any) => any;
+
+} // namespace docs<|end|><|start|>assistant"""
+    )

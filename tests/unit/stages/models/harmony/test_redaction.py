@@ -1,0 +1,171 @@
+"""Recordings without texts: they have no readable word, and replay the same items."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.pipeline.frames import (
+    Conversation,
+    FunctionCallOpened,
+    ItemClosed,
+    ItemDelta,
+    ItemTokens,
+    TokenChunk,
+    TokenFrame,
+)
+from penstock.pipeline.recordings.format import FILES, line, read_frames
+from penstock.pipeline.recordings.redaction import without_secrets
+from penstock.pipeline.recordings.text_shapes import shape
+from penstock.pipeline.secret import unread
+from penstock.stages.models.harmony.redaction import HarmonyWords, WithoutTexts, harmony_words
+from penstock.stages.models.harmony.vocabulary import MESSAGE, RETURN, HarmonyEncoding
+from penstock.stages.parse.harmony.parse import ParseHarmony
+from tests.support.event_streams import run_stage
+from tests.support.fixture_cases import HARMONY_CASES
+
+SPELLED = frozenset(
+    {
+        "type",
+        "object",
+        "status",
+        "tool_choice",
+        "truncation",
+        "service_tier",
+        "role",
+        "form",
+        "choice",
+        "reason",
+        "phase",
+    }
+    | {"repairs", "mode", "include", "effort", "channel", "summary", "verbosity", "date", "calls", "code", "detail"}
+    | {"syntax", "require_approval", "search_context_size", "reasoning_effort"}
+)
+"""Where the protocol's words stand."""
+
+NAMES = frozenset(
+    {"id", "item_id", "call_id", "container_id", "approval_request_id", "model", "name", "namespace", "allowed"}
+    | {"server_label", "label"}
+)
+
+WITHOUT_NAME = {"call_unknown_function"}
+"""Cases whose call names what nobody declared: that is what the model said."""
+
+
+def words(told: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Each word of at least four letters with the key under which it stands, unless it is crossed out."""
+    match told:
+        case dict():
+            for name, value in told.items():
+                yield from words(value, name)
+        case list():
+            for value in told:
+                yield from words(value, key)
+        case str():
+            yield from ((key, word) for word in re.findall(r"[^\W\d_]{4,}", told) if set(word) != {"x"})
+        case _:
+            pass
+
+
+def redacted(folder: Path, stage: str, redaction: WithoutTexts) -> list[Any]:
+    """What is written in place of a recorded file."""
+    name, junction = FILES[stage]
+    return [told for frame in read_frames(folder / name, junction) for told in redaction.frames(stage, frame)]
+
+
+@pytest.mark.parametrize("folder", HARMONY_CASES, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("words_of", [harmony_words, None], ids=["harmony", "chat"])
+def test_no_word_survives(folder: Path, words_of: Any) -> None:
+    """Only names and words of the protocol remain, and the file can still be read."""
+    redaction = WithoutTexts(words_of)
+    for stage, (name, junction) in FILES.items():
+        for frame in redacted(folder, stage, redaction) if (folder / name).exists() and redaction.keeps(stage) else ():
+            written = line(without_secrets(frame) if hasattr(frame, "response") else frame)
+            assert {key for key, _ in words(json.loads(written))} <= SPELLED | NAMES | {"url"}
+            assert b"https" not in written
+            msgspec.json.decode(written, type=junction, dec_hook=unread)
+
+
+@pytest.mark.parametrize("folder", HARMONY_CASES, ids=lambda folder: folder.name)
+async def test_replay_has_the_same_items(folder: Path, encoding: HarmonyEncoding) -> None:
+    """The parser finds the same items, calls and repairs in redacted tokens."""
+    told = redacted(folder, "generate", WithoutTexts(harmony_words))
+    before = await run_stage(ParseHarmony(encoding), read_frames(folder / "tokens.jsonl", TokenFrame))
+    after = await run_stage(ParseHarmony(encoding), told)
+    assert kinds(after, folder) == kinds(before, folder)
+
+
+def kinds(frames: list[Any], folder: Path) -> list[Any]:
+    """What happens in a stream, however its text is cut."""
+    found: list[Any] = []
+    for frame in frames:
+        match frame:
+            case ItemDelta():
+                found += [ItemDelta] if found[-1] != ItemDelta else []
+            case ItemClosed(complete, repairs):
+                found.append((complete, repairs))
+            case FunctionCallOpened(name, namespace) if folder.name not in WITHOUT_NAME:
+                found.append((name, namespace))
+            case _:
+                found.append(type(frame))
+    return found
+
+
+@given(text=st.text(max_size=200), data=st.data())
+def test_redacted_tokens_spell_the_shape_of_their_text(
+    encoding: HarmonyEncoding, text: str, data: st.DataObject
+) -> None:
+    """This holds for any chunks, even within a character."""
+    tokens = [MESSAGE, *encoding.encode(text), RETURN]
+    machine, written = HarmonyWords(encoding), list[int]()
+    while tokens:
+        count = data.draw(st.integers(1, len(tokens)))
+        written += machine.feed(tokens[:count])
+        tokens = tokens[count:]
+    assert (written[0], written[-1], machine.finish()) == (MESSAGE, RETURN, [])
+    assert encoding.decode(written[1:-1]) == shape(text)
+
+
+@given(said=st.lists(st.from_regex(r"\A ?[b-wyzB-WYZ]{4,9}[.,]?\Z"), max_size=80))
+def test_text_outside_messages_is_redacted(encoding: HarmonyEncoding, said: list[str]) -> None:
+    """Malformed output shows no more; only words of headers remain."""
+    machine = HarmonyWords(encoding, ["get_weather"])
+    written = encoding.decode([*machine.feed(encoding.encode(" ".join(said))), *machine.finish()])
+    known = {"system", "developer", "user", "tool", "json", "code", "functions", "comm", "comme", "commen", "fina"}
+    assert {word for _, word in words(written)} <= known
+
+
+@given(st.text())
+def test_shape_keeps_length_and_punctuation(text: str) -> None:
+    """White space stays too, and shaping twice is the same as once."""
+    told = shape(text)
+    assert (len(told), shape(told)) == (len(text), told)
+    for said, shown in zip(text, told, strict=True):
+        assert shown == said or (shown == "x" and not said.isspace()) or shown == "0"
+
+
+def test_similar_names_do_not_slow_redaction(encoding: HarmonyEncoding) -> None:
+    """A request cannot keep the writer thread busy by the names of its tools."""
+    machine = HarmonyWords(encoding, ["a" * length for length in range(1, 60)])
+    machine.feed(encoding.encode("a" * 190 + "!"))
+    assert machine.finish()
+
+
+def test_chat_tokens_are_left_out() -> None:
+    """They are neither in files of their own nor in other frames."""
+    redaction = WithoutTexts(None)
+    assert [stage for stage in FILES if redaction.keeps(stage)] == ["normalize", "parse", "converse", "emit"]
+    folder = next(case for case in HARMONY_CASES if case.name == "function_call_result")
+    for stage in ("normalize", "parse", "emit"):
+        for frame in redacted(folder, stage, redaction):
+            assert not isinstance(frame, ItemTokens | TokenChunk)
+            assert not getattr(frame, "token_ids", ())
+            assert not isinstance(frame, Conversation) or not any(frame.tokens.values())

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from penstock.pipeline.core import Pipeline
+from penstock.pipeline.logs import FORMAT, current_response, name_response
+from penstock.pipeline.protocol.events import ResponseEvent
+from penstock.pipeline.protocol.items import (
+    ApplyPatchCall,
+    CodeInterpreterCall,
+    CustomToolCall,
+    FunctionCall,
+    ListedTool,
+    LocalShellCall,
+    McpApprovalRequest,
+    McpCall,
+    McpListTools,
+    Message,
+    OutputItem,
+    OutputText,
+    Reasoning,
+    ShellCall,
+    ShellCallOutput,
+    SummaryText,
+    WebSearchCall,
+)
+from penstock.pipeline.recordings.format import replay
+from penstock.stages.optional.log import in_words, log_outputs
+from tests.support.frames import FOUND_PAGES, SHELL_OUTPUT, whole_turn, written_events
+
+
+async def test_each_item_is_logged_when_it_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    """Events pass unchanged, and every item gets one line."""
+    events = written_events(whole_turn())
+    with caplog.at_level(logging.INFO):
+        logged: Pipeline[ResponseEvent, ResponseEvent] = Pipeline.start("log", log_outputs)
+        async with logged.open(replay(events)) as stream:
+            assert [event async for event in stream] == events
+    said = ["reasoning: 'Let me think.'", "message: 'Hello!'", """call of get_weather: '{"city":"Oslo"}'"""]
+    assert [record.getMessage() for record in caplog.records] == said
+
+
+@pytest.mark.parametrize(
+    ("item", "line"),
+    [
+        (Message("msg_1", "completed", "assistant", (OutputText("one\ntwo"),)), r"message: 'one\ntwo'"),
+        (Reasoning("rs_1", (SummaryText("Hm."),)), "reasoning: 'Hm.'"),
+        (FunctionCall("fc_1", "call_1", "wait", "{", "incomplete", "agents"), "call of agents.wait: '{'"),
+        (CustomToolCall("ctc_1", "call_1", "shell", "ls", "completed"), "call of shell: 'ls'"),
+        (McpListTools("mcpl_1", "wiki", (ListedTool("ask", {}),)), "tools of wiki: 1"),
+        (McpListTools("mcpl_1", "wiki", (), "It is down."), "tools of wiki: It is down."),
+        (McpCall("mcp_1", "wiki", "ask", "{}", "completed", "A\nB"), "call of wiki.ask, completed: '{}'"),
+        (McpApprovalRequest("mcpr_1", "wiki", "ask", "{}"), "request to approve of wiki.ask: '{}'"),
+        (CodeInterpreterCall("ci_1", "1\n2", "cntr_1", "failed"), r"code, failed: '1\n2'"),
+        (WebSearchCall("ws_1", FOUND_PAGES, "completed"), "web search, completed: {'type': 'search', 'query': 'Oslo'}"),
+        (ShellCall("sh_1", "call_1", {"commands": ["ls"]}, "completed"), """shell_call: '{"commands":["ls"]}'"""),
+        (ShellCallOutput("sho_1", "call_1", (SHELL_OUTPUT,), "completed"), "output of a shell, completed: 1 commands"),
+        (
+            LocalShellCall("lsh_1", "call_1", {"command": ["ls"]}, "completed"),
+            """local_shell_call: '{"command":["ls"]}'""",
+        ),
+        (ApplyPatchCall("apc_1", "call_1", {"path": "a"}, "completed"), """apply_patch_call: '{"path":"a"}'"""),
+    ],
+)
+def test_item_is_logged_in_one_line(item: OutputItem, line: str) -> None:
+    """The line begins with the item's type."""
+    assert in_words(item) == line
+
+
+def test_log_line_names_its_response() -> None:
+    """The filter adds the id of the task's response, or a dash."""
+    record = logging.makeLogRecord({"msg": "words", "name": "stages", "levelname": "INFO"})
+    assert name_response(record)
+    assert " INFO - stages: words" in logging.Formatter(FORMAT).format(record)
+    token = current_response.set("resp_1")
+    assert name_response(record)
+    current_response.reset(token)
+    assert " INFO resp_1 stages: words" in logging.Formatter(FORMAT).format(record)

@@ -1,0 +1,36 @@
+"""Answers from recordings that change while the server runs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from penstock.pipeline.errors import EngineFailed
+from penstock.pipeline.frames import Conversation
+from penstock.pipeline.recordings.format import UnreadableRecording, read_frames, replay
+from penstock.stages.recordings.converse import answered_from
+from penstock.stages.recordings.recordings import read_recordings
+from penstock.stages.responses import recorded_responses
+from tests.support.paths import HARMONY
+
+GREETING = HARMONY / "greeting"
+
+
+@pytest.mark.parametrize("cut", [None, 100, -10])
+async def test_lost_recording_fails_the_response(tmp_path: Path, cut: int | None) -> None:
+    """The client gets its name, and the log file and line."""
+    tokens = shutil.copytree(GREETING, tmp_path / "greeting") / "tokens.jsonl"
+    pipeline = answered_from(read_recordings(tmp_path), None, recorded_responses())
+    if cut is None:
+        shutil.rmtree(tmp_path / "greeting")
+    else:
+        tokens.write_bytes(tokens.read_bytes()[:cut])
+    asked = replay(read_frames(GREETING / "conversation.jsonl", Conversation))
+    with pytest.raises(EngineFailed) as failed:
+        async with pipeline.since("match").open(asked) as events:
+            await anext(events)
+    assert failed.value.message == "The recording 'greeting' can no longer be read."
+    assert isinstance(failed.value.__cause__, UnreadableRecording)
+    assert str(failed.value.__cause__).startswith(str(tokens))

@@ -1,0 +1,268 @@
+"""Search engines, as real servers that answer like them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from penstock.stages.services.browser.backends import Hit, SearchBackend, backend_of
+from penstock.stages.services.browser.failure import Failure
+from tests.support.tool_servers import web_server
+
+pytestmark = pytest.mark.io
+
+KEY = "sk-very-secret-17"
+
+
+class Asked:
+    """A server that keeps what it was asked, and gives one answer."""
+
+    def __init__(self, answer: Any = None, status: int = 200) -> None:
+        self._answer = answer
+        self._status = status
+        self.requests: list[tuple[str, str, dict[str, str], Any]] = []
+        self.headers: list[dict[str, str]] = []
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json() if request.can_read_body else None
+        self.requests.append((request.method, request.path, dict(request.query), body))
+        self.headers.append(dict(request.headers))
+        return web.json_response(self._answer, status=self._status)
+
+
+async def searched(kind: str, url: str, query: str = "tail latency", topn: int = 20) -> list[Hit]:
+    backend = backend_of(kind, url, KEY)
+    try:
+        return await backend.search(query, topn)
+    finally:
+        await backend.close()
+
+
+SEARXNG = {
+    "query": "tail latency",
+    "number_of_results": 0,
+    "results": [
+        {
+            "url": "https://example.com/a",
+            "title": "Latency & study",
+            "content": "The  median\nfell.",
+            "engine": "brave",
+            "score": 4.0,
+        },
+        {"url": "https://example.com/b", "title": "B", "content": None, "engine": "x"},
+        {"url": "magnet:?xt=urn", "title": "No page"},
+        {"title": "No URL"},
+        {"url": "http://e.com/\ud83d", "title": "Half a character"},
+        {"url": "http://e.com/a\nb", "title": "Two lines"},
+    ],
+    "answers": [],
+    "unresponsive_engines": [["google", "timeout"]],
+}
+
+
+async def test_searxng_is_queried_for_json() -> None:
+    """The query has the words and the format; results without a page are left out."""
+    asked = Asked(SEARXNG)
+    async with web_server(asked) as url:
+        hits = await searched("searxng", url + "/")
+    assert asked.requests == [("GET", "/search", {"q": "tail latency", "format": "json"}, None)]
+    assert hits == [
+        Hit("Latency & study", "https://example.com/a", "The median fell."),
+        Hit("B", "https://example.com/b"),
+    ]
+
+
+async def test_number_of_results_is_limited() -> None:
+    """SearXNG has no limit of its own."""
+    async with web_server(Asked({"results": [{"url": f"https://e.com/{n}", "title": "t"} for n in range(50)]})) as url:
+        assert len(await searched("searxng", url, topn=20)) == 20
+
+
+async def test_brave_is_queried_with_its_token() -> None:
+    """The token is in Brave's header, the count within Brave's limit; markup and entities are decoded."""
+    found = {
+        "title": "A &lt;T&gt; <strong>b</strong>",
+        "url": "https://e.com/",
+        "description": "<strong>tail</strong> it&#x27;s",
+    }
+    asked = Asked({"type": "search", "web": {"type": "search", "results": [found]}})
+    async with web_server(asked) as url:
+        hits = await searched("brave", url, "word " * 300, topn=50)
+    method, path, query, body = asked.requests[0]
+    assert (method, path, body) == ("GET", "/res/v1/web/search", None)
+    assert query == {"q": " ".join(["word"] * 50), "count": "20", "text_decorations": "false"}
+    assert asked.headers[0]["X-Subscription-Token"] == KEY
+    assert hits == [Hit("A <T> b", "https://e.com/", "tail it's")]
+
+
+async def test_brave_answer_without_results_is_empty() -> None:
+    """Brave omits sections without results."""
+    async with web_server(Asked({"type": "search", "query": {"original": "x"}})) as url:
+        assert await searched("brave", url) == []
+
+
+async def test_tavily_is_queried_with_a_bearer_key() -> None:
+    """Tavily gets JSON."""
+    found = {"title": "T", "url": "https://e.com/", "content": "snippet", "score": 0.9, "raw_content": None}
+    asked = Asked({"query": "tail latency", "answer": None, "images": [], "results": [found], "response_time": 1.1})
+    async with web_server(asked) as url:
+        hits = await searched("tavily", url)
+    body = {"query": "tail latency", "max_results": 20, "search_depth": "basic"}
+    assert asked.requests == [("POST", "/search", {}, body)]
+    assert asked.headers[0]["Authorization"] == f"Bearer {KEY}"
+    assert hits == [Hit("T", "https://e.com/", "snippet")]
+
+
+async def test_exa_returns_the_text_of_pages() -> None:
+    """Exa is queried for text and a summary; a result may lack either."""
+    found = [
+        {
+            "id": "1",
+            "title": "E",
+            "url": "https://e.com/",
+            "publishedDate": "2026-01-01",
+            "text": "All.",
+            "summary": "Sum.",
+        },
+        {"id": "2", "title": None, "url": "https://f.com/"},
+    ]
+    asked = Asked({"requestId": "x", "results": found, "costDollars": {"total": 0.02}})
+    async with web_server(asked) as url:
+        hits = await searched("exa", url)
+    contents = {"text": {"maxCharacters": 50_000}, "summary": True}
+    assert asked.requests == [
+        ("POST", "/search", {}, {"query": "tail latency", "numResults": 20, "contents": contents})
+    ]
+    assert asked.headers[0]["x-api-key"] == KEY
+    assert hits == [Hit("E", "https://e.com/", "Sum.", "All."), Hit("", "https://f.com/")]
+
+
+@pytest.mark.parametrize("kind", ["searxng", "brave", "tavily", "exa"])
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (401, "refused the key"),
+        (403, "refused the key|formats"),
+        (422, "status 422"),
+        (429, "too often"),
+        (432, "plan"),
+        (500, "status 500"),
+    ],
+)
+async def test_failures_do_not_reveal_the_key(
+    kind: str, status: int, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Messages and log leave it out, even if the engine's answer has it."""
+    caplog.set_level(logging.DEBUG)
+    async with web_server(Asked({"detail": f"Invalid key {KEY}"}, status)) as url:
+        with pytest.raises(Failure, match=words) as failure:
+            await searched(kind, url)
+    assert caplog.records
+    assert KEY not in str(failure.value) + caplog.text + repr(failure.value)
+
+
+async def test_searxng_without_json_names_its_setting() -> None:
+    """JSON is off by default there, and the operator must enable it."""
+    async with web_server(Asked("<html>", 403)) as url:
+        with pytest.raises(Failure, match=r"search\.formats"):
+            await searched("searxng", url)
+
+
+@pytest.mark.parametrize("answer", [{}, [], None, "text", {"results": None}, {"results": [1]}, {"web": 3}])
+@pytest.mark.parametrize("kind", ["searxng", "brave", "tavily", "exa"])
+async def test_any_json_answer_gives_results_or_a_failure(kind: str, answer: Any) -> None:
+    """No answer of an engine raises anything else."""
+    async with web_server(Asked(answer)) as url:
+        (outcome,) = await asyncio.gather(searched(kind, url), return_exceptions=True)
+    assert outcome == [] or "not what it should be" in str(outcome)
+
+
+async def test_answer_that_is_html_or_too_large_is_refused() -> None:
+    """Neither a page of HTML nor an endless answer is read."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "endless" not in request.query["q"]:
+            return web.Response(text="<html>", content_type="text/html")
+        stream = web.StreamResponse()
+        await stream.prepare(request)
+        while True:
+            await stream.write(b" " * (1 << 20))
+
+    async with web_server(answer) as url:
+        with pytest.raises(Failure, match="not what it should be"):
+            await searched("searxng", url)
+        with pytest.raises(Failure, match="too large"):
+            await searched("searxng", url, "endless")
+
+
+async def test_key_follows_no_redirect() -> None:
+    """The key goes only to the configured address."""
+    other = Asked({"results": []})
+    async with web_server(other) as elsewhere:
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            raise web.HTTPTemporaryRedirect(f"{elsewhere}/search")
+
+        async with web_server(answer) as url:
+            with pytest.raises(Failure, match="leads elsewhere"):
+                await searched("exa", url)
+    assert other.requests == []
+
+
+async def test_unreachable_engine_is_a_failure() -> None:
+    """It is not an exception of a library."""
+    async with web_server(Asked()) as url:
+        pass
+    with pytest.raises(Failure, match="no answer came"):
+        await searched("searxng", url)
+
+
+async def test_cancelling_ends_the_request() -> None:
+    """The engine sees the connection close."""
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        began.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        raise AssertionError
+
+    async with web_server(answer) as url:
+        backend: SearchBackend = backend_of("searxng", url)
+        search = asyncio.create_task(backend.search("q", 5))
+        await began.wait()
+        search.cancel()
+        await asyncio.wait_for(ended.wait(), 120)
+        with pytest.raises(asyncio.CancelledError):
+            await search
+        await backend.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "url", "key", "words"),
+    [
+        ("bing", "", "k", "searxng, brave, tavily, exa"),
+        ("searxng", "", "", "URL"),
+        ("searxng", "localhost:8080", "", "URL"),
+        ("brave", "", "", "key"),
+        ("tavily", "", "", "key"),
+        ("exa", "", "", "key"),
+    ],
+)
+def test_unusable_settings_are_refused(kind: str, url: str, key: str, words: str) -> None:
+    """The error comes when the server starts."""
+    with pytest.raises(ValueError, match=words):
+        backend_of(kind, url, key)
+
+
+def test_backend_does_not_show_its_key() -> None:
+    """Neither as text nor in a traceback's words."""
+    assert KEY not in repr(backend_of("exa", "", KEY))
+    assert KEY not in json.dumps({"backend": str(backend_of("exa", "", KEY))})

@@ -1,0 +1,327 @@
+"""Fetching pages: which addresses are reached, and how much is read."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from penstock.stages.services.browser.failure import Failure
+from penstock.stages.services.browser.fetch import LARGEST_PAGE, Fetched, Fetcher
+from penstock.stages.services.web import fetch as fetching
+from penstock.stages.services.web.fetch import guarded_connector
+from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks, Blocked
+from tests.support.tool_servers import LOOPBACK, web_server
+
+pytestmark = pytest.mark.io
+
+
+class Names(AbstractResolver):
+    """Names of our own: each resolves to its addresses, one after the other."""
+
+    def __init__(self, **addresses: list[str]) -> None:
+        self._addresses = addresses
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        found = self._addresses[host.partition(".")[0]]
+        address = found.pop(0) if len(found) > 1 else found[0]
+        return [
+            ResolveResult(
+                hostname=host, host=address, port=port, family=_family(address), proto=0, flags=socket.AI_NUMERICHOST
+            )
+        ]
+
+    async def close(self) -> None:
+        pass
+
+
+def _family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+async def fetched(
+    url: str, allowed: AllowedNetworks = NOTHING_ALLOWED, resolver: AbstractResolver | None = None
+) -> Fetched:
+    fetcher = Fetcher(allowed, resolver)
+    try:
+        return await fetcher.fetch(url)
+    finally:
+        await fetcher.close()
+
+
+async def secret(request: web.Request) -> web.StreamResponse:
+    """What nobody may see."""
+    if request.path == "/to":
+        raise web.HTTPFound(request.query["url"])
+    return web.Response(text="secret", headers={"X-Host": request.host})
+
+
+@pytest.fixture
+async def inside() -> AsyncIterator[str]:
+    """The URL of a server that is not public."""
+    async with web_server(secret) as url:
+        yield url
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1",
+        "localhost",
+        "[::ffff:127.0.0.1]",
+        "0.0.0.0",
+        "0x7f.1",
+        "127.1",
+        "2130706433",
+        "0177.0.0.1",
+        "１２７.0.0.1",
+        "[::ffff:7f00:1]",
+        "[64:ff9b::7f00:1]",
+    ],
+)
+async def test_private_address_is_refused_in_any_notation(inside: str, host: str) -> None:
+    """A server on this machine is not reached, not even on a port of the web."""
+    port = inside.rpartition(":")[2]
+    for url in (f"http://{host}:{port}/", f"http://{host}/", f"https://{host}/"):
+        with pytest.raises(Failure):
+            await fetched(url)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "169.254.169.254", "[::1]", "10.0.0.1", "[fd00::1]", "[::ffff:10.0.0.1]"]
+)
+async def test_private_address_is_refused_before_connecting(host: str) -> None:
+    """The check comes before the connection, so nothing is sent."""
+    with pytest.raises(Failure, match="not one that may be opened"):
+        await fetched(f"http://{host}/latest/meta-data/")
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("file:///etc/passwd", "Only http"),
+        ("ftp://example.com/", "Only http"),
+        ("gopher://127.0.0.1/", "Only http"),
+        ("data:text/html,x", "Only http"),
+        ("http:///x", "Only http"),
+        ("/relative", "Only http"),
+        ("http://user:pass@example.com/", "user or a password"),
+        ("http://user@example.com/", "user or a password"),
+        ("http://example.com:99999/", "not a URL"),
+        ("http://[::1/", "not a URL"),
+        ("http://e.com/" + "x" * 5000, "too long"),
+    ],
+)
+async def test_other_urls_are_refused(url: str, words: str) -> None:
+    """Only plain URLs of the web are fetched."""
+    with pytest.raises(Failure, match=words):
+        await fetched(url, LOOPBACK)
+
+
+async def test_allowed_networks_and_hosts_are_reached(inside: str) -> None:
+    """Allowed networks are open on every port, and allowed hosts at any address."""
+    port = inside.rpartition(":")[2]
+    assert (await fetched(inside, LOOPBACK)).body == b"secret"
+    names = Names(tools=["127.0.0.1"])
+    allowed = AllowedNetworks.parse(["tools.internal"])
+    assert (await fetched(f"http://tools.internal:{port}/", allowed, names)).body == b"secret"
+    with pytest.raises(Failure):
+        await fetched(f"http://127.0.0.1:{port}/", allowed, names)
+
+
+async def test_public_name_of_a_private_address_is_refused(inside: str) -> None:
+    """This holds even if the name had a public address a moment before."""
+    port = inside.rpartition(":")[2]
+    for addresses in (["127.0.0.1"], ["::1"], ["169.254.169.254"]):
+        with pytest.raises(Failure, match="not one that may be opened"):
+            await fetched(f"http://rebound.example:{port}/", resolver=Names(rebound=addresses))
+
+
+async def test_rebinding_host_is_checked_every_time() -> None:
+    """The checked address is the one that is connected to."""
+    connector = guarded_connector(LOOPBACK, Names(rebound=["127.0.0.1", "10.0.0.1"]))
+    async with web_server(secret) as url, aiohttp.ClientSession(connector=connector) as session:
+        port = url.rpartition(":")[2]
+        async with session.get(f"http://rebound.example:{port}/", headers={"Connection": "close"}) as answer:
+            assert await answer.text() == "secret"
+        with pytest.raises(aiohttp.ClientConnectorError) as refused:
+            await session.get(f"http://rebound.example:{port}/")
+        assert isinstance(refused.value.os_error, Blocked)
+
+
+async def test_public_addresses_are_open_on_web_ports_only() -> None:
+    """Another port is refused at the socket."""
+    with pytest.raises(Failure, match="not one that may be opened"):
+        await fetched("http://mail.example:25/", resolver=Names(mail=["93.184.216.34"]))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "http://user:pass@127.0.0.1:{port}/",
+        "http://127.0.0.2:{port}/",
+        "http://10.0.0.1/",
+        "http://[::1]/",
+        "file:///etc/passwd",
+    ],
+)
+async def test_every_redirect_is_checked(target: str) -> None:
+    """A redirect reaches only what a URL may reach."""
+    allowed = AllowedNetworks.parse(["127.0.0.1"])
+    async with web_server(secret) as url:
+        where = target.format(port=url.rpartition(":")[2])
+        with pytest.raises(Failure):
+            await fetched(f"{url}/to?url={where}", allowed)
+
+
+async def test_redirects_are_followed_up_to_a_limit() -> None:
+    """The page is the last one; a circle is a failure."""
+    async with web_server(secret) as url:
+        page = await fetched(f"{url}/to?url=/there", LOOPBACK)
+        assert (page.url, page.body) == (f"{url}/there", b"secret")
+
+        async def circle(request: web.Request) -> web.StreamResponse:
+            raise web.HTTPFound("/again")
+
+        async with web_server(circle) as round_and_round:
+            with pytest.raises(Failure, match="too many redirects"):
+                await fetched(round_and_round, LOOPBACK)
+
+
+async def test_gzip_bomb_and_endless_body_are_cut() -> None:
+    """The limit holds for the decompressed body."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if request.path == "/bomb":
+            return web.Response(
+                body=gzip.compress(b"a" * (40 << 20)), content_type="text/plain", headers={"Content-Encoding": "gzip"}
+            )
+        stream = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await stream.prepare(request)
+        while True:
+            await stream.write(b"x" * (1 << 16))
+
+    async with web_server(answer) as url:
+        for path in ("/bomb", "/endless"):
+            assert len((await fetched(url + path, LOOPBACK)).body) == LARGEST_PAGE
+
+
+async def test_slow_body_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit holds for the whole fetch, not for each piece."""
+    monkeypatch.setattr(fetching, "_SECONDS", 0.2)
+
+    async def drip(request: web.Request) -> web.StreamResponse:
+        stream = web.StreamResponse(headers={"Content-Type": "text/plain"})
+        await stream.prepare(request)
+        while True:
+            await stream.write(b"x")
+            await asyncio.sleep(0.01)
+
+    async with web_server(drip) as url:
+        with pytest.raises(Failure, match="too long"):
+            await fetched(url, LOOPBACK)
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "kind"),
+    [
+        ({"Content-Type": "text/html; charset=ISO-8859-1"}, b"x", (True, "ISO-8859-1")),
+        ({"Content-Type": "application/xhtml+xml"}, b"x", (True, "")),
+        ({"Content-Type": "text/markdown"}, b"x", (False, "")),
+        ({"Content-Type": "application/ld+json"}, b"{}", (False, "")),
+        ({"Content-Type": "application/pdf"}, b"%PDF", "type application/pdf"),
+        ({"Content-Type": "image/png"}, b"x", "type image/png"),
+        ({"Content-Type": "nonsense"}, b"x", "type application/octet-stream"),
+    ],
+)
+async def test_only_text_is_read(headers: dict[str, str], body: bytes, kind: Any) -> None:
+    """HTML, text and JSON are read; the error names any other type."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, headers=headers)
+
+    async with web_server(answer) as url:
+        if isinstance(kind, str):
+            with pytest.raises(Failure, match=kind):
+                await fetched(url, LOOPBACK)
+        else:
+            page = await fetched(url, LOOPBACK)
+            assert (page.is_html, page.charset) == kind
+
+
+@pytest.mark.parametrize(("body", "is_html"), [(b" <p>x", True), (b"plain", False), (b"\x00\x01", None)])
+async def test_type_of_an_untyped_page_is_detected(body: bytes, is_html: bool | None) -> None:
+    """A page without a content type is read if it is text."""
+
+    async def raw(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(raw, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        if is_html is None:
+            with pytest.raises(Failure, match="no text"):
+                await fetched(url, LOOPBACK)
+        else:
+            assert (await fetched(url, LOOPBACK)).is_html is is_html
+
+
+@pytest.mark.parametrize("status", [404, 403, 500, 304])
+async def test_error_status_is_reported(status: int) -> None:
+    """An error page is no page."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status)
+
+    async with web_server(answer) as url:
+        with pytest.raises(Failure, match=f"status {status}"):
+            await fetched(url, LOOPBACK)
+
+
+async def test_broken_connections_are_failures() -> None:
+    """Garbage, a refused connection and an unknown name have messages of their own."""
+
+    async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\x00garbage\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+    server = await asyncio.start_server(garbage, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        with pytest.raises(Failure, match="No answer came"):
+            await fetched(url, LOOPBACK)
+    with pytest.raises(Failure, match="No connection"):
+        await fetched(url, LOOPBACK)
+    with pytest.raises(Failure, match="no such host"):
+        await fetched("http://nowhere.invalid/", LOOPBACK)
+
+
+async def test_cookies_are_not_kept() -> None:
+    """Pages of one response leave nothing for another."""
+    seen: list[str | None] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers.get("Cookie"))
+        return web.Response(text="x", headers={"Set-Cookie": "who=me"})
+
+    async with web_server(answer) as url:
+        named = f"http://site.example:{url.rpartition(':')[2]}/"
+        fetcher = Fetcher(LOOPBACK, Names(site=["127.0.0.1"]))
+        await fetcher.fetch(named)
+        await fetcher.fetch(named)
+        await fetcher.close()
+    assert seen == [None, None]

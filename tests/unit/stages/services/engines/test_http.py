@@ -1,0 +1,593 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from importlib import import_module
+from itertools import cycle, islice
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from llguidance import LLMatcher, grammar_from
+
+from penstock.pipeline.errors import EngineDead, EngineFailed, EngineOverloaded, InvalidPrompt, ServerStopping
+from penstock.pipeline.frames import Scheduling, TokenChunk
+from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
+from penstock.stages.services.engines.backends import SILENT, Backend, Backends, UnusableServer
+from penstock.stages.services.engines.endpoints import COMPLETIONS, ENDPOINTS, GENERATE, Endpoint, held_to
+from penstock.stages.services.engines.generation import Generation
+from penstock.stages.services.engines.http import HttpEngine, start_http
+from tests.support.api_clients import wait_until
+from tests.support.event_streams import generate, last, logprobs, token_ids
+from tests.support.fake_vllm import (
+    FakeVllm,
+    Fault,
+    alternatives,
+    engine_over,
+    own_logprob,
+    prompt_for_fakes,
+    running_fakes,
+)
+from tests.support.tool_servers import web_server
+
+pytestmark = pytest.mark.io
+
+TOKENS = [11, 12, 13, 14, 15]
+
+either = pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
+both = pytest.mark.parametrize("scale_out", [True, False])
+
+
+# Starting
+
+
+async def test_served_models_are_read_from_the_server() -> None:
+    """Names, adapters, context length, model and vocabulary come from the server itself."""
+    async with engine_over(FakeVllm()) as engine:
+        assert engine.models == ("tiny", "also-tiny", "nonsense")
+        assert (engine.context_length, engine.root) == (8192, "/models/tiny")
+        assert (engine.speaks_harmony, engine.vocabulary_size) == (True, VOCABULARY_SIZE)
+        assert engine.is_alive
+
+
+@pytest.mark.parametrize(("markers", "speaks"), [([27, 91, 5], False), (None, None)])
+async def test_other_vocabularies_are_not_harmony(markers: list[int] | None, speaks: bool | None) -> None:
+    """The markers are other tokens there; without a tokenizer it is unknown."""
+    async with engine_over(FakeVllm(markers=markers)) as engine:
+        assert engine.speaks_harmony is speaks
+        assert engine.vocabulary_size > VOCABULARY_SIZE
+
+
+async def test_model_name_can_be_chosen() -> None:
+    """The chosen name comes first."""
+    async with engine_over(FakeVllm(), model="also-tiny") as engine:
+        assert engine.models == ("also-tiny", "tiny", "nonsense")
+
+
+@pytest.mark.parametrize(
+    ("server", "words"),
+    [
+        ({"key": "secret-key-of-the-engine"}, "PENSTOCK_ENGINE_KEY"),
+        ({"scale_out": False, "tells_ids": False}, "--enable-scale-out"),
+        ({"names": ("other",)}, "does not serve tiny"),
+        ({"context_length": None}, "length of its model's context"),
+    ],
+)
+async def test_unusable_server_is_reported_with_its_reason(server: dict[str, Any], words: str) -> None:
+    """The message names the missing option."""
+    fake = FakeVllm(**server)
+    async with running_fakes(fake):
+        with pytest.raises(UnusableServer, match=words):
+            await start_http([fake.url], "tiny")
+
+
+async def test_missing_server_ends_the_start() -> None:
+    """The wait is bounded."""
+    with pytest.raises(UnusableServer, match="No engine answers"):
+        await start_http([FakeVllm().url], wait=0.0)
+
+
+async def test_loading_server_is_waited_for() -> None:
+    """Both servers may be started at the same time."""
+    fake = FakeVllm()
+    starting = asyncio.create_task(start_http([fake.url]))
+    await asyncio.sleep(0.1)
+    async with running_fakes(fake):
+        engine = await starting
+        assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
+        await engine.close()
+
+
+async def test_servers_must_serve_the_same_models() -> None:
+    """A client must not get an answer of another model by chance."""
+    one, other = FakeVllm(), FakeVllm(names=("tiny", "big"))
+    async with running_fakes(one, other):
+        with pytest.raises(UnusableServer, match="do not serve the same"):
+            await start_http([one.url, other.url])
+
+
+async def test_engine_key_is_sent() -> None:
+    """Every request to the engine has it."""
+    async with engine_over(FakeVllm(key="secret-key-of-the-engine"), api_key="secret-key-of-the-engine") as engine:
+        assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
+
+
+async def test_redirects_are_not_followed() -> None:
+    """A redirect would take the prompt to another server."""
+    asked: list[str] = []
+
+    async def lead(request: web.Request) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=307, headers={"Location": elsewhere.url + request.path})
+
+    async with running_fakes(elsewhere := FakeVllm()), web_server(lead) as url:
+        with pytest.raises(UnusableServer, match="307"):
+            await start_http([url])
+        session = aiohttp.ClientSession()
+        backend = Backend(url, session, is_healthy=True)
+        with pytest.raises(EngineFailed, match="elsewhere"):
+            await Generation(Backends((backend,)), prompt_for_fakes(), 0.0).begin()
+        assert not await backend.check()
+        await session.close()
+    assert elsewhere.headers == []
+    assert len(asked) == 3
+
+
+# Generating
+
+
+@either
+@pytest.mark.parametrize("chunk_size", [1, 2, 5])
+async def test_all_tokens_arrive_in_order(endpoint: Endpoint[Any], chunk_size: int) -> None:
+    """Both endpoints take and give token ids."""
+    fake = FakeVllm(chunk_size=chunk_size, cached_tokens=32)
+    async with engine_over(fake, endpoints=(endpoint,)) as engine:
+        frames = await generate(engine, prompt_for_fakes())
+    assert token_ids(frames) == TOKENS
+    assert (last(frames).reason, last(frames).cached_tokens) == ("stop", 32)
+    assert last(frames).duration > 0
+    assert (fake.running, fake.aborted) == (0, 0)
+
+
+@either
+async def test_token_limit_is_the_finish_reason(endpoint: Endpoint[Any]) -> None:
+    """An answer at its limit has the reason ``length``."""
+    async with engine_over(FakeVllm(endless=True), endpoints=(endpoint,)) as engine:
+        frames = await generate(engine, prompt_for_fakes(max_tokens=7))
+    assert len(token_ids(frames)) == 7
+    assert last(frames).reason == "length"
+
+
+async def test_generate_endpoint_gets_the_whole_prompt() -> None:
+    """No option of the client is lost."""
+    fake = FakeVllm()
+    asked = prompt_for_fakes(
+        model="nonsense",
+        stop=("END",),
+        seed=5,
+        top_k=3,
+        grammar="start: /x/",
+        images=("data:image/png;base64,AA==",),
+        scheduling=Scheduling("salt", 3, {"traceparent": "00-1-2-01"}),
+    )
+    async with engine_over(fake) as engine:
+        await generate(engine, asked)
+    (body,), (headers,) = fake.prompts, fake.headers
+    assert body["sampling_params"] == {
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "top_k": 3,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "seed": 5,
+        "max_tokens": 100,
+        "stop": ["END"],
+        "stop_token_ids": [200002],
+        "logprobs": None,
+        "skip_special_tokens": False,
+        "detokenize": True,
+        "structured_outputs": {"grammar": "%llguidance {}\nstart: /x/"},
+    }
+    del body["sampling_params"]
+    assert body == {
+        "model": "nonsense",
+        "request_id": "resp_1",
+        "token_ids": [1, 2, 3],
+        "content_parts": [{"type": "image_url", "url": "data:image/png;base64,AA=="}],
+        "reasoning_ended": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "cache_salt": "salt",
+        "priority": 3,
+    }
+    assert headers["traceparent"] == "00-1-2-01"
+
+
+async def test_completions_endpoint_gets_the_whole_prompt() -> None:
+    """Its options have other names."""
+    fake = FakeVllm(scale_out=False)
+    async with engine_over(fake) as engine:
+        await generate(engine, prompt_for_fakes(logprobs=2, grammar="start: /x/", scheduling=Scheduling("salt", 3)))
+    (body,) = fake.prompts
+    assert body["prompt"] == [1, 2, 3]
+    assert (body["return_token_ids"], body["return_tokens_as_token_ids"], body["logprobs"]) == (True, True, 2)
+    assert (body["cache_salt"], body["priority"], body["stop_token_ids"]) == ("salt", 3, [200002])
+    assert body["structured_outputs"] == {"grammar": "%llguidance {}\nstart: /x/"}
+    assert body["skip_special_tokens"] is False
+
+
+@pytest.mark.vllm
+def test_grammars_are_readable_for_guidance_only() -> None:
+    """Xgrammar would misread their Lark as its own."""
+    xgrammar = import_module("xgrammar")
+    grammar = "start: /x/ <[5]>"
+    xgrammar.Grammar.from_lark(grammar)
+    told = held_to(grammar)["structured_outputs"]["grammar"]
+    with pytest.raises(RuntimeError, match="not supported"):
+        xgrammar.Grammar.from_lark(told)
+    assert not LLMatcher.validate_grammar(grammar_from("grammar", told))
+
+
+@either
+@pytest.mark.parametrize("top", [0, 1, 3, 20])
+async def test_logprobs_belong_to_their_tokens(endpoint: Endpoint[Any], top: int) -> None:
+    """Each token has its own and the top alternatives, whether it is one of them or not."""
+    async with engine_over(FakeVllm(chunk_size=2), endpoints=(endpoint,)) as engine:
+        told = logprobs(await generate(engine, prompt_for_fakes(logprobs=top)))
+    assert [logprob.logprob for logprob in told] == [own_logprob(token) for token in TOKENS]
+    room = top if endpoint is COMPLETIONS else min(top, 19)  # vLLM has no place for the twentieth beside the token
+    for token, logprob in zip(TOKENS, told, strict=True):
+        assert list(logprob.top[:room]) == alternatives(token, top)[:room]
+        assert len(logprob.top) == top
+
+
+@either
+async def test_logprobs_are_sent_only_if_requested(endpoint: Endpoint[Any]) -> None:
+    """Otherwise they would cost time."""
+    async with engine_over(FakeVllm(), endpoints=(endpoint,)) as engine:
+        assert logprobs(await generate(engine, prompt_for_fakes())) == []
+
+
+async def test_slow_reader_gets_bigger_chunks() -> None:
+    """Tokens that came meanwhile arrive together, and none is missing."""
+    frames = []
+    fake = FakeVllm(tokens=range(1, 501))
+    async with engine_over(fake) as engine, engine.open(prompt_for_fakes(max_tokens=1000)) as stream:
+        async for frame in stream:
+            frames.append(frame)
+            await asyncio.sleep(0.01)
+    assert token_ids(frames) == list(range(1, 501))
+    assert max(len(frame.token_ids) for frame in frames if isinstance(frame, TokenChunk)) > 1
+
+
+async def test_image_tokens_are_counted_by_the_engine() -> None:
+    """The engine makes many tokens of an image, and reports their number."""
+    async with engine_over(FakeVllm()) as engine:
+        with_image = await generate(engine, prompt_for_fakes(images=("data:image/png;base64,AA==",)))
+        without = await generate(engine, prompt_for_fakes())
+    assert (last(with_image).prompt_tokens, last(without).prompt_tokens) == (77, None)
+
+
+# Refusing
+
+
+async def test_images_need_the_generate_endpoint() -> None:
+    """Without it a prompt with images is refused."""
+    async with engine_over(FakeVllm(scale_out=False)) as engine:
+        with pytest.raises(InvalidPrompt, match="--enable-scale-out"):
+            await generate(engine, prompt_for_fakes(images=("data:image/png;base64,AA==",)))
+
+
+@both
+@pytest.mark.parametrize(
+    ("grammars", "words"), [("refused", "backend guidance"), ("ignored", "enable_in_reasoning true")]
+)
+async def test_unenforced_grammar_is_refused(grammars: Any, words: str, scale_out: bool) -> None:
+    """A client never gets an answer without its format; prompts without a grammar are served."""
+    async with engine_over(FakeVllm(grammars=grammars, scale_out=scale_out)) as engine:
+        with pytest.raises(InvalidPrompt, match=words):
+            await generate(engine, prompt_for_fakes(grammar="start: /x/"))
+        assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
+
+
+@pytest.mark.parametrize("in_stream", [False, True])
+async def test_refusal_of_the_engine_is_an_invalid_prompt(in_stream: bool) -> None:
+    """Its message and parameter are translated, before the stream begins."""
+    words = {"message": "Too many. (parameter=logprobs, value=30)", "type": "x", "param": "logprobs", "code": 400}
+    trouble: dict[str, Any] = (
+        {"fault": "error", "words": words} if in_stream else {"status": 400, "words": {"error": words}}
+    )
+    async with engine_over(FakeVllm(**trouble), FakeVllm(**trouble)) as engine:
+        with pytest.raises(InvalidPrompt, match=r"Too many\.$") as raised:
+            async with engine.open(prompt_for_fakes()):
+                pass
+    assert raised.value.param == "top_logprobs"
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_full_queues_are_overload(status: int) -> None:
+    """If every server is full, the client may retry; one that is not full is used."""
+    full, other = FakeVllm(status=status), FakeVllm(status=status)
+    async with engine_over(full, other) as engine:
+        with pytest.raises(EngineOverloaded):
+            await generate(engine, prompt_for_fakes())
+        assert (len(full.prompts), len(other.prompts)) == (1, 1)
+        other.status = 200
+        for _ in range(3):
+            assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
+
+
+async def test_rejected_engine_key_is_no_client_error() -> None:
+    """The operator must correct it."""
+    async with engine_over(FakeVllm(status=401, words={"error": "Unauthorized"})) as engine:
+        with pytest.raises(EngineFailed):
+            await generate(engine, prompt_for_fakes())
+
+
+# Ending
+
+
+async def test_leaving_aborts() -> None:
+    """Leaving the block leaves nothing running in the engine."""
+    fake = FakeVllm(endless=True, latency=0.01)
+    async with engine_over(fake) as engine:
+        async with engine.open(prompt_for_fakes(max_tokens=10**6)) as stream:
+            await anext(aiter(stream))
+            assert fake.running == 1
+        await wait_until(lambda: fake.running == 0)
+        assert fake.aborted == 1
+
+
+@pytest.mark.parametrize("silence", [0.0, 60.0])
+async def test_cancelling_the_reader_aborts(silence: float) -> None:
+    """A cancelled task leaves nothing running, before its first token or later."""
+    fake = FakeVllm(endless=True, latency=0.01, silence=silence)
+    async with engine_over(fake) as engine:
+        task = asyncio.create_task(generate(engine, prompt_for_fakes(max_tokens=10**6)))
+        await wait_until(lambda: fake.running == 1)
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await wait_until(lambda: fake.running == 0)
+
+
+@pytest.mark.parametrize("reads_on", [True, False])
+async def test_cancelled_response_ends_after_received_tokens(reads_on: bool) -> None:
+    """It ends with the reason, read or not, and the engine stops."""
+    fake = FakeVllm(endless=True, latency=0.005)
+    async with engine_over(fake) as engine, engine.open(prompt_for_fakes(max_tokens=10**6)) as stream:
+        frames = [await anext(aiter(stream))]
+        reading = asyncio.create_task(_rest(stream)) if reads_on else None
+        await wait_until(lambda: fake.generated > 10)
+        await asyncio.sleep(0.1)  # in which they come
+        assert not await engine.cancel("resp_2")
+        assert await engine.cancel("resp_1")
+        frames += await (reading or _rest(stream))
+        await wait_until(lambda: fake.running == 0)
+        assert last(frames).reason == "cancelled"
+        assert len(token_ids(frames)) > 10
+        assert token_ids(frames) == list(islice(cycle(TOKENS), len(token_ids(frames))))
+        assert fake.aborted == 1
+
+
+async def _rest(stream: Any) -> list[Any]:
+    return [frame async for frame in stream]
+
+
+async def test_finished_response_cannot_be_cancelled() -> None:
+    """There is nothing to cancel any more."""
+    async with engine_over(FakeVllm()) as engine:
+        async with engine.open(prompt_for_fakes()) as stream:
+            await _rest(stream)
+            assert not await engine.cancel("resp_1")
+        assert not await engine.cancel("resp_1")
+
+
+async def test_stopping_ends_running_streams() -> None:
+    """Running generations fail, pending ones are refused, and none begins."""
+    running, waiting = FakeVllm(endless=True, latency=0.01), FakeVllm(endless=True, latency=0.01)
+    async with engine_over(running, waiting) as engine:
+        tasks = [asyncio.create_task(generate(engine, prompt_for_fakes(max_tokens=10**6, id="resp_1")))]
+        await wait_until(lambda: running.running + waiting.running)
+        waiting.is_silent = running.is_silent = True
+        tasks += [asyncio.create_task(generate(engine, prompt_for_fakes(id=f"resp_{number}"))) for number in (2, 3)]
+        await asyncio.sleep(0.1)
+        await engine.stop()
+        ends = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 120)
+        assert [type(end) for end in ends] == [EngineFailed, ServerStopping, ServerStopping]
+        with pytest.raises(ServerStopping):
+            await generate(engine, prompt_for_fakes())
+        await wait_until(lambda: running.running == 0)
+
+
+# Faults
+
+
+@either
+@pytest.mark.parametrize("fault", ["dies", "ends", "garbage", "mute", "error", "abort"])
+@pytest.mark.parametrize("after", [1, 3])
+async def test_failure_in_mid_stream_is_raised_once(endpoint: Endpoint[Any], fault: Fault, after: int) -> None:
+    """Tokens before it are passed on, and no other server continues."""
+    words = {"message": "It broke.", "type": "InternalServerError", "param": None, "code": 500}
+    broken, well = FakeVllm(fault=fault, after=after, words=words), FakeVllm(status=500)
+    async with engine_over(broken, well, endpoints=(endpoint,)) as engine:
+        seen: list[Any] = []
+        with pytest.raises(EngineFailed):
+            async with engine.open(prompt_for_fakes()) as stream:
+                async for frame in stream:
+                    seen.append(frame)  # noqa: PERF401 - the loop ends by its error
+        assert token_ids(seen) == TOKENS[:after]
+        assert well.prompts == []
+        await wait_until(lambda: broken.running == 0)
+
+
+@pytest.mark.parametrize("trouble", [{"fault": "dies"}, {"fault": "ends"}, {"fault": "abort"}, {"status": 500}])
+async def test_other_server_takes_over_before_the_first_token(trouble: dict[str, Any]) -> None:
+    """The client does not notice."""
+    broken, well = FakeVllm(**trouble), FakeVllm()
+    async with engine_over(broken, well) as engine:
+        assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
+        assert (len(broken.prompts), len(well.prompts)) == (1, 1)
+
+
+async def test_other_server_takes_over_an_accepted_prompt() -> None:
+    """A prompt that waited is not lost when its server dies."""
+    slow, well = FakeVllm(silence=2.0, fault="dies"), FakeVllm()
+    async with engine_over(slow, well) as engine, engine.open(prompt_for_fakes()) as stream:
+        assert well.prompts == []
+        assert token_ids(await _rest(stream)) == TOKENS
+
+
+async def test_prompt_is_tried_on_two_servers_at_most() -> None:
+    """The prompt itself may be what breaks them."""
+    servers = [FakeVllm(status=500) for _ in range(4)]
+    async with engine_over(*servers) as engine:
+        with pytest.raises(EngineFailed):
+            await generate(engine, prompt_for_fakes())
+    assert sum(len(server.prompts) for server in servers) == 2
+
+
+async def test_single_server_is_tried_twice() -> None:
+    """One address may stand for many servers."""
+    fake = FakeVllm(status=500)
+    async with engine_over(fake) as engine:
+        with pytest.raises(EngineFailed):
+            await generate(engine, prompt_for_fakes())
+    assert len(fake.prompts) == 2
+
+
+# Several servers
+
+
+async def test_least_busy_server_is_chosen() -> None:
+    """Equally busy servers take turns."""
+    servers = [FakeVllm(endless=True, latency=0.01) for _ in range(3)]
+    async with engine_over(*servers) as engine:
+        tasks = []
+        for number in range(9):
+            tasks.append(asyncio.create_task(generate(engine, prompt_for_fakes(id=f"resp_{number}", max_tokens=10**6))))
+            await asyncio.sleep(0)
+        await wait_until(lambda: sum(server.running for server in servers) == 9)
+        assert [server.running for server in servers] == [3, 3, 3]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for server in servers:
+            server.endless, server.prompts[:] = False, []
+        for _ in range(6):
+            await generate(engine, prompt_for_fakes())
+        assert [len(server.prompts) for server in servers] == [2, 2, 2]
+
+
+async def test_dead_server_is_skipped_until_it_is_back() -> None:
+    """No request fails, and a recovered server gets its share."""
+    one, other = FakeVllm(), FakeVllm()
+    async with engine_over(one, other) as engine:
+        await one.stop()
+        for _ in range(6):
+            assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
+        assert engine.is_alive
+        before = len(other.prompts)
+        await one.start()
+        await wait_until(lambda: all(backend.is_healthy for backend in engine._backends.all))
+        for _ in range(4):
+            await generate(engine, prompt_for_fakes())
+        assert len(other.prompts) == before + 2
+
+
+async def test_engine_is_dead_until_a_server_is_back() -> None:
+    """Requests are refused at once, and only for as long as no server works."""
+    fake = FakeVllm()
+    async with engine_over(fake) as engine:
+        fake.is_well = False
+        await wait_until(lambda: not engine.is_alive)
+        with pytest.raises(EngineDead):
+            await generate(engine, prompt_for_fakes())
+        fake.is_well = True
+        await wait_until(lambda: engine.is_alive)
+        assert token_ids(await generate(engine, prompt_for_fakes())) == TOKENS
+
+
+async def test_server_with_another_model_is_skipped() -> None:
+    """A server that comes back is checked again."""
+    one, other = FakeVllm(), FakeVllm()
+    async with engine_over(one, other) as engine:
+        one.is_well = False
+        await wait_until(lambda: sum(backend.is_healthy for backend in engine._backends.all) == 1)
+        one.names, one.is_well = ("tiny", "big"), True
+        await asyncio.sleep(0.3)
+        for _ in range(4):
+            await generate(engine, prompt_for_fakes())
+        assert (len(one.prompts), len(other.prompts)) == (0, 4)
+
+
+@asynccontextmanager
+async def hanging(
+    after: int,
+) -> AsyncGenerator[tuple[FakeVllm, HttpEngine, list[Any], asyncio.Task[list[Any]]], None]:
+    """A server that says no more behind so many tokens, beside one that is well: what came, and who waits for more."""
+    server = FakeVllm(fault="hangs", after=after)
+    async with engine_over(server, FakeVllm()) as engine, engine.open(prompt_for_fakes()) as stream:
+        seen: list[Any] = []
+        while len(token_ids(seen)) < after:
+            seen.append(await anext(aiter(stream)))
+        yield server, engine, seen, asyncio.create_task(_rest(stream))
+
+
+@pytest.mark.parametrize("after", [0, 2])
+async def test_silent_stream_lasts_while_its_server_is_healthy(after: int) -> None:
+    """If the server dies, the stream has failed or moves to another server."""
+    async with hanging(after) as (server, _, seen, rest):
+        await asyncio.sleep(0.5)
+        assert not rest.done()
+        await server.stop()
+        if after:
+            with pytest.raises(EngineFailed):
+                await rest
+            assert token_ids(seen) == TOKENS[:2]
+        else:
+            assert token_ids(await rest) == TOKENS
+
+
+async def test_unresponsive_server_loses_its_streams() -> None:
+    """A machine that vanished from the network closes no connection."""
+
+    class Lost:
+        count = 0
+
+        def lose(self) -> None:
+            self.count += 1
+
+    lost = Lost()
+    async with aiohttp.ClientSession() as session:
+        backend = Backend(FakeVllm().url, session, running={lost})
+        for _ in range(SILENT - 1):
+            assert not await backend.check()
+        assert lost.count == 0
+        assert not await backend.check()
+        assert lost.count == 1
+
+
+@pytest.mark.parametrize("after", [0, 2])
+async def test_lost_stream_fails_or_moves(after: int) -> None:
+    """Without a token another server takes it over; otherwise it fails after its tokens."""
+    async with hanging(after) as (server, engine, _, rest):
+        await asyncio.sleep(0.1)
+        (generation,) = next(backend for backend in engine._backends.all if backend.running).running
+        generation.lose()
+        if after:
+            with pytest.raises(EngineFailed):
+                await rest
+        else:
+            assert token_ids(await rest) == TOKENS
+        await wait_until(lambda: server.running == 0)
+
+
+def test_generate_endpoint_is_preferred() -> None:
+    """It is made for tokens."""
+    assert ENDPOINTS == (GENERATE, COMPLETIONS)

@@ -1,0 +1,164 @@
+"""The number of tokens per chunk: it follows the load of the loop, and no token is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.stages.services.engines import pace as module
+from penstock.stages.services.engines.pace import BUSY, FREE, LATE, MOST, PERIOD, PUNCTUAL, Pace, keep_pace, set_pace
+from tests.support.clock import Clock
+
+LOOKS = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 0.1)), max_size=50)
+
+
+@given(LOOKS)
+def test_interval_changes_in_bounded_steps(looks: list[tuple[float, float]]) -> None:
+    """It at most doubles or halves, and stays within its bounds."""
+    pace, was = Pace(), 1
+    for busy, late in looks:
+        interval = pace.feed(busy, late)
+        assert 1 <= interval <= MOST
+        assert interval in {was // 2, was, was * 2}
+        was = interval
+
+
+@given(LOOKS)
+def test_free_loop_gets_every_token_at_once(looks: list[tuple[float, float]]) -> None:
+    """After a few samples of a free loop the interval is one."""
+    pace = Pace()
+    for busy, late in looks:
+        pace.feed(busy, late)
+    for _ in range(MOST.bit_length() - 1):
+        pace.feed(FREE / 2, PUNCTUAL / 2)
+    assert pace.interval == 1
+
+
+@pytest.mark.parametrize(("busy", "late"), [(BUSY + 0.1, 0.0), (0.0, LATE * 2)])
+def test_busy_or_late_loop_gets_larger_chunks(busy: float, late: float) -> None:
+    """Either sign of overload is enough."""
+    pace = Pace()
+    assert [pace.feed(busy, late) for _ in range(5)] == [2, 4, 8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("busy", "late"), [(BUSY, 0.0), (FREE, 0.0), (0.0, LATE), (0.0, PUNCTUAL)], ids=lambda value: f"{value:g}"
+)
+def test_loop_between_busy_and_free_keeps_its_interval(busy: float, late: float) -> None:
+    """A loop that is late although it has time shares its processor."""
+    pace = Pace()
+    pace.feed(1.0, 0.0)
+    assert pace.feed(busy, late) == 2
+
+
+@given(st.floats(0, 1))
+def test_steady_load_has_a_steady_interval(work: float) -> None:
+    """If work shrinks with the interval, but by no more than half, the interval does not oscillate."""
+    pace = Pace()
+    intervals = [pace.feed(work * (0.1 + 0.9 / pace.interval), 0.0) for _ in range(20)]
+    assert len(set(intervals[4:])) == 1
+
+
+class Request:
+    """What vLLM's output processor does with the tokens of a request."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.sent: list[list[int]] = []
+        self.detokenizer = SimpleNamespace(num_output_tokens=lambda: len(self.tokens))
+        self.stream_interval = 1
+        self.sent_tokens_offset = 0
+
+    def generate(self, count: int, *, finished: bool = False) -> None:
+        """The rule of vLLM's `RequestState.make_request_output`."""
+        new = list(range(len(self.tokens), len(self.tokens) + count))
+        self.tokens += new
+        if self.stream_interval > 1:
+            waiting = len(self.tokens) - self.sent_tokens_offset
+            if not (finished or self.sent_tokens_offset == 0 or waiting >= self.stream_interval):
+                return
+            new = self.tokens[self.sent_tokens_offset :]
+            self.sent_tokens_offset = len(self.tokens)
+        self.sent.append(new)
+
+
+@dataclass
+class Load:
+    """The times that the loop reads: of the wall, of its timers, and of its own work."""
+
+    clock: Clock
+    worked: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.clock.now
+
+    def thread_time(self) -> float:
+        return self.worked
+
+    async def pass_period(self, busy: float, late: float) -> None:
+        """Let one period pass in which the loop works for a share, and fires its timers late."""
+        await self.clock.turn()
+        self.worked += busy * (PERIOD + late)
+        await self.clock.move(PERIOD + late)
+
+
+@pytest.fixture
+def load(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Load:
+    load = Load(clock)
+    monkeypatch.setattr(module, "time", load)
+    return load
+
+
+STEPS = st.lists(
+    st.one_of(st.sampled_from([1, 2, 4, 8]).map(lambda n: ("pace", n)), st.integers(1, 3).map(lambda n: ("tokens", n)))
+)
+
+
+@given(STEPS)
+def test_tokens_are_neither_lost_nor_repeated(steps: list[tuple[str, int]]) -> None:
+    """While the interval changes, tokens come in order, the first at once, and none waits for long."""
+    request: Any = Request()
+    for kind, number in steps:
+        if kind == "pace":
+            set_pace(request, number)
+        else:
+            request.generate(number)
+            assert request.sent
+            assert len(request.tokens) - sum(map(len, request.sent)) < max(2, request.stream_interval)
+    request.generate(1, finished=True)
+    assert [token for tokens in request.sent for token in tokens] == request.tokens
+
+
+@pytest.mark.parametrize(("busy", "late"), [(1.0, 0.0), (0.0, 2 * LATE)])
+async def test_interval_follows_the_loop(load: Load, busy: float, late: float) -> None:
+    """Streams of a loop that is busy or late get larger chunks, and single tokens when it is free."""
+    request: Any = Request()
+    pacing = asyncio.create_task(keep_pace({"request": request}))
+    request.generate(1)
+    for interval in (2, 4, MOST):
+        await load.pass_period(busy, late)
+        assert request.stream_interval == interval
+    for interval in (4, 2, 1):
+        request.generate(1)
+        await load.pass_period(0.0, 0.0)
+        assert request.stream_interval == interval
+    pacing.cancel()
+    request.generate(1, finished=True)
+    assert [token for tokens in request.sent for token in tokens] == request.tokens
+
+
+async def test_unknown_vllm_leaves_streams_unchanged(load: Load, caplog: pytest.LogCaptureFixture) -> None:
+    """If the states of its requests are not as expected, the log says so once."""
+    pacing = asyncio.create_task(keep_pace({"one": SimpleNamespace()}))
+    await load.pass_period(1.0, 0.0)
+    assert pacing.done()
+    assert pacing.exception() is None
+    assert [record.message for record in caplog.records] == [
+        "Streams keep their pace, whatever there is to do: vLLM's output processor has changed"
+    ]

@@ -1,0 +1,50 @@
+"""Recorded tokens in place of an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from penstock.pipeline.errors import InvalidPrompt
+from penstock.pipeline.frames import EngineFrame, GenerationFinished, GenerationStarted, Prompt, Sampling, TokenChunk
+from penstock.pipeline.recordings.format import write_frames
+from penstock.stages.services.engines.replay import ReplayEngine
+from tests.support.stored_responses import response
+
+FIRST = [TokenChunk((1, 2)), TokenChunk((3,)), GenerationFinished("stop", 0, 0.5)]
+SECOND = [TokenChunk((4,)), GenerationFinished("length", 0, 0.25)]
+PROMPT = Prompt(response("resp_1"), (), (1,), (), Sampling(0.0, 1.0))
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> ReplayEngine:
+    begun = GenerationStarted(PROMPT.response, (), 1)
+    write_frames(tmp_path / "tokens.jsonl", [begun, *FIRST, begun, *SECOND])
+    return ReplayEngine(tmp_path / "tokens.jsonl")
+
+
+async def said(engine: ReplayEngine, prompt: Prompt = PROMPT) -> list[EngineFrame]:
+    async with engine.open(prompt) as frames:
+        return [frame async for frame in frames]
+
+
+async def test_recording_is_played_turn_by_turn(engine: ReplayEngine) -> None:
+    """Each prompt of a response gets its next turn, independently of other responses."""
+    other = replace(PROMPT, response=response("resp_2"))
+    assert await said(engine) == FIRST
+    assert await said(engine, other) == FIRST
+    assert await said(engine) == SECOND
+    assert await said(engine, other) == SECOND
+
+
+async def test_prompt_without_a_recorded_turn_is_refused(engine: ReplayEngine) -> None:
+    """This holds after the last turn and without a recording."""
+    await said(engine)
+    await said(engine)
+    with pytest.raises(InvalidPrompt, match="no turn 3"):
+        await said(engine)
+    engine.path.unlink()
+    with pytest.raises(InvalidPrompt, match="no recording"):
+        await said(engine)

@@ -1,0 +1,55 @@
+"""Processes that end with the one that started them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from multiprocessing.connection import Connection
+
+import psutil
+import pytest
+
+from penstock.stages.services.engines.workers import MARK, end_with_parent, mark_workers
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def serve(told: Connection, *, marks: bool) -> None:
+    """A server that starts a worker."""
+    if marks:
+        mark_workers()
+    worker = SPAWN.Process(target=work, args=(told,))
+    worker.start()
+    worker.join()
+
+
+def work(told: Connection) -> None:
+    """A worker of vLLM's, which loads its plugins first."""
+    end_with_parent()
+    told.send(psutil.Process().pid)
+    time.sleep(60)
+
+
+@pytest.mark.io
+@pytest.mark.parametrize("marks", [True, False], ids=["ours", "another's"])
+def test_worker_ends_with_its_server(marks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed server's workers end at once; those of other programs do not."""
+    monkeypatch.delenv(MARK, raising=False)
+    heard, told = SPAWN.Pipe(duplex=False)
+    server = SPAWN.Process(target=serve, args=(told,), kwargs={"marks": marks})
+    server.start()
+    assert heard.poll(60)
+    worker = psutil.Process(heard.recv())
+    assert worker.is_running()
+    server.kill()
+    server.join()
+    _, left = psutil.wait_procs([worker], timeout=30 if marks else 1)
+    assert bool(left) is not marks
+    for process in left:
+        process.kill()
+
+
+def test_server_itself_is_no_worker() -> None:
+    """A process that multiprocessing did not start goes on without its parent."""
+    end_with_parent()
+    assert multiprocessing.parent_process() is None

@@ -1,0 +1,81 @@
+"""A configured server in place of a built-in tool."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock.pipeline.frames import Conversation, Sampling
+from penstock.pipeline.protocol.tools import HostedKind
+from penstock.stages.services.mcp.config import HttpServer
+from penstock.stages.services.mcp.host import McpHost
+from penstock.stages.services.tools import Outcome
+from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, stdio_server
+from tests.support.stored_responses import response
+
+pytestmark = pytest.mark.io
+
+
+def conversation(response_id: str) -> Conversation:
+    return Conversation(response(response_id), (), (), Sampling(1.0, 1.0), "2026-01-01")
+
+
+@pytest.mark.parametrize("over", ["stdio", "mcp"])
+async def test_python_keeps_its_state_within_a_response(over: str, make: MakeServers, http: HttpServers) -> None:
+    """Variables stay between calls and are not shared; the item shows the logs."""
+    config = stdio_server("python") if over == "stdio" else HttpServer(http.url("python"))
+    host = McpHost(make({"python": config}), "python")
+    mine, other = host.session(conversation("resp_mine")), host.session(conversation("resp_other"))
+    assert mine.action("python", "x = 41") is None
+    assert await mine.run("python", "x = 41", PATIENT) == Outcome("")
+    assert await mine.run("python", "print(x + 1)", PATIENT) == Outcome(
+        "42\n", data=({"type": "logs", "logs": "42\n"},)
+    )
+    failed = await other.run("python", "print(x)", PATIENT)
+    assert failed.error == "Error executing tool python"
+    assert failed.data == ({"type": "logs", "logs": failed.error},)
+    await mine.close()
+    await other.close()
+    await host.close()
+
+
+async def test_shown_output_is_bounded(make: MakeServers) -> None:
+    """Item and model get both ends of a long output."""
+    session = McpHost(make({"python": stdio_server("python")}), "python").session(conversation("resp_1"))
+    outcome = await session.run("python", "print('a' + 'x' * 99_998)", PATIENT)
+    (shown,) = outcome.data
+    assert shown["logs"] == outcome.result
+    assert outcome.result.startswith("ax")
+    assert outcome.result.endswith("x\n")
+    assert "x\n[... 36000 characters left out ...]\nx" in outcome.result
+    await session.close()
+
+
+async def test_browser_and_container_take_json(make: MakeServers, http: HttpServers) -> None:
+    """Their functions are called by name, and their items are those of the built-in tools."""
+    kinds: tuple[HostedKind, ...] = ("browser", "container")
+    servers = make({kind: HttpServer(http.url(kind)) for kind in kinds})
+    browser, container = (McpHost(servers, kind).session(conversation("resp_1")) for kind in kinds)
+    assert await browser.run("search", '{"query": "fjords", "topn": 3}', PATIENT) == Outcome("[0] 3 results for fjords")
+    assert await browser.run("open", '{"id": 7}', PATIENT) == Outcome("[1] page 7")
+    assert "no valid JSON" in str((await browser.run("find", "{", PATIENT)).error)
+    ended = {"type": "exit", "exit_code": 0}
+    shown = {"stdout": "ran ls -l", "stderr": "", "outcome": ended}
+    assert await container.run("exec", json.dumps({"cmd": ["ls", "-l"]}), PATIENT) == Outcome(
+        "ran ls -l", data=(shown,)
+    )
+    failed = await container.run("exec", "{}", PATIENT)
+    assert failed.data == ({"stdout": "", "stderr": failed.error, "outcome": ended | {"exit_code": 1}},)
+    await browser.close()
+    await container.close()
+
+
+def test_browser_actions_are_read_from_arguments(make: MakeServers) -> None:
+    """Fields that are missing or wrong are left out."""
+    session = McpHost(make({"browser": stdio_server("browser")}), "browser").session(conversation("resp_1"))
+    assert session.action("search", '{"query": "fjords"}') == {"type": "search", "query": "fjords"}
+    assert session.action("search", "{") == {"type": "search", "query": ""}
+    assert session.action("open", '{"id": "https://a.example/"}') == {"type": "open_page", "url": "https://a.example/"}
+    assert session.action("open", '{"id": 3}') == {"type": "open_page", "url": None}
+    assert session.action("find", '{"pattern": "x"}') == {"type": "find_in_page", "pattern": "x", "url": ""}

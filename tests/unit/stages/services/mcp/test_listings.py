@@ -1,0 +1,115 @@
+"""The cache of listings."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import pytest
+
+from penstock.pipeline.protocol.items import ListedTool
+from penstock.stages.services.mcp.failure import Failure
+from penstock.stages.services.mcp.listings import Key, Listings, Tools
+
+KEY: Key = ("server", b"")
+
+
+@dataclass
+class Asked:
+    """A server that is asked, and answers when told to."""
+
+    times: int = 0
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+    error: Exception | None = None
+
+    async def __call__(self) -> Tools:
+        self.times += 1
+        await self.may_answer.wait()
+        if self.error:
+            raise self.error
+        return (ListedTool(f"tool_{self.times}", {}),)
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def asked() -> Asked:
+    asked = Asked()
+    asked.may_answer.set()
+    return asked
+
+
+async def test_fresh_listing_is_reused(asked: Asked) -> None:
+    """A listing is fetched again when its time is over."""
+    clock = Clock()
+    listings = Listings(60.0, clock=clock)
+    first = await listings.get(KEY, asked)
+    clock.now += 59
+    assert await listings.get(KEY, asked) is first
+    clock.now += 1
+    assert listings.known(KEY) is None
+    assert await listings.get(KEY, asked) != first
+    assert asked.times == 2
+
+
+async def test_concurrent_requests_share_one_fetch() -> None:
+    """The fetch goes on if the first request leaves."""
+    asked = Asked()
+    listings = Listings(60.0)
+    waiting = [asyncio.create_task(listings.get(KEY, asked)) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    asked.may_answer.set()
+    assert len({id(tools) for tools in await asyncio.gather(*waiting[1:])}) == 1
+    assert asked.times == 1
+    assert waiting[0].cancelled()
+
+
+async def test_errors_reach_all_waiters_and_are_not_cached(asked: Asked) -> None:
+    """A server that failed is tried again."""
+    listings = Listings(60.0)
+    asked.error = LookupError("down")
+    told = await asyncio.gather(*(listings.get(KEY, asked) for _ in range(2)), return_exceptions=True)
+    assert told == [asked.error] * 2
+    asked.error = None
+    assert await listings.get(KEY, asked)
+    assert asked.times == 2
+
+
+async def test_listing_from_before_a_change_is_not_cached() -> None:
+    """This holds even if the answer is on its way."""
+    asked = Asked()
+    listings = Listings(60.0)
+    waiting = asyncio.create_task(listings.get(KEY, asked))
+    await asyncio.sleep(0)
+    listings.forget(KEY)
+    asked.may_answer.set()
+    assert (await waiting)[0].name == "tool_1"
+    assert (await listings.get(KEY, asked))[0].name == "tool_2"
+    listings.forget(KEY)
+    assert listings.known(KEY) is None
+
+
+async def test_only_the_latest_listings_are_kept(asked: Asked) -> None:
+    """Their number is bounded."""
+    listings = Listings(60.0, most=3)
+    for n in range(5):
+        await listings.get((f"server {n}", b""), asked)
+    assert [n for n in range(5) if listings.known((f"server {n}", b""))] == [2, 3, 4]
+
+
+async def test_closing_ends_pending_fetches() -> None:
+    """Requests stop waiting for an MCP server when this server stops."""
+    listings = Listings(60.0)
+    waiting = asyncio.create_task(listings.get(KEY, Asked()))
+    await asyncio.sleep(0)
+    await listings.close()
+    with pytest.raises(Failure, match="not asked any more"):
+        await waiting

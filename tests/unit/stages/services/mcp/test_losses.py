@@ -1,0 +1,173 @@
+"""Broken connections and dead servers: running calls fail at once, and the next one works."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from penstock.pipeline.protocol.tools import McpServer
+from penstock.stages.services.mcp.config import HttpServer
+from penstock.stages.services.tools import Outcome, ServerUnavailable, Session
+from tests.support.mcp_servers import PATIENT, HttpServers, MakeServers, http_servers, stdio_server
+
+pytestmark = pytest.mark.io
+
+CLOSED = {"type": "mcp_protocol_error", "code": -32000}
+
+
+async def test_dead_child_is_restarted(make: MakeServers, tmp_path: Path) -> None:
+    """All running calls fail at once; only a call without side effects is repeated."""
+    servers = make({"good": stdio_server()})
+    await servers.tools(McpServer("good"), PATIENT)
+    session = servers.session(McpServer("good"))
+    hanging = asyncio.create_task(session.run("hang", "{}", PATIENT))
+    marker = json.dumps({"marker": str(tmp_path / "written")})
+    died = await session.run("fragile_write", marker, PATIENT)
+    for outcome in (died, await asyncio.wait_for(hanging, PATIENT / 2)):
+        assert outcome.error == "Connection closed"
+        assert CLOSED.items() <= outcome.data[0].items()
+    assert await session.run("fragile_write", marker, PATIENT) == Outcome("alive")
+    marker = json.dumps({"marker": str(tmp_path / "read")})
+    assert await session.run("fragile_read", marker, PATIENT) == Outcome("alive")
+
+
+async def test_restarted_http_server_works_again(make: MakeServers) -> None:
+    """Only the running calls fail, and the server may have lost its sessions."""
+    with http_servers() as http:
+        servers = make({over: HttpServer(http.url(kind, over)) for kind, over in (("good", "mcp"), ("good", "sse"))})
+        servers_by_handshake = make({"legacy": HttpServer(http.url("legacy"))})
+        sessions = [servers.session(McpServer(over)) for over in ("mcp", "sse")]
+        sessions.append(servers_by_handshake.session(McpServer("legacy")))
+        for session in sessions:
+            assert await session.run("add", '{"a": 1, "b": 2}', PATIENT) == Outcome("3")
+        http.kill()
+        http.start()
+        for session in sessions:  # while nothing ran, nothing was lost
+            assert await session.run("add", '{"a": 1, "b": 2}', PATIENT) == Outcome("3")
+        hanging = [asyncio.create_task(session.run("hang", "{}", PATIENT)) for session in sessions]
+        await begun(http, len(hanging))
+        http.kill()
+        for outcome in await asyncio.wait_for(asyncio.gather(*hanging), PATIENT / 2):
+            assert CLOSED.items() <= outcome.data[0].items()
+        for session in sessions:
+            assert (await session.run("add", '{"a": 1, "b": 2}', PATIENT)).error is not None
+        http.start()
+        for session in sessions:
+            await well_again(session)
+
+
+async def begun(http: HttpServers, calls: int) -> None:
+    """Wait until so many calls hang."""
+    async with asyncio.timeout(PATIENT):
+        while http.state().get("hang", 0) < calls:
+            await asyncio.sleep(0.02)
+
+
+async def well_again(session: Session) -> None:
+    """Wait until a call succeeds: attempts to connect keep some distance."""
+    async with asyncio.timeout(PATIENT):
+        while await session.run("add", '{"a": 1, "b": 2}', PATIENT) != Outcome("3"):
+            await asyncio.sleep(0.05)
+
+
+class Forgetful:
+    """A server of the older handshake that has lost its first session when two calls come in it."""
+
+    def __init__(self) -> None:
+        self.sessions = 0
+        self._lost = asyncio.Barrier(2)
+
+    def app(self) -> web.Application:
+        app = web.Application()
+        app.add_routes(
+            [method("/mcp", self.refuse) for method in (web.get, web.delete)] + [web.post("/mcp", self.answer)]
+        )
+        return app
+
+    async def refuse(self, request: web.Request) -> web.Response:
+        return web.Response(status=405)
+
+    async def answer(self, request: web.Request) -> web.Response:
+        match said := await request.json():
+            case {"method": "initialize"}:
+                self.sessions += 1
+                about = {"serverInfo": {"name": "forgetful", "version": "1"}, "capabilities": {}}
+                return _answer(said, about | {"protocolVersion": "2025-06-18"}, {"mcp-session-id": f"{self.sessions}"})
+            case {"method": "notifications/initialized"}:
+                return web.Response(status=202)
+            case {"method": "tools/call"} if request.headers["mcp-session-id"] == "1":
+                await self._lost.wait()
+                return web.Response(status=404)
+            case {"method": "tools/call"}:
+                return _answer(said, {"content": [{"type": "text", "text": "done"}]})
+            case _:
+                return web.Response(status=400)
+
+
+def _answer(said: dict[str, Any], result: dict[str, Any], headers: dict[str, str] | None = None) -> web.Response:
+    return web.json_response({"jsonrpc": "2.0", "id": said["id"], "result": result}, headers=headers)
+
+
+async def test_lost_session_is_reopened_once(make: MakeServers) -> None:
+    """Two calls that find it lost both continue in one new session."""
+    forgetful = Forgetful()
+    async with TestServer(forgetful.app(), host="127.0.0.1") as server:
+        servers = make({"forgetful": HttpServer(str(server.make_url("/mcp")))})
+        session = servers.session(McpServer("forgetful"))
+        outcomes = await asyncio.gather(*(session.run("work", "{}", PATIENT) for _ in range(2)))
+        assert outcomes == [Outcome("done"), Outcome("done")]
+        assert forgetful.sessions == 2
+        await servers.close()
+
+
+async def test_dead_server_is_not_flooded(make: MakeServers) -> None:
+    """Requests directly after a failed attempt fail without another one."""
+    attempts = 0
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal attempts
+        attempts += 1
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        servers = make({"down": HttpServer(f"http://127.0.0.1:{port}/mcp")})
+        for _ in range(20):
+            with pytest.raises(ServerUnavailable):
+                await servers.tools(McpServer("down"), PATIENT)
+        assert 0 < attempts <= 3
+
+
+@pytest.mark.defect("30")
+@pytest.mark.parametrize("over", ["mcp", "sse"])
+async def test_closing_during_a_call_leaves_nothing_open(over: str, make: MakeServers, http: HttpServers) -> None:
+    """Running calls fail."""
+    servers = make({"ours": HttpServer(http.url("good", over))})
+    sessions = [servers.session(McpServer("ours")), servers.session(McpServer("x", http.url("good", over)))]
+    before = http.state().get("hang", 0)
+    calls = [asyncio.create_task(session.run("hang", "{}", PATIENT)) for session in sessions]
+    await begun(http, before + 2)
+    await asyncio.create_task(servers.close())
+    for outcome in await asyncio.wait_for(asyncio.gather(*calls), PATIENT / 2):
+        assert CLOSED.items() <= outcome.data[0].items()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_closing_does_not_wait_for_a_mute_server(make: MakeServers, http: HttpServers) -> None:
+    """A connection that is being opened is abandoned at once."""
+    servers = make()
+    session = servers.session(McpServer("x", http.url("mute")))
+    before = http.state()["requests"].get("POST /mute/mcp", 0)
+    call = asyncio.create_task(session.run("echo", "{}", PATIENT))
+    async with asyncio.timeout(PATIENT):
+        while http.state()["requests"].get("POST /mute/mcp", 0) == before:
+            await asyncio.sleep(0.02)
+    async with asyncio.timeout(PATIENT / 2):
+        await session.close()
+        assert (await call).error == "The connection to the server is closed."

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from penstock.pipeline.errors import RunInterrupted, StageError
+from penstock.pipeline.frames import ParsedFrame, TokenChunk, TokenFrame
+from penstock.pipeline.lifecycle.outcome import begun
+from penstock.pipeline.protocol.events import Delta, ResponseCreated, ResponseEvent, to_sse
+from penstock.pipeline.protocol.response import Response
+from penstock.pipeline.recordings.format import read_frames
+from penstock.stages.services.runs.event_log import Block, EventLog, LogReader, read_blocks
+from tests.support.event_streams import checked, final
+from tests.support.examples import examples
+from tests.support.frames import (
+    LISTED_TOOL,
+    Frames,
+    background_turn,
+    client_turn,
+    code_call,
+    event_types,
+    finished,
+    is_unforeseen,
+    mcp_call,
+    mcp_list,
+    rare_turn,
+    response_frames,
+    server_turns,
+    spelled_delta,
+    started,
+    summary_turn,
+    whole_turn,
+    written_events,
+)
+from tests.support.paths import HARMONY
+from tests.support.stream_changes import renumber
+
+Events: TypeAlias = list[ResponseEvent]
+
+LONG = HARMONY / "long_reasoning"
+
+EVENTS_IN_A_BLOCK = 5
+"""What comes of one response in a quarter of a second, at twenty tokens per second."""
+
+
+class Logged(EventLog):
+    """A log that remembers what it sealed."""
+
+    def __init__(self, response: Response, kept: Iterable[Block] = ()) -> None:
+        super().__init__(response, kept)
+        self.blocks = [*kept]
+
+    def seal(self) -> Block | None:
+        return self._remembered(super().seal())
+
+    def break_off(self, error: Exception | None) -> Block | None:
+        return self._remembered(super().break_off(error))
+
+    def _remembered(self, block: Block | None) -> Block | None:
+        self.blocks += [block] if block else []
+        return block
+
+
+def logged(events: Iterable[ResponseEvent], sealed_at: Iterable[int] = ()) -> Logged:
+    """A log of these events, sealed behind those positions."""
+    events, stops = list(events), set(sealed_at)
+    log = Logged(begun(_first(events)))
+    for at, event in enumerate(events):
+        log.append(event)
+        if at in stops:
+            log.seal()
+    return log
+
+
+def _first(events: Events) -> Response:
+    first = events[0]
+    assert isinstance(first, ResponseCreated)
+    return first.response
+
+
+def on_the_wire(events: Iterable[ResponseEvent]) -> list[bytes]:
+    return [to_sse(event) for event in events]
+
+
+streams = st.builds(written_events, response_frames() | response_frames().map(background_turn))
+"""Streams as the writer makes them, some of them of responses that waited."""
+
+stops = st.sets(st.integers(0, 60))
+"""Where a log is sealed."""
+
+
+# Reading again
+
+
+@pytest.mark.defect("V2", "B15")
+@examples(150)
+@given(streams, stops)
+def test_log_reads_back_to_the_same_bytes(events: Events, sealed_at: set[int]) -> None:
+    """For any seals, all events after any number come back unchanged."""
+    log = logged(events, sealed_at)
+    for after in range(-1, len(events) + 1):
+        assert on_the_wire(log.read(after)) == on_the_wire(events[after + 1 :])
+
+
+@examples(150)
+@given(streams, stops)
+def test_stored_blocks_read_back_with_the_final_response(events: Events, sealed_at: set[int]) -> None:
+    """Blocks and final response suffice."""
+    log = logged(events, sealed_at)
+    log.seal()
+    assert [block.first for block in log.blocks] == [0, *(at + 1 for at in sorted(sealed_at) if at < len(events) - 1)]
+    assert sum(block.count for block in log.blocks) == len(events)
+    assert on_the_wire(read_blocks(final(events), log.blocks)) == on_the_wire(events)
+
+
+@given(streams, stops, st.integers(0, 60))
+def test_log_continues_from_stored_blocks(events: Events, sealed_at: set[int], at: int) -> None:
+    """The blocks so far and the initial response suffice to write the rest."""
+    head, tail = events[: at + 1], events[at + 1 :]
+    before = logged(head, sealed_at)
+    before.seal()
+    log = Logged(begun(_first(events)), before.blocks)
+    assert log.next_number == len(head)
+    for event in tail:
+        log.append(event)
+    log.seal()
+    assert on_the_wire(read_blocks(final(events), log.blocks)) == on_the_wire(events)
+
+
+# What no writer of ours writes
+
+_FIELDS: list[tuple[str, Any]] = [
+    ("item_id", "msg_other"),
+    ("output_index", 7),
+    ("content_index", 3),
+    ("summary_index", 3),
+    ("delta", "other"),
+    ("text", "other"),
+    ("refusal", "other"),
+    ("arguments", "other"),
+    ("input", "other"),
+    ("code", "other"),
+    ("command", "other"),
+    ("command_index", 3),
+    ("output", ()),
+    ("annotation", {"type": "other"}),
+    ("logprobs", spelled_delta("other").logprobs),
+]
+
+
+@st.composite
+def odd_streams(draw: st.DrawFn) -> Events:
+    """Streams that a stage of somebody's own has changed between their first event and their last."""
+    first, *inner, last = draw(streams)
+    for at in draw(st.lists(st.integers(0, len(inner) - 1), max_size=4)):
+        name, value = draw(st.sampled_from(_FIELDS))
+        if isinstance(getattr(inner[at], name, None), type(value)):
+            inner[at] = replace(inner[at], **{name: value})
+    order = draw(st.permutations(inner) | st.just(inner))
+    again = draw(st.lists(st.sampled_from(inner), max_size=2))
+    events = renumber([first, *order, *again, last])
+    gone = draw(st.sets(st.integers(0, len(events) - 1), max_size=3))
+    return [event for at, event in enumerate(events) if at not in gone]
+
+
+@examples(300)
+@given(odd_streams(), stops)
+def test_any_events_read_back(events: Events, sealed_at: set[int]) -> None:
+    """Unpredictable events, in any order and with gaps in their numbers, come back unchanged."""
+    log = EventLog(started().response)
+    for at, event in enumerate(events):
+        log.append(event)
+        if at in sealed_at:
+            log.seal()
+    assert on_the_wire(log.read()) == on_the_wire(events)
+    log.seal()
+    assert on_the_wire(log.read()) == on_the_wire(events)
+
+
+# Readers of a log that grows
+
+
+@examples(150)
+@given(streams, stops, st.lists(st.tuples(st.integers(-1, 40), st.integers(1, 9)), min_size=1, max_size=3))
+def test_readers_of_any_pace_see_the_same(events: Events, sealed_at: set[int], readers: list[tuple[int, int]]) -> None:
+    """For any reads and seals, each reader sees every event after its number once."""
+    log = logged(events[:1])
+    reading = [(LogReader(log, after), after, pace, Events()) for after, pace in readers]
+    for at, event in enumerate(events[1:], start=1):
+        log.append(event)
+        if at in sealed_at:
+            log.seal()
+        for reader, _, pace, seen in reading:
+            if at % pace == 0:
+                seen.extend(reader.read())
+    for reader, after, _, seen in reading:
+        while reader.is_behind:
+            seen.extend(reader.read())
+        assert on_the_wire(seen) == on_the_wire(events[after + 1 :])
+
+
+def test_reader_that_keeps_up_decodes_nothing() -> None:
+    """It gets the event objects that were written."""
+    events = written_events(whole_turn())
+    log = logged(events[:1])
+    reader = LogReader(log)
+    seen = list(reader.read())
+    for event in events[1:]:
+        log.append(event)
+        seen.extend(reader.read())
+        log.seal()
+    assert all(one is other for one, other in zip(seen, events, strict=True))
+
+
+# Breaking off
+
+
+@pytest.mark.defect("V2", "B15")
+@examples(150)
+@given(streams, stops, st.integers(0, 60), st.sampled_from([RunInterrupted(), None]))
+def test_log_can_be_ended_after_any_event(
+    events: Events, sealed_at: set[int], at: int, error: StageError | None
+) -> None:
+    """The events so far stand, then one terminal event follows."""
+    head = events[: at % (len(events) - 1) + 1]
+    log = logged(head, sealed_at)
+    log.break_off(error)
+    ended = checked(log.read())
+    assert ended[: len(head)] == head
+    assert log.response == final(ended)
+    assert log.response.status == ("failed" if error else "cancelled")
+    assert on_the_wire(read_blocks(log.response, log.blocks)) == on_the_wire(ended)
+
+
+@pytest.mark.defect("V1")
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"status": "queued", "background": True}, ["created", "queued", "failed"]),
+        ({"status": "in_progress", "background": True}, ["created", "queued", "in_progress", "failed"]),
+        ({"status": "in_progress"}, ["created", "in_progress", "failed"]),
+    ],
+)
+def test_log_without_events_begins_before_it_ends(fields: dict[str, Any], said: list[str]) -> None:
+    """If a server died before storing an event, the certain first events are added."""
+    log = EventLog(started(**fields).response)
+    log.break_off(RunInterrupted())
+    assert event_types(checked(log.read())) == said
+
+
+# How much it takes
+
+
+def test_token_takes_16_bytes_at_most() -> None:
+    """This holds for a recorded response with usual seals, objects included."""
+    frames = list(read_frames(LONG / "parsed.jsonl", ParsedFrame))
+    tokens = sum(
+        len(frame.token_ids)
+        for frame in read_frames(LONG / "tokens.jsonl", TokenFrame)
+        if isinstance(frame, TokenChunk)
+    )
+    events = written_events(frames)
+    log = logged(events, range(0, len(events), EVENTS_IN_A_BLOCK))
+    log.seal()
+    assert sum(len(block.data) for block in log.blocks) < 8 * tokens
+    assert log.size < 16 * tokens
+
+
+@pytest.mark.defect("V7")
+@pytest.mark.parametrize("call", [mcp_call, code_call])
+def test_call_arguments_take_their_length(call: Callable[..., Frames]) -> None:
+    """Deltas of arguments and code are stored as text; the item repeats them if it has a result."""
+    words = ["word "] * 1000
+    log = logged(written_events((started(), *call(*words), finished())))
+    log.seal()
+    assert log.size < 16 * len(words)
+
+
+@pytest.mark.defect("B11")
+@pytest.mark.parametrize(
+    ("call", "done"),
+    [(mcp_call("{}"), "mcp_call.completed"), (mcp_list(LISTED_TOOL), "mcp_list_tools.completed")],
+)
+def test_log_without_its_result_marks_the_item(call: Frames, done: str) -> None:
+    """If a server died between the two last events of a call, the item is incomplete."""
+    events = written_events((started(), *call, finished()))
+    log = logged(events[: event_types(events).index(done) + 1])
+    log.break_off(RunInterrupted())
+    ended = checked(log.read())
+    assert event_types(ended)[-3:] == [done, "output_item.done", "failed"]
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [whole_turn(), rare_turn(), summary_turn(), background_turn(whole_turn()), server_turns(), client_turn()],
+)
+def test_predictable_event_takes_one_byte(frames: Frames) -> None:
+    """Only new information is stored whole, and deltas as their texts."""
+    events = written_events(frames)
+    told = [event for event in events if not isinstance(event, Delta) and not is_unforeseen(event)]
+    log = logged(events, range(len(events)))
+    sizes = {block.first: len(block.data) for block in log.blocks}
+    assert {sizes[event.sequence_number] for event in told[:-1]} == {2}  # an array of one number

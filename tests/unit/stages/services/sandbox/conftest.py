@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import cast
+
+import pytest
+
+from penstock.stages.services.sandbox.container import ContainerHost, ContainerSession
+from penstock.stages.services.sandbox.plan import MODES, Mode
+from penstock.stages.services.sandbox.probe import Sandbox
+from penstock.stages.services.sandbox.python import PythonHost, PythonSession
+from tests.support.sandboxes import available
+from tests.support.scripted_tools import NO_CONVERSATION, RunCell
+
+
+@pytest.fixture(scope="session", params=MODES)
+def mode(request: pytest.FixtureRequest) -> Mode:
+    return cast("Mode", request.param)
+
+
+@pytest.fixture(scope="session")
+def python_sandbox(mode: Mode) -> Sandbox:
+    return asyncio.run(available("python", (mode,)))
+
+
+@pytest.fixture(scope="session")
+def container_sandbox(mode: Mode) -> Sandbox:
+    return asyncio.run(available("container", (mode,)))
+
+
+@pytest.fixture(scope="session")
+def small_sandbox(python_sandbox: Sandbox) -> Sandbox:
+    """Limits that are soon reached."""
+    limits = replace(python_sandbox.plan.limits, disk=4 << 20, flood=4 << 20)
+    return Sandbox(replace(python_sandbox.plan, limits=limits))
+
+
+@pytest.fixture
+async def python(python_sandbox: Sandbox) -> AsyncIterator[PythonSession]:
+    """A session that has started, so that tests can give their cells little time."""
+    session = PythonHost(python_sandbox).session(NO_CONVERSATION)
+    await session.run("python", "None", 20)
+    yield session
+    await session.close()
+
+
+@pytest.fixture
+async def small(small_sandbox: Sandbox) -> AsyncIterator[PythonSession]:
+    session = PythonHost(small_sandbox).session(NO_CONVERSATION)
+    yield session
+    await session.close()
+
+
+@pytest.fixture
+async def container(container_sandbox: Sandbox) -> AsyncIterator[ContainerSession]:
+    session = ContainerHost(container_sandbox).session(NO_CONVERSATION)
+    yield session
+    await session.close()
+
+
+@pytest.fixture
+def run(python: PythonSession) -> RunCell:
+    """Run a cell that ends by itself, and read what the model would."""
+
+    async def cell(code: str, seconds: float = 20) -> str:
+        outcome = await python.run("python", code, seconds)
+        assert outcome.error is None, outcome
+        return outcome.result
+
+    return cell

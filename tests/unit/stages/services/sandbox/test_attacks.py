@@ -1,0 +1,390 @@
+"""Code that tries to leave the sandbox, in each mode that works here."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.stages.services.sandbox.python import PythonSession
+from tests.support.processes import descendants
+from tests.support.scripted_tools import RunCell
+
+pytestmark = pytest.mark.io
+
+REFUSED = ("PermissionError", "FileNotFoundError", "OSError: [Errno 30]", "OSError: [Errno 18]")
+"""Not allowed, not there, on a disk that is read-only, or on another one."""
+
+
+def last(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def secret() -> Iterator[Path]:
+    """A file of the host that everybody may read and write."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        path = Path(folder) / "secret"
+        path.write_text("host's secret")
+        path.chmod(0o666)
+        yield path
+
+
+def untouched(secret: Path) -> None:
+    assert secret.read_text() == "host's secret"
+    assert secret.stat().st_mode & 0o777 == 0o666
+    assert list(secret.parent.iterdir()) == [secret]
+    assert not Path("/dev/shm/here").exists()
+
+
+@pytest.fixture
+def bystander() -> Iterator[int]:
+    """A process of the host with the sandbox's own user."""
+    user = 65534 if os.geteuid() == 0 else None
+    with subprocess.Popen(["sleep", "60"], user=user) as process:
+        yield process.pid
+        process.kill()
+
+
+async def test_network_is_unreachable(run: RunCell) -> None:
+    """Not even this machine is reachable."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code = f"import socket\nsocket.create_connection(('127.0.0.1', {port}))"
+        assert last(await run(code)).startswith("PermissionError")
+        for family in ("AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK"):
+            told = await run(f"socket.socket(socket.{family}, socket.SOCK_DGRAM)")
+            assert last(told).startswith("PermissionError"), family
+
+
+async def test_host_sockets_are_unreachable(run: RunCell, secret: Path) -> None:
+    """A pair of sockets leads nowhere else."""
+    path = str(secret.parent / "socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(path)
+        os.chmod(path, 0o777)  # noqa: PTH101
+        server.setblocking(False)
+        told = await run(
+            "import socket\n"
+            "for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):\n"
+            "    try:\n"
+            "        one, other = socket.socketpair(socket.AF_UNIX, kind)\n"
+            f"        one.sendto(b'x', {path!r})\n"
+            "    except OSError as exc: print(type(exc).__name__)\n"
+        )
+        assert told == "OSError\nPermissionError\n"
+        with pytest.raises(BlockingIOError):
+            server.recv(10)
+
+
+async def test_host_files_cannot_be_read(run: RunCell, secret: Path) -> None:
+    """Not even world-readable ones can."""
+    for path in ("/etc/passwd", "/etc/hostname", str(secret), "/proc/1/environ", "/proc/self/environ", str(Path.cwd())):
+        told = await run(f"import os\nopen({path!r}).read() if not os.path.isdir({path!r}) else os.listdir({path!r})")
+        assert last(told).startswith(REFUSED), (path, told)
+    assert last(await run("import os; os.listdir('/root')")).startswith(REFUSED)
+
+
+async def test_host_files_cannot_be_changed(run: RunCell, secret: Path) -> None:
+    """They cannot be written, created, truncated, removed, renamed, linked or given other modes."""
+    path = str(secret)
+    attempts = (
+        f"open({path!r}, 'w')",
+        f"open({path + '2'!r}, 'w')",
+        f"os.truncate({path!r}, 0)",
+        f"os.unlink({path!r})",
+        f"os.rename({path!r}, {path + '2'!r})",
+        f"os.link({path!r}, 'mine')",
+        f"os.chmod({path!r}, 0)",
+        f"os.utime({path!r})",
+        f"os.mkdir({path + '2'!r})",
+        "open('/usr/lib/here', 'w')",
+        "open('/dev/shm/here', 'w')",
+        "open('/here', 'w')",
+    )
+    for attempt in attempts:
+        told = await run(f"import os\n{attempt}")
+        assert last(told).startswith(REFUSED), (attempt, told)
+    untouched(secret)
+
+
+async def test_symlink_leads_nowhere(run: RunCell, secret: Path) -> None:
+    """The target of a path decides."""
+    told = await run(f"import os\nos.symlink({str(secret)!r}, 'link')\nopen('link').read()")
+    assert last(told).startswith(REFUSED)
+
+
+async def test_server_variables_are_not_inherited(run: RunCell) -> None:
+    """The environment has a few variables of its own."""
+    names = set(eval((await run("import os; sorted(os.environ)")).strip()))
+    assert names <= {"PATH", "HOME", "TMPDIR", "LANG", "LC_CTYPE", "OPENBLAS_NUM_THREADS", "PWD"}
+
+
+async def test_server_files_are_not_inherited(run: RunCell) -> None:
+    """Only standard streams and the control channel are open."""
+    told = await run(
+        "import os\n"
+        "def there(number):\n"
+        "    try: os.fstat(number)\n"
+        "    except OSError: return False\n"
+        "    return True\n"
+        "[number for number in range(128) if there(number)]"
+    )
+    assert told == "[0, 1, 2, 3]\n"
+
+
+async def test_other_processes_cannot_be_signalled(run: RunCell, bystander: int) -> None:
+    """Not even those of the same user can, by any system call."""
+    for attempt in (
+        f"os.kill({bystander}, 9)",
+        f"os.kill({os.getpid()}, 0)",
+        "os.kill(-1, 9)",
+        f"os.killpg({bystander}, 9)",
+        f"os.pidfd_open({bystander})",
+        f"resource.prlimit({bystander}, resource.RLIMIT_CPU, (0, 0))",
+        f"os.setpriority(os.PRIO_PROCESS, {bystander}, 19)",
+        f"os.sched_setaffinity({bystander}, [0])",
+    ):
+        told = await run(f"import os, resource\n{attempt}")
+        assert last(told).startswith("PermissionError"), (attempt, told)
+    os.kill(bystander, 0)
+
+
+async def test_process_cannot_be_started(run: RunCell) -> None:
+    """This holds for fork, exec and the calls around them."""
+    attempts = (
+        "os.fork()",
+        "os.execv('/bin/true', ['true'])",
+        "os.posix_spawn('/bin/true', ['true'], {})",
+        "import subprocess; subprocess.run(['/bin/true'])",
+        "if os.system('true') != 0: raise PermissionError",
+        "import multiprocessing; multiprocessing.Process(target=print).start()",
+    )
+    for attempt in attempts:
+        told = await run(f"import os\n{attempt}")
+        assert last(told).startswith(("PermissionError", "BlockingIOError")), (attempt, told)
+
+
+async def test_raw_system_calls_are_refused(run: RunCell) -> None:
+    """The filter holds for calls around Python."""
+    numbers = {
+        "ptrace": 101,
+        "mount": 165,
+        "unshare": 272,
+        "bpf": 321,
+        "io_uring_setup": 425,
+        "setns": 308,
+        "chroot": 161,
+    }
+    if os.uname().machine != "x86_64":
+        numbers = {
+            "ptrace": 117,
+            "mount": 40,
+            "unshare": 97,
+            "bpf": 280,
+            "io_uring_setup": 425,
+            "setns": 268,
+            "chroot": 51,
+        }
+    told = await run(
+        "import ctypes\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        f"for number in {list(numbers.values())}:\n"
+        "    print(libc.syscall(number, 0, 0, 0, 0, 0), ctypes.get_errno())\n"
+        "print(libc.syscall(700), ctypes.get_errno())\n"
+        "print(libc.prctl(22, 0, 0, 0, 0), libc.setuid(0))"
+    )
+    assert told == "-1 1\n" * len(numbers) + "-1 38\n" + "-1 -1\n"
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="only the kernel of x86-64 has the calls of x32")
+async def test_foreign_architecture_call_kills(python: PythonSession) -> None:
+    """The calls of x32 have other numbers."""
+    outcome = await python.run("python", "import ctypes\nctypes.CDLL(None).syscall(0x40000000 | 41, 2, 1, 0)", 20)
+    assert outcome.error is not None
+    assert "has ended" in outcome.error
+
+
+async def test_memory_is_limited(run: RunCell) -> None:
+    """The code can catch the error, and nothing else is lost."""
+    assert last(await run("x = 1\nbytearray(768 << 20)")) == "MemoryError"
+    assert last(await run("import mmap; mmap.mmap(-1, 768 << 20)")).startswith("OSError")
+    assert await run("x") == "1\n"
+
+
+async def test_threads_are_limited(run: RunCell) -> None:
+    """Some are allowed."""
+    told = await run(
+        "import threading, time\n"
+        "stop = threading.Event()\n"
+        "started = 0\n"
+        "try:\n"
+        "    for _ in range(400):\n"
+        "        threading.Thread(target=stop.wait, daemon=True).start()\n"
+        "        started += 1\n"
+        "except RuntimeError: pass\n"
+        "stop.set()\n"
+        "0 < started < 100"
+    )
+    assert told == "True\n"
+
+
+async def test_small_threads_are_limited_too(run: RunCell) -> None:
+    """They fit into little memory, but their number is limited as well."""
+    told = await run(
+        "import ctypes\n"
+        "libc = ctypes.CDLL(None)\n"
+        "attributes, thread = ctypes.create_string_buffer(64), ctypes.c_ulong()\n"
+        "libc.pthread_attr_init(attributes)\n"
+        "libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(16384))\n"
+        "pause = ctypes.cast(libc.pause, ctypes.c_void_p)\n"
+        "started = 0\n"
+        "while started < 400 and not libc.pthread_create(ctypes.byref(thread), attributes, pause, None): started += 1\n"
+        "0 < started < 100"
+    )
+    assert told == "True\n"
+
+
+async def test_file_sizes_are_limited(small: PythonSession) -> None:
+    """This holds for a single file and for all together."""
+    one = await small.run("python", "open('a', 'wb').write(bytes(8 << 20))", 20)
+    assert last(one.result).startswith("OSError")
+    code = "import time\nfor n in range(60):\n    open(str(n), 'wb').write(bytes(1 << 20))\n    time.sleep(0.02)"
+    many = await small.run("python", code, 20)
+    assert "No space left" in many.result or "MB of files" in (many.error or "")
+
+
+async def test_number_of_files_is_limited(python: PythonSession) -> None:
+    """Empty files use kernel memory."""
+    code = "import os, time\nfor n in range(5000): os.close(os.open(str(n), os.O_CREAT))\ntime.sleep(10)"
+    outcome = await python.run("python", code, 20)
+    assert "4096 files" in (outcome.error or "")
+
+
+async def test_files_are_limited_between_calls_too(small: PythonSession) -> None:
+    """A thread that runs on after its call is counted."""
+    code = (
+        "import threading, time\n"
+        "stop = threading.Event()\n"
+        "def fill():\n"
+        "    stop.wait(0.1)\n"
+        "    for n in range(5000): open(str(n), 'w').close()\n"
+        "    stop.wait(30)\n"
+        "threading.Thread(target=fill, daemon=True).start()"
+    )
+    assert (await small.run("python", code, 20)).error is None
+    await ended(small)
+    assert "has ended since the latest call" in str((await small.run("python", "1", 20)).error)
+
+
+async def ended(session: PythonSession) -> None:
+    """Wait until a sandbox has ended by itself."""
+    assert session._tenancy._process is not None
+    async with asyncio.timeout(120):
+        await session._tenancy._process._channel.ended.wait()
+
+
+async def test_limits_cannot_be_raised(run: RunCell) -> None:
+    """They are hard limits."""
+    told = await run("import resource; resource.setrlimit(resource.RLIMIT_AS, (-1, -1))")
+    assert last(told).startswith("ValueError: not allowed to raise")
+
+
+async def test_closing_the_channel_ends_the_sandbox(python: PythonSession) -> None:
+    """The model is informed, and the next call has a new sandbox."""
+    outcome = await python.run("python", "import os\nos.closerange(3, 100)", 20)
+    assert outcome.error is not None
+    assert "All variables and files are lost" in outcome.error
+    assert (await python.run("python", "1", 20)).result == "1\n"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["b'no json'", "b'[]'", "b'{}\\n{}'", "b'[' * 100_000", "b'x' * (5 << 20)"],
+    ids=["no JSON", "no object", "two lines", "too deep", "too long"],
+)
+async def test_malformed_line_in_the_channel_ends_the_sandbox(python: PythonSession, line: str) -> None:
+    """Nothing in the channel is trusted."""
+    code = (
+        f"import os\ntext = memoryview({line} + b'\\n')\nwhile text: text = text[os.write(3, text):]\nwhile True: pass"
+    )
+    outcome = await python.run("python", code, 20)
+    assert outcome.error is not None
+    assert "has ended" in outcome.error
+
+
+async def test_forged_answer_ends_the_sandbox(python: PythonSession) -> None:
+    """The real answer that follows is one too many."""
+    await python.run("python", "import os, time\nos.write(3, b'{}\\n')\ntime.sleep(0.5)", 20)
+    await ended(python)
+    outcome = await python.run("python", "1", 20)
+    assert outcome.error is not None
+    assert "has ended since the latest call" in outcome.error
+    assert (await python.run("python", "1", 20)).result == "1\n"
+
+
+def alive(pids: set[int]) -> set[int]:
+    """Those that have not ended; one that nobody has asked about yet has."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found.add(pid)
+    return found
+
+
+def readiness_to_go(pids: set[int]) -> set[str]:
+    return {Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in pids}
+
+
+def exists(place: str) -> bool:
+    return Path(place).exists()
+
+
+@pytest.fixture
+def others() -> set[int]:
+    """The children that this process has beside the sandbox: name it ahead of that."""
+    return descendants(os.getpid())
+
+
+async def test_session_leaves_nothing(others: set[int], python: PythonSession) -> None:
+    """No process or folder outlives it, however often it is closed."""
+    before = descendants(os.getpid()) - others
+    place = eval((await python.run("python", "import os; open('a', 'w').close(); os.getcwd()", 20)).result)
+    assert before
+    await asyncio.gather(python.close(), python.close())
+    await python.close()
+    assert not alive(before)
+    assert not exists(f"{place}/a")
+
+
+async def test_sandboxes_are_killed_first_if_memory_is_short(others: set[int], python: PythonSession) -> None:
+    """The kernel kills them before the server."""
+    assert readiness_to_go(descendants(os.getpid()) - others) == {"1000"}
+
+
+async def test_deep_tree_is_removed(python: PythonSession) -> None:
+    """It is deeper than Python's recursion limit."""
+    code = "import os\nhere = os.getcwd()\nfor _ in range(1200):\n    os.mkdir('d')\n    os.chdir('d')\nhere"
+    place = eval((await python.run("python", code, 20)).result)
+    await python.close()
+    assert not exists(f"{place}/d")
+
+
+async def test_cancelling_kills_at_once(others: set[int], python: PythonSession) -> None:
+    """No process is left running."""
+    before = descendants(os.getpid()) - others
+    running = asyncio.create_task(python.run("python", "sum(range(10**12))", 600))
+    await asyncio.sleep(0.1)
+    running.cancel()
+    async with asyncio.timeout(120):
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        while alive(before):
+            await asyncio.sleep(0.005)

@@ -1,0 +1,199 @@
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.pipeline.protocol.tools import HOSTED
+from penstock.stages.services.sandbox.container import ContainerHost, ContainerSession
+from penstock.stages.services.sandbox.probe import Sandbox
+from penstock.stages.services.tools import Outcome
+from tests.support.scripted_tools import NO_CONVERSATION
+
+pytestmark = pytest.mark.io
+
+EXEC = HOSTED["container"][0].name
+
+SLEEP = f"470.{os.getpid()}"
+"""Nobody else sleeps so long."""
+
+
+async def shell(container: ContainerSession, script: str, seconds: float = 20, **more: object) -> Outcome:
+    arguments = {"cmd": ["bash", "-lc", script], **more}
+    return await container.run(EXEC, json.dumps(arguments), seconds)
+
+
+async def code(container: ContainerSession, script: str) -> int:
+    """How a command ends that ends by itself."""
+    outcome = await shell(container, script)
+    assert outcome.error is None, outcome
+    ended = outcome.data[0]["outcome"]
+    assert ended["type"] == "exit"
+    return int(ended["exit_code"])
+
+
+async def test_command_returns_output_and_exit_code(container: ContainerSession) -> None:
+    """The item has each separately, the model reads them together."""
+    outcome = await shell(container, "echo out; echo err >&2; exit 3")
+    assert outcome == Outcome(
+        result="out\nerr\n(exit code 3)",
+        data=({"stdout": "out\n", "stderr": "err\n", "outcome": {"type": "exit", "exit_code": 3}},),
+    )
+    assert (await shell(container, "true")).result == "(The command wrote nothing.)"
+
+
+async def test_files_stay_between_calls(container: ContainerSession) -> None:
+    """A response has one working folder."""
+    await shell(container, "mkdir -p a && echo kept > a/b && chmod 700 a")
+    assert (await shell(container, "cat b", workdir="a")).result == "kept"
+
+
+async def test_commands_run_in_sequence(container: ContainerSession) -> None:
+    """Each has its own output, whatever happened to the previous one."""
+    outcome = await container.run(EXEC, json.dumps({"commands": ["exit 1", "seq 3 | wc -l", "echo $HOME | wc -c"]}), 20)
+    assert [output["outcome"]["exit_code"] for output in outcome.data] == [1, 0, 0]
+    assert outcome.data[1]["stdout"] == "3\n"
+
+
+async def test_variables_and_words_are_passed_unchanged(container: ContainerSession) -> None:
+    """No shell interprets them."""
+    outcome = await container.run(EXEC, json.dumps({"cmd": ["printenv", "A"], "env": {"A": "$B *"}}), 20)
+    assert outcome.result == "$B *"
+    assert "No such file" in (await container.run(EXEC, '{"cmd": ["nowhere"]}', 20)).result
+    assert "No such file" in (await shell(container, "true", workdir="/nowhere")).result
+
+
+async def test_wrong_arguments_are_explained_to_the_model(container: ContainerSession) -> None:
+    """Nothing runs."""
+    outcome = await container.run(EXEC, '{"cmd": 1}', 20)
+    assert outcome.error is not None
+    assert outcome.error.startswith("The arguments are not as the tool takes them")
+    assert container.action(EXEC, '{"cmd": ["bash", "-lc", "ls"]}') == {"commands": ["ls"]}
+
+
+@pytest.mark.parametrize("more", [{}, {"timeout": 1000}])
+async def test_slow_command_is_killed(container: ContainerSession, more: dict[str, int]) -> None:
+    """The timeout is the server's or the model's; files are kept, later commands do not run."""
+    await shell(container, "true")
+    arguments = {"commands": ["echo a > f; sleep 60", "echo b"], **more}
+    outcome = await container.run(EXEC, json.dumps(arguments), 20 if more else 1)
+    assert outcome.error is None
+    assert [output["outcome"] for output in outcome.data] == [{"type": "timeout"}]
+    assert "took too long" in outcome.result
+    assert (await shell(container, "cat f")).result == "a"
+
+
+async def test_processes_of_a_command_end_with_it(container: ContainerSession) -> None:
+    """This includes other sessions, other groups and orphans."""
+    nap = f"sleep {SLEEP}"
+    hide = f"setsid {nap} & (setsid bash -c '{nap} & disown' &) ; nohup {nap} >/dev/null 2>&1 & sleep 0.1; echo x"
+    before = sleepers()
+    async with asyncio.timeout(120):
+        assert (await shell(container, hide)).result == "x"
+    assert sleepers() == before
+
+
+async def test_fork_bomb_is_stopped(container: ContainerSession) -> None:
+    """The number of processes is limited, the timeout ends it, and the sandbox goes on."""
+    await shell(container, "true")
+    outcome = await shell(container, "f() { f | f & f; }; f", 0.5)
+    assert outcome.error is None, outcome
+    assert (await shell(container, "echo well")).result == "well"
+
+
+async def test_first_process_cannot_be_killed_from_inside(container: ContainerSession) -> None:
+    """It is the one that kills the others."""
+    await shell(container, "echo a > f")
+    await shell(container, "kill -9 -1; kill -9 $PPID; kill -9 1; kill -STOP $PPID")
+    assert (await shell(container, "cat f")).result == "a"
+
+
+async def test_network_and_host_are_unreachable(container: ContainerSession) -> None:
+    """The walls are those around Python."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert await code(container, f"echo x > /dev/tcp/127.0.0.1/{port}") != 0
+    for script in (
+        "cat /etc/passwd",
+        "cat /etc/shadow",
+        "ls /root",
+        "ls /home",
+        f"kill -0 {os.getpid()}",
+        "echo x > /usr/bin/here",
+        "echo x > /dev/shm/here",
+        "echo x > /here",
+        "unshare -U true",
+        "mount -t tmpfs none .",
+        "python3 -c 'import socket; socket.socket()'",
+        "su -c true",
+    ):
+        assert await code(container, script) != 0, script
+
+
+async def test_server_variables_are_not_inherited(container: ContainerSession) -> None:
+    """The environment has a few variables of its own."""
+    names = {line.partition("=")[0] for line in (await shell(container, "env")).result.splitlines()}
+    assert names <= {
+        "PATH",
+        "HOME",
+        "TMPDIR",
+        "LANG",
+        "LC_CTYPE",
+        "OPENBLAS_NUM_THREADS",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+    }
+
+
+async def test_endless_output_ends_the_command(container_sandbox: Sandbox) -> None:
+    """Both ends of it are kept, and the files."""
+    limits = replace(container_sandbox.plan.limits, flood=2 << 20)
+    session = ContainerHost(Sandbox(replace(container_sandbox.plan, limits=limits))).session(NO_CONVERSATION)
+    try:
+        outcome = await shell(session, "echo a > f; yes")
+        assert outcome.result.startswith("y\ny\n")
+        assert "bytes are left out here" in outcome.result
+        assert "it wrote without end" in outcome.result
+        assert len(outcome.result) < 70_000
+        assert (await shell(session, "cat f")).result == "a"
+    finally:
+        await session.close()
+
+
+async def test_model_can_lower_the_output_limit(container: ContainerSession) -> None:
+    """The lower limit holds."""
+    outcome = await shell(container, "seq 1000", max_output_length=20)
+    assert outcome.data[0]["stdout"].startswith("1\n2\n3\n4\n5\n\n[... 3873 bytes are left out here ...]\n")
+
+
+async def test_cancelling_and_closing_end_all_processes(container: ContainerSession) -> None:
+    """They end at once, even in sessions of their own."""
+    await shell(container, "true")
+    before = sleepers()
+    running = asyncio.create_task(shell(container, f"setsid sleep {SLEEP} & sleep {SLEEP}", 600))
+    while len(sleepers()) < len(before) + 2:
+        await asyncio.sleep(0.01)
+    running.cancel()
+    async with asyncio.timeout(120):
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        while sleepers() != before:
+            await asyncio.sleep(0.005)
+    await container.close()
+    assert (await shell(container, "true")).error is not None
+
+
+def sleepers() -> set[str]:
+    """The processes of this machine that sleep as these tests do."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (folder / "cmdline").read_bytes() == f"sleep\0{SLEEP}\0".encode():
+                found.add(folder.name)
+    return found

@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.pipeline.core import Pipeline, Stage
+from penstock.pipeline.errors import EngineFailed
+from penstock.pipeline.frames import (
+    ConversedFrame,
+    EmittedFrame,
+    FinishReason,
+    ItemClosed,
+    ItemDelta,
+    ItemResult,
+    ReasoningOpened,
+)
+from penstock.pipeline.lifecycle.rules import InvariantBroken
+from penstock.pipeline.protocol.events import Event, ResponseEvent, TerminalEvent
+from penstock.stages.emit.emit import emit
+from penstock.stages.persist import Persist
+from penstock.stages.services.runs.event_log import read_blocks
+from penstock.stages.services.runs.live import PATIENCE, LiveResponses
+from penstock.stages.services.store.sqlite import SqliteDatabase
+from penstock.stages.services.store.store import Store, StoredResponse
+from penstock.stages.services.store.writer import PAUSES
+from tests.support.clock import Clock
+from tests.support.event_streams import checked, final
+from tests.support.frames import (
+    INPUT,
+    Frames,
+    background_turn,
+    finished,
+    frame_source,
+    message,
+    started,
+    whole_turn,
+    written_events,
+)
+from tests.support.stores import FaultyDatabase
+
+TURN = whole_turn()
+EVENTS = written_events(TURN)
+CUT: Frames = (started(), *message("Hel", complete=False))
+
+
+@pytest.fixture
+def live(store: Store) -> LiveResponses:
+    """Nothing is being made yet."""
+    return LiveResponses(store)
+
+
+def stream(
+    live: LiveResponses, frames: AsyncGenerator[ConversedFrame, None], *between: Stage[EmittedFrame, EmittedFrame]
+) -> AbstractAsyncContextManager[AsyncIterator[ResponseEvent]]:
+    """What comes out behind the stage, where others may be ``between`` it and the writer of the events."""
+    pipeline = Pipeline.start("emit", emit)
+    for number, stage in enumerate(between):
+        pipeline = pipeline.then(f"between {number}", stage)
+    return pipeline.then("persist", Persist(live)).open(frames)
+
+
+async def persisted(
+    live: LiveResponses, frames: Iterable[ConversedFrame], error: Exception | None = None
+) -> list[ResponseEvent]:
+    """All events of a turn, checked."""
+    async with stream(live, frame_source(frames, error)) as events:
+        return checked([event async for event in events])
+
+
+async def kept(store: Store) -> tuple[StoredResponse, list[ResponseEvent]]:
+    """What the store has of the response, and of its events."""
+    stored = await store.get("resp_1", "")
+    assert stored is not None
+    return stored, list(read_blocks(stored.response, await store.blocks("resp_1")))
+
+
+async def endless(frames: Iterable[ConversedFrame]) -> AsyncGenerator[ConversedFrame, None]:
+    """A turn that comes so far and no further."""
+    for frame in frames:
+        yield frame
+    await asyncio.Event().wait()
+
+
+# However a response ends
+
+
+@pytest.mark.defect("B21", "B22")
+@pytest.mark.parametrize("reason", ["stop", "length", "content_filter", "cancelled"])
+async def test_response_is_stored_as_it_ended(live: LiveResponses, reason: FinishReason) -> None:
+    """Every event passes unchanged; input, output, usage and log are stored, even after a cancel."""
+    frames = (*CUT, finished(reason)) if reason != "stop" else TURN
+    events = await persisted(live, frames)
+    assert events == written_events(frames)
+    assert await kept(live.store) == (StoredResponse(final(events), INPUT), events)
+    assert final(events).usage is not None
+
+
+@pytest.mark.defect("V1", "B21")
+async def test_failed_background_response_is_stored(live: LiveResponses) -> None:
+    """The failure is an event first, then stored as the end."""
+    events = await persisted(live, background_turn(CUT), EngineFailed("It died."))
+    stored, log = await kept(live.store)
+    assert stored.response == final(events)
+    assert (stored.response.status, stored.response.background) == ("failed", True)
+    assert log == events
+
+
+async def test_end_is_sent_after_it_is_stored(live: LiveResponses) -> None:
+    """At the terminal event the stored response has ended, and not before."""
+    async with stream(live, frame_source(TURN)) as events:
+        statuses = [(await kept(live.store))[0].response.status async for _ in events]
+    assert statuses == ["in_progress"] * (len(EVENTS) - 1) + ["completed"]
+
+
+async def test_tokens_are_stored_and_not_sent(live: LiveResponses) -> None:
+    """They are in the store under the item's id, and not among the events."""
+    thought = (ReasoningOpened(), ItemDelta("So."), ItemClosed(complete=True, token_ids=(1, 2)))
+    events = await persisted(live, (started(), *thought, *message("Hello!"), finished()))
+    assert all(isinstance(event, Event) for event in events)
+    assert (await kept(live.store))[0].tokens == {"rs_10000": (1, 2)}
+
+
+async def test_results_are_stored_and_not_sent(live: LiveResponses) -> None:
+    """They are in the store under the item's id, and not among the events."""
+
+    async def running(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
+        async for frame in source:
+            if isinstance(frame, TerminalEvent):
+                yield ItemResult("ci_10001", "half a pair \ud800, NUL \0")
+            yield frame
+
+    async with stream(live, frame_source(TURN), running) as events:
+        assert [event async for event in events] == EVENTS
+    assert (await kept(live.store))[0].results == {"ci_10001": "half a pair \ud800, NUL \0"}
+
+
+async def test_store_false_keeps_nothing(live: LiveResponses) -> None:
+    """The response never reaches the store."""
+    events = await persisted(live, (started(store=False), *TURN[1:]))
+    assert final(events).status == "completed"
+    assert await live.store.get("resp_1", "") is None
+    assert len(live) == 0
+
+
+# However the stage is left
+
+
+@pytest.mark.defect("B23")
+async def test_cancelled_task_leaves_a_cancelled_response(live: LiveResponses) -> None:
+    """The cancellation goes on, and the output so far is stored with an end."""
+    seen = asyncio.Event()
+
+    async def consume() -> None:
+        async with stream(live, endless(CUT[:3])) as events:
+            async for _ in events:
+                seen.set()
+
+    consuming = asyncio.create_task(consume())
+    await seen.wait()
+    consuming.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await consuming
+    await settled(live, "cancelled")
+
+
+async def test_closed_stream_leaves_a_cancelled_response(live: LiveResponses) -> None:
+    """A stage that is closed in mid-stream stores an end as well."""
+    async with stream(live, endless(CUT[:3])) as events:
+        for _ in range(5):
+            await anext(events)
+    await settled(live, "cancelled")
+
+
+@pytest.mark.defect("V1")
+async def test_bug_after_emit_leaves_a_failed_response(live: LiveResponses) -> None:
+    """An error of a plug-in stage reaches the caller of the pipeline."""
+
+    async def broken(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
+        async for frame in source:
+            if isinstance(frame, TerminalEvent):
+                raise ZeroDivisionError
+            yield frame
+
+    async with stream(live, frame_source(TURN), broken) as events:
+        with pytest.raises(ZeroDivisionError):
+            [event async for event in events]
+    response = await settled(live, "failed")
+    assert response.error is not None
+    assert "Internal error" in response.error.message
+
+
+async def test_lost_end_leaves_a_failed_response(live: LiveResponses) -> None:
+    """A stream without a terminal event is a bug, and no reader waits for more."""
+
+    async def losing(source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[EmittedFrame, None]:
+        async for frame in source:
+            if not isinstance(frame, TerminalEvent):
+                yield frame
+
+    async with stream(live, frame_source(TURN), losing) as events:
+        with pytest.raises(InvariantBroken, match="ends with a terminal event"):
+            [event async for event in events]
+    await settled(live, "failed")
+
+
+async def test_lost_beginning_is_a_bug(live: LiveResponses) -> None:
+    """A response without a request is not begun."""
+
+    async def late() -> AsyncGenerator[EmittedFrame, None]:
+        for event in EVENTS:
+            yield event
+
+    with pytest.raises(TypeError, match="begins with has been lost"):
+        await anext(Persist(live)(late()))
+    assert len(live) == 0
+
+
+@pytest.mark.defect("B22")
+async def test_broken_off_run_stops_the_stage(live: LiveResponses) -> None:
+    """It stops at the next frame, and the log has the end."""
+    async with stream(live, frame_source(TURN)) as events:
+        seen = [await anext(events) for _ in range(5)]
+        (run,) = live
+        run.break_off(None)
+        assert [event async for event in events] == []
+    assert seen == EVENTS[:5]
+    await settled(live, "cancelled")
+
+
+async def settled(live: LiveResponses, status: str) -> Any:
+    """The response, which ended so: in its log, in the store, and nowhere else."""
+    stored, log = await kept(live.store)
+    assert stored.response.status == status
+    assert final(checked(log)) == stored.response
+    assert stored.input == INPUT
+    assert len(live) == 0
+    return stored.response
+
+
+# A store that is out of reach
+
+
+@pytest.mark.parametrize("fault", ["stalls", "is down"])
+async def test_stream_never_waits_for_the_store(tmp_path: Path, fault: str, clock: Clock) -> None:
+    """All events pass at once without the store; only the end waits, for a bounded time."""
+    database = FaultyDatabase(SqliteDatabase(tmp_path / "store.sqlite3"))
+    store = Store(database)
+    await store.open()
+    database.is_down = fault == "is down"
+    if fault == "stalls":
+        database.stalls.clear()
+    frames = (started(), *message(*"word " * 2000), finished())
+    passed, expected = list[ResponseEvent](), written_events(frames)
+
+    async def consume() -> None:
+        async with stream(LiveResponses(store), frame_source(frames)) as events:
+            async for event in events:
+                passed.append(event)
+                await asyncio.sleep(0)  # for the store to try
+
+    consuming = asyncio.create_task(consume())
+    while len(passed) < len(expected) - 1:
+        await asyncio.sleep(0)
+    await clock.move(PATIENCE * 0.9)
+    assert passed == expected[:-1]
+    await clock.move(PATIENCE * 0.1)
+    await consuming
+    assert passed == expected
+    database.is_down = False
+    database.stalls.set()
+    await clock.move(PAUSES[1])
+    stored, log = await kept(store)
+    assert (stored.response, log) == (final(passed), passed)
+    await store.close()
