@@ -1,0 +1,106 @@
+"""The wheel, used in a folder that has packages of the same names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+from zipfile import ZipFile
+
+import pytest
+
+from tests.support.paths import HARMONY, ROOT
+
+pytestmark = pytest.mark.io
+
+SOURCES = ("LICENSE", "README.md", "pyproject.toml", "server.py")
+PACKAGES = ("api", "pipeline", "stages")
+PLUGIN = """
+from collections.abc import AsyncGenerator, AsyncIterator
+import penstock.pipeline.frames
+from penstock.pipeline.frames import ParsedFrame
+
+async def counted(source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
+    number = 0
+    async for frame in source:
+        number += 1
+        yield frame
+    print(f"{number} frames of {penstock.pipeline.frames.__file__}")
+
+def install(pipeline):
+    return pipeline.after("parse", "counted", counted)
+"""
+
+Run: TypeAlias = Callable[..., str]
+
+
+def listed(folder: Path) -> set[str]:
+    """The files of the product below a folder, by their paths in the wheel."""
+    files = {path for package in PACKAGES for path in (folder / package).rglob("*") if path.is_file()}
+    paths = {f"penstock/{path.relative_to(folder)}" for path in files if "__pycache__" not in path.parts}
+    return paths | {"penstock/server.py"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy of the product."""
+    copy = tmp_path_factory.mktemp("copy")
+    for name in SOURCES:
+        shutil.copy(ROOT / name, copy)
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", "dist", "."], copy)
+    (path,) = (copy / "dist").glob("penstock-*.whl")
+    return path
+
+
+def run(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
+    """The output of a command, which succeeds."""
+    done = subprocess.run(
+        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def penstock(wheel: Path, tmp_path: Path) -> Run:
+    """The command of the wheel, in a folder whose modules are called like those of penstock."""
+    site, folder = tmp_path / "site", tmp_path / "folder"
+    with ZipFile(wheel) as archive:
+        archive.extractall(site)
+    for name in PACKAGES:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(f"raise ImportError('the {name} of the user was imported')")
+    (folder / "server.py").write_text("raise ImportError('the server of the user was imported')")
+    (folder / "stages" / "__init__.py").write_text("")
+    (folder / "stages" / "counted.py").write_text(PLUGIN)
+
+    def penstock(*arguments: str | Path) -> str:
+        command = [sys.executable, "-m", "penstock.api.cli", *arguments]
+        return run(command, folder, PYTHONPATH=os.pathsep.join((".", str(site))), PYTHONDONTWRITEBYTECODE="1")
+
+    return penstock
+
+
+def test_wheel_has_every_file(wheel: Path) -> None:
+    """Nothing of the product is left out, and nothing else is installed."""
+    with ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert names == listed(ROOT)
+
+
+@pytest.mark.parametrize("command", ["serve", "replay", "show", "diff", "shrink", "inspect"])
+def test_commands_import_no_modules_of_the_user(penstock: Run, command: str) -> None:
+    """Modules in the working directory hide none of penstock's."""
+    assert penstock(command, "--help").lower().startswith("usage: ")
+
+
+def test_package_of_the_user_may_be_called_stages(penstock: Run, tmp_path: Path) -> None:
+    """A stage can be inserted from a package that is called as one of penstock's folders."""
+    output = penstock("replay", HARMONY / "weather", "--with", "stages.counted:install")
+    assert f"frames of {tmp_path}/site/penstock/pipeline/frames.py" in output
