@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -48,12 +49,12 @@ def add(a: int, b: int) -> int:
 
 
 async def found(request: Request) -> JSONResponse:
-    """What SearXNG would answer."""
+    """An answer of SearXNG."""
     return JSONResponse({"results": [{"url": f"{request.base_url}vllm", "title": "vLLM"}]})
 
 
 async def page(_: Request) -> HTMLResponse:
-    """What there is to read."""
+    """The page that is read."""
     return HTMLResponse(PAGE)
 
 
@@ -140,18 +141,42 @@ def documents(neighbours: str) -> str:
     return f"{neighbours}/mcp"
 
 
+@dataclass(frozen=True)
+class Server:
+    """The server under test."""
+
+    url: str
+    log: Path
+
+
 @pytest.fixture(scope="session")
-def url(
+def server(
     request: pytest.FixtureRequest, neighbours: str, tmp_path_factory: pytest.TempPathFactory
-) -> Generator[str, None, None]:
-    """The base URL that clients are given."""
+) -> Generator[Server, None, None]:
+    """The server that the command ``--serve`` starts, and the one behind it."""
     folder = tmp_path_factory.mktemp("serve")
     command = [*shlex.split(request.config.getoption("--serve")), f"--store={folder}/store.sqlite3"]
     command += ["--allow-address=127.0.0.1", f"--web-search=searxng={neighbours}"]
     with ExitStack() as ending:
         if behind := request.config.getoption("--behind"):
             command.append(f"--engine={ending.enter_context(running(shlex.split(behind), folder / 'vllm.log'))}")
-        yield ending.enter_context(running(command, folder / "serve.log")) + "/v1"
+        log = folder / "serve.log"
+        yield Server(ending.enter_context(running(command, log)) + "/v1", log)
+
+
+@pytest.fixture(scope="session")
+def url(server: Server) -> str:
+    """The base URL that clients are given."""
+    return server.url
+
+
+@pytest.fixture(scope="session")
+def shell(server: Server) -> None:
+    """Skip the test if the machine offers the server no sandbox for commands."""
+    found = re.search(r"Shell for the model: (.*)", server.log.read_text())
+    assert found
+    if not found[1].startswith("container: "):
+        pytest.skip(found[1])
 
 
 @contextmanager

@@ -102,6 +102,7 @@ def test_unavailable_server_is_a_failed_listing(client: openai.OpenAI) -> None:
     assert response.output_text == "Hello! How can I help you today?"
 
 
+@pytest.mark.usefixtures("shell")
 def test_shell_call_has_its_output(client: openai.OpenAI) -> None:
     """A command, and what it wrote."""
     response = client.responses.create(**asked("Make a note in the container.", [SHELL]))
