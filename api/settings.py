@@ -92,73 +92,110 @@ class Settings(BaseSettings):
     )
 
     model: CliPositionalArg[str | None] = Field(
-        None, description=f"a Hugging Face id or a folder; {DEFAULT_MODEL}, or with --engine what that one serves"
+        None, description=f"a Hugging Face id or a folder; by default {DEFAULT_MODEL}, or the model of --engine"
     )
     engine: list[str] = Field(
         [],
-        description="URL of a vLLM server that generates; as often as there are replicas. Or replay:DIR, recordings",
+        description="URL of a vLLM server that generates; repeat it for replicas. Or replay:DIR, for recordings",
     )
     replay_speed: Annotated[float | None, BeforeValidator(speed)] = Field(
-        None, gt=0, allow_inf_nan=False, description="how fast recordings are told: 1x is as they were made, or max"
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="speed at which recordings are played back: 1x is the recorded speed, 2x twice that, or max",
     )
     engine_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
-    reasoning_parser: str | None = Field(None, description="vLLM's parser of thoughts, or none; else by the template")
-    tool_call_parser: str | None = Field(None, description="vLLM's parser of calls, or none; else by the template")
-    chat_template: str | None = Field(None, description="a file with another chat template, or the template itself")
-    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
-        "auto", description="whether the template takes content as a text or as parts"
+    reasoning_parser: str | None = Field(
+        None, description="vLLM's parser of reasoning, or none; by default chosen by the chat template"
     )
-    default_chat_template_kwargs: dict[str, Any] = Field({}, description="JSON: variables of the template")
-    trust_request_chat_template: bool = Field(False, description="let requests bring a chat template of their own")
+    tool_call_parser: str | None = Field(
+        None, description="vLLM's parser of calls, or none; by default chosen by the chat template"
+    )
+    chat_template: str | None = Field(
+        None, description="a file with a chat template, or the template itself, instead of the model's own"
+    )
+    chat_template_content_format: Literal["auto", "string", "openai"] = Field(
+        "auto",
+        description="format in which the template takes the content of messages: string, or openai for a list of parts",
+    )
+    default_chat_template_kwargs: dict[str, Any] = Field(
+        {}, description='variables of the chat template, as JSON: {"enable_thinking": false}'
+    )
+    trust_request_chat_template: bool = Field(False, description="accept the chat_template of a request")
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")
     store: str = Field(
         default_factory=lambda: str(_data_folder() / "responses.sqlite3"),
-        description="the SQLite file that keeps responses, or the URL of a PostgreSQL database",
+        description="the SQLite file that stores responses, or the URL of a PostgreSQL database",
     )
-    store_ttl: Duration = Field(30 * 86400.0, description="how long responses are kept: 30d, 12h, 90s")
-    stream_ttl: Duration = Field(86400.0, description="how long the events of a response are kept")
-    max_background: int = Field(64, gt=0, description="background responses that run at once; the others wait")
+    store_ttl: Duration = Field(30 * 86400.0, description="time for which responses are stored: 30d, 12h, 5m, 90s")
+    stream_ttl: Duration = Field(86400.0, description="time for which the events of their streams are stored")
+    max_background: int = Field(64, gt=0, description="background responses that run at once; the others wait in order")
     resume_interrupted: bool = Field(
-        False, description="run again what a server was at in the background when it ended"
+        False,
+        description="run interrupted background responses of a dead server again, instead of ending them as failed",
     )
-    detach: bool = Field(False, description="let stored responses go on without their client")
-    api_key_file: Path | None = Field(None, description="a file of API keys, one in a line; else PENSTOCK_API_KEYS")
+    detach: bool = Field(False, description="let a stored response go on if its client disconnects")
+    api_key_file: Path | None = Field(
+        None, description="a file of API keys, one per line; PENSTOCK_API_KEYS holds keys as well"
+    )
     api_keys: CliSuppress[Annotated[str | tuple[str, ...] | None, NoDecode]] = Field(None, repr=False)
     peer_url: str | None = Field(
-        None, validate_default=True, description="where the other servers of the store reach this one"
+        None,
+        validate_default=True,
+        description="URL at which the other servers of the store reach this one; by default http://HOST:PORT",
     )
-    heartbeat: Duration = Field(2.0, gt=0, description="seconds between two signs of life for the other servers")
-    stale_after: Duration = Field(15.0, gt=0, description="seconds without them after which a server is dead to others")
-    max_body_bytes: int = Field(32 * 2**20, gt=0, description="largest request body")
-    keep_alive: Duration = Field(15.0, gt=0, description="seconds of silence before a stream says that it lives")
-    drain_timeout: Duration = Field(20.0, description="seconds that running responses get after SIGTERM")
-    mcp_config: Path | None = Field(None, description="a JSON file of MCP servers, by their labels")
-    sandbox: bool = Field(True, description="run code and shell commands of the model in a sandbox")
+    heartbeat: Duration = Field(2.0, gt=0, description="seconds between two heartbeats in the store")
+    stale_after: Duration = Field(
+        15.0, gt=0, description="seconds without a heartbeat after which a server counts as dead"
+    )
+    max_body_bytes: int = Field(
+        32 * 2**20,
+        gt=0,
+        description="largest request body; larger ones, and bodies with more than a million commas, are a 413",
+    )
+    keep_alive: Duration = Field(
+        15.0, gt=0, description="seconds of silence after which a stream gets a comment, so that no proxy closes it"
+    )
+    drain_timeout: Duration = Field(
+        20.0, description="seconds that running responses get after SIGTERM; then they end as failed"
+    )
+    mcp_config: Path | None = Field(None, description="a JSON file of MCP servers, in the format of most MCP clients")
+    sandbox: bool = Field(
+        True, description="run code and shell commands of the model in a sandbox, if one works on this machine"
+    )
     web_search: str | None = Field(
-        None, pattern=r"^(brave|tavily|exa|searxng=https?://\S+)$", description="brave, tavily, exa or searxng=URL"
+        None,
+        pattern=r"^(brave|tavily|exa|searxng=https?://\S+)$",
+        description="search engine: brave, tavily, exa or searxng=URL; PENSTOCK_WEB_SEARCH_KEY holds its key",
     )
     web_search_key: CliSuppress[SecretStr | None] = Field(None, repr=False)
     allow_address: list[str] = Field(
-        [], description="networks, addresses and hosts that URLs from outside may name, though they are not public"
+        [],
+        description="a network, address or host that URLs may reach although it is not public; repeatable",
     )
     tool_timeout: Duration = Field(120.0, gt=0, description="seconds that one call of a tool may take")
     max_turns: int = Field(100, gt=0, description="turns of the model in one response")
     with_: list[str] = Field(
-        [], alias="with", description="stages of one's own: module:function, file.py:function or an entry point's name"
+        [],
+        alias="with",
+        description="a stage of your own: file.py:function, module:function or the name of an entry point; repeatable",
     )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    log_outputs: bool = Field(False, description="log what the model says, reasoning included")
-    record: Path | None = Field(None, description="a folder that gets one folder for each response, to be replayed")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="least level of log lines")
+    log_outputs: bool = Field(False, description="log the output of the model, reasoning included")
+    record: Path | None = Field(None, description="a folder that gets one recording per response")
     record_after: Annotated[tuple[str, ...], NoDecode] = Field(
-        tuple(FILES), description=f"the stages behind which is recorded: {','.join(FILES)}"
+        tuple(FILES), description=f"the stages whose output is recorded: {','.join(FILES)}"
     )
     record_if: str | None = Field(
-        None, description="record a part of all responses, as 0.01, or those whose request has a header, as x-record"
+        None,
+        description="record a fraction of all responses (0.01), or those with a request header (x-record=yes)",
     )
-    record_texts: bool = Field(True, description="whether texts are recorded, or only their shape")
-    salt_caches: bool = Field(False, description="share the engine's prefix cache only within one prompt_cache_key")
-    print_pipeline: bool = Field(False, description="draw what would serve the model, and end")
+    record_texts: bool = Field(True, description="record texts; without them only their shape")
+    salt_caches: bool = Field(
+        False, description="share the engine's prefix cache only among requests with the same prompt_cache_key"
+    )
+    print_pipeline: bool = Field(False, description="draw the pipeline of the model, and exit")
     engine_arguments: CliUnknownArgs
 
     @field_validator("engine_arguments")

@@ -1,4 +1,4 @@
-"""The README's table of parameters."""
+"""The table of parameters in `api/README.md`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from tests.support.stored_responses import stored_response
 
 Json: TypeAlias = Any
 
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "api" / "README.md").read_text()
 
 
 def table() -> list[tuple[str, str]]:
     """Each parameter of the table and its promise."""
-    section = README.split("### What a request may say")[1].split("\n##")[0]
+    section = README.split("## Request parameters")[1].split("\n##")[0]
     rows = re.findall(r"^\| (`.+?) \| (\w+) \|", section, re.MULTILINE)
     return [(name, promise) for names, promise in rows for name in re.findall(r"`(\w+)`", names)]
 

@@ -69,22 +69,6 @@ def test_caches_are_salted_only_if_enabled() -> None:
         assert normalize.salt_caches is salted
 
 
-def test_readme_names_every_option() -> None:
-    """The table has the command's options."""
-    options = {f"--{(field.alias or name).replace('_', '-')}" for name, field in Settings.model_fields.items()} - {
-        "--model",
-        "--engine-arguments",
-        "--api-keys",
-        "--engine-key",
-        "--web-search-key",
-    }
-    section = README.split("## Serving")[1].split("\n## ")[0]
-    named = {
-        option for line in section.splitlines() if line.startswith("| `--") for option in re.findall("--[a-z-]+", line)
-    }
-    assert options <= named
-
-
 # Tools
 
 

@@ -14,7 +14,7 @@ from tests.support.openapi import Description
 from tests.support.paths import ROOT
 from tests.support.server import CALL, WEATHER, ScriptedServer, script
 
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "api" / "README.md").read_text()
 
 
 @pytest.fixture

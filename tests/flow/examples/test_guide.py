@@ -1,4 +1,4 @@
-"""The guide in the README: its code runs as a reader would copy it."""
+"""The guide in `stages/README.md`: its code runs as a reader would copy it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.fixture_cases import item_texts
 from tests.support.paths import ROOT
 from tests.support.server import running_server, script
 
-GUIDE = (ROOT / "README.md").read_text().split("## Stages of your own\n")[1].split("\n## ")[0]
+GUIDE = (ROOT / "stages" / "README.md").read_text().split("## Stages of your own\n")[1].split("\n## ")[0]
 CODE = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", GUIDE, re.DOTALL))
 PLACES = re.findall(r"^\| \(?`(\w+)`\s?(\w*)\)? \| `(\w+)` \|", GUIDE, re.MULTILINE)
 

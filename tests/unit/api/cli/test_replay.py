@@ -104,10 +104,10 @@ def test_several_recordings_are_replayed_in_order(penstock: RunCommand) -> None:
 
 
 def test_readme_shows_printed_timeline(penstock: RunCommand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The timeline in the README is the one that is printed."""
+    """The timeline in the README of recordings is the one that is printed."""
     monkeypatch.setenv("COLUMNS", "112")
     told = penstock("replay", HARMONY / "start_missing").out.decode()
-    assert told[told.index("● turn 1 begins") :] in (ROOT / "README.md").read_text()
+    assert told[told.index("● turn 1 begins") :] in (ROOT / "pipeline" / "recordings" / "README.md").read_text()
 
 
 # Stages of one's own
