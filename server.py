@@ -81,7 +81,7 @@ KEY_PLACES = {
     "--engine-key": "PENSTOCK_ENGINE_KEY",
     "--web-search-key": "PENSTOCK_WEB_SEARCH_KEY",
 }
-"""Where keys belong that must not stand in a command line."""
+"""Options that would show a key in the process list, each with the right place for the key."""
 
 UNSTARTABLE = (
     OSError,
@@ -97,14 +97,15 @@ UNSTARTABLE = (
     WrongPlugin,
     WrongServers,
 )
-"""What an operator can do something about: it ends the start with a message."""
+"""Errors that the operator can fix: they end the command with their message, without a traceback."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """An engine that runs; ``chat`` is how to talk to its model, None for one that speaks Harmony.
+    """A running engine.
 
-    With ``recordings`` it is these that answer.
+    ``chat`` is the chat model to render and parse with, or None if the model speaks Harmony.  ``recordings``, if given,
+    answer the requests in place of the engine.
     """
 
     engine: Engine
@@ -113,17 +114,17 @@ class Started:
 
 
 Starting: TypeAlias = Callable[[Settings], AbstractAsyncContextManager[Started]]
-"""Starts an engine for the length of a block."""
+"""A function that starts the engine of the settings for the length of a block."""
 
 
 def planned(settings: Settings) -> tuple[VllmPlan, ChatModel | None]:
-    """What vLLM would start here, and how to talk to its model."""
+    """Return vLLM's plan for an engine in this process, and its chat model, or None if the model speaks Harmony."""
     plan = plan_vllm(settings.model or DEFAULT_MODEL, settings.engine_arguments)
     return plan, None if plan.speaks_harmony else load_chat_model(plan.config, settings.chat)
 
 
 def start(settings: Settings) -> AbstractAsyncContextManager[Started]:
-    """The engine that the settings name, for the length of a block."""
+    """Start the engine that the settings name, for the length of a block."""
     if settings.recordings:
         return from_recordings(settings, settings.recordings)
     return over_http(settings) if settings.engine else in_this_process(settings)
@@ -131,7 +132,7 @@ def start(settings: Settings) -> AbstractAsyncContextManager[Started]:
 
 @asynccontextmanager
 async def in_this_process(settings: Settings) -> AsyncGenerator[Started, None]:
-    """vLLM, whose workers are children of this process."""
+    """Run vLLM in this process; its workers are child processes."""
     plan, chat = planned(settings)
     engine = plan.start()
     try:
@@ -143,7 +144,10 @@ async def in_this_process(settings: Settings) -> AsyncGenerator[Started, None]:
 
 @asynccontextmanager
 async def over_http(settings: Settings) -> AsyncGenerator[Started, None]:
-    """VLLM servers; of a model with a chat template all but the weights is here."""
+    """Generate on vLLM servers over HTTP.
+
+    The template, tokenizer and parsers of a chat model are still loaded here; only its weights are elsewhere.
+    """
     key = settings.engine_key.get_secret_value() if settings.engine_key else None
     engine = await start_http(settings.engine, api_key=key)
     try:
@@ -154,14 +158,17 @@ async def over_http(settings: Settings) -> AsyncGenerator[Started, None]:
 
 @asynccontextmanager
 async def from_recordings(settings: Settings, folder: Path) -> AsyncGenerator[Started, None]:
-    """Recordings, with nothing behind them; MODEL is one more name under which they answer."""
+    """Answer from recordings, without a model; MODEL, if given, is one more name under which they answer."""
     recordings = read_recordings(folder)
     models = tuple(dict.fromkeys(filter(None, (settings.model, *recordings.models))))
     yield Started(ScriptedEngine(context_length=sys.maxsize, models=models), recordings=recordings)
 
 
 def elsewhere(settings: Settings, root: str) -> ChatModel | None:
-    """How to talk to a model that engines elsewhere have as ``root``, and that may be a gpt-oss all the same."""
+    """Return the chat model of remote engines that serve ``root``, or None if its config shows a gpt-oss.
+
+    The servers do not always reveal that a model speaks Harmony, so the config decides.
+    """
     config = read_config(settings.model or root)
     return None if speaks_harmony(config) else load_chat_model(config, settings.chat)
 
@@ -199,7 +206,7 @@ async def serve(
         membership = Membership(
             store.servers, url, runs.settling.settle, runs.let_go, settings.heartbeat, settings.stale
         )
-        listening.listen()  # from here on the address is this server's alone, as its membership says
+        listening.listen()  # the address is ours alone before the membership announces it
         await closing.enter_async_context(membership)
         runner = web.AppRunner(
             api.app(settings.max_body_bytes),
@@ -225,7 +232,7 @@ def recorded(
     pipeline: Pipeline[CreateResponse, ResponseEvent],
     closing: AsyncExitStack,
 ) -> Pipeline[CreateResponse, ResponseEvent]:
-    """The pipeline with the taps of a recorder, where the settings want one: each right behind its stage."""
+    """Return the pipeline with a recorder's tap after each recorded stage, or unchanged without ``--record``."""
     if settings.record is None:
         return pipeline
     source = settings.model or str(getattr(running.engine, "root", DEFAULT_MODEL))
@@ -237,7 +244,7 @@ def recorded(
 def assembled(
     settings: Settings, running: Started, live: LiveResponses, tools: Toolbox
 ) -> Pipeline[CreateResponse, ResponseEvent]:
-    """The pipeline, as the settings want it."""
+    """Assemble the pipeline for the running engine and the settings."""
     engine, chat = running.engine, running.chat
     if chat is None and settings.chat != ChatOptions():
         logger.warning("The model speaks Harmony: parsers and templates are for others")
@@ -257,7 +264,7 @@ def assembled(
 
 
 def _with(**changes: Any) -> Edit:
-    """The edit that gives a stage other settings."""
+    """Return an edit that replaces fields of a stage, which is a dataclass."""
 
     def edit(step: Step) -> tuple[Step]:
         stage: Any = step.stage
@@ -267,7 +274,7 @@ def _with(**changes: Any) -> Edit:
 
 
 async def drawn(settings: Settings) -> str:
-    """What would serve the model; nothing is started for it."""
+    """Describe what would serve the model, for ``--print-pipeline``, without starting a model."""
     install = load(settings.with_)
     if not settings.engine:
         return _drawn(settings, Started(ScriptedEngine(), planned(settings)[1]), install)
@@ -292,7 +299,10 @@ def _spoken(chat: ChatModel | None) -> str:
 
 
 async def toolbox(settings: Settings) -> Toolbox:
-    """What the server runs for the model; a server of the operator's goes ahead of what is built in."""
+    """Return the tools that the server runs for the model.
+
+    An MCP server of the operator replaces the built-in tool of the same kind.
+    """
     if settings.recordings:
         return Toolbox()
     allowed = AllowedNetworks.parse(settings.allow_address)
@@ -308,7 +318,7 @@ async def toolbox(settings: Settings) -> Toolbox:
 
 
 async def sandboxed() -> dict[str, Host]:
-    """The tools that run in sandboxes, where these work."""
+    """Return the hosts of the tools whose sandbox works on this machine, and log the result of each probe."""
     python, container = await probe("python"), await probe("container")
     hosts: dict[str, Host] = {}
     if isinstance(python, Sandbox):
@@ -321,14 +331,14 @@ async def sandboxed() -> dict[str, Host]:
 
 
 def database(store: str) -> Database:
-    """Where the setting ``store`` says that responses are kept."""
+    """Return the database that the setting ``store`` names: the URL of PostgreSQL, or the path of an SQLite file."""
     if store.startswith(("postgresql://", "postgres://")):
         return PostgresDatabase(store)
     return SqliteDatabase(store)
 
 
 def log_to_stderr(level: str) -> None:
-    """Write the log, vLLM's with it; each line of ours names the response that it is about."""
+    """Write the log to stderr, vLLM's included; each line of penstock names the response that it is about."""
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")
     logging.basicConfig(level=level, format=FORMAT)
     for handler in logging.getLogger().handlers:
@@ -336,7 +346,10 @@ def log_to_stderr(level: str) -> None:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A socket that has its address before the model is loaded, and takes no connection until it listens."""
+    """Return a socket that is bound to its address but does not listen yet.
+
+    Binding before the model is loaded reports a used port early.  Until the socket listens, connections are refused.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -352,7 +365,7 @@ async def _signal_to_stop() -> None:
 
 
 def greeting(settings: Settings, model: str) -> str:
-    """What a new user may try first."""
+    """The message that is printed once the server is up, with a first request to try."""
     body = json.dumps({"model": model, "input": "Say hello.", "stream": True})
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{settings.port}/v1"
@@ -362,11 +375,11 @@ def greeting(settings: Settings, model: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run ``penstock serve`` with the ``arguments`` behind it."""
+    """Run ``penstock serve`` with the ``arguments`` that follow it."""
     for argument in arguments:
         if place := KEY_PLACES.get(argument.split("=")[0]):
             sys.exit(f"penstock: a command line shows its keys to all processes: use {place}")
-    # Until the server is up, SIGTERM unwinds the start.
+    # Until the server handles SIGTERM itself, the signal raises SystemExit, which unwinds the start.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         settings = CliApp.run(Settings, cli_args=list(arguments))

@@ -1,4 +1,4 @@
-"""The HTTP server as a whole: which routes there are, and what they share."""
+"""The aiohttp application: all routes, and the middleware that they share."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ DIALECTS: dict[str, Pipeline[ResponseEvent, Any] | None] = {
     "/v1": None,
     "/openresponses/v1": Pipeline.start("open_responses", open_responses),
 }
-"""Each base URL, and the stages that its events go through on their way out, if there are any."""
+"""Each base URL, with the stages that rewrite its outgoing events; None if the events go out unchanged."""
 
 
 @dataclass(frozen=True)
 class Api:
-    """The routes over the runs of one pipeline; ``models`` are the names that it answers to."""
+    """The routes over the runs of one pipeline; ``models`` are the names under which its model is served."""
 
     runs: Runs
     models: tuple[str, ...]
     keep_alive: float = 15.0
-    """Seconds of silence before a stream says that it lives."""
+    """Seconds of silence on a stream before a keep-alive comment is sent."""
     keys: Keys = field(default_factory=Keys)
     peers: Peers = field(default_factory=Peers)
     recorded_if: Condition = ALWAYS
 
     def app(self, max_body_bytes: int) -> web.Application:
-        """The aiohttp application."""
-        shared = [log_requests, errors_as_json, self.keys.authenticate]
+        """Create the aiohttp application; it answers larger bodies than ``max_body_bytes`` with status 413."""
+        shared = [log_requests, errors_as_json, self.keys.authenticate]  # outermost first: errors are logged too
         app = web.Application(middlewares=shared, client_max_size=max_body_bytes)
         app.add_routes(self.routes)
         app.on_cleanup.append(self.peers.close)
@@ -55,7 +55,7 @@ class Api:
 
     @cached_property
     def routes(self) -> list[web.RouteDef]:
-        """Every method of every path."""
+        """All routes, those of the two APIs once under each base URL."""
         routes = [web.get("/health", self.health), web.get("/openapi.json", self.describe)]
         for base, outgoing in DIALECTS.items():
             routes += Responses(self.runs, self.peers, outgoing, self.keep_alive, self.recorded_if).routes(base)
@@ -66,12 +66,12 @@ class Api:
 
     @operation(Operation(Models))
     async def list_models(self, request: web.Request) -> web.Response:
-        """Name the models."""
+        """List the models."""
         return as_json(Models(tuple(map(Model, self.models))))
 
     @operation(Operation(Model, refusals=(ModelNotFound,)))
     async def retrieve_model(self, request: web.Request) -> web.Response:
-        """Say whether a model is served."""
+        """Retrieve a model by its name, if it is served here."""
         name = request.match_info["model"]
         if name not in self.models:
             raise ModelNotFound(f"This server does not serve {shortened(name)!r}.", param="model")
@@ -79,19 +79,19 @@ class Api:
 
     @operation(Operation(Health, statuses=(200, 503)))
     async def health(self, request: web.Request) -> web.Response:
-        """Say whether the engine lives, and whether the store takes what is to be kept."""
+        """Report whether the engine is alive, and whether the store can write to its database."""
         if not self.runs.engine.is_alive:
             return as_json(Health("engine dead"), status=503)
         return as_json(Health("degraded" if self.runs.store.is_degraded else "ok"))
 
     @operation(Operation(OpenApi))
     async def describe(self, request: web.Request) -> web.Response:
-        """Describe this server in the terms of OpenAPI."""
+        """Return the OpenAPI description of this server."""
         return as_json(await asyncio.to_thread(lambda: self.description))
 
     @cached_property
     def description(self) -> OpenApi:
-        """What the routes are, and all that goes in and out of them."""
+        """The OpenAPI document of all routes and of every type that they read and write."""
         events = {
             base: outgoing.steps[-1].emits().frames if outgoing else frozenset(get_args(ResponseEvent))
             for base, outgoing in DIALECTS.items()

@@ -1,7 +1,7 @@
 """The routes of the Conversations API.
 
-Items are written and read here as in requests for responses.  While a response is being added to a conversation, its
-items stay as they are: whoever wants to add or delete some is told to try again.
+Items have the same form as in requests for responses.  While a response holds the lock of a conversation, its items do
+not change: a request to add or delete items is answered with status 409 and can be retried.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _WRITING = (*_LOOKING, BodyTooLarge)
 
 @dataclass(frozen=True)
 class Conversations:
-    """The Conversations API; ``draw`` and ``clock`` are where ids and time come from."""
+    """The Conversations API; ``draw`` and ``clock`` are the sources of ids and of the time."""
 
     store: Store
     draw: Callable[[], str] = draw_suffix
     clock: Callable[[], float] = time.time
 
     def routes(self, base: str) -> Sequence[web.RouteDef]:
-        """Its routes, each under ``base``."""
+        """Return the routes under ``base``."""
         one = f"{base}/conversations/{{conversation_id}}"
         return (
             web.post(f"{base}/conversations", self.create),
@@ -65,7 +65,7 @@ class Conversations:
 
     @operation(Operation(Conversation, body=CreateConversation, refusals=(InvalidRequest, BodyTooLarge, StoreFailed)))
     async def create(self, request: web.Request) -> web.Response:
-        """Begin a conversation."""
+        """Create a conversation."""
         wanted, owner = await read_body(await request.read(), CreateConversation), request[OWNER]
         items = await self._read(wanted.items or (), (), owner)
         conversation = StoredConversation(f"conv_{self.draw()}", int(self.clock()), wanted.metadata or {})
@@ -74,12 +74,12 @@ class Conversations:
 
     @operation(Operation(Conversation, refusals=_LOOKING))
     async def retrieve(self, request: web.Request) -> web.Response:
-        """Look a conversation up."""
+        """Retrieve a conversation."""
         return _answer(await self._found(request))
 
     @operation(Operation(Conversation, body=UpdateConversation, refusals=_WRITING))
     async def update(self, request: web.Request) -> web.Response:
-        """Give a conversation other metadata, in place of what it has."""
+        """Replace the metadata of a conversation."""
         wanted = await read_body(await request.read(), UpdateConversation)
         conversation_id, owner = request.match_info["conversation_id"], request[OWNER]
         updated = await self.store.conversations.update(conversation_id, owner, wanted.metadata or {})
@@ -89,7 +89,7 @@ class Conversations:
 
     @operation(Operation(DeletedConversation, refusals=_LOOKING))
     async def delete(self, request: web.Request) -> web.Response:
-        """Forget a conversation with its items; the responses that it led to stay."""
+        """Delete a conversation and its items; the responses that used it are kept."""
         conversation_id = request.match_info["conversation_id"]
         if not await self.store.conversations.delete(conversation_id, request[OWNER]):
             raise ConversationNotFound(shortened(conversation_id))
@@ -103,7 +103,7 @@ class Conversations:
 
     @operation(Operation(Items, body=AddItems, query=(INCLUDE,), refusals=(*_WRITING, ConversationLocked)))
     async def add_items(self, request: web.Request) -> web.Response:
-        """Add items to the end of a conversation; the answer has those that are new to it."""
+        """Append items to a conversation; the answer lists the items that are new to it."""
         INCLUDE.read(request)
         wanted = await read_body(await request.read(), AddItems)
         conversation_id, owner = request.match_info["conversation_id"], request[OWNER]
@@ -114,24 +114,24 @@ class Conversations:
 
     @operation(Operation(Item, query=(INCLUDE,), refusals=(*_LOOKING, ItemNotFound)))
     async def retrieve_item(self, request: web.Request) -> web.Response:
-        """Look one item of a conversation up."""
+        """Retrieve one item of a conversation."""
         INCLUDE.read(request)
         item_id = request.match_info["item_id"]
-        for item in reversed(await self._items(request)):
+        for item in reversed(await self._items(request)):  # of several with one id the last, as `delete_item` does
             if item.id == item_id:
                 return as_json(item)
         raise ItemNotFound(shortened(item_id))
 
     @operation(Operation(Conversation, refusals=(*_LOOKING, ItemNotFound, ConversationLocked)))
     async def delete_item(self, request: web.Request) -> web.Response:
-        """Take one item out of a conversation."""
+        """Delete one item of a conversation."""
         conversation, item_id = await self._found(request), request.match_info["item_id"]
         if not await self.store.conversations.delete_item(conversation.id, request[OWNER], item_id):
             raise ItemNotFound(shortened(item_id))
         return _answer(conversation)
 
     async def _found(self, request: web.Request) -> StoredConversation:
-        """The conversation that the path names; raises `ConversationNotFound`."""
+        """Return the conversation named in the path; raise `ConversationNotFound` if there is none."""
         conversation_id = request.match_info["conversation_id"]
         conversation = await self.store.conversations.get(conversation_id, request[OWNER])
         if conversation is None:
@@ -139,7 +139,7 @@ class Conversations:
         return conversation
 
     async def _items(self, request: web.Request) -> tuple[Item, ...]:
-        """The items of the conversation that the path names, oldest first; raises `ConversationNotFound`."""
+        """Return the items of the conversation named in the path, oldest first; raise `ConversationNotFound`."""
         conversation_id = request.match_info["conversation_id"]
         history = await self.store.conversations.items(conversation_id, request[OWNER])
         if history is None:
@@ -147,9 +147,9 @@ class Conversations:
         return history.items
 
     async def _read(self, said: Sequence[InputItem], before: Sequence[Item], owner: str) -> tuple[Item, ...]:
-        """What a body's items add to a conversation that has those ``before`` them."""
+        """Read the items of a body; references to items ``before`` them in the conversation are left out."""
         find, pace = partial(self.store.items, owner=owner), Pace()
-        reader = ItemReader("items", self.draw(), find, Offer(), sees=True)  # a conversation may meet any model
+        reader = ItemReader("items", self.draw(), find, Offer(), sees=True)  # images too: any model may continue it
         items = await reader.read(said, before, pace)
         await reader.check_calls(before, items, pace)
         return await unrepeated(before, items, pace)

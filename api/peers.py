@@ -1,8 +1,8 @@
-"""The servers that share one store: this one among them, and the others as its clients see them through it.
+"""The servers that share one store: the membership of this server, and requests to the others.
 
-A live response is told by the server that makes it.  Whoever asks another server for its stream, or to cancel it, is
-answered by the first through the second: the client's own request goes on, and the answer's bytes come back as they
-are.  Whatever breaks on the way is `PeerLost`, and then the store knows more.
+Only the server that runs a response has its live events.  If a client asks another server to stream, cancel or delete
+it, that server forwards the client's request to the running one, and passes the bytes of the answer back unchanged.
+Any failure on the way is raised as `PeerLost`; the caller then looks the response up again, as it may have moved.
 """
 
 from __future__ import annotations
@@ -29,45 +29,45 @@ from penstock.stages.services.store.stored import Server
 logger = logging.getLogger(__name__)
 
 FORWARDED = "X-Penstock-Forwarded"
-"""The header of a request that came through another server: it goes no further."""
+"""The header of a request that another server forwarded; it is not forwarded again."""
 
 CONNECT = 2.0
-"""Seconds in which a server takes a connection."""
+"""Seconds to wait for a connection to another server."""
 
 ANSWER = 10.0
-"""Seconds in which a server answers what is no stream."""
+"""Seconds to wait for an answer that is not a stream."""
 
 TERMINAL = frozenset({"response.completed", "response.incomplete", "response.failed"})
 
 KEPT = ("Content-Type", "Retry-After")
-"""The headers of an answer that are its own, and not its connection's."""
+"""The headers of an answer that are passed on; the others belong to the connection between the servers."""
 
 _DATA = b"\ndata: "
 
 
 class PeerLost(Exception):
-    """The other server cannot be reached, or has broken off."""
+    """The other server cannot be reached, cannot answer, or broke off its answer."""
 
 
 class Relayed:
-    """How far a stream of events that comes in pieces has come; a machine."""
+    """A state machine that cuts the bytes of a relayed stream into whole frames, and keeps track of the last event."""
 
     def __init__(self, after: int = -1) -> None:
         self.last = after
-        """The number of the last whole event."""
+        """The sequence number of the last whole event that the client has; -1 if none."""
         self.ended = False
-        """Whether that was the last event of all."""
+        """True if the last whole event was a terminal one."""
         self._rest = bytearray()
 
     def resume(self) -> None:
-        """Forget the piece of a frame that a broken connection has left."""
+        """Drop the partial frame that a broken connection left."""
         self._rest.clear()
 
     def feed(self, data: bytes) -> bytes:
-        """The frames that are whole now, without what comes behind the last event."""
+        """Return the frames that ``data`` completes, without the final `DONE`, which `send` writes itself."""
         known = len(self._rest)
         self._rest += data
-        end = self._rest.rfind(b"\n\n", max(known - 1, 0))
+        end = self._rest.rfind(b"\n\n", max(known - 1, 0))  # the blank line may be cut in two
         if end < 0:
             return b""
         whole = bytes(self._rest[: end + 2]).removesuffix(DONE)
@@ -87,10 +87,10 @@ _decode = msgspec.json.Decoder(_Told).decode
 
 
 class Peers:
-    """The other servers, over connections that are kept.
+    """Requests to the other servers, over connections that are kept open.
 
-    One that cannot be reached is waited for so many seconds of ``patience``: by then it is back, or taken for dead.  A
-    stream is lost after so many of ``silence``, in which any server writes a keep-alive comment.
+    Callers retry a server that cannot be reached for ``patience`` seconds: by then it is back, or considered dead.  A
+    stream counts as lost after ``silence`` seconds without data: a live server would have sent a keep-alive comment.
     """
 
     def __init__(self, patience: float = 20.0, silence: float = 60.0) -> None:
@@ -99,12 +99,15 @@ class Peers:
         self._session: ClientSession | None = None
 
     async def close(self, _: web.Application) -> None:
-        """Let go of all connections, when the application answers nothing any more."""
+        """Close all connections, once the application no longer answers requests."""
         if self._session is not None:
             await self._session.close()
 
     async def forward(self, request: web.Request, server: Server) -> web.Response:
-        """What a server answers to a request without a body; raises `PeerLost`, also where it cannot answer."""
+        """Forward a request, which has no body, and return the answer.
+
+        Raises `PeerLost` if no answer comes, or one with a 5xx status, as the server then cannot answer either.
+        """
         timeout = ClientTimeout(ANSWER, sock_connect=CONNECT)
         with _losses():
             async with self._asked(request, server, request.rel_url, timeout) as answer:
@@ -114,9 +117,9 @@ class Peers:
                 return web.Response(status=answer.status, body=await answer.read(), headers=kept)
 
     async def frames(self, request: web.Request, server: Server, relayed: Relayed) -> AsyncGenerator[bytes, None]:
-        """The frames of the stream that a request is for, behind what was ``relayed`` of it before.
+        """Forward a request for a stream, and yield the frames that follow what was ``relayed`` before.
 
-        Raises `PeerLost` where the stream breaks off ahead of its last event.
+        Raises `PeerLost` if the stream breaks off before its terminal event.
         """
         relayed.resume()
         url = request.rel_url.without_query_params("starting_after")
@@ -136,9 +139,9 @@ class Peers:
     def _asked(
         self, request: web.Request, server: Server, url: URL, timeout: ClientTimeout
     ) -> AbstractAsyncContextManager[ClientResponse]:
-        """The client's request, sent on to that server."""
+        """Send the client's request on to ``server``, with its ``Authorization`` header but no other."""
         if self._session is None:
-            # Streams are many and long, and nothing that one client says may come along with the request of another.
+            # No limit, as streams are many and long; no cookies, as they would mix the requests of different clients.
             self._session = ClientSession(connector=TCPConnector(limit=0), cookie_jar=DummyCookieJar())
         headers = {name: request.headers[name] for name in ("Authorization",) if name in request.headers}
         return self._session.request(
@@ -152,7 +155,7 @@ class Peers:
 
 @contextmanager
 def _losses() -> Iterator[None]:
-    """Call whatever happens on the way to another server by one name."""
+    """Turn every failure on the way to another server into `PeerLost`."""
     try:
         yield
     except (ClientError, TimeoutError, msgspec.DecodeError) as error:
@@ -161,10 +164,11 @@ def _losses() -> Iterator[None]:
 
 @dataclass
 class Membership:
-    """This server as one of those that share the store, for the length of a block.
+    """The membership of this server among the servers of a store, for the length of a block.
 
-    It says every ``heartbeat`` seconds that it lives, at a ``url`` where the others reach it.  ``settle`` ends what
-    those have left that were silent for ``stale`` seconds, and ``let_go`` what others have taken over from this one.
+    Every ``heartbeat`` seconds the server records in the store that it is alive at ``url``.  Then ``settle`` takes care
+    of the responses of servers that were silent for ``stale`` seconds, or ``let_go`` gives up the responses that other
+    servers have taken over from this one.
     """
 
     servers: Servers
@@ -193,13 +197,17 @@ class Membership:
         steady_since = -inf
         while True:
             await asyncio.sleep(self.heartbeat)
-            with suppress(StoreFailed):  # the store has said so itself
+            with suppress(StoreFailed):  # the store logs its outages itself
                 if not await self.servers.beat():
                     steady_since = monotonic()
                 self._look_around(monotonic() - steady_since)
 
     def _look_around(self, steady: float) -> None:
-        """See who is dead, unless this server was silent some seconds ago, and others may look dead for its reason."""
+        """Take care of dead servers, unless this server itself was silent in the last seconds.
+
+        In that case the others may only look dead, for the same reason, such as an outage of the database.  Instead,
+        the server lets go of what they took over in the meantime.
+        """
         if self._looking.done():
             duty = self.settle if steady > self.stale / 2 else self.let_go
             self._looking = asyncio.create_task(self._done(duty))

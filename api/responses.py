@@ -1,8 +1,8 @@
 """The routes of the Responses API, over one pipeline.
 
-Streaming and not streaming are two consumers of the same events, whether a response is being made in front of its
-client or somewhere else, or was made long ago.  The first event is taken before any header goes out, so that whatever
-refuses a request is still an HTTP status; behind it, failures are events.
+Streaming and non-streaming requests consume the same events, whether the response runs in the request's own task, runs
+elsewhere, or has long ended.  The first event is awaited before any header goes out, so that an error up to that point
+is still an HTTP status.  Later failures are events.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from penstock.stages.services.store.store import Server, Store, StoredResponse
 logger = logging.getLogger(__name__)
 
 RETRY = 0.5
-"""Seconds between two attempts to reach a server."""
+"""Seconds between two attempts to reach another server."""
 
 STREAM = Flag("stream")
 STARTING_AFTER = Number("starting_after", default=-1, least=0)
@@ -71,7 +71,10 @@ _FINDING = (InvalidRequest, ResponseNotFound, StoreFailed, ServerUnreachable)
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What a request asks for: a response, whether as a stream, and whether that hides the lengths of its deltas."""
+    """A parsed create request.
+
+    ``streams`` is True for a stream of events, and ``hides`` if the stream obfuscates the lengths of its deltas.
+    """
 
     conversation: Conversation
     streams: bool
@@ -80,7 +83,7 @@ class _Asked:
 
 @dataclass
 class Responses:
-    """The Responses API under one base URL, whose dialect the stages of ``outgoing`` speak, if it has one."""
+    """The Responses API under one base URL; ``outgoing``, if given, rewrites events into the dialect of that URL."""
 
     runs: Runs
     peers: Peers
@@ -93,11 +96,11 @@ class Responses:
 
     @property
     def store(self) -> Store:
-        """Where responses are kept."""
+        """The store of the responses."""
         return self.runs.store
 
     def routes(self, base: str) -> Sequence[web.RouteDef]:
-        """Its routes, each under ``base``."""
+        """Return the routes under ``base``."""
         one = f"{base}/responses/{{response_id}}"
         return (
             web.post(f"{base}/responses", self.create),
@@ -126,7 +129,7 @@ class Responses:
 
     @operation(Operation(InputTokens, body=CreateResponse, refusals=_READING))
     async def count_input_tokens(self, request: web.Request) -> web.Response:
-        """Say how many tokens a request would be, by rendering it."""
+        """Count the input tokens of a request, by rendering it."""
         body = await request.read()
         with self.runs.admission:
             wanted = (await read_request(body)).owned_by(request[OWNER])
@@ -143,7 +146,7 @@ class Responses:
         )
     )
     async def retrieve(self, request: web.Request) -> web.StreamResponse:
-        """Look a response up as it stands, or stream it: again, and on, if it is still being made."""
+        """Retrieve a response as it stands, or stream its events: past ones first, then live ones while it runs."""
         INCLUDE.read(request)
         streams, hides, after = STREAM.read(request), INCLUDE_OBFUSCATION.read(request), STARTING_AFTER.read(request)
         if not streams:
@@ -157,7 +160,7 @@ class Responses:
 
     @operation(Operation(DeletedResponse, refusals=_FINDING))
     async def delete(self, request: web.Request) -> web.StreamResponse:
-        """Forget a response; one that is still being made is cancelled first."""
+        """Delete a response; if it is still queued or running, it is cancelled first."""
         found = await self._here(request)
         if isinstance(found, web.Response):
             return found
@@ -170,9 +173,10 @@ class Responses:
 
     @operation(Operation(Response, refusals=_FINDING))
     async def cancel(self, request: web.Request) -> web.StreamResponse:
-        """End a response that is being made, or waits for it; the answer is the response with what it has by then.
+        """Cancel a queued or running response, and return it with the output that it has so far.
 
-        One that has ended stays as it is; if it ran in front of a client, and ended by itself, that is a 400.
+        A response that has ended stays as it is.  If it was not a background response and was not cancelled either,
+        the answer is status 400.
         """
         found = await self._here(request)
         if isinstance(found, web.Response):
@@ -188,7 +192,7 @@ class Responses:
 
     @operation(Operation(Items, query=PAGE, refusals=_FINDING))
     async def list_input_items(self, request: web.Request) -> web.Response:
-        """List what a stored response was given to read, page by page: the history that it continues included."""
+        """List the input items of a stored response page by page, including the history that it continues."""
         wanted = Wanted.read(request)
         response_id, owner = request.match_info["response_id"], request[OWNER]
         given = await self.store.given(response_id, owner)
@@ -198,7 +202,7 @@ class Responses:
         return as_json(wanted.of(_once(given)))
 
     async def _asked(self, request: web.Request, body: bytes) -> _Asked:
-        """What a request is about; all else of it is gone by the time that its stream begins."""
+        """Read a create request; its parsed body can be freed before the stream begins."""
         wanted = (await read_request(body)).traced(request.headers).owned_by(request[OWNER])
         wanted = wanted.recorded(body, asks=self.recorded_if.is_met_by(request.headers))
         options = wanted.stream_options
@@ -206,7 +210,7 @@ class Responses:
         return _Asked(await self.runs.prepare(wanted), bool(wanted.stream), hides)
 
     async def _response(self, request: web.Request) -> Response:
-        """The response that the path names, as it stands; raises `ResponseNotFound`."""
+        """Return the response named in the path, as it stands; raise `ResponseNotFound` if there is none."""
         response_id, owner = request.match_info["response_id"], request[OWNER]
         known = self.runs.live.get(response_id, owner) or await self.store.get(response_id, owner)
         if known is None:
@@ -215,16 +219,19 @@ class Responses:
         return known.response
 
     async def _found(self, request: web.Request) -> LiveResponse | StoredResponse | Server:
-        """Who can tell of the response that the path names."""
+        """Find the response named in the path: live here, stored, or on another server."""
         response_id = request.match_info["response_id"]
         found = await self.runs.find(response_id, request[OWNER])
         if isinstance(found, Server) and FORWARDED in request.headers:
-            raise ServerUnreachable  # it has moved on: whoever sent the request here finds out where to
+            raise ServerUnreachable  # it has moved on; the forwarding server looks it up again
         current_response.set(response_id)
         return found
 
     async def _here(self, request: web.Request) -> LiveResponse | StoredResponse | web.Response:
-        """What this server can tell of a response, or else the answer of the one that makes it."""
+        """Return the response if this server has it, or else the answer of the server that runs it.
+
+        Raises `ServerUnreachable` if that server does not answer within ``peers.patience`` seconds.
+        """
         deadline = monotonic() + self.peers.patience
         while isinstance(found := await self._found(request), Server):
             try:
@@ -236,7 +243,7 @@ class Responses:
         return found
 
     async def _told(self, found: LiveResponse | StoredResponse, after: int) -> AsyncGenerator[ResponseEvent, None]:
-        """Its events behind that number; raises `StreamExpired`."""
+        """Return the events after the sequence number ``after``; raise `StreamExpired` if they are no longer kept."""
         if isinstance(found, LiveResponse):
             return found.follow(after)
         return replayed(found.response, await self.store.blocks(found.response.id), after)
@@ -244,7 +251,10 @@ class Responses:
     async def _relayed(
         self, request: web.Request, found: LiveResponse | StoredResponse | Server, after: int, *, hides: bool
     ) -> AsyncGenerator[bytes, None]:
-        """The frames of a response that another server makes; when that one is lost, whoever knows more goes on."""
+        """Relay the frames of a response that another server runs.
+
+        If that server is lost, the stream continues from the server that takes over, or from the store.
+        """
         relayed, missed = Relayed(after), ""
         while isinstance(found, Server):
             try:
@@ -252,6 +262,7 @@ class Responses:
                     async for frame in frames:
                         yield frame
             except PeerLost as lost:
+                # Log the loss of a server once; further attempts to reach it are only of interest for debugging.
                 level = logging.DEBUG if found.id == missed else logging.INFO
                 logger.log(level, "A stream has to go on without %s: %s", found.url, lost)
                 missed = found.id
@@ -265,7 +276,7 @@ class Responses:
                 yield encode(event)
 
     def _spoken(self, events: AsyncGenerator[ResponseEvent, None]) -> AbstractAsyncContextManager[AsyncIterator[Any]]:
-        """The events in this dialect, for the length of the block."""
+        """Translate the events into the dialect of this base URL, for the length of a block."""
         return aclosing(events) if self.outgoing is None else self.outgoing.open(events)
 
     def _send(
@@ -282,7 +293,7 @@ async def _last_response(events: AsyncIterator[Any]) -> Response:
 
 
 def _once(items: Sequence[Item]) -> list[Item]:
-    """The items without those that come again as they were."""
+    """Leave out items that are equal to the previous item with the same id."""
     seen: dict[str, Item] = {}
     listed: list[Item] = []
     for item in items:

@@ -1,4 +1,4 @@
-"""What an operator can set: on the command line, in the environment, or in ``penstock.toml``."""
+"""The settings of ``penstock serve``, from the command line, the environment, or ``penstock.toml``."""
 
 from __future__ import annotations
 
@@ -36,43 +36,43 @@ from penstock.stages.services.web.ssrf import AllowedNetworks
 DEFAULT_MODEL = "openai/gpt-oss-20b"
 
 ANY = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
-"""The hosts that stand for all addresses of a machine, and how it reaches itself."""
+"""The hosts that mean all addresses of a machine, each with the address at which the machine reaches itself."""
 
 REPLAY = "replay:"
-"""What stands before a folder of recordings that answer in place of an engine."""
+"""The prefix of a folder of recordings that answer in place of an engine."""
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def seconds(said: Any) -> Any:
-    """The seconds of a duration such as ``30d``, ``12h``, ``5m``, ``90s`` or ``90``; else what was said, as it is."""
+    """Return the seconds of ``30d``, ``12h``, ``5m``, ``90s`` or ``90``; leave anything else to pydantic."""
     spelled = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", said) if isinstance(said, str) else None
     return float(spelled[1]) * _SECONDS[spelled[2]] if spelled else said
 
 
 def speed(said: Any) -> Any:
-    """How many times as fast: ``2x``, or None for ``max``; else what was said, as it is."""
+    """Return ``2`` for ``2x``, and None for ``max``; leave anything else to pydantic."""
     return None if said == "max" else said.removesuffix("x") if isinstance(said, str) else said
 
 
 Duration = Annotated[float, BeforeValidator(seconds), Field(ge=0, allow_inf_nan=False)]
-"""In seconds."""
+"""A duration in seconds; as text it may have one of the units ``s``, ``m``, ``h`` and ``d``."""
 
 
 def _is_here(host: str) -> bool:
-    """Whether that is only this machine's name for itself."""
+    """True if other machines cannot reach this one under ``host``."""
     return host in ANY or host in ("localhost", "::1") or host.startswith("127.")
 
 
 def _is_stored_here(store: str) -> bool:
-    """Whether the store is on this machine, as a file or in a database."""
+    """True if the store is on this machine: a file, or a database at a local address or socket."""
     url = urlsplit(store)
     hosts = (url.hostname or "", *parse_qs(url.query).get("host", ()))
     return all(_is_here(host) or host.startswith("/") for host in hosts)
 
 
 def _data_folder() -> Path:
-    """Where a user's data lives: the XDG base directory rule."""
+    """Return the folder for a user's data, by the XDG base directory specification."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "penstock"
 
 
@@ -223,7 +223,7 @@ class Settings(BaseSettings):
     @field_validator("record", mode="before")
     @classmethod
     def _folder(cls, said: Any) -> Any:
-        if said == "":  # which would be the working directory
+        if said == "":  # as a path it would be the working directory
             raise ValueError("it names no folder")
         return said
 
@@ -272,18 +272,18 @@ class Settings(BaseSettings):
 
     @property
     def recordings(self) -> Path | None:
-        """The folder of recordings that answer, if they do."""
+        """The folder of recordings to answer from; None if an engine generates."""
         told = [Path(engine.removeprefix(REPLAY)) for engine in self.engine if engine.startswith(REPLAY)]
         return told[0] if told else None
 
     @property
     def recorded_if(self) -> Condition:
-        """Which responses are recorded."""
+        """The condition under which a response is recorded."""
         return ALWAYS if self.record_if is None else Condition.parse(self.record_if)
 
     @property
     def chat(self) -> ChatOptions:
-        """What is said of a model with a chat template."""
+        """The options of a model with a chat template."""
         return ChatOptions(
             self.reasoning_parser,
             self.tool_call_parser,
@@ -295,11 +295,11 @@ class Settings(BaseSettings):
 
     @property
     def stale(self) -> float:
-        """Seconds without a beat after which a server is dead: at least five of them, as one may be late."""
+        """Seconds without a heartbeat after which a server is dead: at least five periods, as a beat may be late."""
         return max(self.stale_after, 5 * self.heartbeat)
 
     def reached_at(self, port: int) -> str:
-        """The URL of this server, which listens on that port, for the others of its store."""
+        """Return the URL at which the other servers of the store reach this one, which listens on ``port``."""
         host = ANY.get(self.host, self.host)
         return self.peer_url or f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -312,12 +312,12 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Command line over environment over ``penstock.toml`` in the working directory."""
+        """Prefer the command line to the environment, and both to ``penstock.toml`` in the working directory."""
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
 
 def mistakes(error: ValidationError) -> str:
-    """What is wrong with settings: a line for each option, or for what does not go together."""
+    """Describe what is wrong with the settings, in one line for each option or conflict of options."""
     told = []
     for each in error.errors():
         option = each["loc"][0] if each["loc"] else ""

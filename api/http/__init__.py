@@ -1,1 +1,1 @@
-"""What every route shares: bodies, errors, keys, pages of lists, server-sent events, the OpenAPI document."""
+"""The parts that all routes share: bodies, errors, keys, pages of lists, server-sent events, OpenAPI document."""

@@ -1,4 +1,4 @@
-"""One line of the log for each request: how it was answered, and how long it took, but nothing of what was said."""
+"""The access log: one line for each request with its outcome and duration, but without any content."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from penstock.pipeline.protocol.response import Response
 logger = logging.getLogger(__name__)
 
 ANSWERED: web.RequestKey[Response] = web.RequestKey("answered", Response)
-"""The response that a request made, as it ended, or as it is to be made in the background."""
+"""The response that a request created: in its final state, or queued if it runs in the background."""
 
 
 @web.middleware
 async def log_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Write the line when the request is over, also if the client has left."""
+    """Log each request when it is over, even if the client has left."""
     started = time.monotonic()
     answered = "broken off"
     try:
@@ -28,7 +28,7 @@ async def log_requests(request: web.Request, handler: Handler) -> web.StreamResp
     finally:
         level = logging.DEBUG if request.path == "/health" else logging.INFO
         seconds = time.monotonic() - started
-        path = request.rel_url.raw_path  # still escaped: a line break in it would make two lines
+        path = request.rel_url.raw_path  # still escaped, as a line break in it would fake a second line
         logger.log(level, "%s %s: %s%s in %.3f s", request.method, path, answered, _outcome(request), seconds)
 
 
@@ -38,6 +38,6 @@ def _outcome(request: web.Request) -> str:
 
 
 def told(response: Response) -> str:
-    """What became of a response, and its tokens."""
+    """Describe a response by its status and its token counts."""
     usage = response.usage
     return response.status + (f", {usage.input_tokens} tokens in, {usage.output_tokens} out" if usage else "")

@@ -1,7 +1,7 @@
-"""Whose a request is: the API keys of this server, and what belongs to each of them.
+"""Authentication: the API keys of this server, with the owner that each stands for.
 
-Only the SHA-256 of a key is kept.  It is the owner's name in the store too, so that neither memory nor the database
-gives a key away.  A server without keys has one owner, who has no name.
+Only the SHA-256 digest of a key is kept.  It is also the name of the owner in the store, so that neither memory nor
+the database reveals a key.  A server without keys has a single owner, whose name is empty.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ from penstock.api.http.errors import Handler
 from penstock.pipeline.errors import Unauthorized
 
 OWNER: web.RequestKey[str] = web.RequestKey("owner", str)
-"""Whose a request is: the SHA-256 of its key in hex, or nothing where the server has no keys."""
+"""The owner of a request: the SHA-256 of its key in hex, or empty if no key is needed."""
 
 OPEN = frozenset({"/health", "/openapi.json"})
 """The paths that need no key."""
 
 LEAST_LENGTH = 16
-"""Characters; what is shorter can be guessed, from the store's digests at the latest."""
+"""The fewest characters of a key.  A shorter one could be guessed, at the latest from its digest in the store."""
 
 
 class UnusableKeys(ValueError):
-    """These keys would protect nothing, or could never be sent."""
+    """The configured keys are missing, too short to protect the server, or impossible to send in a header."""
 
 
 class Keys:
-    """The API keys that open this server; without any it is open to all."""
+    """The API keys of this server; without keys it is open to all clients."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         self._owners = tuple(dict.fromkeys(map(_digest, keys)))
 
     @web.middleware
     async def authenticate(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Say of a request whose it is, as `OWNER`; raises `Unauthorized`."""
+        """Set the `OWNER` of a request; raise `Unauthorized` if its key is missing or unknown."""
         request[OWNER] = "" if request.path in OPEN else self.owner(request.headers.get("Authorization", ""))
         return await handler(request)
 
     def owner(self, authorization: str) -> str:
-        """Who has the key of this header; raises `Unauthorized`."""
+        """Return the owner for an ``Authorization`` header; raise `Unauthorized` if its key is missing or unknown."""
         if not self._owners:
             return ""
         scheme, _, key = authorization.partition(" ")
         sent = _digest(key.strip())
-        matches = [compare_digest(sent, owner) for owner in self._owners]  # every one, so that the time tells nothing
+        matches = [compare_digest(sent, owner) for owner in self._owners]  # all, so that timing reveals nothing
         if scheme.lower() != "bearer" or not any(matches):
             raise Unauthorized
         return sent
 
 
 def load_keys(file: Path | None, given: str | Sequence[str] | None) -> Keys:
-    """The keys of a file, one in a line, and those that were ``given``, in a text with commas or white space between.
+    """Load the keys of ``file``, one per line, and the ``given`` keys; in a text, commas or white space separate them.
 
-    Raises `OSError` for a file that cannot be read, and `UnusableKeys` also where there should be keys and are none.
+    Raises `OSError` if the file cannot be read, and `UnusableKeys` for an unusable key or a source without any key.
     """
     keys: list[str] = []
     if file is not None:
@@ -69,14 +69,14 @@ def load_keys(file: Path | None, given: str | Sequence[str] | None) -> Keys:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    """What is not empty once ``#`` and all behind it are gone."""
+    """Yield the lines of a file without ``#`` comments, leaving out empty ones."""
     for line in file.read_text(encoding="utf-8-sig", errors="surrogateescape").splitlines():
         if key := re.sub(r"(^|\s)#.*", "", line).strip():
             yield key
 
 
 def _usable(keys: Iterable[str], source: str) -> Iterator[str]:
-    """The same keys; what is said of one that cannot be used does not show it."""
+    """Yield the same keys; raise `UnusableKeys` for an unusable one, without showing it in the message."""
     number = 0
     for number, key in enumerate(keys, start=1):
         if len(key) < LEAST_LENGTH:

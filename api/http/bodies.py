@@ -1,4 +1,4 @@
-"""Answers that are neither a response nor a stream."""
+"""The bodies of answers that are neither a response nor a stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.pipeline.protocol.items import Item
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What is wrong: ``type`` is its kind, ``param`` the place in the request, ``code`` a word for programs."""
+    """An error: its kind (``type``), its place in the request (``param``) and a word for programs (``code``)."""
 
     message: str
     type: str
@@ -25,7 +25,7 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class DeletedResponse(msgspec.Struct, frozen=True):
-    """A response is gone."""
+    """The confirmation that a response was deleted."""
 
     id: str
     object: Literal["response"] = "response"
@@ -43,7 +43,7 @@ class Items(msgspec.Struct, frozen=True):
 
 
 class Conversation(msgspec.Struct, frozen=True):
-    """What items are kept in, for responses to go on from and to be added to."""
+    """A stored list of items that responses can continue, and add their own items to."""
 
     id: str
     created_at: int
@@ -52,7 +52,7 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 class DeletedConversation(msgspec.Struct, frozen=True):
-    """A conversation is gone, with its items."""
+    """The confirmation that a conversation and its items were deleted."""
 
     id: str
     object: Literal["conversation.deleted"] = "conversation.deleted"
@@ -60,14 +60,14 @@ class DeletedConversation(msgspec.Struct, frozen=True):
 
 
 class InputTokens(msgspec.Struct, frozen=True):
-    """How long a prompt would be."""
+    """The length of the prompt of a request, in tokens."""
 
     input_tokens: int
     object: Literal["response.input_tokens"] = "response.input_tokens"
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A name that requests may give as their model."""
+    """A name that a request may give as its model."""
 
     id: str
     object: Literal["model"] = "model"
@@ -76,20 +76,20 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Models(msgspec.Struct, frozen=True):
-    """All of them."""
+    """All models of this server."""
 
     data: tuple[Model, ...]
     object: Literal["list"] = "list"
 
 
 class Health(msgspec.Struct, frozen=True):
-    """How the engine is, and the store: one that is ``degraded`` keeps for later what it cannot take now."""
+    """The state of the engine and the store; ``degraded`` means that writes wait until the database works again."""
 
     status: Literal["ok", "degraded", "engine dead"]
 
 
 class OpenApi(msgspec.Struct, frozen=True):
-    """A description of this server in the terms of OpenAPI."""
+    """The OpenAPI description of this server."""
 
     openapi: str
     info: dict[str, str]

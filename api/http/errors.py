@@ -1,4 +1,4 @@
-"""Errors at the edge: whatever goes wrong before the first header is an HTTP status with OpenAI's error body."""
+"""Errors over HTTP: a failure before the first header becomes an HTTP status with OpenAI's error body."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from penstock.pipeline.errors import (
 logger = logging.getLogger(__name__)
 
 STREAMING: web.RequestKey[bool] = web.RequestKey("streaming", bool)
-"""Set on a request from when the headers of its stream go out."""
+"""Set on a request just before the headers of its stream go out."""
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _PASSING = (ConversationLocked, EngineOverloaded, ServerStopping, ServerUnreachable, StoreFailed)
-"""What may be over when the same request comes again."""
+"""Errors that may be over when the client retries; their answers have a ``Retry-After`` header."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer every error with OpenAI's error body; one that comes after the headers closes the connection."""
+    """Answer every error with OpenAI's error body; after the headers of a stream, close the connection instead."""
     try:
         return await handler(request)
     except ConnectionResetError:
         logger.debug("A client left in the middle of its stream")
-        raise asyncio.CancelledError from None  # as when aiohttp sees it first; it would log anything else as a bug
+        raise asyncio.CancelledError from None  # what aiohttp raises when it notices first; it logs others as bugs
     except Exception as error:
         if request.get(STREAMING):
             raise
@@ -69,7 +69,7 @@ def _answer(request: web.Request, error: Exception) -> web.Response:
 
 
 def refusal(error: StageError) -> web.Response:
-    """The answer to a request that ``error`` ended before it began."""
+    """Return the answer to a request that failed with ``error`` before any header went out."""
     answer = _error_body(error.status, error.message, error.type, error.param, error.code)
     if isinstance(error, _PASSING):
         answer.headers["Retry-After"] = "1"
@@ -81,7 +81,7 @@ def refusal(error: StageError) -> web.Response:
 
 
 def as_json(body: object, status: int = 200) -> web.Response:
-    """An answer in JSON."""
+    """Return an answer with ``body`` encoded as JSON."""
     return web.Response(body=_encode(body), status=status, content_type="application/json")
 
 

@@ -1,7 +1,7 @@
 """``/openapi.json``: OpenAPI 3.1, generated from the routes and from the types that the code itself reads and writes.
 
-Requests are described by pydantic, and what goes out by msgspec.  The names of the former get ``Param`` at their end,
-because a thing that comes in is not always spelled as it goes out.
+Pydantic describes the bodies of requests, msgspec the answers and events.  The names of pydantic's schemas end in
+``Param``, because an object may have one form in a request and another in an answer.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _REF = "#/components/schemas/"
 
 
 def describe(routes: Iterable[web.RouteDef], events: Mapping[str, frozenset[type]]) -> OpenApi:
-    """Describe the routes; ``events`` are those that streams carry, by the base URL under which they do."""
+    """Describe the routes; ``events`` are the types of the events in streams, by their base URL."""
     described = [(route, operation) for route in routes if (operation := _operation(route))]
     schemas = _Schemas([operation for _, operation in described], events)
     paths: dict[str, Schema] = {}
     for route, operation in described:
-        path = re.sub(r":[^}]+", "", route.path)  # what a path parameter must match is aiohttp's
+        path = re.sub(r":[^}]+", "", route.path)  # OpenAPI knows no patterns for path parameters
         stream = next((schemas.streams[base] for base in events if path.startswith(base)), None)
         said = _described(route, path, operation, schemas)
         if operation.streams and stream:
@@ -50,7 +50,7 @@ def _operation(route: web.RouteDef) -> Operation | None:
 
 
 class _Schemas:
-    """All schemas that the operations refer to."""
+    """The schemas of all types that the operations refer to."""
 
     def __init__(self, operations: Iterable[Operation], events: Mapping[str, frozenset[type]]) -> None:
         answers = [*dict.fromkeys(operation.answer for operation in operations if operation.answer), ErrorBody]
@@ -68,7 +68,7 @@ class _Schemas:
 
 
 def _all_there(schema: Schema) -> Schema:
-    """A struct's schema; fields with defaults are always written, only those that may be unset are not."""
+    """Mark fields with defaults as required: msgspec always writes them, and only leaves out unset fields."""
     if "properties" not in schema:
         return schema
     required = {name for name, value in schema["properties"].items() if "default" in value}
@@ -76,7 +76,11 @@ def _all_there(schema: Schema) -> Schema:
 
 
 def _loosened(schema: Any) -> Any:
-    """A model's schema, where what a function tells apart is a choice of several, which need not exclude each other."""
+    """Replace ``oneOf`` by ``anyOf`` in a union without a discriminating field.
+
+    Pydantic writes ``oneOf`` for a union that a function discriminates, but its alternatives need not exclude each
+    other.
+    """
     match schema:
         case dict():
             loosened = {key: _loosened(value) for key, value in schema.items()}
@@ -108,7 +112,7 @@ def _described(route: web.RouteDef, path: str, operation: Operation, schemas: _S
         }
     refusals: tuple[type[StageError], ...] = (*operation.refusals, StageError)
     if path not in OPEN:
-        said["security"] = [{}, {"key": []}]  # a server may have no keys, and then wants none
+        said["security"] = [{}, {"key": []}]  # the empty entry: a server without keys needs none
         refusals = (Unauthorized, *refusals)
     for status, reasons in sorted(_meanings(refusals).items()):
         said["responses"][str(status)] = {"description": reasons, "content": _json(schemas.answers[ErrorBody])}
@@ -127,7 +131,7 @@ def _parameters(path: str, operation: Operation) -> Iterator[Schema]:
 
 
 def _meanings(refusals: Iterable[type[StageError]]) -> dict[int, str]:
-    """What each status of an error means."""
+    """Describe each error status by the docstrings of the errors that have it."""
     meanings: dict[int, list[str]] = {}
     for error in refusals:
         meanings.setdefault(error.status, []).append((getdoc(error) or "").partition("\n")[0])

@@ -1,4 +1,4 @@
-"""What a handler takes and gives, said beside the handler, for ``/openapi.json`` to tell."""
+"""The inputs and answers of a handler, declared beside it for ``/openapi.json``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ AnyHandler = TypeVar("AnyHandler", bound=Callable[..., Any])
 class Operation:
     """One method of one path.
 
-    ``answer`` is the type of its JSON answer, None where it only refuses; ``body`` the model that a request's body is
-    read with; ``refusals`` the errors it may answer with, beside a bug.  One that ``streams`` answers with events if
-    that is asked for.
+    ``answer`` is the type of its JSON answer, or None if it only answers with errors, and ``statuses`` are the
+    statuses of that answer.  ``body`` is the model that validates the body of a request.  ``refusals`` are the errors
+    that it may answer with, besides an internal one.  With ``streams``, it answers with events on request.
     """
 
     answer: Any
@@ -30,7 +30,7 @@ class Operation:
 
 
 def operation(described: Operation) -> Callable[[AnyHandler], AnyHandler]:
-    """Say of a handler what it does."""
+    """Attach the description of an operation to its handler."""
 
     def describe(handler: AnyHandler) -> AnyHandler:
         handler.__dict__["operation"] = described

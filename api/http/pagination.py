@@ -21,12 +21,12 @@ ORDER = Choice("order", ("desc", "asc"))
 AFTER = Text("after")
 
 PAGE = (LIMIT, ORDER, AFTER, INCLUDE)
-"""What a query may say of the page that it wants."""
+"""The query parameters of a page of items."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which page of a list is wanted: at most ``limit`` items behind the one that is called ``after``."""
+    """The page that a request asks for: at most ``limit`` items, which follow the item with the id ``after``."""
 
     limit: int
     order: str
@@ -34,17 +34,20 @@ class Wanted:
 
     @classmethod
     def read(cls, request: web.Request) -> Self:
-        """What the query says; raises `InvalidRequest` where it makes no sense."""
+        """Read the query; raise `InvalidRequest` for a value that is not allowed."""
         INCLUDE.read(request)
         return cls(LIMIT.read(request), ORDER.read(request), AFTER.read(request))
 
     def of(self, items: Sequence[Item]) -> Items:
-        """That page of ``items``, which come oldest first; raises `InvalidRequest` if none of them is ``after``."""
+        """Return the page of ``items``, given oldest first; raise `InvalidRequest` if none has the id ``after``."""
         rest = self._behind(items if self.order == "asc" else items[::-1])
         return page(rest[: self.limit], has_more=len(rest) > self.limit)
 
     def _behind(self, items: Sequence[Item]) -> Sequence[Item]:
-        """The items behind the last one that is called ``after``, so that every page gets further."""
+        """Return the items after the last one with the id ``after``.
+
+        Ids may repeat, and pages would go in circles if the first one counted.
+        """
         if self.after is None:
             return items
         for position in range(len(items), 0, -1):
@@ -54,6 +57,6 @@ class Wanted:
 
 
 def page(items: Sequence[Item], *, has_more: bool = False) -> Items:
-    """These items as one page."""
+    """Return these items as one page."""
     first, last = (items[0].id, items[-1].id) if items else (None, None)
     return Items(tuple(items), first, last, has_more)

@@ -14,21 +14,21 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.pipeline.protocol.params.json_body import shortened
 
 LARGEST = 10**18 - 1
-"""No number in a query is larger."""
+"""The largest number that a query may contain."""
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True)
 class Parameter(ABC):
-    """What may stand in a query under ``name``."""
+    """A query parameter called ``name``."""
 
     name: str
 
     @property
     @abstractmethod
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of its value."""
+        """The JSON schema of the value."""
 
     def _refusal(self, expected: str, said: str) -> InvalidRequest:
         return InvalidRequest(f"{self.name} is {expected}, not {shortened(said)!r}.", param=self.name)
@@ -40,17 +40,17 @@ class Text(Parameter):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """No limits."""
+        """A string."""
         return {"type": "string"}
 
     def read(self, request: web.Request) -> str | None:
-        """What was said, if anything was."""
+        """Return the value, or None if the parameter is absent."""
         return request.query.get(self.name)
 
 
 @dataclass(frozen=True)
 class Flag(Parameter):
-    """``true`` or ``false``, and false where nothing is said."""
+    """``true`` or ``false``; False if absent."""
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -58,7 +58,7 @@ class Flag(Parameter):
         return {"type": "boolean", "default": False}
 
     def read(self, request: web.Request) -> bool:
-        """Whether it is true; raises `InvalidRequest` for what is not false either."""
+        """Return the flag; raise `InvalidRequest` for any value but ``true`` and ``false``."""
         said = request.query.get(self.name, "false")
         if said not in ("true", "false"):
             raise self._refusal("true or false", said)
@@ -67,7 +67,7 @@ class Flag(Parameter):
 
 @dataclass(frozen=True)
 class Choice(Parameter):
-    """One of some words; the first where nothing is said."""
+    """One of the ``words``; the first of them if absent."""
 
     words: tuple[str, ...]
 
@@ -77,7 +77,7 @@ class Choice(Parameter):
         return {"enum": list(self.words), "default": self.words[0]}
 
     def read(self, request: web.Request) -> str:
-        """The word; raises `InvalidRequest` for any other."""
+        """Return the word; raise `InvalidRequest` for any other value."""
         said = request.query.get(self.name, self.words[0])
         if said not in self.words:
             raise self._refusal(f"one of {', '.join(self.words)}", said)
@@ -86,7 +86,7 @@ class Choice(Parameter):
 
 @dataclass(frozen=True)
 class Number(Parameter):
-    """A whole number from ``least`` to ``most``; ``default``, which may lie outside, where nothing is said."""
+    """A whole number from ``least`` to ``most``; if absent, ``default``, which may lie outside of them."""
 
     default: int
     least: int
@@ -99,7 +99,7 @@ class Number(Parameter):
         return {"type": "integer", "minimum": self.least, "maximum": self.most, **default}
 
     def read(self, request: web.Request) -> int:
-        """The number; raises `InvalidRequest` for what is none, or beyond the limits."""
+        """Return the number; raise `InvalidRequest` if it is not a whole number within the limits."""
         said = request.query.get(self.name)
         if said is None:
             return self.default
@@ -110,7 +110,7 @@ class Number(Parameter):
 
 @dataclass(frozen=True)
 class Several(Parameter):
-    """Any of some words, written as ``name=word`` or ``name[]=word``, once for each."""
+    """Any of the ``words``, written as ``name=word`` or ``name[]=word``, once for each."""
 
     words: Collection[str]
 
@@ -120,7 +120,7 @@ class Several(Parameter):
         return {"type": "array", "items": {"enum": sorted(self.words)}}
 
     def read(self, request: web.Request) -> list[str]:
-        """The words; raises `InvalidRequest` for any other."""
+        """Return the words; raise `InvalidRequest` for any other value."""
         said = [*request.query.getall(self.name, ()), *request.query.getall(f"{self.name}[]", ())]
         for word in said:
             if word not in self.words:

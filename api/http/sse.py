@@ -1,4 +1,4 @@
-"""Events on their way out: a stream that always ends, and a connection that is never silent for long."""
+"""Server-sent events: every stream ends in good order, and no connection is silent for long."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ SSE_HEADERS = {
 }
 
 BLOCK = 16
-"""With obfuscation, the text of a delta and what is added to it are a multiple of so many bytes."""
+"""Bytes: the length of an obfuscated delta and its padding together is a multiple of this."""
 
 LARGE = 2**16
-"""Bytes of an event behind which others get a turn of the loop."""
+"""Bytes of an event after which other tasks get a turn of the event loop."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 def obfuscated(event: Event) -> bytes:
-    """`to_sse`, with random characters beside a delta, so that nobody reads its length from that of a packet.
+    """Encode an event as `to_sse` does, with random padding beside a delta to hide its length in network packets.
 
-    Logprobs, where they are asked for, tell it all the same.
+    This is OpenAI's ``include_obfuscation``.  Log probabilities, if requested, reveal the length all the same.
     """
     data, delta = to_sse(event), getattr(event, "delta", None)
     if not isinstance(delta, str):
@@ -53,15 +53,15 @@ async def send(
     encode: Callable[[Any], bytes],
     keep_alive: float,
 ) -> web.StreamResponse:
-    """Send the events that are ``ready`` and the ``rest``, which is still to come, and what ends every stream.
+    """Send the events that are ``ready``, the ``rest`` as they come, and the frame that ends every stream.
 
-    After each ``keep_alive`` seconds of silence there is a comment.  Where the stream goes on elsewhere, the connection
-    breaks: whoever reads it asks again, for the events behind the last one.
+    A comment is sent after each ``keep_alive`` seconds of silence.  If the response moves to another server, the
+    connection is closed without an end, and the client can resume after the last event that it received.
     """
     answer = web.StreamResponse(headers=SSE_HEADERS)
     request[STREAMING] = True
     if request.version < HttpVersion11:
-        answer.force_close()  # without chunks, only the end of the connection tells the end of the stream
+        answer.force_close()  # without chunked encoding, closing is the only end of a stream
     await answer.prepare(request)
     event: Any = None
     with KeptAlive(answer, keep_alive) as stream:
@@ -76,13 +76,13 @@ async def send(
             return answer
         await stream.write(DONE)
     await answer.write_eof()
-    if isinstance(event, TerminalEvent) and request.method == "POST":  # told of where it was made, and only there
+    if isinstance(event, TerminalEvent) and request.method == "POST":  # logged once, with the request that made it
         request[ANSWERED] = event.response
     return answer
 
 
 class KeptAlive:
-    """Writes to ``stream``, and for the length of a block a comment after each ``period`` of silence, in seconds."""
+    """A writer to ``stream`` that, within its block, sends a comment after each ``period`` seconds of silence."""
 
     __slots__ = ("_loop", "_period", "_speaking", "_stream", "_timer", "_written_at")
 
@@ -91,7 +91,7 @@ class KeptAlive:
         self._period = period
         self._loop = asyncio.get_running_loop()
         self._written_at = self._loop.time()
-        self._speaking: asyncio.Task[None] | None = None  # only for a comment: a task for each stream weighs more
+        self._speaking: asyncio.Task[None] | None = None  # one task per comment; one per stream would cost more
 
     def __enter__(self) -> Self:
         self._timer = self._loop.call_later(self._period, self._look)
@@ -103,19 +103,19 @@ class KeptAlive:
             self._speaking.cancel()
 
     async def write(self, data: bytes) -> None:
-        """Write to the stream; waits for a slow reader."""
+        """Write to the stream, waiting if the client reads slowly."""
         self._written_at = self._loop.time()
         await self._stream.write(data)
         if len(data) >= LARGE:  # it took a while to encode, and so may the next
             await asyncio.sleep(0)
 
     def _look(self) -> None:
-        """Break the silence if it is long enough, unless the last comment is still on its way."""
+        """Send a comment if the silence is long enough, unless the last comment is still on its way."""
         left = self._written_at + self._period - self._loop.time()
         if left <= 0 and (self._speaking is None or self._speaking.done()):
             self._speaking = self._loop.create_task(self._speak())
         self._timer = self._loop.call_later(left if left > 0 else self._period, self._look)
 
     async def _speak(self) -> None:
-        with suppress(ConnectionResetError):  # whoever writes the next event meets it too
+        with suppress(ConnectionResetError):  # the next event meets the same error
             await self.write(KEEP_ALIVE)

@@ -1,1 +1,1 @@
-"""When a response runs: admission, background, recovery, retention. No module here imports aiohttp."""
+"""The life of a response: admission, background, recovery, retention. No module here imports aiohttp."""

@@ -1,4 +1,4 @@
-"""Who is let in: requests for responses, until the server stops."""
+"""Admission: requests for responses are let in until the server stops."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from penstock.pipeline.errors import ServerStopping
 
 @dataclass
 class Admission:
-    """The requests for responses that are being answered: each is let in for the length of a block."""
+    """A gate that counts the requests and background runs at work; each passes it for the length of a block."""
 
     stopping: bool = False
-    """Whether new requests are turned away."""
+    """True if new requests are turned away."""
     running: int = 0
 
     def __enter__(self) -> None:
-        """Let one in; raises `ServerStopping`."""
+        """Let a request in; raise `ServerStopping` if the server is stopping."""
         if self.stopping:
             raise ServerStopping
         self.running += 1
 
     def __exit__(self, *_: object) -> None:
-        """Let it go."""
+        """Count the request out."""
         self.running -= 1
 
     async def finish(self, seconds: float) -> None:
-        """Turn new requests away, and wait for those that run, for at most so many ``seconds``."""
+        """Turn new requests away, and wait up to ``seconds`` for the running ones to end."""
         self.stopping = True
         deadline = time.monotonic() + seconds
         while self.running and time.monotonic() < deadline:

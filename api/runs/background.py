@@ -1,10 +1,10 @@
-"""Responses in the background: so many run at once, the others wait in order.
+"""Background responses: a limited number run at once, the others wait in order.
 
-Each has a task of its own, which pulls it through the pipeline and needs no client.  What waits is hardly more than an
-id here: its conversation is in the store, where a server that comes after this one finds it too.  Only the secrets of
-its servers of tools are not: they are in this process, until the run is over, or no longer this server's.  A response
-that another server makes, or this one after a restart, is made without them, and a server of tools that asks for them
-fails as an item.
+Each runs in a task of its own, which pulls it through the pipeline and needs no client.  A waiting response is hardly
+more than an id here: its conversation is in the store, so that the next server finds it too.  Only the secrets of its
+MCP servers are not stored.  They are kept in this process until the response has ended or moved to another server.
+Another server, or this one after a restart, runs the response without them, and an MCP server that requires them fails
+as an item.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from penstock.stages.services.store.store import Store
 logger = logging.getLogger(__name__)
 
 PATIENCE = 1.0
-"""Seconds after which a response that could not begin tries again."""
+"""Seconds before a response that could not begin is tried again."""
 
 Make: TypeAlias = Callable[[Conversation], Awaitable[None]]
-"""Makes a response to its end; raises only what keeps it from beginning."""
+"""A function that runs a response to its end, and raises only errors that keep it from beginning."""
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A response in the queue, and the servers of tools of its request, with their secrets."""
+    """A response in the queue, and the MCP servers of its request with their secrets."""
 
     run: LiveResponse
     servers: tuple[McpServer, ...]
@@ -46,7 +46,7 @@ class _Waiting:
 
 @dataclass
 class Background:
-    """What runs in the background, at most ``limit`` at once, and at most ``longest`` that wait for it."""
+    """The background responses of this server: at most ``limit`` run at once, and at most ``longest`` wait."""
 
     make: Make
     live: LiveResponses
@@ -58,14 +58,14 @@ class Background:
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise `EngineOverloaded` where no more can wait."""
+        """Raise `EngineOverloaded` if the queue is full."""
         if len(self._waiting) >= self.longest:
             raise EngineOverloaded("Too many background responses are waiting. Try again later.")
 
     def add(self, run: LiveResponse, servers: tuple[McpServer, ...] = ()) -> None:
-        """Let a response that is queued, in the store too, run when it is its turn.
+        """Queue a response, which is already queued in the store, to run when its turn comes.
 
-        ``servers`` are those of its request, where this process knows their secrets.
+        ``servers`` are the MCP servers of its request, if this process knows their secrets.
         """
         self._waiting[run.response.id] = _Waiting(run, servers)
         if self.admission.stopping:
@@ -74,20 +74,20 @@ class Background:
             self._begin_next()
 
     def interrupt(self, response_id: str) -> None:
-        """Take a response out, whether it waits or runs."""
+        """Take a response out of the queue, or cancel its task."""
         self._waiting.pop(response_id, None)
         if task := self._tasks.get(response_id):
             task.cancel()
 
     def release(self) -> None:
-        """Leave whatever has not begun to the server that comes next."""
+        """Leave the responses that have not begun to the next server."""
         for run in self.live.queued:
             self.store.release(run.response.id)
             run.hand_over()
             self.interrupt(run.response.id)
 
     def put_back(self) -> None:
-        """Leave also what has begun to that server, which makes it again."""
+        """Leave the responses that have begun to the next server as well, which starts them over."""
         for run in self.live.running:
             if run.response.id in self._tasks:
                 run.hand_over()
@@ -113,12 +113,12 @@ class Background:
         logger.info("In the background: %s", told(run.response))
 
     async def _made(self, waiting: _Waiting) -> bool:
-        """Make a response; False where it has to wait longer, because engine or store are busy."""
+        """Run a response; return False if it has to wait longer, because the engine or the store cannot take it now."""
         run = waiting.run
         try:
             conversation = await self.store.queued(run.response.id)
             if conversation is None:
-                run.hand_over()  # it has been deleted, or another server took it for dead and has it now
+                run.hand_over()  # it was deleted, or taken over by a server that considered this one dead
             else:
                 await self.make(_told_secrets(conversation, waiting.servers))
         except (EngineOverloaded, StoreFailed) as error:
@@ -132,5 +132,5 @@ class Background:
 
 
 def _told_secrets(conversation: Conversation, servers: tuple[McpServer, ...]) -> Conversation:
-    """A conversation from the store with its servers of tools as the request had them, where that is known."""
+    """Put the MCP servers of the request, secrets included, into its stored conversation, if they are known."""
     return replace(conversation, tools=replace(conversation.tools, servers=servers)) if servers else conversation

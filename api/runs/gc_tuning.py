@@ -1,8 +1,8 @@
-"""The garbage collector of a server, which stops everything for as long as it looks.
+"""Settings of the garbage collector, which stops the whole process while it runs.
 
-A request leaves nothing behind that only the collector could free, but a large one has a hundred thousand values: with
-Python's own settings they are looked at again and again while they are made, together with all other requests, and
-the loop stands still for tens of milliseconds each time.
+A request leaves no garbage that only the collector could free.  But a large request has a hundred thousand values, and
+with Python's default thresholds the collector traverses them again and again while they are created, together with all
+other requests.  Each time, the event loop stands still for tens of milliseconds.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import gc
 
 YOUNG, SOME, ALL = 5_000, 3, 250
-"""New objects between two looks at these; such looks between two that go back further, and those between two at all.
+"""The thresholds of `gc.set_threshold`.
 
-The first two take milliseconds at most.  The last is only for what plugins and libraries may leave behind.
+They are new objects before a collection of the youngest generation, such collections before one of the middle
+generation, and collections of the middle generation before one of all objects.  The first two kinds of collections
+take milliseconds at most.  The last kind is only for garbage of plug-ins and libraries.
 """
 
 
 def settle() -> None:
-    """A server is up: never look at what there is by now, and seldom at what comes."""
+    """Exclude all present objects from collection, and collect new ones rarely; to be called once the server is up."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, SOME, ALL)

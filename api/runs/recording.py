@@ -1,4 +1,4 @@
-"""What ``--record`` sets up: the recorder of a server, and what the headers of its recordings say."""
+"""Setup of ``--record``: the recorder of a server, and the headers of its recordings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def recorder(settings: Settings, folder: Path, source: str, encoding: Encoding) -> Recorder:
-    """Records into ``folder`` a model that speaks ``encoding`` and came from ``source``; the log says what."""
+    """Create a recorder into ``folder``, for the model ``source`` that speaks ``encoding``, and log what it records."""
     texts = "with all texts" if settings.record_texts else "with the shape of texts only"
     condition = settings.recorded_if
     logger.info("Recording responses %s, %s, into %s", condition, texts, folder)
@@ -36,13 +36,13 @@ def recorder(settings: Settings, folder: Path, source: str, encoding: Encoding) 
 
 
 def options(chat: ChatOptions) -> Mapping[str, Any]:
-    """What the operator said of a model with a chat template, where that is not what goes without saying."""
+    """Return the options of a chat model that differ from their defaults."""
     usual = asdict(ChatOptions())
     return {name: value for name, value in asdict(chat).items() if value != usual[name]}
 
 
 def versions() -> Mapping[str, str]:
-    """What made the recording."""
+    """Return the versions of Python, penstock and vLLM that make the recording."""
     found = {"python": platform.python_version()}
     for name in ("penstock", "vllm"):
         with suppress(PackageNotFoundError):

@@ -1,4 +1,4 @@
-"""Settling: what a dead server left is ended, or taken over, so that no reader waits for ever."""
+"""Recovery: the responses of a dead server are ended or taken over, so that no client waits for ever."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Settling:
-    """Settles the responses that nobody runs.
+    """Recovers orphans: the responses that have not ended and have no living server.
 
-    Queued ones are queued here.  Those that were being made end as `failed` behind the events that they had; with
-    ``restarts`` those of the background are made again.
+    Queued ones are queued here.  Running ones end as ``failed`` after the events that they had; with ``restarts``,
+    background responses start over instead.
     """
 
     store: Store
@@ -34,9 +34,9 @@ class Settling:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def settle(self) -> None:
-        """Settle what no other server is at; where the store fails, the rest is left for the next time.
+        """Recover all orphans; if the store fails, leave the rest to the next call.
 
-        A server that is stopping takes nothing on, least of all what it has just left to the others.
+        A server that is stopping recovers nothing, least of all the responses that it has just left to the others.
         """
         if self.background.admission.stopping:
             return
@@ -50,9 +50,10 @@ class Settling:
                 logger.exception("What dead servers left could not be settled yet")
 
     async def _claim(self) -> None:
-        """Take over what is left.
+        """Claim the orphans in the store for this server.
 
-        It is remembered, as no server would find it again; so is what may have been taken over when the store failed.
+        A claimed orphan is remembered until it is settled, because no server would find it in the store again.  So is
+        one whose claim failed: the store may have committed the claim before the connection broke.
         """
         if not self._found:
             self._found.extend(await self.store.orphans())
@@ -74,7 +75,7 @@ class Settling:
             self._adopted(orphan.stored, blocks).break_off(RunInterrupted())
 
     def _adopted(self, stored: StoredResponse, blocks: Sequence[Block]) -> LiveResponse:
-        """The run, with its events; one whose events nobody can read must not keep the others from their end."""
+        """Adopt an orphan with its events, or without them if they are unreadable: it must not block the others."""
         try:
             return self.live.adopt(stored, blocks)
         except Exception:

@@ -1,4 +1,4 @@
-"""Retention: what nobody is to find any more is deleted, and the operator is told how much is left."""
+"""Retention: old responses and their events are deleted, and the log states how much is left."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from penstock.stages.services.store.store import Store
 logger = logging.getLogger(__name__)
 
 PERIOD = 3600.0
-"""Seconds between two sweeps at most: what is kept for less is looked after more often."""
+"""The most seconds between two sweeps; if responses or events are kept for less, sweeps are more frequent."""
 
 
 async def keep_sweeping(store: Store, keep_responses: float, keep_streams: float) -> None:
-    """Sweep now, and again and again: what ended so many seconds ago goes, its stream first."""
+    """Sweep the store, now and periodically, until cancelled.
+
+    Responses are kept for ``keep_responses`` seconds after their end, and their events for ``keep_streams`` seconds.
+    """
     period = min(PERIOD, max(1.0, min(keep_responses, keep_streams)))
     while True:
         try:

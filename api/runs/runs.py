@@ -1,8 +1,8 @@
-"""The responses that are being made by this server: begun, followed, cancelled, and brought to an end when it stops.
+"""The responses that this server runs: begun, followed, cancelled, and ended when the server stops.
 
-There are three ways to make one.  In front of its client, in the task of the request itself, so that no token changes
-tasks.  In the background, queued and limited.  And detached: in a task of its own, at once, so that it survives its
-client.  However it is made, `Persist` keeps the log of it, and any other reader follows that.
+A response runs in one of three ways.  In front of its client: in the task of the request itself, so that no token has
+to pass between tasks.  In the background: queued, and limited in number.  Detached: at once, but in a task of its own,
+so that it survives its client.  In all cases, `Persist` keeps the log of its events, and all other readers follow that.
 """
 
 from __future__ import annotations
@@ -45,37 +45,37 @@ from penstock.stages.services.store.store import Server, Store, StoredResponse
 logger = logging.getLogger(__name__)
 
 UNENDED = frozenset({"queued", "in_progress"})
-"""The statuses of a response that is not over."""
+"""The statuses of a response that has not ended."""
 
 CANCEL_WAIT = 1.0
-"""Seconds in which a response that is cancelled may end by itself."""
+"""Seconds that a cancelled response gets to end by itself."""
 
 LOOKS, LOOK_AGAIN = 40, 0.25
-"""How often, and after how many seconds, it is looked for a response between two servers."""
+"""The number of attempts to find a response that is between two servers, and the seconds between attempts."""
 
 STOP_WAIT = 0.5
-"""Seconds in which what the engine is told to stop ends by itself; what runs a tool hears nothing of that."""
+"""Seconds for responses to end after the engine has stopped; a response that runs a tool does not notice that."""
 
 LAST_WORDS = 5.0
-"""Seconds in which responses that were stopped send and store their end."""
+"""Seconds for stopped responses to send and store their last events."""
 
 
 @dataclass(slots=True)
 class _Reader:
-    """A request that makes its response itself: its task, and the last stage that it pulls."""
+    """A request that runs its response itself: its task, and the last stage of the pipeline that it reads."""
 
     task: asyncio.Task[Any] | None
     events: Any
     is_interrupted: bool = False
 
     def interrupt(self) -> None:
-        """Call it back from the stage that it waits for; from its client it comes back by itself."""
+        """Cancel the wait for a stage; a wait for the client ends by itself and is left alone."""
         if self.task and self.events.ag_running:
             self.is_interrupted = True
             self.task.cancel()
 
     def has_been_interrupted(self) -> bool:
-        """Whether a `CancelledError` was only that."""
+        """Return True if a `CancelledError` came from `interrupt` alone; that cancellation is then undone."""
         return self.task is not None and self.is_interrupted and not self.task.uncancel()
 
 
@@ -83,8 +83,8 @@ class _Reader:
 class Runs:
     """The runs of one pipeline.
 
-    ``limit`` is how many may run in the background at once.  With ``detaches`` stored responses survive their clients,
-    and with ``restarts`` those of the background are made again when a server ended in the middle of them.
+    At most ``limit`` run in the background at once.  With ``detaches``, stored responses survive their clients.  With
+    ``restarts``, background responses that a server left unfinished start over.
     """
 
     pipeline: Pipeline[CreateResponse, ResponseEvent]
@@ -101,16 +101,16 @@ class Runs:
         self._making: Pipeline[Conversation, ResponseEvent] = self.pipeline.behind("normalize")
         self._rendering: Pipeline[Conversation, Prompt] = self._making.upto("render")
         self._interrupts: dict[str, Callable[[], Any]] = {}
-        """What calls off the making of a response outside of the background, by its id."""
+        """Functions that interrupt the runs outside of the background, by response id."""
         self.background = Background(self._make, self.live, self.store, self.admission, self.limit)
         self.settling = Settling(self.store, self.live, self.background, self.restarts)
 
     # Beginning
 
     async def prepare(self, request: CreateResponse) -> Conversation:
-        """What a request is about; raises whatever is wrong with it.
+        """Normalize a request; raise the `StageError` for what is wrong with it.
 
-        If it belongs to a conversation, that is locked from here on.
+        If its response belongs to a conversation, the conversation is locked from here on.
         """
         if request.store is not False:
             self.store.check()
@@ -118,14 +118,14 @@ class Runs:
             conversation = await first(conversations)
         response, origin = conversation.response, conversation.origin
         if response.conversation is not UNSET:
-            with self._unlocking(response):  # a client that leaves meanwhile leaves no lock
+            with self._unlocking(response):  # a client that disconnects here leaves no lock
                 await self.store.conversations.lock(
                     response.conversation.id, origin.owner, response.id, origin.position
                 )
         return conversation
 
     def events(self, conversation: Conversation) -> AsyncGenerator[ResponseEvent, None]:
-        """Make a response, and tell its events; whatever is raised ahead of the first one keeps it from beginning."""
+        """Run a response, and return its events; an error before the first event keeps it from beginning."""
         response = conversation.response
         if response.background:
             return self._in_background(conversation)
@@ -134,9 +134,9 @@ class Runs:
         return self._in_front(conversation)
 
     async def queue(self, conversation: Conversation) -> LiveResponse:
-        """Take a response on for the background; it is stored before this returns.
+        """Queue a response for the background; it is stored before this returns.
 
-        Raises what is wrong with its prompt, `EngineDead`, `EngineOverloaded` and `StoreFailed`.
+        Raises the errors of its prompt, `EngineDead`, `EngineOverloaded` and `StoreFailed`.
         """
         queued = replace(conversation.response, status="queued")
         with self._unlocking(queued):
@@ -144,7 +144,7 @@ class Runs:
             self.background.check()
             await self._check_prompt(conversation)
         stored = StoredResponse(queued, conversation.input, conversation.origin)
-        return await asyncio.shield(self._accept(stored, conversation))  # a client that leaves leaves no half of it
+        return await asyncio.shield(self._accept(stored, conversation))  # completes even if the client disconnects
 
     async def _accept(self, stored: StoredResponse, conversation: Conversation) -> LiveResponse:
         with self._unlocking(stored.response):
@@ -154,12 +154,12 @@ class Runs:
         return run
 
     def _check_engine(self) -> None:
-        """Take nothing on that would wait only to fail."""
+        """Raise `EngineDead` now, as the response would only wait in the queue to fail."""
         if not self.engine.is_alive:
             raise EngineDead("The engine has died.")
 
     async def _check_prompt(self, conversation: Conversation) -> None:
-        """Render once, to refuse at once what could never begin."""
+        """Render the prompt once, to raise its errors now rather than when its turn comes."""
         async with self._rendering.open(replay([conversation])) as prompts:
             length = len((await first(prompts)).token_ids)
         if length >= self.engine.context_length:
@@ -167,7 +167,7 @@ class Runs:
 
     @contextmanager
     def _unlocking(self, response: Response) -> Iterator[None]:
-        """Let go of the conversation of a response that cannot begin."""
+        """Unlock the conversation of a response if the block raises, as the response then cannot begin."""
         try:
             yield
         except BaseException:
@@ -178,7 +178,7 @@ class Runs:
     # Making
 
     async def _in_front(self, conversation: Conversation) -> AsyncGenerator[ResponseEvent, None]:
-        """Make a response in the task that reads its events; its stream ends in good order whatever a stage does."""
+        """Run a response in the task that reads its events; the stream has a terminal event even if a stage fails."""
         response_id = conversation.response.id
         async with self._making.open(replay([conversation])) as events:
             with self._unlocking(conversation.response):
@@ -193,11 +193,11 @@ class Runs:
             except asyncio.CancelledError:
                 if not reader.has_been_interrupted():
                     raise
-            except Exception as error:  # noqa: BLE001 - it is logged, and told in the stream
+            except Exception as error:  # noqa: BLE001 - it is logged, and ends the stream as failed
                 _fail(run, error)
             finally:
                 del self._interrupts[response_id]
-        if not isinstance(event, TerminalEvent):
+        if not isinstance(event, TerminalEvent):  # interrupted or failed: the log has the rest of the events
             async with aclosing(run.follow(event.sequence_number)) as rest:
                 async for event in rest:
                     yield event
@@ -209,7 +209,7 @@ class Runs:
                 yield event
 
     async def _detached(self, conversation: Conversation) -> AsyncGenerator[ResponseEvent, None]:
-        """Make a response in a task of its own; its reader follows it, and may leave."""
+        """Run a response in a task of its own; the client follows its log, and may disconnect."""
         begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._make_detached(conversation, begun))
         self._interrupts[conversation.response.id] = task.cancel
@@ -223,11 +223,11 @@ class Runs:
         try:
             with self._unlocking(conversation.response), self.admission:
                 await self._make(conversation, partial(begun.set_result, None))
-        except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+        except Exception as error:  # noqa: BLE001 - it is raised where `begun` is awaited
             begun.set_exception(error)
 
     async def _make(self, conversation: Conversation, begun: Callable[[], None] = lambda: None) -> None:
-        """Make a response that its readers follow; raises only what keeps it from beginning."""
+        """Run a response whose readers follow its log; raise only errors that keep it from beginning."""
         async with self._making.open(replay([conversation])) as events:
             try:
                 await first(events)
@@ -242,7 +242,7 @@ class Runs:
                 async for _ in events:
                     pass
                 _check_ended(run)
-            except Exception as error:  # noqa: BLE001 - it is logged, and told in the stream
+            except Exception as error:  # noqa: BLE001 - it is logged, and ends the stream as failed
                 _fail(run, error)
 
     def _run_of(self, conversation: Conversation) -> LiveResponse:
@@ -254,10 +254,10 @@ class Runs:
     # Finding and ending
 
     async def find(self, response_id: str, owner: str) -> LiveResponse | StoredResponse | Server:
-        """Who can tell of a response: the run itself, the store once it is over, or the server that is at it.
+        """Find a response: the live run, its stored copy once it has ended, or the peer that is running it.
 
-        What a dead server left is waited for until somebody has settled it.  Raises `ResponseNotFound`, and
-        `ServerUnreachable` where that takes too long.
+        If the server that ran it is dead, wait until a server has settled it.  Raises `ResponseNotFound`, and
+        `ServerUnreachable` if that takes too long.
         """
         for _ in range(LOOKS):
             if run := self.live.get(response_id, owner):
@@ -274,9 +274,9 @@ class Runs:
         raise ServerUnreachable
 
     async def cancel(self, run: LiveResponse) -> Response:
-        """End a response, unless it ends by itself meanwhile; returns it as it has ended, and is stored.
+        """Cancel a response, unless it ends by itself first; return it as it ended, usually once that is stored.
 
-        Raises `RunMoved` where it is another server's by then.
+        Raises `RunMoved` if another server has taken it over by then.
         """
         try:
             with suppress(TimeoutError):
@@ -291,20 +291,23 @@ class Runs:
         return run.response
 
     async def drain(self, seconds: float) -> None:
-        """Take nothing on any more, give what runs so many ``seconds``, and end the rest as failed."""
+        """Take on no more responses, wait up to ``seconds`` for the running ones, and end the rest as failed.
+
+        Queued responses, and with ``restarts`` also running background ones, are left to the next server instead.
+        """
         self.admission.stopping = True
         self.background.release()
         await self.admission.finish(seconds)
         if self.restarts:
             self.background.put_back()
         await self.engine.stop()
-        for wait in (STOP_WAIT, LAST_WORDS):  # in the first one a request may still have begun
+        for wait in (STOP_WAIT, LAST_WORDS):  # twice, as a request may still begin during the first
             await self.admission.finish(wait)
             for run in self.live:
                 self._break_off(run, RunInterrupted())
 
     async def let_go(self) -> None:
-        """Leave what others have taken over, because they took this server for dead; its readers may ask them."""
+        """Hand over the responses that other servers took over, considering this one dead; clients can resume there."""
         for run in self.live:
             if run.response.store and not await self._is_still_here(run.response.id) and not run.ended:
                 logger.warning("Response %s is another server's now: this one was silent", run.response.id)
@@ -316,7 +319,7 @@ class Runs:
         return server is not None and server.id == self.store.server_id
 
     def _break_off(self, run: LiveResponse, error: StageError | None) -> None:
-        """End a response that has not ended, and call off the making of it."""
+        """End a response that has not ended, and stop its pipeline."""
         if run.ended:
             return
         run.break_off(error)
@@ -333,6 +336,6 @@ def _check_ended(run: LiveResponse) -> None:
 
 
 def _fail(run: LiveResponse, error: Exception) -> None:
-    """End a response because of a bug behind `emit`, which ends those of the stages ahead of it."""
+    """End a response after a bug in a stage after `emit`, which itself handles the bugs of the stages before it."""
     logger.error("Response %s met a bug behind emit, in %s", run.response.id, name_stage(error), exc_info=error)
     run.break_off(error)
