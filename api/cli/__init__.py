@@ -1,1 +1,1 @@
-"""The commands that look at recordings."""
+"""The command line: commands that work on recordings."""

@@ -1,4 +1,4 @@
-"""The ``penstock`` command: serve a model, and look at what it said."""
+"""The ``penstock`` command: serve a model, and work with recorded responses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMMANDS = {
     "shrink": ("penstock.api.cli.shrink", "cut a failing recording to the smallest one that fails"),
     "inspect": ("penstock.api.cli.inspect", "show a recording as a page: who caused whom"),
 }
-"""The module of each command, which is imported when it is asked for, and what it does."""
+"""The module of each command, imported only when the command runs, and a summary for the usage message."""
 
 
 def main() -> None:

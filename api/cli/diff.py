@@ -1,4 +1,4 @@
-"""Diff: where two recordings part, or a recording and its own replay."""
+"""Diff: find the first difference between two recordings, or between a recording and its own replay."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from penstock.pipeline.recordings.difference import Line, Parting, is_chunked_al
 from penstock.pipeline.recordings.format import FILES, Abandoned, End, Failure, line, read_recording
 
 Lines: TypeAlias = Mapping[str, list[Line]]
-"""The frames of each junction, by the stage that gave them, with an `End` behind them."""
+"""The frames of each junction, by the stage that emitted them, followed by an `End`."""
 
 WIDTH = 200
 """Characters of a line that are shown around a difference."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Say where two recordings part; ends with status 1 if they do."""
+    """Print the first difference between two recordings.  Exit with status 1 if there is one."""
     chosen = _parser().parse_args(arguments)
     one, other = recorded(chosen.one), _other(chosen)
     stages = _common(one, other)
@@ -66,7 +66,7 @@ def _other(chosen: argparse.Namespace) -> Lines:
 
 
 def _common(one: Lines, other: Lines) -> list[str]:
-    """The junctions that can be compared, in the order of the pipeline."""
+    """Return the stages whose output is on both sides, in pipeline order.  Raise `NoReplay` if there are none."""
     stages = [stage for stage in FILES if stage in one and stage in other]
     if not stages:
         raise NoReplay(f"there are {_names(one)} on one side, and {_names(other)} on the other: nothing to compare")
@@ -78,7 +78,7 @@ def _names(lines: Lines) -> str:
 
 
 def recorded(path: Path) -> Lines:
-    """What is recorded at ``path``; raises `UnreadableRecording`."""
+    """Read the recording at ``path``, a folder or one file.  Raise `UnreadableRecording` if it is broken."""
     lines: dict[str, list[Line]] = {}
     for stage, file in recorded_files(path).items():
         recording = read_recording(file, FILES[stage][1])
@@ -88,7 +88,7 @@ def recorded(path: Path) -> Lines:
 
 
 def replayed(replay: Rerun) -> Lines:
-    """What stages gave in a replay, each as a recording of it would be."""
+    """Return the output of each stage of a replay, with the line numbers that a recording of it would have."""
     abandoned = isinstance(replay.trace.error, Abandoned)
     lines = {
         each.stage: _recorded(each.frames, each.raised, abandoned=abandoned) for each in replay.trace.junctions[1:]
@@ -103,7 +103,7 @@ def _recorded(frames: Sequence[Any], raised: Exception | None, *, abandoned: boo
 
 
 def _context(one: Sequence[Line], other: Sequence[Line], found: Parting, size: int) -> Iterator[str]:
-    """The lines around the place: those ahead of it, and those on both sides of it."""
+    """Yield ``size`` lines before the difference, and as many from it on for each side."""
     if not size:
         return
     for mark, lines, start, stop in (

@@ -1,4 +1,4 @@
-"""Inspect: a recording as a page, which shows who caused whom."""
+"""Inspect: show a recording as an HTML page, with the tokens that caused each item and event."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from penstock.pipeline.plugins import load
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Write the page of a recording, or open it."""
+    """Write the page of a recording, and open it if requested."""
     parser = argparse.ArgumentParser(prog="penstock inspect", description=__doc__)
     parser.add_argument("recording", type=Path, help="a folder with one file per junction, or with fewer")
     parser.add_argument("page", type=Path, nargs="?", help="where to write it: NAME.html here, or nowhere with --open")
@@ -44,6 +44,6 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _default(name: str, *, is_opened: bool) -> Path:
-    """Where a page goes of which nobody said where: somewhere out of the way, if it is only to be looked at."""
+    """Return the default path of a page: the working directory, or a temporary folder if it is only opened."""
     folder = Path(tempfile.mkdtemp(prefix="penstock-")) if is_opened else Path()
     return folder / f"{name}.html"

@@ -1,4 +1,4 @@
-"""Models that were recorded, for replays: neither an engine nor a store is behind them, and no weights are loaded."""
+"""The models of recordings, for replays: without a running engine, without a store, and without loading weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from penstock.stages.services.store.store import Store
 
 
 def model_of(header: Header, tokens: Path | None = None) -> RecordedModel:
-    """The model of a recording; of one with a chat template, what vLLM can find of it here."""
+    """Return the model of a recording, whose engine replays the file ``tokens``.
+
+    A model with a chat template needs vLLM and the files of the model.  Without them, the result has no ``spelling``.
+    """
     live = LiveResponses(Store(Nowhere()))
     engine = ReplayEngine(tokens or Path())
     harmony = harmony_responses((header.model,), engine, encoding_on_demand(), live)

@@ -1,4 +1,4 @@
-"""Replay: recorded frames through the rest of the flow, without a GPU."""
+"""Replay: run recorded frames through the remaining stages, without a GPU."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Shown = TypeVar("Shown")
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Replay recordings, and show what comes of them; ends with status 1 if a stage raised."""
+    """Replay recordings and show the result.  Exit with status 1 if a stage raised an error."""
     parser = _parser()
     chosen = parser.parse_args(arguments)
     bugs = _Bugs()
-    logging.getLogger("penstock.stages").addHandler(bugs)  # what else they log is in what is shown
+    logging.getLogger("penstock.stages").addHandler(bugs)  # other messages only repeat the output
     try:
         install = load(chosen.plugins)
         faults = [_replay(path, chosen, install, bugs) for path in chosen.paths]
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # whoever read it has seen enough
+    except BrokenPipeError:  # the reader of the output is gone; the flush at exit must not fail
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
     if any(faults):
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _speed(text: str) -> float | None:
-    """How many times as fast as it was; None is at once."""
+    """Parse a factor of the recorded speed; None means without waiting."""
     if text == "max":
         return None
     try:
@@ -73,7 +73,7 @@ def _speed(text: str) -> float | None:
 
 
 class _Bugs(logging.Handler):
-    """What stages raised and made an event of themselves: as `emit` does where one ahead of it has lost a frame."""
+    """Collects errors that a stage logs and turns into an event, as `emit` does if a stage before it loses a frame."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -85,7 +85,7 @@ class _Bugs(logging.Handler):
 
 
 def _replay(path: Path, chosen: argparse.Namespace, install: Install, bugs: _Bugs) -> bool:
-    """Show one recording; tells whether a stage raised."""
+    """Replay and show one recording.  Return True if a stage raised an error."""
     bugs.met.clear()
     story = asyncio.run(tell(path, chosen.since, chosen.upto, install))
     for note in filter(None, (story.note, story.left_out)):
@@ -95,7 +95,7 @@ def _replay(path: Path, chosen: argparse.Namespace, install: Install, bugs: _Bug
             sys.stdout.buffer.write(written)
             sys.stdout.buffer.flush()
     else:
-        from penstock.api.cli.timeline.timeline import show  # noqa: PLC0415 - rich is not imported where nobody looks at it
+        from penstock.api.cli.timeline.timeline import show  # noqa: PLC0415 - import rich only if it is used
 
         show(paced, story, chosen.speed, full=chosen.full)
     if story.fault or (bugs.met and not story.end.failure):
@@ -108,7 +108,7 @@ def _replay(path: Path, chosen: argparse.Namespace, install: Install, bugs: _Bug
 
 
 def paced(timed: Iterable[tuple[float | None, Shown]], speed: float | None) -> Iterator[Shown]:
-    """Each in its time, counted from the first one, ``speed`` times as fast; None is at once."""
+    """Yield each item at its time, relative to the first one, ``speed`` times as fast; None means without waiting."""
     began: tuple[float, float] | None = None
     for at, shown in timed:
         if speed is not None and at is not None:
@@ -118,7 +118,7 @@ def paced(timed: Iterable[tuple[float | None, Shown]], speed: float | None) -> I
 
 
 def json_lines(story: Story) -> Iterator[tuple[float | None, bytes]]:
-    """The last junction, as a recording of it."""
+    """Yield the output of the last stage as the lines of a recording, with their times."""
     crossings = story.junctions[-1].crossings
     yield None, line(story.header)
     for crossing in crossings:
@@ -128,7 +128,10 @@ def json_lines(story: Story) -> Iterator[tuple[float | None, bytes]]:
 
 
 def sse(story: Story) -> Iterator[tuple[float | None, bytes]]:
-    """The events, and unless it broke off the end of the stream."""
+    """Yield the events in SSE format, with ``[DONE]`` at the end unless the replay failed.
+
+    Raise `NoReplay` if the last stage does not emit events.
+    """
     crossings = story.junctions[-1].crossings
     are_others = bool(crossings) or story.error is None
     if are_others and not any(isinstance(crossing.frame, Event) for crossing in crossings):

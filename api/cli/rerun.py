@@ -1,4 +1,4 @@
-"""Recorded frames, run through the rest of their pipeline: which file is read, what runs, and what came of it."""
+"""Rerun recorded frames through the rest of their pipeline: choose the file and the stages, and trace the result."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ from penstock.pipeline.recordings.model import RecordedModel
 from penstock.pipeline.trace import Trace, traced
 
 ASKING = ("converse", "render", "generate")
-"""The stages from which on a model is asked: it says again what it said."""
+"""The stages from which a replay includes the engine, which replays the recorded tokens."""
 ONE_TURN = ("render", "generate", "parse")
-"""The stages from which on one turn is made, and no tool is run."""
+"""The stages from which a replay covers a single turn and runs no tools."""
 
 
 class NoReplay(CannotRun):
-    """A recording cannot be replayed in the way that was asked for."""
+    """A recording cannot be replayed or compared as requested."""
 
 
 @dataclass(frozen=True)
 class Rerun:
-    """What came of a recording: ``trace`` begins with the recorded frames, which are those behind ``source``.
+    """The result of a replay.
 
-    ``turns`` has what passed inside of ``converse``, if that ran.
-    ``note`` says why it was not parsed again, and ``left_out`` which stages of plug-ins did not run.
+    ``trace`` begins with the recorded frames, the output of the stage ``source``.  ``turns`` has the output of each
+    stage inside ``converse``, if that ran.  ``note`` is the reason why the tokens were not parsed again, and
+    ``left_out`` names the stages of plug-ins that did not run; both may be empty.
     """
 
     path: Path
@@ -55,14 +56,15 @@ class Rerun:
 
 
 def unedited(pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-    """The pipeline as it is."""
+    """Return the pipeline unchanged: the default for ``install``."""
     return pipeline
 
 
 async def rerun(path: Path, since: str | None = None, upto: str | None = None, install: Install = unedited) -> Rerun:
-    """Run what is recorded at ``path``, a folder or one file, from the stage ``since`` to the stage ``upto``.
+    """Replay the recording at ``path``, a folder or one file, from the stage ``since`` to the stage ``upto``.
 
-    Raises `UnreadableRecording` and `NoReplay`, and whatever ``install`` does.
+    By default, begin with the first stage that needs neither a model nor tools.  ``install`` adds the stages of
+    plug-ins.  Raise `UnreadableRecording`, `NoReplay`, and any error of ``install``.
     """
     files = recorded_files(path)
     header = read_header(next(iter(files.values())))
@@ -90,14 +92,17 @@ class _Tap:
 
 
 def _tapped(pipeline: Pipeline[Any, Any], turns: dict[str, list[Any]]) -> Pipeline[Any, Any]:
-    """The pipeline, telling ``turns`` what passes behind the stages within ``converse``."""
+    """Return the pipeline with taps that add the output of each stage inside ``converse`` to ``turns``."""
     for stage in ("render", "generate", "parse"):
         pipeline = pipeline.after(stage, f"tap {stage}", _Tap(turns.setdefault(stage, [])))
     return pipeline
 
 
 def recorded_files(path: Path) -> dict[str, Path]:
-    """The files of a recording, by the stages that gave their frames; never empty."""
+    """Return the files of a recording by the stages whose output they contain; never empty.
+
+    Raise `UnreadableRecording` if there are none at ``path``, a folder or one file.
+    """
     stages = {name: stage for stage, (name, _) in FILES.items()}
     try:
         places = [path] if path.is_file() else [path / name for name, _ in FILES.values()]
@@ -113,7 +118,10 @@ def recorded_files(path: Path) -> dict[str, Path]:
 
 
 def _best(path: Path, files: dict[str, Path], model: RecordedModel) -> tuple[str, str]:
-    """The first stage that can go on without a model and without tools, and why it is not the parser."""
+    """Return the first stage to replay without a model and tools, and the reason if it is not the parser.
+
+    Raise `NoReplay` if there is no such stage.
+    """
     if "generate" in files and "converse" not in files and model.spelling:
         return "parse", ""
     stage = next((stage for stage in ("emit", "persist", "parse") if _has_source(files, stage)), "")
@@ -131,7 +139,7 @@ def _why_not_parsed(model: RecordedModel) -> str:
 
 
 def _checked(path: Path, files: dict[str, Path], since: str) -> str:
-    """The stage, if a replay can begin with it."""
+    """Return the stage ``since``.  Raise `NoReplay` if a replay cannot begin with it."""
     if since not in SOURCES:
         raise NoReplay(f"a replay begins with one of {', '.join(SOURCES)}, and not with {since}")
     if not _has_source(files, since):
@@ -145,9 +153,10 @@ def _checked(path: Path, files: dict[str, Path], since: str) -> str:
 
 
 def part(pipeline: Pipeline[Any, Any], source: str, since: str, upto: str | None = None) -> Pipeline[Any, Any]:
-    """The pipeline from the stage ``since`` to the stage ``upto``; raises `NoReplay`.
+    """Return the pipeline from the stage ``since`` to the stage ``upto``.  Raise `NoReplay` if one is missing.
 
-    Frames are recorded right behind the stage ``source``, so that it begins with what plug-ins put in between.
+    Frames are recorded directly after the stage ``source``, so the result begins with any stages that plug-ins have
+    inserted between ``source`` and ``since``.
     """
     try:
         behind = pipeline.behind(source)
@@ -158,14 +167,14 @@ def part(pipeline: Pipeline[Any, Any], source: str, since: str, upto: str | None
 
 
 def _left_out(declared: Pipeline[Any, Any], edited: Pipeline[Any, Any], replayed: Pipeline[Any, Any], file: str) -> str:
-    """Which stages that plug-ins changed or added are ahead of those that are replayed; empty if none is."""
+    """Name the changed or added stages of plug-ins that come before the replayed ones; empty if there are none."""
     known = {id(step.stage) for pipeline in (declared, replayed) for step in _single(pipeline)}
     names = [step.name for step in _single(edited) if id(step.stage) not in known]
     return f"{', '.join(names)} did not run: {file} was recorded behind it" if names else ""
 
 
 def _single(pipeline: Pipeline[Any, Any]) -> Iterator[Step]:
-    """The steps that no other ones are in."""
+    """Yield the steps that contain no other steps, including those inside composite stages."""
     for step in pipeline.steps:
         if step.inner:
             yield from _single(step.inner)

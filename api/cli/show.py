@@ -1,4 +1,4 @@
-"""Show: the flow of a pipeline, drawn from its code."""
+"""Show: draw the flow of a pipeline, from its code."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _named(path: str) -> Any:
-    """The object that ``module:name`` names."""
+    """Import the object at ``module:name``."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)

@@ -1,9 +1,9 @@
 """Shrink: cut a failing recording down to the smallest one that still fails.
 
-Without --fails, a recording fails when a stage raises on it or its events break a rule of the wire.  With it, COMMAND
-is run by the shell, here, with the folder of a candidate in the place of {}, or else behind it: it exits with 0
-where the recording is fine, and otherwise where it fails.  125 says that the recording cannot be judged, and counts as
-fine; so does a command that takes too long.
+Without --fails, a recording fails if a stage raises an error on it or its events break a rule of the protocol.  With
+--fails, the shell runs COMMAND in the working directory for each candidate, with the candidate's folder in place of {},
+or as the last argument if there is no {}.  Exit status 0 means that the recording is fine, any other status that it
+fails.  125 means that COMMAND cannot judge the recording, which counts as fine; so do 126, 127 and a timeout.
 """
 
 from __future__ import annotations
@@ -42,10 +42,13 @@ from penstock.pipeline.recordings.reducer import shrink
 from penstock.pipeline.trace import Trace, traced
 
 Fails: TypeAlias = Callable[[Path], bool]
-"""Whether the recording in a folder fails."""
+"""Returns True if the recording in a folder fails."""
 
 CANNOT_SAY = (125, 126, 127)
-"""What a command exits with that cannot judge a recording, as with ``git bisect run``, or that cannot even be run."""
+"""Exit statuses that count as no failure: 125 skips a recording, as for ``git bisect run``.
+
+The shell exits with 126 or 127 if it cannot run the command.
+"""
 
 INTERRUPTED = 130
 
@@ -91,27 +94,30 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def stages(model: RecordedModel, names: Sequence[str]) -> Stages:
-    """The stages of a model, with plug-ins."""
+    """Return a test that runs the stages of a model, with plug-ins.  Raise `CannotRun` without the vocabulary."""
     if not model.spelling:
         raise CannotRun(f"only a model of its kind can read these tokens, and {model.missing}: give --fails COMMAND")
     return Stages(plugins.load(names)(model.pipeline))
 
 
-# What fails
+# Tests for failure
 
 
 @dataclass
 class Command:
-    """Whether a shell command fails on a recording."""
+    """Tests a recording by a shell command.
+
+    The recording fails if the command exits with a failure within ``seconds`` and its output contains ``saying``.
+    """
 
     text: str
     seconds: float
     saying: str = ""
     ended: str = ""
-    """How it ended last."""
+    """The latest outcome, in words."""
 
     def __call__(self, folder: Path) -> bool:
-        """Run it; whatever it started ends with it."""
+        """Run the command, then kill its process group.  Return True if it fails."""
         path = shlex.quote(str(folder))
         line = self.text.replace("{}", path) if "{}" in self.text else f"{self.text} {path}"
         with subprocess.Popen(  # noqa: S602 - the command is the user's own
@@ -134,23 +140,23 @@ class Command:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):  # of its group nobody is left
+    with suppress(ProcessLookupError):  # the whole process group has already exited
         os.killpg(process.pid, signal.SIGKILL)
 
 
 @dataclass
 class Stages:
-    """Whether the stages behind the tokens have the fault on a recording that they had on the first one.
+    """Tests whether the stages after ``generate`` show the same fault on a recording as on the first failing one.
 
-    Otherwise what is cut might end in another fault than the one that was looked for.
+    If any fault counted, shrinking might end with a different fault than it began with.
     """
 
     pipeline: Pipeline[Any, Any]
     fault: str = ""
-    """A stage raises, or the events break a rule; empty as long as none was met."""
+    """The first fault found: the stage and its error, or the broken rule; empty before that."""
 
     def __call__(self, folder: Path) -> bool:
-        """Run them."""
+        """Run the stages on the recording in ``folder``.  Return True if they show the fault."""
         recording = read_recording(folder / TOKENS, FILES["generate"][1])
         with _unlogged():
             found = asyncio.run(self._fault(recording))
@@ -158,14 +164,17 @@ class Stages:
         return bool(found) and found == self.fault
 
     async def _fault(self, recording: Recording) -> str:
-        """What goes wrong; `emit` would only tell that something did, so what is ahead of it comes first."""
+        """Return the fault of the stages on a recording; empty if there is none.
+
+        The stages before `emit` run alone first, because `emit` turns their errors into an event without details.
+        """
         steps = self.pipeline.behind("generate").steps
         ahead = Pipeline[Any, Any](steps[: [step.name for step in steps].index("emit")])
         whole = Pipeline[Any, Any](steps).then("check", check)
         for pipeline in (ahead, whole):
             trace = await traced(pipeline, replay_recording(recording), "generate")
             if recording.end.failure and pipeline is ahead and trace.error:
-                return ""  # the engine's own
+                return ""  # the engine failed, not a stage
             if trace.error:
                 said = f": {trace.error}" if isinstance(trace.error, InvariantBroken) else ""
                 return f"{name_stage(trace.error)} raised {type(trace.error).__name__}{said}"
@@ -174,7 +183,7 @@ class Stages:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Log nothing: what fails is tried again and again."""
+    """Disable logging, since every candidate would log the same failure."""
     before = logging.root.manager.disable
     logging.disable()
     try:
@@ -191,12 +200,12 @@ def _has_failed(trace: Trace) -> bool:
 
 
 class TooManyTries(Exception):
-    """There is an end to it."""
+    """The maximum number of tries is reached."""
 
 
 @dataclass
 class Trial:
-    """Tries candidates, each once, and keeps the latest that failed, which is the smallest."""
+    """Tries each candidate once, and keeps the latest that failed, which is the smallest."""
 
     fails: Fails
     most: int
@@ -205,7 +214,7 @@ class Trial:
     _known: dict[bytes, bool] = field(default_factory=dict)
 
     def __call__(self, case: Case) -> bool:
-        """Whether the case fails; raises `TooManyTries`."""
+        """Return True if the case fails.  Raise `TooManyTries` if ``most`` cases have been tried."""
         files = case.files()
         digest = sha256(b"".join(files.values())).digest()
         if digest not in self._known:
@@ -225,8 +234,8 @@ STOPPED = ", stopped"
 
 
 def smallest(trial: Trial, model: RecordedModel) -> str:
-    """Try smaller and smaller cases, and say why this ended early, if it did."""
-    at_the_end = signal.signal(signal.SIGTERM, signal.default_int_handler)  # as `timeout` ends what runs in CI
+    """Try smaller and smaller cases.  Return the reason if this ended early, for the summary, or an empty string."""
+    at_the_end = signal.signal(signal.SIGTERM, signal.default_int_handler)  # sent by `timeout` in CI
     asking = shrink(trial.best, model.is_mark, letter_of(model))
     try:
         candidate = next(asking)
@@ -249,7 +258,7 @@ LETTER = b"a"
 
 
 def letter_of(model: RecordedModel) -> int | None:
-    """The token of one letter, which may stand for any other; None where the vocabulary is not at hand."""
+    """Return the token id of the letter a, to replace other tokens; None if the vocabulary is not available."""
     if not model.spelling:
         return None
     for token in range(100_000):
@@ -265,7 +274,11 @@ def letter_of(model: RecordedModel) -> int | None:
 
 
 def write(trial: Trial, original: Case, out: Path, folder: Path) -> None:
-    """A recording with all that a fixture has; what is derived is made anew where the stages can."""
+    """Write the smallest case to ``out``, with all files of a fixture.
+
+    The prompt, the parsed frames, the events and the response are derived anew if the case has a single turn and the
+    stages can process it.
+    """
     out.mkdir(parents=True, exist_ok=True)
     case, model = trial.best, model_of(original.header, out / TOKENS)
     _write_files(case, out)
@@ -286,7 +299,10 @@ def _write_files(case: Case, out: Path) -> None:
 
 
 def _derive_prompt(trial: Trial, conversation: Conversation, out: Path, model: RecordedModel) -> None:
-    """The prompt, and what begins the tokens, as it tells of the prompt; if that does not change everything."""
+    """Render and write the prompt, and try the case with the `GenerationStarted` frame that belongs to this prompt.
+
+    If the case no longer fails with it, the old frame is kept.
+    """
     asking = model.pipeline.inner("converse").upto("generate")
     trace = asyncio.run(traced(asking, replay([conversation]), "normalize"))
     if trace.error or not trace.behind("generate").frames:
@@ -299,7 +315,7 @@ def _derive_prompt(trial: Trial, conversation: Conversation, out: Path, model: R
 
 
 def _derive(case: Case, out: Path, model: RecordedModel) -> None:
-    """What the stages behind the tokens make of them, unless they fail; the failure is what the case is about."""
+    """Write the output of the stages after the tokens.  Write nothing if they fail: the case is about that failure."""
     recording = read_recording(out / TOKENS, FILES["generate"][1])
     trace = asyncio.run(traced(model.pipeline.since("parse"), replay_recording(recording), "generate"))
     if trace.error or _has_failed(trace):

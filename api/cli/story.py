@@ -1,4 +1,4 @@
-"""A recording, laid out as a whole: the prompts, each token in its place, and all junctions with causes and times."""
+"""Stories: a replayed recording with its prompts, the place of each token, and all junctions with causes and times."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ from penstock.pipeline.recordings.token_places import OPENINGS, Token, placed
 from penstock.pipeline.trace import Caused, Crossed, traced
 
 SERVED = (McpListToolsOpened, ShellOutputOpened)
-"""What opens an item that no model writes."""
+"""The frames that open an item which the server writes, not the model."""
 
 NEAR = 100
-"""Frames among which the same one is looked for: of an item that was rewritten none may be there."""
+"""The number of frames to search for an equal one; a rewritten item may have none."""
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """A frame; the index of the one that caused it, in the junction ahead; and the second at which it came, if known.
+    """A frame, the index of its cause in the previous junction, and its time in seconds, if known.
 
-    Where a replay gives as many frames as were recorded the times are the recorded ones, elsewhere those of the causes.
+    The times of a junction are the recorded ones if the replay yields as many frames as were recorded.  Otherwise each
+    frame has the time of its cause.
     """
 
     frame: Any
@@ -50,14 +51,14 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Speed:
-    """The second at which the first token came, and how many a second came behind its chunk, if any did."""
+    """The time of the first token in seconds, and the tokens per second after its chunk, if there are any."""
 
     first: float
     rate: float | None
 
 
 def speed_of(crossings: Iterable[Crossing]) -> Speed | None:
-    """How fast the tokens among these came; None where nobody took the time."""
+    """Return the speed of the tokens among these frames; None if no times were recorded."""
     chunks = [
         (each.at, len(each.frame.token_ids))
         for each in crossings
@@ -72,7 +73,7 @@ def speed_of(crossings: Iterable[Crossing]) -> Speed | None:
 
 @dataclass(frozen=True)
 class Junction:
-    """What crossed the junction behind ``stage``, in order."""
+    """The output of ``stage``, in order."""
 
     stage: str
     crossings: tuple[Crossing, ...]
@@ -80,14 +81,16 @@ class Junction:
 
 @dataclass(frozen=True)
 class Story:
-    """A recording, and what a replay made of it.
+    """A recording and its replay.
 
-    ``source`` is the stage whose recorded frames were replayed, and ``end`` how they ended.  ``error`` is what the
-    replay ended with, and ``fault`` the stage that raised, with what it raised.  ``junctions`` are in the order of the
-    pipeline, and begin where something is known; each frame's cause is in the one before its own.  ``prompts`` are
-    written out, and ``tokens`` are in their places, where somebody knows how tokens are spelled; otherwise both are
-    empty, and ``note`` says why.  The parser read the tokens behind the stage ``read``.  ``left_out`` says which stages
-    of plug-ins did not run, and ``differs`` from where on the events are not those that were recorded.
+    ``source`` is the stage whose recorded frames were replayed, and ``end`` the recorded end of its output.  ``error``
+    is the error that ended the replay, and ``fault`` the stage that raised, with its error.  ``junctions`` are in
+    pipeline order, from the first one known; the cause of a frame is in the previous junction.
+
+    ``prompts`` has decoded texts, and ``tokens`` the place of each token.  Without the vocabulary the texts and
+    ``tokens`` are empty, and ``note`` gives the reason.  ``read`` is the stage whose output the parser read.
+    ``left_out`` names the stages of plug-ins that did not run.  ``differs`` describes the first event that differs from
+    the recorded one.
     """
 
     path: Path
@@ -107,12 +110,12 @@ class Story:
     differs: str = ""
 
     def behind(self, stage: str) -> tuple[Crossing, ...]:
-        """What crossed the junction behind ``stage``; nothing if nothing is known of it."""
+        """Return the output of ``stage``; empty if it is not known."""
         return next((junction.crossings for junction in self.junctions if junction.stage == stage), ())
 
 
 async def tell(path: Path, since: str | None = None, upto: str | None = None, install: Install = unedited) -> Story:
-    """Replay what is recorded at ``path``, and lay it out; raises what `rerun` does."""
+    """Replay the recording at ``path`` and return its story.  Raise the same errors as `rerun`."""
     replayed = await rerun(path, since, upto, install)
     crossed = await _with_turns(replayed)
     known = {each.stage: each.frames for each in crossed}
@@ -141,7 +144,7 @@ async def tell(path: Path, since: str | None = None, upto: str | None = None, in
 
 
 def _read(crossed: Sequence[Crossed]) -> str:
-    """Behind which stage the parser read its tokens, or would have, if the replay went on."""
+    """Return the stage whose output the parser read, or would have read if the replay had gone on."""
     stages = [each.stage for each in crossed]
     if "generate" in stages and "parse" not in stages:
         return stages[-1]
@@ -149,7 +152,7 @@ def _read(crossed: Sequence[Crossed]) -> str:
 
 
 async def _with_turns(replayed: Rerun) -> list[Crossed]:
-    """The junctions of a replay, and ahead of those that it began with what is known of the turns."""
+    """Return the junctions of a replay, with those of the turns, if known, before the parsed or conversed frames."""
     crossed = replayed.trace.junctions
     at = next((at for at, each in enumerate(crossed) if each.stage in ("parse", "converse")), None)
     if at is None or any(each.stage == "generate" for each in crossed):
@@ -165,16 +168,16 @@ async def _with_turns(replayed: Rerun) -> list[Crossed]:
 
 
 def _linked(crossed: Crossed, parsed: Crossed, *, via_cause: bool = False) -> Crossed:
-    """The same frames, caused by those that the parser gave, or with ``via_cause`` by what caused these."""
+    """Return the same frames with the parser's frames as causes, or with ``via_cause`` the causes of those."""
     places = aligned(parsed.frames, crossed.frames)
     causes = [parsed.caused[place].cause if via_cause and place is not None else place for place in places]
     return Crossed(crossed.stage, [Caused(frame, cause) for frame, cause in zip(crossed.frames, causes, strict=True)])
 
 
 def aligned(ahead: Sequence[Any], behind: Sequence[Any]) -> list[int | None]:
-    """For each frame ``behind`` the index of the one ``ahead`` that it is, or of the last one that was met before it.
+    """Return, for each frame of ``behind``, the index of the same frame in ``ahead``, or of the last match before it.
 
-    Turns and items follow each other in the same order, so that what was changed in one does not matter for the next.
+    Turns and items have the same order in both and are matched first, so a change in one does not affect the next.
     """
     places: list[int | None] = []
     last, is_served = -1, False
@@ -188,7 +191,7 @@ def aligned(ahead: Sequence[Any], behind: Sequence[Any]) -> list[int | None]:
 
 
 def _next(ahead: Sequence[Any], since: int, sought: Any, otherwise: int) -> int:
-    """The next index of a frame, or of a border of its kind, within what it is a part of."""
+    """Return the next index of an equal frame, or of a border of the same rank, before any border of a higher rank."""
     rank = _rank(sought)
     for at in range(since, len(ahead) if rank else min(len(ahead), since + NEAR)):
         if _rank(ahead[at]) == rank and (rank or ahead[at] == sought):
@@ -199,7 +202,7 @@ def _next(ahead: Sequence[Any], since: int, sought: Any, otherwise: int) -> int:
 
 
 def _rank(frame: Any) -> int:
-    """How much ends where a frame comes: nothing, an item, the ones before it, a turn, or the one before it."""
+    """Return the rank of a frame as a border between items and turns; 0 if it is none."""
     match frame:
         case ItemClosed():
             return 1
@@ -225,7 +228,7 @@ def _timed(crossed: Sequence[Crossed], recorded: Mapping[str, Sequence[float | N
 
 
 def _times(replayed: Rerun) -> dict[str, tuple[float | None, ...]]:
-    """When the recorded frames of each junction came."""
+    """Return the times of the recorded frames of each junction."""
     read = {stage: read_recording(path, FILES[stage][1]) for stage, path in replayed.files.items()}
     return {stage: tuple(timed.at for timed in recording.timed) for stage, recording in read.items()}
 
@@ -236,7 +239,7 @@ def _recorded(replayed: Rerun, stage: str) -> tuple[Any, ...]:
 
 
 def _differing(replayed: Rerun) -> str:
-    """From which event on they are not those that were recorded; empty if they are, or none was recorded or given."""
+    """Describe the first event that differs from the recorded one; empty if all are equal or either side has none."""
     recorded, now = (
         [frame for frame in frames if isinstance(frame, Event)]
         for frames in (_recorded(replayed, "emit"), replayed.trace.junctions[-1].frames)

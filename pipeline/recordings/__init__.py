@@ -1,1 +1,1 @@
-"""Recorded frames: their files, and what is made of them."""
+"""Recorded frames: the file format, the recorder, and tools that compare and shrink recordings."""

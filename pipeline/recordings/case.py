@@ -1,6 +1,6 @@
-"""Cases: a recorded token stream with the request that it answers, as something to cut smaller.
+"""Cases for shrinking: a recorded token stream and the request that it answers.
 
-What is derived from the two, the prompt among it, is no part of a case.
+Data derived from these two, such as the prompt, is not part of a case.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CONVERSATION, _ = FILES["normalize"]
 
 @dataclass(frozen=True)
 class Token:
-    """A token; ``begins`` says that a chunk begins with it."""
+    """A token; ``begins`` is True if it is the first of its chunk."""
 
     id: int
     begins: bool
@@ -39,14 +39,14 @@ class Token:
 
 @dataclass(frozen=True)
 class Turn:
-    """A turn of the model; ``finished`` is None where it broke off."""
+    """A turn of the model; ``finished`` is None if the turn broke off."""
 
     started: GenerationStarted
     tokens: tuple[Token, ...]
     finished: GenerationFinished | None
 
     def frames(self) -> list[TokenFrame]:
-        """What an engine gave."""
+        """Return the frames of the turn as an engine emits them."""
         chunks: list[list[Token]] = []
         for token in self.tokens:
             if token.begins or not chunks:
@@ -58,7 +58,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Case:
-    """A recording, as far as it can be cut; ``conversation`` is None where that was not recorded."""
+    """The parts of a recording that can be cut; ``conversation`` is None if it was not recorded."""
 
     header: Header
     turns: tuple[Turn, ...]
@@ -68,11 +68,11 @@ class Case:
 
     @property
     def size(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens in all turns."""
         return sum(len(turn.tokens) for turn in self.turns)
 
     def files(self) -> dict[str, bytes]:
-        """The files of the recording that it is, by their names."""
+        """Return the contents of the recording's files, by file name."""
         frames = [frame for turn in self.turns for frame in turn.frames()]
         files = {TOKENS: self._recorded(frames, End(len(frames), self.failure, self.abandoned))}
         if self.conversation:
@@ -89,7 +89,7 @@ def _logprobs(chunk: list[Token]) -> tuple[TokenLogprob, ...]:
 
 
 def read_case(folder: Path) -> Case:
-    """The case in a recording's folder; raises `UnreadableRecording`."""
+    """Read the case in a recording's folder.  Raise `UnreadableRecording` if a file is missing or broken."""
     recording = read_recording(folder / TOKENS, TokenFrame)
     turns: list[Turn] = []
     for timed in recording.timed:
@@ -124,7 +124,7 @@ def _conversation(path: Path) -> Conversation | None:
 
 
 def request_of(conversation: Conversation) -> dict[str, Any]:
-    """The body of a request that asks the same, and continues nothing."""
+    """Return the body of an equivalent request, with the history as part of its input."""
     response = conversation.response
     told = _wire(response)
     items = [_given(_wire(item)) for item in (*conversation.history, *conversation.input)]
@@ -159,11 +159,11 @@ _SILENT: Mapping[str, Any] = {
     "truncation": "disabled",
     "metadata": {},
 }
-"""The fields of a response that repeat what its request said, and what they are where it said nothing."""
+"""The fields of a response that echo its request, with their values when the request omits them."""
 
 
 def _given(item: dict[str, Any]) -> dict[str, Any]:
-    """An item as a client sends it; those of one message of text are short."""
+    """Return an item as a client sends it: a message with a single text part has that text as its content."""
     kept = {key: value for key, value in item.items() if key not in ("id", "status") and value is not None}
     match kept.get("content"):
         case [{"type": "input_text", "text": str(text)}]:

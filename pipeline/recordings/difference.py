@@ -1,7 +1,7 @@
-"""Where two recordings part: the first frame of a junction that is another one, and the place in it.
+"""The first difference between two recordings of a junction: the frame, and the place within it.
 
-Runs of one request draw other ids, take other times, and get their tokens in other chunks: none of that is a
-difference.  An id is known by where it came first; what comes in pieces is compared as one text.
+Two runs of one request get different ids, times and token chunks; these do not count as differences.  Ids are compared
+by their order of first appearance, and consecutive deltas as one text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.pipeline.recordings.format import End
 from penstock.pipeline.secret import unwritten
 
 ID = re.compile(r"\b([a-z]+_)([0-9a-f]{32})")
-"""What is drawn for a response, an item of its input or a conversation, and is part of the ids that derive from it."""
+"""A random id of a response, an input item or a conversation; other ids derived from it contain its digits."""
 
 PASSING = frozenset(
     {
@@ -34,15 +34,18 @@ PASSING = frozenset(
         "owner",
     }
 )
-"""Fields in which two runs of one request differ though both are right."""
+"""Fields that differ between two correct runs of one request."""
 
 SHOWN = 60
-"""Characters that are shown of each value."""
+"""Characters of each value that are shown."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A frame, or the `End`, and the line that it stands in, or would stand in."""
+    """A frame or the `End` of a recording, with its line number in the file.
+
+    Frames of a replay have the number that they would have in a file.
+    """
 
     frame: Any
     number: int
@@ -50,9 +53,9 @@ class Line:
 
 @dataclass
 class Unit:
-    """What is compared as one: a frame, a token, or pieces of text that follow each other.
+    """The unit of comparison: a frame, a token, or consecutive deltas of one text.
 
-    ``value`` are its fields.  ``pieces`` tell at which characters of its text which line begins.
+    ``value`` has the fields of the frame.  ``pieces`` has a pair for each delta: its offset in the text, and its line.
     """
 
     name: str
@@ -63,7 +66,7 @@ class Unit:
 
 @dataclass(frozen=True)
 class Parting:
-    """The lines where two junctions part, the place within the frames, and what is there."""
+    """The first difference: a line in each recording, and a description of the place and the two values."""
 
     line: int
     other_line: int
@@ -71,7 +74,10 @@ class Parting:
 
 
 def parting(one: Sequence[Line], other: Sequence[Line], *, exact: bool) -> Parting | None:
-    """Where two recordings of a junction part; None if they do not."""
+    """Return the first difference between two recordings of a junction, or None if there is none.
+
+    With ``exact``, ids, times and chunk borders count as well.
+    """
     joined = not exact and not is_chunked_alike(one, other)
     mine, others = (list(_units(lines, exact=exact, joined=joined)) for lines in (one, other))
     for left, right in zip(mine, others, strict=False):  # both end with an `End`
@@ -83,7 +89,7 @@ def parting(one: Sequence[Line], other: Sequence[Line], *, exact: bool) -> Parti
 
 
 def is_chunked_alike(one: Sequence[Line], other: Sequence[Line]) -> bool:
-    """Whether two recordings that are the same came in the same pieces."""
+    """True if the chunks and deltas of both recordings have the same sizes, in order."""
     sizes = [[_size(line.frame) for line in lines if _is_piece(line.frame)] for lines in (one, other)]
     return sizes[0] == sizes[1]
 
@@ -101,11 +107,15 @@ def _piece(frame: Any) -> str:
     return text
 
 
-# What is compared
+# Units of comparison
 
 
 def _units(lines: Iterable[Line], *, exact: bool, joined: bool) -> Iterator[Unit]:
-    """The units of a junction: frames as they are, or without what passes, or also with their pieces joined."""
+    """Yield the units of a junction.
+
+    With ``exact``, each frame is a unit as it is.  Otherwise the `PASSING` fields are dropped and ids are replaced.
+    With ``joined``, consecutive deltas are also joined, and chunks are split into tokens.
+    """
     if exact:
         yield from (Unit(_name(line.frame), _fields(line.frame), line.number) for line in lines)
         return
@@ -115,7 +125,7 @@ def _units(lines: Iterable[Line], *, exact: bool, joined: bool) -> Iterator[Unit
 
 
 class _Units:
-    """The machine: frames in, units out; an `End` ends it."""
+    """Turns frames into units.  The last frame fed must be the `End`, which closes an open text."""
 
     def __init__(self, *, joined: bool) -> None:
         self._joined = joined
@@ -124,7 +134,7 @@ class _Units:
         self._open: Unit | None = None
 
     def feed(self, line: Line) -> Iterator[Unit]:
-        """Take one frame, give what is whole."""
+        """Take one frame and yield the units that are complete."""
         unit = Unit(_name(line.frame), self._value(line.frame), line.number)
         if not self._joined:
             yield unit
@@ -156,7 +166,7 @@ class _Units:
         value: dict[str, Any] = _without_passing(_fields(frame), self._ids)
         if isinstance(frame, End):
             value.pop("frames")
-        if isinstance(frame, Event):  # numbered without deltas, of which there may be more or fewer
+        if isinstance(frame, Event):  # the number of deltas may differ, so they are not counted
             value["sequence_number"] -= self._deltas
         self._deltas += type(frame) in DELTAS
         return value
@@ -179,7 +189,7 @@ def _fields(frame: Any) -> dict[str, Any]:
 
 
 def _without_passing(value: Any, ids: dict[str, str]) -> Any:
-    """The value without what passes, and with ids that say where they came first."""
+    """Drop the `PASSING` fields, and replace each id by a number in the order of first appearance."""
     match value:
         case dict():
             return {key: _without_passing(each, ids) for key, each in value.items() if key not in PASSING}
@@ -191,7 +201,7 @@ def _without_passing(value: Any, ids: dict[str, str]) -> Any:
             return value
 
 
-# Where it parts
+# The place of a difference
 
 
 def _parting_of(left: Unit, right: Unit) -> Parting:
@@ -204,12 +214,12 @@ def _parting_of(left: Unit, right: Unit) -> Parting:
 
 
 def _line_at(unit: Unit, at: int) -> int:
-    """The line of the piece that has that character, or would have it."""
+    """Return the line of the delta that contains the character at ``at``, or of the last one if the text is shorter."""
     return [line for start, line in unit.pieces if start <= at][-1]
 
 
 def _first_difference(one: Any, other: Any, path: str = "") -> tuple[str, Any, Any]:
-    """The path to the first difference of two values that differ, and what is there on both sides."""
+    """Return the path to the first difference of two unequal values, and both values there."""
     if isinstance(one, dict) and isinstance(other, dict):
         key = next(key for key in one | other if one.get(key, ABSENT) != other.get(key, ABSENT))
         return _first_difference(one.get(key, ABSENT), other.get(key, ABSENT), f"{path}.{key}" if path else key)
@@ -229,13 +239,13 @@ ABSENT = _Absent()
 
 
 def common(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
+    """Return the length of the common prefix of two texts."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (first, second) in pairs if first != second), min(len(one), len(other)))
 
 
 def _short(value: Any, other: Any) -> str:
-    """A value around the place where it differs from the other one."""
+    """Return an excerpt of a value around the first character that differs from the other value."""
     if not isinstance(value, str):
         text = repr(value)
         return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

@@ -1,8 +1,8 @@
 """Recordings: the frames of one junction as a file of JSON lines.
 
-A file of frames is a source for the stages behind its junction, so that a recording is all that a replay needs.  Its
-first line is a `Header`, its last one an `End`; those between are frames, each with the seconds at which it came, where
-somebody took the time.  Secrets are not written.
+The frames of a file can be fed to the stages after its junction, so a replay needs nothing but a recording.  The first
+line is a `Header` and the last an `End`.  The lines between are frames, each with the time in seconds at which it came,
+if times were recorded.  Secrets are not written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.pipeline.secret import unread, unwritten
 Frame = TypeVar("Frame")
 
 FORMAT = 1
-"""The version of all this; what has another one cannot be read."""
+"""The version of the file format; files of any other version are rejected."""
 
 FILES: Mapping[str, tuple[str, Any]] = {
     "normalize": ("conversation.jsonl", Conversation),
@@ -31,7 +31,7 @@ FILES: Mapping[str, tuple[str, Any]] = {
     "converse": ("conversed.jsonl", ConversedFrame),
     "emit": ("events.jsonl", EmittedFrame),
 }
-"""Which file of a recorded response holds what a stage gave, and the union that its frames belong to."""
+"""For each stage, the file with its recorded output, and the union type of the frames in it."""
 
 SOURCES: Mapping[str, tuple[str, ...]] = {
     "converse": ("normalize",),
@@ -41,20 +41,20 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "emit": ("converse", "parse"),
     "persist": ("emit",),
 }
-"""Behind which stages the frames were recorded that each stage can read, the best ones first.
+"""For each stage, the stages whose recorded output it can read, best first.
 
-Where tools ran between the turns, what they did is in ``conversed.jsonl`` alone; otherwise there is no such file.
+If tools ran between the turns, only ``conversed.jsonl`` contains their work; otherwise that file does not exist.
 """
 
 Encoding: TypeAlias = Literal["harmony", "chat"]
 
 
 class Header(msgspec.Struct, frozen=True, tag="Recording", omit_defaults=True):
-    """What was recorded: the first line of a file.
+    """The first line of a file: a description of the recording.
 
-    ``model`` is the name under which it was served, ``source`` the folder or id that it was loaded from, and
-    ``options`` what the operator said of its chat template and its parsers.  ``recorded_at`` is a time as ISO 8601 has
-    it, the one from which frames count their seconds.
+    ``model`` is the name under which the model was served, ``source`` the folder or id that it was loaded from, and
+    ``options`` the operator's settings for its chat template and parsers.  ``recorded_at`` is an ISO 8601 time; the
+    times of the frames are in seconds after it.
     """
 
     format: int
@@ -67,25 +67,25 @@ class Header(msgspec.Struct, frozen=True, tag="Recording", omit_defaults=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An error that ended a stream: the name of its class, and what it said."""
+    """An error that ended a stream: the name of its class, and its message."""
 
     error: str
     message: str
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        """What to write of an error."""
+        """Return the failure that records an error."""
         return cls(type(error).__name__, error.message if isinstance(error, StageError) else str(error))
 
     def again(self) -> Exception:
-        """An error of that class, if it is one of `penstock.pipeline.errors`; a `RuntimeError` otherwise."""
+        """Return an error of the same class if it is in `penstock.pipeline.errors`, otherwise a `RuntimeError`."""
         return error_named(self.error, self.message) or RuntimeError(f"{self.error}: {self.message}")
 
 
 class End(msgspec.Struct, frozen=True, tag="End", omit_defaults=True):
-    """How the stream ended: the last line of a file, which has so many ``frames``.
+    """The last line of a file: the number of ``frames``, and how the stream ended.
 
-    ``failure`` is what was raised in place of more frames.  With ``abandoned`` nobody wanted more of them.
+    ``failure`` is the error that ended the stream.  ``abandoned`` is True if the stream was closed early or cancelled.
     """
 
     frames: int
@@ -94,11 +94,14 @@ class End(msgspec.Struct, frozen=True, tag="End", omit_defaults=True):
 
 
 class Abandoned(BaseException):
-    """Whoever read a recorded stream left at this point; passes all stages, as a cancellation does."""
+    """Raised by a replay when it reaches the point at which the recorded stream was closed or cancelled.
+
+    A `BaseException`, so that it passes through all stages as a cancellation does.
+    """
 
 
 class UnreadableRecording(CannotRun):
-    """A file that is no recording, or a broken one; the message begins with the file and the line."""
+    """A file is not a recording, or is broken; the message begins with the file and the line."""
 
     def __init__(self, path: Path, line: int | None, problem: str) -> None:
         super().__init__(f"{path}{'' if line is None else f':{line}'}: {problem}")
@@ -108,7 +111,7 @@ class UnreadableRecording(CannotRun):
 
 @dataclass(frozen=True)
 class Timed:
-    """A frame, the line that it stands in, and the second at which it came, if that was recorded."""
+    """A frame, its line number, and its time in seconds, if that was recorded."""
 
     frame: Any
     line: int
@@ -117,7 +120,7 @@ class Timed:
 
 @dataclass(frozen=True)
 class Recording:
-    """A file that was read as a whole."""
+    """The contents of a complete file."""
 
     header: Header
     timed: tuple[Timed, ...]
@@ -125,7 +128,7 @@ class Recording:
 
     @property
     def frames(self) -> tuple[Any, ...]:
-        """The frames alone."""
+        """The frames without line numbers and times."""
         return tuple(timed.frame for timed in self.timed)
 
 
@@ -134,7 +137,7 @@ class _Stamp(msgspec.Struct):
 
 
 _NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for what is no JSON."""
+"""The errors that msgspec raises for invalid JSON."""
 
 _encode = msgspec.json.Encoder(enc_hook=unwritten).encode
 _decode_header = msgspec.json.Decoder(Header).decode
@@ -143,24 +146,24 @@ _decode_stamp = msgspec.json.Decoder(_Stamp).decode
 
 
 def line(frame: object, at: float | None = None) -> bytes:
-    """A header, a frame or an end as a line of a file."""
+    """Encode a header, a frame or an end as a line of a file, with the time ``at`` in seconds if it is given."""
     encoded = _encode(frame)
     return encoded + b"\n" if at is None else b'{"at":%.6f,%b\n' % (at, encoded[1:])
 
 
 def write_frames(path: Path, frames: Iterable[object], header: Header = Header(FORMAT)) -> None:  # noqa: B008 - frozen
-    """Write a whole recording, without times."""
+    """Write a complete recording, without times."""
     lines = [line(frame) for frame in frames]
     path.write_bytes(line(header) + b"".join(lines) + line(End(len(lines))))
 
 
 def read_frames(path: Path, junction: Any) -> Iterator[Any]:
-    """The frames of a file, as members of the union ``junction``; raises `UnreadableRecording`."""
+    """Yield the frames of a file, decoded as the union ``junction``.  Raise `UnreadableRecording` if it is broken."""
     yield from read_recording(path, junction).frames
 
 
 def read_header(path: Path) -> Header:
-    """The first line of a file; raises `UnreadableRecording` for what is no recording, or one of another format."""
+    """Read the first line of a file.  Raise `UnreadableRecording` if it is no recording, or of another version."""
     try:
         with path.open("rb") as file:
             first = file.readline()
@@ -176,7 +179,7 @@ def read_header(path: Path) -> Header:
 
 
 def read_recording(path: Path, junction: Any) -> Recording:
-    """A file of frames of the union ``junction``; raises `UnreadableRecording`."""
+    """Read a file whose frames belong to the union ``junction``.  Raise `UnreadableRecording` if it is broken."""
     header = read_header(path)
     lines = path.read_bytes().split(b"\n")
     if lines.pop():
@@ -207,13 +210,16 @@ def _read_frame(path: Path, number: int, data: bytes, decode: Any) -> Timed:
 
 
 async def replay(frames: Iterable[Frame]) -> AsyncGenerator[Frame, None]:
-    """Frames as the source of a pipeline."""
+    """Yield frames as the source of a pipeline."""
     for frame in frames:
         yield frame
 
 
 async def replay_recording(recording: Recording) -> AsyncGenerator[Any, None]:
-    """A recording as the source of a pipeline: it ends as it ended then, which may mean to raise."""
+    """Yield the frames of a recording as the source of a pipeline.
+
+    Raise the recorded failure at the end if there is one, and `Abandoned` if the recorded stream was abandoned.
+    """
     for frame in recording.frames:
         yield frame
     if recording.end.failure:

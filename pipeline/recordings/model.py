@@ -1,4 +1,4 @@
-"""The model of a recording, as far as it is at hand: what its frames can be replayed through."""
+"""The model of a recording, as far as it is available here, for replaying the recorded frames."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, TypeAlias
 from penstock.pipeline.core import Pipeline
 
 Spelling: TypeAlias = Callable[[int], bytes]
-"""The bytes of a token; a special token's are those of its mark."""
+"""Returns the bytes of a token; for a special token, the bytes of its textual form."""
 
 
 @dataclass(frozen=True)
 class RecordedModel:
-    """The pipeline of a model that was recorded, over an engine that says nothing new and a store that keeps nothing.
+    """The pipeline of a recorded model, with an engine that replays recorded tokens and a store that keeps nothing.
 
-    ``spelling`` is None where the vocabulary is not at hand: then what the model wrote can be replayed from what was
-    parsed of it, and no stage can read its tokens.  ``missing`` says why.  ``is_mark`` tells special tokens.
+    ``spelling`` is None if the vocabulary is not available.  Then no stage can read the tokens, and only the parsed
+    frames can be replayed; ``missing`` gives the reason.  ``is_mark`` returns True for special tokens.
     """
 
     pipeline: Pipeline[Any, Any]

@@ -1,9 +1,9 @@
-"""Recording: a tap behind each stage notes what passes, and a thread writes it into one folder per response.
+"""The recorder: a tap after each stage notes the frames that pass, and a thread writes them to one folder per response.
 
-A tap does no more than to put the frame and the time into a queue, so that the stream waits neither for an encoder nor
-for a disk.  Where the disk falls behind, the queue fills: what does not fit is not noted, the log says so, and the file
-has no end, which is how a recording shows that it was cut.  A recording begins with the response itself: of what was
-refused nothing is left.  It is over when all its taps are, however they were left.
+A tap only puts the frame and the time into a queue, so the stream waits neither for encoding nor for the disk.  If the
+disk is too slow and the queue is full, frames are dropped with a warning in the log, and the file gets no `End`: that
+is how a reader knows that a recording was cut.  A recording begins when its response does, so a refused request leaves
+nothing.  It is complete when every tap of the response has finished, failed or been closed.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ logger = logging.getLogger(__name__)
 Frame = TypeVar("Frame")
 
 PAUSE = 0.1
-"""Seconds between two visits of the disk."""
+"""Seconds between two rounds of writing to disk."""
 
 MOST_WAITING = 100_000
-"""Frames that wait for the disk, those of all responses together."""
+"""The most frames in the queue, for all responses together."""
 
 AT_ONCE = 32
-"""Frames that are encoded before the stages get the interpreter back."""
+"""Frames that the thread handles before it gives up the GIL, so that the event loop can run."""
 
 LAST_WRITES = 5.0
-"""Seconds that the disk gets when the server ends."""
+"""Seconds that a server waits for the disk when it stops."""
 
 _asked: ContextVar[tuple[str, bytes]] = ContextVar("_asked", default=("", b""))
-"""The body of the latest request of this task, behind the id of its response."""
+"""The response id and the body of this task's latest request."""
 
 
 def make_folder(folder: Path) -> None:
-    """Make it, if need be; raises `OSError` where nothing can be written."""
+    """Create the folder if it does not exist.  Raise `OSError` if it is not writable."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -67,10 +67,10 @@ def make_folder(folder: Path) -> None:
 
 @dataclass
 class Recorder:
-    """Writes the responses that ``condition`` chooses into ``folder``; ``described`` is what all headers say.
+    """Records the responses chosen by ``condition`` into ``folder``.
 
-    ``after`` are the stages behind which is recorded.  ``redact`` changes what is written.  Raises `OSError` where
-    nothing can be written.
+    ``described`` has the header fields that all recordings share.  ``after`` names the stages whose output is recorded.
+    ``redact`` makes the `Redaction` for each response.  Raises `OSError` if the folder is not writable.
     """
 
     folder: Path
@@ -82,9 +82,9 @@ class Recorder:
     pause: float = PAUSE
     clock: Callable[[], float] = time.monotonic
     takes: dict[str, Take] = field(default_factory=dict)
-    """The responses that pass some tap now, by their ids."""
+    """The responses that are passing a tap now, by id."""
     waiting: deque[tuple[Track, float, Any]] = field(default_factory=deque)
-    """What was noted: on which track, when, and what passed."""
+    """The queue for the thread: the track, the time, and the frame or `BEGUN` or `OVER`."""
 
     def __post_init__(self) -> None:
         make_folder(self.folder)
@@ -93,7 +93,7 @@ class Recorder:
         self._thread.start()
 
     def tapped(self, pipeline: Pipeline[CreateResponse, Any]) -> Pipeline[CreateResponse, Any]:
-        """The pipeline with the taps, each right behind its stage; raises `CannotRun` where one is not there."""
+        """Return the pipeline with a tap directly after each stage.  Raise `CannotRun` if a stage is missing."""
         try:
             for stage in FILES:
                 pipeline = pipeline.after(stage, f"record {stage}", Tap(self, stage))
@@ -102,16 +102,16 @@ class Recorder:
         return pipeline.edited("normalize", lambda step: (Step(step.name, Remembering(step.stage, self.condition)),))
 
     async def close(self) -> None:
-        """Write what waits, unless the disk hangs."""
+        """Write the queued frames, waiting for the disk at most `LAST_WRITES` seconds."""
         self._closing.set()
         await asyncio.to_thread(self._thread.join, LAST_WRITES)
         if self._thread.is_alive():
             logger.warning("%s is too slow: recordings of the last responses are cut", self.folder)
 
-    # What taps say
+    # Called by the taps, on the event loop
 
     def enter(self, stage: str, frame: Any) -> Track | None:
-        """A stream begins to pass a tap with ``frame``: its track, if its response is to be recorded."""
+        """Register a stream at a tap by its first frame.  Return its track, or None if it is not to be recorded."""
         response, origin = getattr(frame, "response", None), getattr(frame, "origin", None)
         if response is None or origin is None or not self.condition.chooses(response.id, origin):
             return None
@@ -130,13 +130,13 @@ class Recorder:
         return track
 
     def cut(self, track: Track) -> None:
-        """A frame passes that there is no room for, or that comes behind such a one."""
+        """Drop a frame because the queue is full or the track is already cut, with one warning per track."""
         if not track.is_cut:
             track.is_cut = True
             logger.warning("%s is too slow: %s is cut behind %s", self.folder, track.take.name, track.stage)
 
     def leave(self, track: Track) -> None:
-        """A stream has passed a tap, or was left."""
+        """Note that a stream at a tap is finished or closed; the last one ends the take."""
         take = track.take
         take.running -= 1
         if not take.running:
@@ -144,7 +144,10 @@ class Recorder:
             self.waiting.append((track, 0.0, OVER))
 
     def broke_off(self, stage: str, track: Track | None, error: BaseException) -> None:
-        """A stream was left, or ended in an ``error``: it may be a later turn of a response, without any frame."""
+        """Note that a stream raised ``error`` or was closed early.
+
+        Without a ``track`` it broke before its first frame.  It may then be a later turn of a recorded response.
+        """
         if track is None and (take := self.takes.get(current_response.get())):
             track = take.tracks.get(stage)
         if track is None:
@@ -165,7 +168,7 @@ class Recorder:
             body if asked_for == response.id and "normalize" in self.after else b"",
         )
 
-    # What the thread does
+    # Run by the thread
 
     def _write_until_closed(self) -> None:
         is_closing = False
@@ -174,12 +177,12 @@ class Recorder:
             changed: dict[Take, None] = {}
             for count in range(len(self.waiting)):
                 if count % AT_ONCE == 0:
-                    time.sleep(0)  # whoever waits for the interpreter gets it now
+                    time.sleep(0)  # release the GIL: another thread may be waiting for it
                 track, at, said = self.waiting.popleft()
                 changed[track.take] = None
                 try:
                     track.take_in(at, said)
-                except Exception as error:  # noqa: BLE001 - it is logged, and shown by the file
+                except Exception as error:  # noqa: BLE001 - it is logged, and the file lacks its end
                     track.take.lose(error)
             for take in changed:
                 try:
@@ -190,13 +193,13 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Tap:
-    """A stage that lets everything through, and has it noted; the first frame says of which response it is."""
+    """A stage that passes all frames on and notes them; the first frame identifies the response."""
 
     recorder: Recorder
     stage: str
 
     async def __call__(self, source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
-        """Streams that are not recorded pass as they are."""
+        """Pass all frames on, and queue them for the recorder if the response is to be recorded."""
         recorder, track = self.recorder, None
         try:
             async for frame in source:
@@ -225,13 +228,13 @@ class Tap:
 
 @dataclass(frozen=True)
 class Remembering:
-    """Normalize where responses are recorded: a request stays at hand until the task has another one."""
+    """The normalize stage of a recorded pipeline; keeps the body of the task's latest request for the recorder."""
 
     normalize: Stage[CreateResponse, Conversation]
     condition: Condition
 
     async def __call__(self, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[Conversation, None]:
-        """The same conversations."""
+        """Yield the conversations of the wrapped stage."""
         async for request in source:
             async with aclosing(self.normalize(replay([request]))) as conversations:
                 async for conversation in conversations:

@@ -1,6 +1,6 @@
-"""What recordings leave out: secrets always, and texts where the operator wants none.
+"""Redaction of recordings: secrets are always left out, and texts if the operator wants none.
 
-Secrets are what says whose a request is, what opens its servers of tools, and what keeps its prefix cache apart.
+Secrets are the owner of a request, the credentials of its MCP servers, and the salt of its prefix cache.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from penstock.pipeline.secret import unwritten
 
 
 def request_told(body: bytes) -> dict[str, Any]:
-    """What may be written of the body of a request: no secrets, and nothing that nobody knows."""
+    """Return the body of a request without secrets and without unknown fields, which might contain some."""
     told = {name: value for name, value in from_json(body).items() if name in _KNOWN}
     return told | {name: _open(told[name]) for name in _WITH_TOOLS if name in told}
 
 
 def without_secrets(frame: Any) -> dict[str, Any]:
-    """A response, or a frame that tells of a request, as JSON has it and without what is secret in it."""
+    """Return a response, or a frame that refers to a request, as JSON values without secrets."""
     told: dict[str, Any] = msgspec.to_builtins(frame, enc_hook=unwritten)
     if origin := told.get("origin"):
         told["origin"] = {key: value for key, value in origin.items() if key == "position"}
@@ -43,11 +43,14 @@ _KNOWN = frozenset(field.alias or name for name, field in CreateResponse.model_f
 
 
 _WITH_TOOLS = ("tools", "tool_choice", "input")
-"""Where tools may stand: some clients choose one by repeating all of it."""
+"""Fields that may contain tools; in ``tool_choice``, some clients repeat the whole definition of a tool."""
 
 
 def _open(said: Any) -> Any:
-    """Tools, and what has some; an MCP server shows where it is and not how to get in, a sandbox not how to get out."""
+    """Remove secrets from tools, and from values that contain tools.
+
+    An MCP server keeps its host but not its credentials.  A sandbox loses its network policy.
+    """
     match said:
         case list():
             return [_open(each) for each in said]
@@ -67,28 +70,28 @@ def _part(name: str, value: Any) -> Any:
 
 
 class Redaction:
-    """What is written of one response: here, all of it that is no secret."""
+    """The rules for writing one response.  This base class writes everything but secrets."""
 
     keeps_request = True
     changes_frames = False
-    """Whether even frames that tell of no request are written otherwise."""
+    """True if frames that contain no secrets have to be redacted as well."""
 
     def keeps(self, stage: str) -> bool:
-        """Whether there is a file at all of what is behind ``stage``."""
+        """True if the output of ``stage`` is written to a file."""
         return True
 
     def frames(self, stage: str, frame: Any) -> Iterable[Any]:
-        """What is written in place of a frame behind ``stage``: nothing, where that has to wait for the next one."""
+        """Return the frames to write in place of an output of ``stage``; none if they depend on the next frame."""
         return (frame,)
 
     def response(self, response: Response) -> Response:
-        """What is written in place of the response that the stream ended with."""
+        """Return the response to write in place of the final one."""
         return response
 
     def failure(self, failure: Failure) -> Failure:
-        """What is written in place of a failure."""
+        """Return the failure to write in place of this one."""
         return failure
 
 
 Redact: TypeAlias = Callable[[], Redaction]
-"""Gives each response its own, as it may wait for what follows."""
+"""Makes a redaction for each response; each is separate because it may hold back frames."""

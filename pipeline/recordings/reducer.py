@@ -1,8 +1,7 @@
-"""Shrinking: the smallest case that still fails, found by asking which parts of it can be left out.
+"""Shrinking: find the smallest case that still fails, by leaving out its parts (delta debugging).
 
-One machine finds a smallest selection of parts; a cut says what the parts of a case are, and what is left of it with
-only some of them.  Both ask by yielding, and are told whether what they yield still fails: whoever drives them decides
-how that is found out.
+`minimal` finds a smallest selection of parts.  A cut divides a case into parts, and rebuilds it from some of them.  The
+search is a generator: it yields candidates, and the caller sends back True if the candidate still fails.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from penstock.pipeline.recordings.case import Case, Token, Turn
 
 Part = TypeVar("Part")
 Asking: TypeAlias = Generator[Case, bool, Case]
-"""Yields smaller and smaller cases, is told whether each of them still fails, and returns the smallest that did."""
+"""Yields candidates, receives True for each that still fails, and returns the smallest failing case."""
 
 Cut: TypeAlias = Callable[[Case], tuple[list[Any], Callable[[Collection[Any]], Case]]]
-"""Tells the parts of a case, and what is left of it with some of them."""
+"""Returns the parts of a case, and a function that rebuilds the case from a selection of them."""
 
 
 def minimal(parts: Sequence[Part], *, coarse: bool = True) -> Generator[tuple[Part, ...], bool, tuple[Part, ...]]:
-    """A selection of ``parts`` that suffices, of which no single one can be left out.
+    """Find a selection of ``parts`` that suffices and is minimal: no single part can be left out.
 
-    Yields selections, and is told whether they suffice; all parts together do.  Without ``coarse`` they are left out
-    one by one from the beginning: where few can be, that is faster.
+    Yield selections, and receive True for each that suffices.  All parts together must suffice.  With ``coarse``, try
+    to leave out large groups of parts first; otherwise single parts only, which is faster if few can be left out.
     """
     kept = tuple(parts)
     if not kept or (yield ()):
@@ -52,10 +51,10 @@ def minimal(parts: Sequence[Part], *, coarse: bool = True) -> Generator[tuple[Pa
 
 
 def shrink(case: Case, is_mark: Callable[[int], bool] = bool, letter: int | None = None) -> Asking:
-    """Ask for smaller cases until no cut makes one.
+    """Apply all cuts to a case, again and again, until none makes it smaller.
 
-    ``is_mark`` tells the tokens between which a model's messages lie, and ``letter`` is a token of plain text that may
-    stand for any other.
+    ``is_mark`` returns True for the special tokens that separate messages.  ``letter`` is a token of plain text that
+    may replace any other token; without it, no token is replaced.
     """
     cuts: tuple[Cut, ...] = (
         _turns,
@@ -86,14 +85,14 @@ def _reduced(case: Case, cut: Cut, *, coarse: bool) -> Asking:
         return keeping(found.value) if parts else case
 
 
-# Cuts: the parts of a case, and the case that has only some of them
+# Cuts: each returns the parts of a case, and a function that rebuilds the case from a selection of them
 
 Place: TypeAlias = tuple[int, int]
-"""The index of a turn, and that of a token in it."""
+"""The index of a turn, and the index of a token in that turn."""
 
 
 def _turns(case: Case) -> tuple[list[int], Callable[[Collection[int]], Case]]:
-    """Turns but the last one, as a response has one at least."""
+    """Cut turns, but never the last one: a response has at least one."""
     last = len(case.turns) - 1
 
     def keeping(kept: Collection[int]) -> Case:
@@ -105,7 +104,7 @@ def _turns(case: Case) -> tuple[list[int], Callable[[Collection[int]], Case]]:
 def _segments(
     case: Case, is_mark: Callable[[int], bool]
 ) -> tuple[list[tuple[Place, ...]], Callable[[Collection[tuple[Place, ...]]], Case]]:
-    """Tokens up to the next mark, which are a header, a text, an end."""
+    """Cut the runs of tokens that begin at a special token or a turn, such as a header, a text or an end."""
     segments: list[list[Place]] = []
     for place, token in _places(case):
         if not place[1] or is_mark(token.id):
@@ -123,7 +122,7 @@ def _tokens(case: Case) -> tuple[list[Place], Callable[[Collection[Place]], Case
 
 
 def _others(letter: int | None) -> Cut:
-    """Tokens that are not just a letter, and have to be what they are."""
+    """Return a cut that replaces tokens by ``letter``; its parts are the tokens that are still different."""
 
     def others(case: Case) -> tuple[list[Place], Callable[[Collection[Place]], Case]]:
         assert letter is not None
@@ -136,7 +135,7 @@ def _others(letter: int | None) -> Cut:
 
 
 def _borders(case: Case) -> tuple[list[Place], Callable[[Collection[Place]], Case]]:
-    """Where chunks begin, behind the first one of a turn."""
+    """Cut the borders between the chunks of a turn, which joins the chunks."""
     borders = {place for place, token in _places(case) if token.begins and place[1]}
     rest = {place for place, _ in _places(case)} - borders
     return sorted(borders), lambda kept: _mapped(case, rest.union(kept), lambda token: replace(token, begins=False))
@@ -149,7 +148,7 @@ def _places(case: Case) -> Iterator[tuple[Place, Token]]:
 
 
 def _mapped(case: Case, kept: Collection[Place], change: Callable[[Token], Token | None]) -> Case:
-    """The case with all tokens changed, or left out, but those that are kept."""
+    """Apply ``change`` to all tokens that are not kept; it returns None to remove a token."""
     kept = frozenset(kept)
 
     def changed(number: int, turn: Turn) -> Turn:
@@ -159,7 +158,7 @@ def _mapped(case: Case, kept: Collection[Place], change: Callable[[Token], Token
     return replace(case, turns=tuple(changed(number, turn) for number, turn in enumerate(case.turns)))
 
 
-# What was asked
+# The request
 
 _PLAIN: dict[str, Any] = {
     "instructions": None,
@@ -172,7 +171,7 @@ _PLAIN: dict[str, Any] = {
     "safety_identifier": None,
     "user": msgspec.UNSET,
 }
-"""The fields of a response that a request may leave out, and what they are then."""
+"""The response fields that a request may omit, with their values in that case."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +204,7 @@ def _said(frame: Conversation | GenerationStarted) -> Iterator[Said]:
     response = frame.response
     yield from (Said("tool", at) for at in range(len(response.tools)))
     groups = _groups(frame.input)
+    # the group of the last item stays: it is what the response answers
     yield from (Said("item", at) for at in dict.fromkeys(groups) if at != groups[-1])
     if isinstance(frame, Conversation) and frame.history:
         yield Said("history")
@@ -229,13 +229,13 @@ def _without(frame: _Asked, left_out: Collection[Said]) -> _Asked:
 
 
 def _groups(items: Sequence[Item]) -> list[int]:
-    """The group of each item: a call and its output go together, and the last item, which is answered, stays."""
+    """Return the index of the group of each item; a call and its output belong together."""
     first: dict[str, int] = {}
     return [first.setdefault(getattr(item, "call_id", "") or f"{at}", at) for at, item in enumerate(items)]
 
 
 def _toolset(tools: Toolset, gone: Sequence[dict[str, Any]], *, is_free: bool) -> Toolset:
-    """What is left of the tools without those that are ``gone``, and where the choice is free."""
+    """Remove the tools that are ``gone``; with ``is_free``, also the restrictions on the choice of a tool."""
     labels = {tool.get("server_label") for tool in gone}
     changes: dict[str, Any] = {"choice": "auto", "allowed": None} if is_free else {}
     return msgspec.structs.replace(
@@ -247,7 +247,7 @@ def _toolset(tools: Toolset, gone: Sequence[dict[str, Any]], *, is_free: bool) -
 
 
 def _came_with(tool: Tool, given: dict[str, Any]) -> bool:
-    """Whether a tool is one of those that ``given``, a tool of the wire, stands for."""
+    """True if a tool comes from ``given``, an entry of the request's ``tools``, which may declare several."""
     name, namespace = given.get("name"), getattr(tool, "namespace", None)
     if given["type"] in ("function", "custom"):
         return namespace is None and getattr(tool, "name", None) == name

@@ -1,7 +1,6 @@
-"""Which responses are recorded: all, those whose request carries a header, or so many of a hundred.
+"""Sampling for recordings: all responses, those whose request carries a header, or a fraction of all.
 
-Nothing is drawn for it: whether a response is among so many is told by its id, so that whoever asks gets the same
-answer.
+The fraction is chosen by a hash of the response id instead of at random, so that all callers get the same answer.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from penstock.pipeline.frames import Origin
 
 @dataclass(frozen=True)
 class Condition:
-    """A ``header`` that a request must carry, with this ``value`` where it is not None; or else a ``rate``."""
+    """A ``header`` that a request must carry, with this ``value`` unless it is None; without a header, a ``rate``."""
 
     header: str = ""
     value: str | None = None
@@ -24,7 +23,7 @@ class Condition:
 
     @classmethod
     def parse(cls, said: str) -> Condition:
-        """``0.01``, ``x-record`` or ``x-record=yes``; raises `ValueError`."""
+        """Parse ``0.01``, ``x-record`` or ``x-record=yes``.  Raise `ValueError` for anything else."""
         try:
             rate = float(said)
         except ValueError:
@@ -37,16 +36,16 @@ class Condition:
         return cls(rate=rate)
 
     def is_met_by(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request with these headers asks to be recorded."""
+        """True if a request with these headers asks to be recorded."""
         said = headers.get(self.header) if self.header else None
         return said is not None and self.value in (None, said)
 
     def chooses(self, response_id: str, origin: Origin) -> bool:
-        """Whether a response is recorded."""
+        """True if a response is to be recorded."""
         return origin.recorded if self.header else crc32(response_id.encode()) < self.rate * 2**32
 
     def __str__(self) -> str:
-        """In words, behind "responses"."""
+        """Return the condition in words that follow "responses"."""
         if self.header:
             return f"whose request has the header {self.header}" + (f": {self.value}" if self.value is not None else "")
         return "of all requests" if self.rate == 1 else f"of {self.rate:.4g} of all requests"

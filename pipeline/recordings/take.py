@@ -1,7 +1,7 @@
-"""A take: one response as it is written down, a track for each junction.
+"""Takes: the recording of one response while it is written, with a track for each junction.
 
-All of this runs in the thread that writes.  A take is a folder once its response has begun, and its files grow by whole
-lines, so that what a killed server leaves can be read up to there.  No file stays open.
+All writing happens in the recorder's thread.  The folder of a take is created when its response begins.  Its files grow
+by whole lines, so what a killed server leaves is readable up to its last line.  No file stays open.
 """
 
 from __future__ import annotations
@@ -26,18 +26,21 @@ logger = logging.getLogger(__name__)
 REQUEST, RESPONSE = "request.json", "response.json"
 
 BEGUN, OVER = object(), object()
-"""In place of a frame: the response of a track has begun, or has passed all taps."""
+"""Queued in place of a frame: the response of a track has begun, or all its taps have finished."""
 
 _TELLING = frozenset({GenerationStarted, ResponseStarted, *get_args(ToolFrame), *get_args(TerminalEvent)})
-"""The frames that say what is to become of the files."""
+"""The frames that decide which files are kept, and what is written at the end."""
 
 _PLAIN = frozenset({TokenChunk, ItemDelta, *DELTAS})
-"""Frames that hold no secrets."""
+"""The frames that never contain secrets."""
 
 
 @dataclass(eq=False)
 class Track:
-    """One junction of a take.  Taps write ``failure``, ``abandoned`` and ``is_cut``; the rest is the thread's."""
+    """One junction of a take.
+
+    The taps set ``failure``, ``abandoned``, ``is_cut`` and ``prompt``.  All else belongs to the recorder's thread.
+    """
 
     take: Take
     stage: str
@@ -46,29 +49,29 @@ class Track:
     abandoned: bool = False
     is_cut: bool = False
     prompt: Prompt | None = None
-    """The latest one that passed."""
+    """The latest prompt."""
     frames: int = 0
     tells_of_tools: bool = False
     _held: list[tuple[float, Any]] = field(default_factory=list)
     _turns: int = 0
     _lines: list[bytes] = field(default_factory=list)
-    _is_told: bool = False  # to the last event: whoever leaves behind it misses nothing
+    _is_told: bool = False  # the terminal event was written: a reader that leaves after it misses nothing
     _is_there: bool = False
 
     @property
     def path(self) -> Path:
-        """Its file."""
+        """The path of the track's file."""
         return self.take.folder / FILES[self.stage][0]
 
     def repeats(self, frame: Any) -> bool:
-        """Whether ``frame`` is the last prompt again, for which the engine had no room the first time."""
+        """True if ``frame`` is the previous prompt again, retried because the engine had no room for it."""
         if not isinstance(frame, Prompt):
             return False
         before, self.prompt = self.prompt, frame
         return frame == before
 
     def take_in(self, at: float, said: Any) -> None:
-        """Write a frame, once the response has begun; or begin or end the take."""
+        """Handle one entry of the queue: begin or end the take, or write a frame, held back until the take begins."""
         take = self.take
         if take.is_lost and said is not OVER:
             return
@@ -91,23 +94,23 @@ class Track:
             self._lines.append(line(written, at - self.take.started))
 
     def begin(self) -> None:
-        """Write what waited for the response to begin."""
+        """Write the frames that came before the response began."""
         held, self._held = self._held, []
         for at, frame in held:
             self._write(at, frame)
 
     def end(self) -> None:
-        """Say how the stream ended, unless something of it is missing."""
+        """Write the `End`, unless frames are missing."""
         self.save()
         if not self.is_cut:
             failure = None if self.failure is None else self.take.redaction.failure(self.failure)
             self._lines.append(line(End(self.frames, failure, self.abandoned and not self._is_told)))
         self.save()
         if self.stage == "converse" and not self.tells_of_tools and "parse" in self.take.kept:
-            self.path.unlink(missing_ok=True)  # it says what the file of the parsed frames says
+            self.path.unlink(missing_ok=True)  # without tools it only repeats the parsed frames
 
     def save(self) -> None:
-        """Append what is new to the file, which only the first time need not be there."""
+        """Append the new lines to the file.  Only the first call may create it."""
         if self._lines:
             lines, self._lines = self._lines, []
             self.frames += len(lines)
@@ -126,9 +129,13 @@ class Track:
         self.tells_of_tools |= self._turns > 1 or not is_turn
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # hashed by identity
 class Take:
-    """One response.  Taps count in ``running`` how many of them its frames pass; the rest is the thread's."""
+    """One response.
+
+    ``running`` is the number of taps that its streams are passing, counted by the taps.  All else belongs to the
+    recorder's thread.
+    """
 
     folder: Path
     header: Header
@@ -139,23 +146,23 @@ class Take:
     tracks: dict[str, Track] = field(default_factory=dict)
     has_begun: bool = False
     is_plain: bool = False
-    """Whether it has begun, and frames that tell of no request are written as they are."""
+    """True if the take has begun and frames without secrets are written unchanged."""
     is_lost: bool = False
     response: Any = None
-    """The one that the stream ended with."""
+    """The final response, from the terminal event."""
 
     @property
     def name(self) -> str:
-        """The response's id."""
+        """The id of the response."""
         return self.folder.name
 
     @property
     def kept(self) -> frozenset[str]:
-        """The stages of which there is a file."""
+        """The stages whose output is written to a file."""
         return frozenset(stage for stage, track in self.tracks.items() if track.is_kept)
 
     def track(self, stage: str, after: Container[str]) -> Track:
-        """The junction behind ``stage``; it gets a file if it is one of those ``after`` which is recorded."""
+        """Return the track of ``stage``, created if needed; it gets a file if ``stage`` is one of ``after``."""
         track = self.tracks.get(stage)
         if track is None:
             is_kept = stage in after and self.redaction.keeps(stage)
@@ -163,30 +170,30 @@ class Take:
         return track
 
     def begin(self) -> None:
-        """Make the folder; what a server that died left of the same response goes."""
+        """Create the folder, removing leftovers of an earlier, crashed run."""
         self.has_begun, self.is_plain = True, not self.redaction.changes_frames
         self.folder.mkdir(mode=0o700, exist_ok=True)
         for name in (REQUEST, RESPONSE, *(file for file, _ in FILES.values())):
             (self.folder / name).unlink(missing_ok=True)
         if self.request and self.redaction.keeps_request:
-            with suppress(ValueError):  # some that is no JSON can be mended, which is not worth it here
+            with suppress(ValueError):  # the server accepts some bodies that are not valid JSON
                 write_json(self.folder / REQUEST, request_told(self.request))
         self.request = b""
         for track in self._written():
             track.begin()
 
     def save(self) -> None:
-        """Write what is new."""
+        """Write the new lines of all tracks."""
         for track in () if self.is_lost else self._written():
             track.save()
 
     def end(self) -> None:
-        """Write how all of it ended; nothing is left of a response that never began."""
+        """Finish all files; a response that never began leaves nothing."""
         try:
             if self.has_begun and not self.is_lost:
                 self._write_end()
         finally:
-            self.tracks.clear()  # each holds its take: without this, they and their prompts wait for the collector
+            self.tracks.clear()  # break the reference cycle, so that prompts are freed without the garbage collector
 
     def _write_end(self) -> None:
         for track in self._written():
@@ -195,7 +202,7 @@ class Take:
             write_json(self.folder / RESPONSE, without_secrets(self.redaction.response(self.response)))
 
     def lose(self, error: Exception) -> None:
-        """Something could not be written: this response is no longer recorded, and what is there has no end."""
+        """Stop recording this response after an error, leaving its files without an `End`."""
         if self.is_lost:
             return
         self.is_lost = True
@@ -209,12 +216,12 @@ class Take:
 
 
 def write_json(path: Path, said: Any) -> None:
-    """A file for people to read."""
+    """Write a value as indented JSON."""
     append(path, msgspec.json.format(msgspec.json.encode(said)) + b"\n", os.O_CREAT | os.O_TRUNC)
 
 
 def append(path: Path, data: bytes, how: int) -> None:
-    """Write to the end of a file that only its owner may read."""
+    """Write data to a file with permissions 0600; ``how`` are the flags for `os.open`."""
     file = os.open(path, os.O_WRONLY | how, 0o600)
     try:
         rest = memoryview(data)

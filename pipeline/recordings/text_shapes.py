@@ -1,7 +1,7 @@
-"""Texts crossed out: what users, models and tools said becomes characters of the same shape.
+"""Masked texts: the texts of users, models and tools become placeholder characters of the same shape.
 
-Names stay, and so do ids and whatever the protocol spells: what happened can be read from the rest.  A string is taken
-for a text unless it is known for something else.
+Names, ids and the literals of the protocol stay, so that the recording still shows what happened.  A string counts as
+text unless it is known to be something else.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHOWN = frozenset(
     | {"container_id", "approval_request_id", "previous_response_id", "conversation", "service_tier", "include"}
     | {"allowed", "names", "tool_choice"}
 )
-"""Fields that hold names and the like."""
+"""Struct fields that hold names, ids and the like, and stay as they are."""
 
 _EMPTIED: dict[str, Any] = {
     "logprobs": (),
@@ -31,27 +31,27 @@ _EMPTIED: dict[str, Any] = {
     "structured": {},
     "variables": {},
 }
-"""Fields that hold texts in a form of their own.
+"""Struct fields that hold texts in a form of their own, with the value that replaces them.
 
-What is crossed out is no longer what a stop text made of it.
+``stop`` is among them because a stop text does not fit masked text.
 """
 
 _SHOWN_KEYS = frozenset(
     {"type", "name", "role", "status", "server_label", "id", "call_id", "namespace", "channel", "verbosity"}
     | {"syntax", "mode", "require_approval", "search_context_size", "reasoning_effort"}
 )
-"""Likewise of objects that are no structs."""
+"""Keys of plain JSON objects whose string values stay as they are."""
 
 _EMPTIED_KEYS = frozenset({"parameters", "schema", "input_schema", "env"})
 
 
 def shape(text: str) -> str:
-    """Letters become x, digits 0; all else stays."""
+    """Replace letters by x and digits by 0, keeping all other characters."""
     return text.translate(_SHAPES)
 
 
 class _Shapes(dict[int, str]):
-    """What becomes of characters, as `str.translate` asks for it: of each once."""
+    """A table for `str.translate` that computes each character's replacement once."""
 
     def __missing__(self, point: int) -> str:
         character = chr(point)
@@ -70,12 +70,12 @@ _SHAPES = _Shapes()
 
 
 def without_texts(struct: Any) -> Any:
-    """The same struct, its texts crossed out."""
+    """Return a copy of a struct with its texts masked."""
     kind: Any = type(struct)
     changes: dict[str, Any] = {}
     for name in kind.__struct_fields__:
         if name == "held_to_grammar":
-            changes[name] = False  # what is crossed out matches none
+            changes[name] = False  # masked text does not match the grammar
         elif name in _EMPTIED and not isinstance(getattr(struct, name), int | None):
             changes[name] = _EMPTIED[name]
         elif name not in _shown(kind):
@@ -105,7 +105,7 @@ def _of_object(key: str, value: Any) -> Any:
 
 @cache
 def _shown(kind: Any) -> frozenset[str]:
-    """The fields that stay: names, and what the protocol spells."""
+    """Return the fields of a struct type that stay: names, and fields whose values are literals of the protocol."""
     told = inspect.type_info(kind)
     assert isinstance(told, inspect.StructType)
     spelled = {field.name for field in told.fields if _is_spelled(field.type)}

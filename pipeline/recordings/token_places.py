@@ -1,6 +1,6 @@
-"""Where each token of a model ended up: in the markup, or in the text of an item, and which of them was repaired.
+"""The place of each token of a model: in the markup or in the text of an item, and the repairs made at it.
 
-The parser is run on one token at a time, and what it gives for each tells the place.
+The parser is run on one token at a time; the place of a token follows from the frames that it yields for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.pipeline.recordings.model import RecordedModel, Spelling
 from penstock.pipeline.trace import traced
 
 Channel: TypeAlias = Literal["markup", "analysis", "commentary", "final", "call"]
-"""Where a token is: in no item, or in one of that kind."""
+"""The place of a token: in no item ("markup"), or in the text of an item of that kind."""
 
 OPENINGS = get_args(ItemOpened)
 BORDERS = (*OPENINGS, ItemClosed)
@@ -35,16 +35,16 @@ BORDERS = (*OPENINGS, ItemClosed)
 AT_THE_START: frozenset[Repair] = frozenset({"missing start"})
 AT_THE_END: frozenset[Repair] = frozenset({"missing end"})
 WITHIN: frozenset[Repair] = frozenset({"stray marker"})
-"""Where in an item a repair is made; all others are made where its header ends."""
+"""The repairs by their place in an item; all others are made at the end of its header."""
 
 
 @dataclass(frozen=True)
 class Token:
     """One token.
 
-    ``written`` are its bytes, ``frame`` is the index of the frame that it came in, and ``item`` that of its item among
-    all that the parser opened.  ``repairs`` were made at this token.  ``borders`` is how many items
-    opened or closed when it came.
+    ``written`` are its bytes.  ``is_mark`` is True for a special token.  ``frame`` is the index of the frame that it
+    came in, and ``item`` the index of its item among all that the parser opened.  ``repairs`` were made at this token.
+    ``borders`` is the number of items that opened or closed at it.
     """
 
     id: int
@@ -58,7 +58,7 @@ class Token:
 
 
 def channel_of(opened: ItemOpened) -> Channel:
-    """The channel of what is written into an item."""
+    """Return the channel of the text of an item."""
     match opened:
         case ReasoningOpened():
             return "analysis"
@@ -71,7 +71,7 @@ def channel_of(opened: ItemOpened) -> Channel:
 
 
 async def placed(frames: Sequence[TokenFrame], parse: Pipeline[Any, Any], model: RecordedModel) -> tuple[Token, ...]:
-    """Each token of ``frames`` in its place; the model has to know how tokens are written."""
+    """Return each token of ``frames`` with its place.  The model must have a ``spelling``."""
     assert model.spelling is not None
     single = [(index, one) for index, frame in enumerate(frames) for one in one_by_one(frame)]
     parsed = (await traced(parse, frames_of(one for _, one in single), "tokens")).junctions[-1]
@@ -89,7 +89,7 @@ async def placed(frames: Sequence[TokenFrame], parse: Pipeline[Any, Any], model:
 
 
 def one_by_one(frame: TokenFrame) -> Iterable[TokenFrame]:
-    """A chunk as one chunk for each token; anything else as it is."""
+    """Split a chunk into one chunk per token; return any other frame as it is."""
     if not isinstance(frame, TokenChunk):
         return (frame,)
     if not frame.logprobs:
@@ -99,7 +99,11 @@ def one_by_one(frame: TokenFrame) -> Iterable[TokenFrame]:
 
 @dataclass
 class _Places:
-    """The machine: tokens wait until it is clear which text they became."""
+    """Assigns places to tokens; a token of text waits until the parser shows which item it belongs to.
+
+    ``waiting`` and ``strays`` are indexes into ``tokens``: the ordinary tokens without a place yet, and the special
+    tokens since the latest item opened.  ``items`` counts the opened items.
+    """
 
     spelling: Spelling
     is_mark: Any
@@ -112,17 +116,17 @@ class _Places:
     opened_at: int = 0
 
     def begin(self) -> None:
-        """A turn begins."""
+        """Begin a turn."""
         self.waiting, self.open, self.began_at = [], None, len(self.tokens)
 
     def add(self, token: int, frame: int) -> None:
-        """The next token."""
+        """Add the next token, from the frame with that index."""
         is_mark = self.is_mark(token)
         (self.strays if is_mark else self.waiting).append(len(self.tokens))
         self.tokens.append(Token(token, self.spelling(token), is_mark, frame))
 
     def feed(self, frames: Sequence[Any]) -> None:
-        """Take what became clear by the latest token."""
+        """Take the frames that the parser yielded for the latest token."""
         has_opened = False
         for frame in frames:
             if isinstance(frame, OPENINGS):
@@ -144,13 +148,13 @@ class _Places:
         self.items += 1
 
     def _fill(self, opened: ItemOpened, indexes: Iterable[int]) -> None:
-        """These tokens are text of the open item."""
+        """Mark these tokens as text of the open item."""
         for index in indexes:
             self._change(index, channel=channel_of(opened), item=self.items - 1)
         self.waiting = []
 
     def _spelling_of(self, text: str) -> list[int]:
-        """Those of the waiting tokens that spell ``text``, which may have been stripped; none if they do not."""
+        """Return the waiting tokens that spell ``text``, which may have been stripped; empty if they do not."""
         written = b"".join(self.tokens[index].written for index in self.waiting)
         sought = (text.strip() or text).encode()
         start = written.find(sought)

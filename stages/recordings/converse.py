@@ -1,7 +1,7 @@
-"""Converse, from recordings: requests are answered with what was said and done when they were recorded.
+"""The converse stage of a server that answers from recordings.
 
-No model is asked and no tool runs.  Frames go on from the junction behind which they were recorded: tokens through all
-stages behind ``generate``, what was parsed of them through those behind ``parse``, and what tools did as it was told.
+No model and no tool runs.  Recorded frames enter the pipeline after the stage that made them: tokens after
+``generate``, parsed frames after ``parse``, and frames that include the work of tools after ``converse``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ Frame = TypeVar("Frame")
 def answered_from(
     recordings: Recordings, speed: float | None, pipeline: Pipeline[CreateResponse, ResponseEvent]
 ) -> Pipeline[CreateResponse, ResponseEvent]:
-    """The pipeline, with ``recordings`` in place of a model and of tools: all that was asked may be asked again."""
+    """Return the pipeline with ``recordings`` in place of the model and its tools.
+
+    Its normalize stage accepts all that recorded requests may contain: hosted tools, recorded MCP servers, and images.
+    ``speed`` is a factor; None means without waiting.
+    """
 
     def read_all(step: Step) -> tuple[Step, ...]:
         stage: Any = step.stage
@@ -55,12 +59,12 @@ def answered_from(
 
 @dataclass(frozen=True)
 class Match:
-    """Let those conversations through which a recording answers; raises `NotRecorded` for others."""
+    """Checks that a recording answers each conversation; raises `NotRecorded` if none does."""
 
     recordings: Recordings
 
     async def __call__(self, source: AsyncIterator[Conversation]) -> AsyncGenerator[Conversation, None]:
-        """The same conversations."""
+        """Yield the same conversations."""
         async for conversation in source:
             self.recordings.find(conversation)
             yield conversation
@@ -68,14 +72,17 @@ class Match:
 
 @dataclass(frozen=True)
 class ConverseAsRecorded:
-    """Answer each conversation from a recording, ``speed`` times as fast as it was; None is at once."""
+    """Answers each conversation from a recording, ``speed`` times as fast as recorded; None means without waiting."""
 
     inner: Pipeline[Conversation, ParsedFrame]
     recordings: Recordings
     speed: float | None = None
 
     async def __call__(self, source: AsyncIterator[Conversation]) -> AsyncGenerator[ConversedFrame, None]:
-        """Tell recorded failures again, those ahead of the first frame as well."""
+        """Yield the recorded frames, and raise a recorded failure again, even if it came before the first frame.
+
+        Raise `EngineFailed` if the recording can no longer be read, or was abandoned.
+        """
         async for conversation in source:
             recorded = self.recordings.next(conversation)
             try:
@@ -88,20 +95,20 @@ class ConverseAsRecorded:
                     yield frame
 
     def _behind(self, stage: str) -> Pipeline[Any, Any]:
-        """What frames of that junction have yet to pass."""
+        """Return the stages that frames recorded after ``stage`` still have to pass."""
         if stage == "converse":
             return Pipeline.start(stage, passed)
         return self.inner.since(stage).replace(stage, passed)
 
 
 async def passed(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
-    """Pass frames through that have been made before."""
+    """Yield the frames unchanged, in place of the stage whose recorded output they are."""
     async for frame in source:
         yield frame
 
 
 async def _paced(recording: Recording, speed: float | None) -> AsyncGenerator[Any, None]:
-    """The frames, each as many seconds behind the beginning as it was; and the end that they had."""
+    """Yield the frames at their recorded times, divided by ``speed``, and end as the recording does."""
     clock = asyncio.get_running_loop().time
     started = clock()
     for timed in recording.timed:
@@ -117,7 +124,7 @@ async def _paced(recording: Recording, speed: float | None) -> AsyncGenerator[An
 async def _answering(
     conversation: Conversation, recorded: Recorded, frames: AsyncGenerator[Any, None]
 ) -> AsyncGenerator[Any, None]:
-    """The frames as those of another response."""
+    """Yield the frames with the response, the input and the approval ids of this conversation."""
     approvals = dict(zip(recorded.asked.approvals, Asked.by(conversation).approvals, strict=False))
     response, given, origin = conversation.response, conversation.input, conversation.origin
     try:

@@ -1,8 +1,8 @@
-"""Recordings that answer requests: a folder of them, read once for what was asked, and again for each answer.
+"""Recordings that answer requests, from a folder: the requests are read once, and the answers each time.
 
-Which one answers is the request's to say: it is that of the same items and the same tools, and of several the one with
-most particulars in common.  What was recorded more than once is told in turn.  A request may also name a recording in
-place of the model, and gets that one whatever it asks.
+A request is answered by a recording with the same items and the same tools; among several, by the one with the most
+particulars in common.  Recordings that match equally well take turns.  A request whose model is the name of a recording
+gets that recording, regardless of its other fields.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from penstock.stages.recordings.request import Asked
 logger = logging.getLogger(__name__)
 
 CLOSEST = 3
-"""How many recordings a request hears of that has none."""
+"""The number of close recordings that the error for an unmatched request names."""
 
 _COMPARED = 2_000
-"""Characters of a request by which it is told which one is close."""
+"""Characters at the end of a request that are compared to find close recordings."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A recorded response: what was asked, and the ``stage`` whose frames tell the answer best."""
+    """A recorded response: its request, and the ``stage`` whose recorded output is used as the answer."""
 
     name: str
     folder: Path
@@ -49,22 +49,25 @@ class Recorded:
     stage: str
 
     def read(self) -> Recording:
-        """The answer, as the file has it at this moment."""
+        """Read the answer from its file.  Raise `UnreadableRecording` if it can no longer be read."""
         return _read(self.folder, self.stage)
 
 
 @dataclass(frozen=True)
 class Recordings:
-    """All of a folder; raises nothing but `NotRecorded`."""
+    """All readable recordings of a folder."""
 
     folder: Path
     all: tuple[Recorded, ...]
     _told: Counter[tuple[str, ...]] = field(default_factory=Counter)
-    """How often those were asked for, by their names, among which nothing decides."""
+    """The number of answers given by each group of equally good recordings, by their names."""
 
     @cached_property
     def models(self) -> tuple[str, ...]:
-        """What a request may call its model: the names that the recorded ones gave, and those of the recordings."""
+        """The names that a request may use as its model.
+
+        These are the names of the recorded models, as served and as requested, and the names of the recordings.
+        """
         asked = (recorded.asked.response.model for recorded in self.all)
         served = (recorded.header.model for recorded in self.all)
         names = (recorded.name for recorded in self.all)
@@ -72,17 +75,17 @@ class Recordings:
 
     @cached_property
     def labels(self) -> frozenset[str]:
-        """The MCP servers and connectors that were the operator's when requests named them."""
+        """The MCP servers and connectors in recorded requests, which a request may name without a URL."""
         tools = [tool for recorded in self.all for tool in recorded.asked.response.tools]
         return frozenset(tool[key] for tool in tools for key in ("server_label", "connector_id") if tool.get(key))
 
     @property
     def has_templates(self) -> bool:
-        """Whether a model was recorded that has a chat template."""
+        """True if any recording is of a model with a chat template."""
         return any(recorded.header.encoding == "chat" for recorded in self.all)
 
     def next(self, conversation: Conversation) -> Recorded:
-        """Which recording answers now; raises `NotRecorded`."""
+        """Return the recording whose turn it is to answer.  Raise `NotRecorded` if none matches."""
         found = self.find(conversation)
         names = tuple(recorded.name for recorded in found)
         turn = self._told[names]
@@ -90,7 +93,7 @@ class Recordings:
         return found[turn % len(found)]
 
     def find(self, conversation: Conversation) -> Sequence[Recorded]:
-        """Those that could answer, the oldest first; never empty."""
+        """Return the best matches, oldest first; never empty.  Raise `NotRecorded` if none matches."""
         if named := self._by_name.get(conversation.response.model):
             return [named]
         asked = Asked.by(conversation)
@@ -123,10 +126,10 @@ class Recordings:
 
 
 def read_recordings(folder: Path) -> Recordings:
-    """The recordings in ``folder``, which may be one itself, but for the broken ones.
+    """Read the recordings in ``folder``, which may itself be a recording.
 
-    A server that is killed leaves some that are cut, which is no reason to do without all others.  Raises
-    `UnreadableRecording` where none can be read.
+    Broken recordings are skipped with a warning, since a server that is killed leaves some that are cut.  Raise
+    `UnreadableRecording` if none can be read.
     """
     names = [name for name, _ in FILES.values()]
     found = sorted({path.parent for name in names for path in folder.rglob(name)})
@@ -149,7 +152,7 @@ def _name(folder: Path, among: Path) -> str:
 
 
 def _recorded(folder: Path, name: str) -> Recorded:
-    """What is known of a recording; all that will be needed of it is looked at, so that it fails at once if it does."""
+    """Read the request of a recording.  The answer is read as well, so that a broken recording fails at startup."""
     header = read_header(_first(folder, FILES))
     stage = _told_best(folder, header)
     frames = _read(folder, stage).frames
@@ -163,7 +166,11 @@ def _recorded(folder: Path, name: str) -> Recorded:
 
 
 def _told_best(folder: Path, header: Header) -> str:
-    """Behind which stage the answer is to be read: tokens can only be where no tool ran, and are Harmony's."""
+    """Return the stage whose recorded output is the best answer.
+
+    Tokens are usable only if no tool ran between the turns, and only in Harmony: no other vocabulary is loaded here.
+    Raise `UnreadableRecording` if no usable output was recorded.
+    """
     known = (*SOURCES["emit"], "generate")
     there = [stage for stage in known if (folder / FILES[stage][0]).is_file()]
     if header.encoding == "harmony" and "generate" in there and "converse" not in there:
@@ -186,7 +193,7 @@ def _read(folder: Path, stage: str) -> Recording:
 
 
 def _closeness(asked: Asked, other: Asked) -> tuple[float, int]:
-    """How alike two requests are: by what came last, and then by their tools."""
+    """Return the similarity of two requests: of the ends of their texts, and then the number of common tools."""
     texts = ["".join(each.items)[-_COMPARED:] for each in (asked, other)]
     matcher = SequenceMatcher(None, texts[0], texts[1], autojunk=False)
     return matcher.quick_ratio(), len({*asked.tools} & {*other.tools})

@@ -1,8 +1,8 @@
-"""What was asked: requests as recordings are found by them.
+"""Requests as keys of recordings.
 
-A client that runs again asks the same, but for what changes from run to run: ids, dates, and what the model thought,
-which not every client sends back.  All that is left out.  The items and the names of the tools make a request what it
-is; everything else about it are particulars, by which the closest of several is told.
+A client that runs again sends the same request, except for ids, dates and reasoning items, which not every client sends
+back.  These are left out of the key.  The items and the names of the tools identify a request; all other parameters are
+particulars, which decide between several matching recordings.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ PARTICULARS = (
     "presence_penalty",
     "frequency_penalty",
 )
-"""The fields of a response that its request decides, and that may change what the model says."""
+"""The response fields that echo the request and may change the answer of the model."""
 
 _CHANGING = frozenset({"id", "status", "phase", "annotations", "logprobs"})
-"""The fields of items that say nothing, or nothing that the next request is sure to repeat."""
+"""The fields of items that clients may change or omit when they send an item back."""
 
 _NAMES = frozenset({"call_id", "approval_request_id", "container_id"})
-"""The fields that name something else: only whether two name the same is of interest."""
+"""The fields that refer to something else by id; only the equality of two references matters."""
 
 _DATE = re.compile(r"\b\d{4}-\d{2}-\d{2}\b")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request; ``history`` is None where it was not recorded, though there was one."""
+    """A request; ``history`` is None if it continues a conversation that was not recorded."""
 
     response: Response
     input: tuple[Item, ...]
@@ -58,7 +58,7 @@ class Asked:
 
     @classmethod
     def by(cls, first: Conversation | GenerationStarted | ResponseStarted) -> Asked:
-        """What the first frame of a recording tells of it."""
+        """Return the request that the first frame of a recording belongs to."""
         match first:
             case Conversation():
                 return cls(first.response, first.input, first.history, first.sampling.stop)
@@ -69,7 +69,7 @@ class Asked:
 
     @cached_property
     def items(self) -> tuple[str, ...]:
-        """What was said, item by item, as far as it is known."""
+        """The known items of the conversation, each as normalized JSON."""
         return tuple(_spelled((*(self.history or ()), *self.input)))
 
     @cached_property
@@ -79,38 +79,38 @@ class Asked:
 
     @cached_property
     def particulars(self) -> Mapping[str, Any]:
-        """All the rest that may change an answer."""
+        """The remaining parameters that may change the answer."""
         told = {name: msgspec.to_builtins(getattr(self.response, name)) for name in PARTICULARS}
         return told | {"stop": self.stop}
 
     @property
     def keys(self) -> tuple[object, ...]:
-        """Under which it may have been recorded: as a whole, or without what it goes on from."""
+        """The keys under which the request may have been recorded: with its history, or without it."""
         whole = (self.items, self.tools)
         return (whole, self.without_history) if self.history else (whole,)
 
     @property
     def key(self) -> object:
-        """Under which it was recorded."""
+        """The key of a recording of this request."""
         return self.without_history if self.history is None else (self.items, self.tools)
 
     @property
     def without_history(self) -> object:
-        """What is known of a request that goes on from something unknown."""
+        """The key of a request whose history was not recorded."""
         return ("it goes on", tuple(_spelled(self.input)), self.tools)
 
     @property
     def approvals(self) -> list[str]:
-        """The ids of the approvals that were asked for, in their order."""
+        """The ids of the MCP approval requests, in order."""
         items = (*(self.history or ()), *self.input)
         return [item.id for item in items if isinstance(item, McpApprovalRequest)]
 
     def likeness(self, other: Asked) -> int:
-        """How many particulars are the same."""
+        """Return the number of equal particulars."""
         return sum(self.particulars[name] == said for name, said in other.particulars.items())
 
     def difference(self, other: Asked) -> str:
-        """Where the request parts from ``other``, which was recorded."""
+        """Describe the first difference to ``other``, a recorded request."""
         for at, (asked, recorded) in enumerate(zip(self.items, other.items, strict=False), start=1):
             if asked != recorded:
                 return f"its item {at} is {_cut(recorded, asked)}, and here it is {_cut(asked, recorded)}"
@@ -122,7 +122,7 @@ class Asked:
 
 
 def _no_history(response: Response) -> tuple[Item, ...] | None:
-    """What a response goes on from, where only the response itself was recorded."""
+    """Return None if the response continues a conversation, whose items are unknown; otherwise an empty history."""
     goes_on = response.previous_response_id is not None or response.conversation is not UNSET
     return None if goes_on else ()
 
@@ -136,7 +136,7 @@ def _spelled(items: Iterable[Item]) -> Iterator[str]:
 
 
 def _told(said: Any, names: dict[str, str]) -> Any:
-    """JSON without what changes from run to run."""
+    """Drop the fields that change from run to run, and number the references in the order of their appearance."""
     match said:
         case dict():
             return {
@@ -151,14 +151,14 @@ def _told(said: Any, names: dict[str, str]) -> Any:
 
 
 def _named(tool: Mapping[str, Any]) -> str:
-    """A tool by its name; one that has none by its server, or by its type."""
+    """Return the name of a tool, or its server's label or its type if it has none."""
     inner = sorted(map(_named, tool.get("tools", ()))) if tool["type"] == "namespace" else ()
     name = next((str(tool[key]) for key in ("name", "server_label", "type") if tool.get(key)), "")
     return f"{name}({', '.join(inner)})" if inner else name
 
 
 def _cut(text: str, other: str) -> str:
-    """As much of a text as shows where it parts from another one."""
+    """Return an excerpt of a text around its first difference from another text."""
     same = next((at for at, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
     start = max(0, same - 60)
     end = same + 60

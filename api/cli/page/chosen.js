@@ -3,7 +3,7 @@
 let chosen = null;
 let lit = [];
 
-/** The element that stands for something; an event inside a fold that is closed is the fold. */
+/** The element of a token, frame, event or row; for an event inside a closed fold, the fold. */
 function elementOf(kind, number) {
   const element = elements[kind][number];
   return (kind === "event" && element?.closest("[hidden]")?.previousSibling) || element;
@@ -54,7 +54,7 @@ function unfold(number) {
   if (element?.dataset.fold !== undefined) element.toggle(true);
 }
 
-// Telling of what is selected
+// Describing the selection
 
 function describe() {
   const aside = $("chosen");
@@ -69,7 +69,7 @@ function describe() {
   $("said").textContent = [...aside.querySelectorAll(".link")].map((link) => link.innerText).join(", ");
 }
 
-/** Tokens, then what they became, then the events: each a link to the place. */
+/** Links to the related tokens, items, frames and events, in causal order. */
 function chain(set) {
   const links = [];
   const link = (kind, numbers, name, text) => {
@@ -95,7 +95,7 @@ function clipped(text, more) {
   return flat.length > 60 || more ? `${flat.slice(0, 60)}…` : flat;
 }
 
-/** What is known of the selected thing itself. */
+/** Details of the selected token or event itself. */
 function details() {
   const { kind, number } = chosen;
   if (kind === "event") return [h("pre", { tabIndex: 0, textContent: JSON.stringify(whole(events[number]), null, 2) })];

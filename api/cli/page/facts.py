@@ -1,4 +1,4 @@
-"""The facts of a recorded response: what it was asked for, how long it took, and how it ended."""
+"""The facts of a recorded response: its request parameters, its times, and its result."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from penstock.pipeline.secret import unwritten
 Fact = tuple[str, str]
 
 ASKED = ("temperature", "top_p", "max_output_tokens", "tool_choice", "truncation", "top_logprobs", "service_tier")
-"""The parameters of a request that are shown where they say something."""
+"""The request parameters that are shown unless they have their usual value."""
 USUAL = {"temperature": 1.0, "top_p": 1.0, "tool_choice": "auto", "truncation": "disabled", "service_tier": "default"}
 
 
 def facts_of(flow: Flow) -> list[Fact]:
-    """What is told at the head of the page, in order."""
+    """Return the facts at the top of the page, in order."""
     return [*_ending(flow), *_times(flow), *_counts(flow), *_origin(flow)]
 
 
 def request_of(flow: Flow) -> dict[str, Any]:
-    """The parameters of the request that are not what they would be anyway, and its tools."""
+    """Return the request parameters that differ from their defaults, and the names of the tools."""
     response = _response(flow)
     asked = {name: response[name] for name in ASKED if response.get(name) not in (None, 0, USUAL.get(name))}
     if effort := (response.get("reasoning") or {}).get("effort"):
@@ -40,7 +40,7 @@ def request_of(flow: Flow) -> dict[str, Any]:
 
 
 def _response(flow: Flow) -> dict[str, Any]:
-    """The response as it began."""
+    """Return the response of the first recorded frame that has one, as JSON values; empty if there is none."""
     files = flow.files
     frames = (
         frame
@@ -69,7 +69,7 @@ def _ending(flow: Flow) -> Iterator[Fact]:
 
 
 def _times(flow: Flow) -> Iterator[Fact]:
-    """How fast it was, where somebody took the time."""
+    """Yield the times and the speed, as far as they were recorded."""
     if speed := speed_of(flow.tokens):
         yield "First token", _seconds(speed.first)
         if speed.rate is not None:

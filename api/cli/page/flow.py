@@ -1,6 +1,6 @@
-"""What flowed through a recorded response: its tokens, the items and the events, and what each was caused by.
+"""The flow of a recorded response: its tokens, items and events, each with its cause.
 
-A replay tells it.  What cannot be replayed is shown as it was recorded, and nobody knows what caused it.
+The causes come from a replay.  A recording that cannot be replayed is shown as it was recorded, without causes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from penstock.pipeline.recordings.token_places import Token
 
 @dataclass
 class Flow:
-    """Three rows of frames: the engine's, those of the items, which these caused, and the events, caused by those.
+    """Three rows of frames: the frames of the engine, the item frames that they caused, and the events caused by those.
 
-    ``files`` are the recordings, by the stages that gave their frames.  ``placed`` are the tokens in their places:
-    none where the model is not at hand.  ``notes`` are what a reader has to know of how this came about.
+    ``files`` are the recordings, by the stages whose output they contain.  ``placed`` are the tokens with their places;
+    empty if the vocabulary is not available.  ``notes`` explain to the reader what is missing or differs.
     """
 
     header: Header
@@ -91,7 +91,7 @@ def _crossings(files: Mapping[str, Recording], stage: str) -> Sequence[Crossing]
 
 
 def _since(junctions: Sequence[Junction], junction: int, since: int) -> list[Crossing]:
-    """What crossed a junction, each frame with its cause at the junction ``since``, over all that lie between."""
+    """Return the frames of a junction with their causes at the earlier junction ``since``, across all in between."""
     crossings = junctions[junction].crossings
     causes = [None if junction == since else each.cause for each in crossings]
     for between in range(junction - 1, since, -1):

@@ -32,7 +32,7 @@ function jump(by) {
   if (row) focus(row.querySelector(COLUMNS[column]));
 }
 
-/** To a column: to what is lit in it, if anything is. */
+/** Move the focus to a column: to the selected or a highlighted element in it, if there is one. */
 function go(column) {
   const all = inColumn(column);
   const next = all.find((element) => element.classList.contains("chosen")) ?? all.find((element) => element.classList.contains("lit")) ?? focused[column] ?? all[0];

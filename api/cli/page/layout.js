@@ -1,5 +1,5 @@
 "use strict";
-// Whatever was recorded is written as text, never as markup: there is no innerHTML in this file.
+// Recorded data is only ever inserted as text, never as markup: this file does not use innerHTML.
 
 const layout = JSON.parse(document.getElementById("layout").textContent);
 const CHANNELS = ["markup", "analysis", "commentary", "final", "call", "unread"];
@@ -8,7 +8,7 @@ const LONGEST_LINE = 1000;
 
 const $ = (id) => document.getElementById(id);
 
-/** An element with properties, attributes (those with a dash, and roles) and children. */
+/** Create an element with properties, attributes (names with a dash, "role" and "for") and children. */
 function h(tag, properties = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
@@ -23,7 +23,7 @@ function h(tag, properties = {}, ...children) {
 const count = (number, one) => `${number.toLocaleString("en")} ${one}${number === 1 ? "" : "s"}`;
 const seconds = (at) => (at < 1 ? `${Math.round(at * 1000)} ms` : `${at.toFixed(2)} s`);
 
-// What is known, by number
+// The data, by index
 
 const { tokens, frames, rows } = layout;
 const events = layout.events.told.map(([common, number, delta, cause, at]) => ({ common: layout.events.common[common], number, delta, cause, at }));
@@ -43,16 +43,16 @@ rows.forEach((row, index) => {
 const textOf = (token) => layout.texts[tokens.texts[token]];
 const shown = (text) => (text[1] === null ? String(text[0]) : text[1]);
 
-/** An event as it went over the wire. */
+/** The complete event, as it was sent to the client. */
 function whole(event) {
   return event.delta === null ? event.common : { ...event.common, sequence_number: event.number, delta: event.delta };
 }
 
-// Who caused whom
+// Causes
 
 const none = () => ({ token: [], frame: [], event: [], row: [] });
 
-/** Everything that goes together with what is selected, by kind. */
+/** All tokens, frames, events and rows related to the selected one. */
 function related(kind, number) {
   const set = none();
   if (kind === "row") {

@@ -1,7 +1,7 @@
-"""What a page shows: a flow, laid out in rows from tokens over items to events, as plain JSON.
+"""The data of a page: a flow as rows of tokens, items and events, in plain JSON.
 
-Numbers refer: a token to its chunk, a chunk to a frame of the engine, an event to a frame of the items.  What repeats,
-as how a token is written or what the deltas of an item have in common, is told once.
+References are indexes: a token refers to its chunk, a chunk to a frame of the engine, and an event to a frame of the
+items.  Repeated data, such as the text of a token or the common fields of an item's deltas, is stored once.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ Json = dict[str, Any]
 
 OPENED = get_args(Opened)
 SERVED = (McpListToolsOpened, ShellOutputOpened)
-"""What the model does not write."""
+"""The frames that open an item which the server writes, not the model."""
 VOLATILE = frozenset({"sequence_number", "delta", "logprobs", "obfuscation"})
-"""What distinguishes the deltas of one item."""
+"""The fields that differ between the deltas of one item."""
 CLOSING = re.compile(rb"end|return|call|eot|eom|/", re.IGNORECASE)
-"""In the marks that end an item."""
+"""Matches the special tokens that end an item."""
 
 
 def layout_of(flow: Flow, name: str) -> Json:
-    """All that the page shows of a flow; ``name`` is what the recording is called."""
+    """Return all data of the page of a flow; ``name`` is the name of the recording."""
     texts = Texts()
     rows = _rows(flow)
     tokens = tokens_of(flow, texts)
@@ -68,7 +68,7 @@ def layout_of(flow: Flow, name: str) -> Json:
 
 @dataclass
 class Row:
-    """What belongs together: the beginning or the end of a turn, or an item with its tokens and its events."""
+    """A row of the page: the beginning or the end of a turn, or an item, with its tokens and events."""
 
     kind: str
     turn: int
@@ -81,12 +81,12 @@ class Row:
     events: list[int] = field(default_factory=list)
 
     def told(self) -> Json:
-        """The row as the page reads it."""
+        """Return the row as JSON for the page, without empty fields."""
         return {name: value for name, value in vars(self).items() if value}
 
 
 def _rows(flow: Flow) -> list[Row]:
-    """One row for each item, and one for each beginning and end; at least one."""
+    """Return a row for each item, and for the beginning and end of each turn and of the response."""
     rows = [Row("start", 0)]
     turn, item = 0, None
     for index, crossing in enumerate(flow.items):
@@ -128,7 +128,7 @@ def _add(item: Row, index: int, frame: Any) -> None:
 
 
 def title_of(opened: Any) -> str:
-    """What an item is called: its kind, and whom it names."""
+    """Return the title of an item: its kind, and the tool, phase or recipient that it names."""
     told = _plain(opened)
     kind = re.sub(r"(?<!^)(?=[A-Z])", " ", str(told.pop("type")).removesuffix("Opened")).lower()
     whom = ".".join(str(told[key]) for key in ("server_label", "namespace", "name") if told.get(key))
@@ -137,7 +137,7 @@ def title_of(opened: Any) -> str:
 
 
 def _share_out(rows: Sequence[Row], tokens: Tokens, flow: Flow) -> None:
-    """Give each row its tokens and its events."""
+    """Distribute the tokens and events to the rows."""
     row_of = {index: row for row in rows for index in row.frames}
     if flow.placed:
         _share_tokens(rows, tokens, flow)
@@ -155,7 +155,7 @@ ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"
 
 
 def _share_tokens(rows: Sequence[Row], tokens: Tokens, flow: Flow) -> None:
-    """Give each token to the item that it is a part of, markup included; in a turn without items, to the turn."""
+    """Assign each token, markup included, to the row of its item; in a turn without items, to the row of the turn."""
     written = _written(rows, flow)
     at, turn = 0, 0
     for index, token in enumerate(flow.placed):
@@ -176,7 +176,10 @@ def _has_next(rows: Sequence[Row], at: int) -> bool:
 
 
 def _is_behind(token: Token, row: Row, flow: Flow) -> bool:
-    """Whether a token of markup comes behind the item, which another one has closed, or it itself by beginning anew."""
+    """True if a token of markup comes after the end of an item.
+
+    That is after the item's closing token, or at the token that begins the next item if the closing one is missing.
+    """
     closed_by = flow.items[row.frames[-1]].cause
     if closed_by is None or token.frame < closed_by:
         return False
@@ -189,7 +192,7 @@ def _is_behind(token: Token, row: Row, flow: Flow) -> bool:
 
 
 def _written(rows: Sequence[Row], flow: Flow) -> list[Row]:
-    """The rows of the items that the model wrote, in the order in which it did."""
+    """Return the rows of the items that the model wrote, in order."""
     items = [row for row in rows if row.kind == "item" and not isinstance(flow.items[row.frames[0]].frame, SERVED)]
     return [row for row in items if row.turn]
 
@@ -202,7 +205,7 @@ def _turn_row(rows: Sequence[Row], turn: int) -> Row:
 
 
 def _events(flow: Flow) -> Json:
-    """Each event as the number of what it has in common with others, and what is its own."""
+    """Return each event as the index of its common fields in ``common``, followed by its own values."""
     common: list[Json] = []
     numbers: dict[bytes, int] = {}
     told = []

@@ -1,4 +1,4 @@
-// All of it
+// Starting the page
 
 followSystem();
 prefersDark.addEventListener("change", followSystem);

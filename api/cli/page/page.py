@@ -1,7 +1,7 @@
-"""The page: one file of HTML that asks nothing of any network.
+"""The page: a single HTML file that makes no network requests.
 
-Whatever was recorded is data in it, which its script only ever writes as text.  Its policy, which browsers enforce,
-lets nothing run or load but the style and the script that stand in it.
+Recorded data is embedded as JSON, and the script only ever displays it as text.  A content security policy, enforced by
+the browser, allows no style or script but the two in the file.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ POLICY = (
 )
 
 SCRIPTS = ("layout.js", "rows.js", "timeline.js", "chosen.js", "keys.js", "page.js")
-"""The parts of the one script, in order: what is known, how it is drawn, and what can be done with it."""
+"""The parts of the script, in order: first the data, then drawing, then interaction."""
 
 
 def page_of(layout: Mapping[str, Any]) -> str:
-    """The page that shows what was laid out."""
+    """Return the HTML of the page."""
     style, script = _part("page.css"), "\n".join(map(_part, SCRIPTS))
     places = {
         "{{policy}}": escape(POLICY.format(style=_hash(style), script=_hash(script))),
         "{{title}}": escape(str(layout["name"])),
         "{{style}}": style,
+        # recorded text must not close the script element that the JSON is in
         "{{layout}}": msgspec.json.encode(layout).decode().replace("<", "\\u003c"),
         "{{script}}": script,
     }
     page = ""
     rest = _part("page.html")
-    for place, content in places.items():  # in their order, so that none is looked for in what was written
+    for place, content in places.items():  # in order of appearance, so that placeholders inside inserted content stay
         before, _, rest = rest.partition(place)
         page += before + content
     return page + rest
@@ -47,5 +48,5 @@ def _part(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """How a policy names what may run."""
+    """Return the hash of an inline style or script for the content security policy."""
     return b64encode(sha256(text.encode()).digest()).decode()

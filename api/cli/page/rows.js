@@ -25,7 +25,7 @@ function tooltip(text, number) {
 
 const likelihood = (logprob) => `${(Math.exp(logprob) * 100).toFixed(1)} %`;
 
-/** How a token is written: a line break shows, other whitespace on request. */
+/** The text of a token as it is displayed: a line break is made visible, other whitespace on request. */
 function spelled(text) {
   let written = shown(text);
   if (text[1] === "") return "◌";
@@ -58,7 +58,7 @@ function drawTokens(row) {
   return list;
 }
 
-/** What appends to a list line by line, so that a browser lays out only the lines that are seen. */
+/** Return a function that appends elements to a list in lines, so that the browser lays out only visible lines. */
 function inLines(list) {
   let line = null;
   return (element, text) => {
@@ -152,7 +152,7 @@ function drawEvents(row) {
   return list;
 }
 
-/** Deltas of one kind that follow each other; any other event by itself. */
+/** Group consecutive deltas of one kind; any other event is a group of its own. */
 function runs(numbers) {
   const found = [];
   for (const number of numbers) {

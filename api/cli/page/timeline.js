@@ -10,7 +10,7 @@ function svg(tag, attributes) {
   return element;
 }
 
-/** Where everything stands between 0 and 1: by its time, or by the order in which it came. */
+/** The positions of tokens, frames and events between 0 and 1: by time if it was recorded, otherwise by order. */
 function places() {
   const times = [...Object.values(tokens.times), ...frames.map((frame) => frame[2]), ...events.map((event) => event.at)].filter((at) => at !== null);
   const byTime = times.length > 0;

@@ -1,4 +1,4 @@
-"""Tokens as they are shown: those of the prompts, message by message, and those that the model wrote."""
+"""The tokens on the page: those of the prompts, message by message, and the generated ones."""
 
 from __future__ import annotations
 
@@ -14,18 +14,21 @@ from penstock.pipeline.recordings.token_places import Token
 
 CHANNELS = ("markup", "analysis", "commentary", "final", "call", "unread")
 PART_OF_A_CHARACTER = ""
-"""How a token is shown whose bytes only another one completes."""
+"""The text of a token whose bytes are only part of a character."""
 
 
 @dataclass
 class Texts:
-    """Each way in which a token is written, once: its id, its text, and its bytes where the text does not tell them."""
+    """The distinct tokens of a page: for each the id, the text, the bytes in hex, and 1 for a special token.
+
+    The text and the bytes are None if the vocabulary is not available.
+    """
 
     told: list[list[Any]] = field(default_factory=list)
     numbers: dict[tuple[int, str | None], int] = field(default_factory=dict)
 
     def number(self, token: int, written: bytes | None, text: str | None, is_mark: bool) -> int:
-        """The number of a token that is shown as ``text``."""
+        """Return the index of a token that is shown as ``text``, adding it if it is new."""
         if (token, text) not in self.numbers:
             self.numbers[token, text] = len(self.told)
             self.told.append([token, text, None if written is None else written.hex(" "), int(is_mark)])
@@ -34,9 +37,9 @@ class Texts:
 
 @dataclass
 class Tokens:
-    """All tokens, in order: how each is written, its chunk, its channel and its turn, and what is known of some.
+    """All generated tokens, in order, as parallel lists: index of the text, index of the chunk, channel, and turn.
 
-    ``times`` are those of the chunks.
+    ``repairs`` and ``logprobs`` are by token, for the tokens that have any.  ``times`` are by chunk, in seconds.
     """
 
     texts: list[int] = field(default_factory=list)
@@ -48,13 +51,13 @@ class Tokens:
     times: dict[int, float] = field(default_factory=dict)
 
     def told(self) -> dict[str, Any]:
-        """The tokens as the page reads them: the channel of each is one digit."""
+        """Return the tokens as JSON for the page, with one digit for the channel of each."""
         told = {name: value for name, value in vars(self).items() if name not in ("channels", "turns")}
         return {**told, "channels": "".join(str(CHANNELS.index(channel)) for channel in self.channels)}
 
 
 def tokens_of(flow: Flow, texts: Texts) -> Tokens:
-    """All that the model wrote; how it is written goes into ``texts``."""
+    """Return all generated tokens, adding their texts to ``texts``."""
     told = Tokens()
     spelling = flow.model.spelling
     ids = [token for crossing in flow.tokens for token in _ids(crossing.frame)]
@@ -95,7 +98,7 @@ def _logprobs(logprob: Any, spelling: Any) -> list[Any]:
 
 
 def _shown(written: Sequence[tuple[bytes, bool] | None]) -> list[str | None]:
-    """The text of each token; of several that make up one character, the last one has it."""
+    """Return the text of each token.  A character made of several tokens belongs to the last of them."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     texts: list[str | None] = []
     for each in written:
@@ -110,7 +113,7 @@ def _shown(written: Sequence[tuple[bytes, bool] | None]) -> list[str | None]:
 
 
 def prompts_of(flow: Flow, texts: Texts) -> list[dict[str, Any]]:
-    """The prompt of each turn, message by message; ``known`` of them the turn before had as well."""
+    """Return the prompt of each turn, message by message; the first ``known`` messages repeat the previous prompt."""
     told: list[dict[str, Any]] = []
     before: list[list[int]] = []
     for prompt in flow.prompts:
@@ -124,7 +127,10 @@ def prompts_of(flow: Flow, texts: Texts) -> list[dict[str, Any]]:
 
 
 def _messages(token_ids: Sequence[int], flow: Flow, texts: Texts) -> list[list[int]]:
-    """The tokens of each message of a prompt: one begins with the first mark that comes more than once."""
+    """Return the tokens of each message of a prompt.
+
+    The first special token that occurs more than once is taken as the beginning of a message.
+    """
     spelling, is_mark = flow.model.spelling, flow.model.is_mark
     if spelling is None:
         return [[texts.number(token, None, None, is_mark=False) for token in token_ids]]

@@ -1,1 +1,1 @@
-"""A recording as rows of a terminal."""
+"""A recording as a timeline in the terminal."""

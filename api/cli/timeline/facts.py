@@ -1,4 +1,4 @@
-"""What a timeline tells ahead of all rows: the model, what it was asked, what came of it, and how fast."""
+"""The facts at the top of a timeline: the model, the request, the result, and the speed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Fact: TypeAlias = tuple[str, Text]
 
 
 def facts_of(story: Story, repairs: Iterable[str]) -> Iterator[Fact]:
-    """Their names and what they say; ``repairs`` are all those that the parser made."""
+    """Yield the names and values of the facts; ``repairs`` are all repairs that the parser made."""
     yield "model", _model(story)
     if response := _response(story):
         yield "request", _joined([response.id, *_asked(response)])
@@ -38,14 +38,14 @@ def _model(story: Story) -> Text:
 
 
 def _response(story: Story) -> Response | None:
-    """The response as it is known last."""
+    """Return the latest known state of the response."""
     frames = [crossing.frame for junction in story.junctions for crossing in junction.crossings]
     found = (getattr(frame, "response", None) for frame in reversed(frames))
     return next((response for response in found if response), None)
 
 
 def _asked(response: Response) -> Iterator[str]:
-    """What is worth knowing of a request."""
+    """Yield the tools, the temperature, and the parameters that differ from their defaults."""
     names = [tool.get("name") or tool.get("server_label") or tool["type"] for tool in response.tools]
     if names:
         yield f"tools: {', '.join(map(str, names))}"

@@ -1,7 +1,7 @@
-"""The rows of a timeline: what happened, in the order of causes, with tokens that go together put together.
+"""The rows of a timeline: frames in the order of their causes, with tokens of the same item grouped.
 
-Nothing is left out: each token is in one row, unless a stage has rewritten what it says, and so is each event, deltas
-by their number.
+Nothing is left out.  Each token is in one row, unless a stage has rewritten the text of its item.  Each event is in one
+row as well; consecutive deltas are counted.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from penstock.pipeline.recordings.token_places import BORDERS, OPENINGS, Channel
 Kind: TypeAlias = Literal["begin", "markup", "open", "text", "close", "tool", "finish", "more"]
 
 LONG = 5
-"""A gap stands out that is so many times as long as the usual one,"""
+"""A gap is highlighted if it is at least this many times as long as the median gap,"""
 FELT = 0.05
-"""and so many seconds at least."""
+"""and at least this many seconds."""
 
 
 @dataclass
 class Row:
-    """What happened at one place, from the second ``at`` on: ``frame`` is what it is about, ``events`` what came of it.
+    """A row of the timeline, from ``at`` to ``until`` in seconds: its ``frame``, and the ``events`` that it caused.
 
-    ``text`` is what was written into the item, where no tokens are known, or where it is not what these spell.
+    ``text`` is the text of the item if its tokens are not known, or if the text was rewritten.
     """
 
     kind: Kind
@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Fold:
-    """Events in a row that have the same name."""
+    """A run of events with the same name; ``first`` and ``last`` are sequence numbers."""
 
     name: str
     first: int
@@ -67,7 +67,7 @@ class Fold:
 
 
 def folded(events: Sequence[Event]) -> Iterator[Fold]:
-    """Events, with deltas of one name that come one after another as one."""
+    """Yield events, with consecutive deltas of one type as a single fold."""
     at = 0
     while at < len(events):
         behind = at + 1
@@ -79,8 +79,9 @@ def folded(events: Sequence[Event]) -> Iterator[Fold]:
 
 
 def rows_of(story: Story) -> list[Row]:
-    """All rows of a story."""
+    """Return all rows of a story."""
     kinds = [_kind(junction) for junction in story.junctions]
+    # of several junctions of the same kind, only the last is shown
     shown = ["" if kind in kinds[place + 1 :] else kind for place, kind in enumerate(kinds)]
     rows = _Rows(long_gap(story), rewritten(story), knows_tokens=bool(story.tokens), knows_items="items" in kinds)
     for beat in _Beats(story, shown).all():
@@ -89,14 +90,14 @@ def rows_of(story: Story) -> list[Row]:
 
 
 def rewritten(story: Story) -> frozenset[int]:
-    """Which items, of all that were opened, have another text than the one that the parser read in their tokens."""
+    """Return the indexes of the items whose text differs from the text that the parser read from their tokens."""
     items = next((each.crossings for each in reversed(story.junctions) if _kind(each) == "items"), ())
     texts = zip_longest(_texts(story.behind("parse")), _texts(items))
     return frozenset(number for number, (parsed, shown) in enumerate(texts) if parsed != shown)
 
 
 def _texts(crossings: Sequence[Crossing]) -> list[str]:
-    """The text of each item that a model wrote: what was called before its first turn is not one of them."""
+    """Return the text of each item that the model wrote; calls before its first turn do not count."""
     texts: list[list[str]] = []
     has_begun = False
     for crossing in crossings:
@@ -109,14 +110,14 @@ def _texts(crossings: Sequence[Crossing]) -> list[str]:
 
 
 def long_gap(story: Story) -> float:
-    """From how many seconds on a gap stands out."""
+    """Return the minimum length in seconds of a highlighted gap."""
     times = [crossing.at for crossing in story.behind("generate") if crossing.at is not None]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     return max(FELT, LONG * median(gaps)) if gaps else FELT
 
 
 def _kind(junction: Junction) -> str:
-    """Whether frames of a junction are tokens, items or events; the last junction of each kind is shown."""
+    """Return the kind of a junction's frames, which is empty for conversations and prompts."""
     frames = [crossing.frame for crossing in junction.crossings]
     if any(isinstance(frame, Event) for frame in frames):
         return "events"
@@ -127,7 +128,7 @@ def _kind(junction: Junction) -> str:
 
 @dataclass(frozen=True)
 class _Beat:
-    """A frame that is shown, or a token of it."""
+    """A frame that is shown, or one of its tokens."""
 
     kind: str
     at: float | None
@@ -136,7 +137,7 @@ class _Beat:
 
 
 class _Beats:
-    """Walks from each frame to those that it caused, before the next one."""
+    """Walks the frames of a story depth first: each frame, then all that it caused, then the next frame."""
 
     def __init__(self, story: Story, kinds: Sequence[str]) -> None:
         self._junctions = story.junctions
@@ -147,11 +148,11 @@ class _Beats:
             self._tokens.setdefault(token.frame, []).append(token)
 
     def all(self) -> Iterator[_Beat]:
-        for level in range(len(self._junctions)):  # what nothing ahead has caused comes last
+        for level in range(len(self._junctions)):  # frames without a cause come last
             yield from self._below(level, None)
 
     def _below(self, level: int, cause: int | None) -> Iterator[_Beat]:
-        """What was caused by that frame of the junction ahead, and all that this caused."""
+        """Yield the frames caused by that frame of the previous junction, each followed by the frames it caused."""
         if level == len(self._junctions):
             return
         crossings = self._junctions[level].crossings
@@ -171,7 +172,7 @@ class _Beats:
 
 
 def _interleaved(chunk: Crossing, tokens: Sequence[Token], behind: list[_Beat]) -> Iterator[_Beat]:
-    """The tokens of a chunk, each ahead of the items that open and close at it, and what else came of the chunk."""
+    """Yield the tokens of a chunk, each before the items that open or close at it, and all else the chunk caused."""
     behind.reverse()
     for token in tokens:
         missing = token.borders
@@ -189,7 +190,7 @@ def _is_due(cause: int | None, latest: int | None) -> bool:
 
 
 class _Rows:
-    """The machine: beats in, rows out.  Tokens of items that were rewritten are not shown, but what became of them."""
+    """Turns beats into rows.  For a rewritten item, the new text is shown instead of the tokens."""
 
     def __init__(self, long_gap: float, rewritten: frozenset[int], *, knows_tokens: bool, knows_items: bool) -> None:
         self.rows: list[Row] = []
@@ -203,7 +204,7 @@ class _Rows:
         self._channel: Channel = "markup"
 
     def add(self, beat: _Beat) -> None:
-        """The next beat."""
+        """Add the next beat."""
         self._has_begun = self._has_begun or isinstance(beat.frame, GenerationStarted)
         match beat.frame:
             case _ if beat.token:
@@ -256,7 +257,7 @@ class _Rows:
         self._row.until = beat.at
 
     def _open(self, beat: _Beat) -> None:
-        """An item begins; ahead of its tokens, if it was not clear at first what they are."""
+        """Begin an item.  If its tokens came before the parser recognized it, insert its row before theirs."""
         self._channel = "call" if isinstance(beat.frame, SERVED) else channel_of(beat.frame)
         self._items += self._has_begun and isinstance(beat.frame, OPENINGS)
         place = next((at for at, row in enumerate(self.rows) if row.item == self._items and row.tokens), None)
@@ -267,12 +268,12 @@ class _Rows:
             self.rows.insert(place, self._row)
 
     def _border(self, kind: Kind, beat: _Beat) -> None:
-        """The markup that the latest row holds is that of the item."""
+        """Add the row for the opening or closing of an item; if the latest row has its markup, reuse that row."""
         row = self._row
         place = next(
             (at for at, each in enumerate(self.rows) if (-1 if each.item is None else each.item) > self._items), None
         )
-        if kind == "close" and place is not None:  # what began meanwhile stands behind it
+        if kind == "close" and place is not None:  # items that began meanwhile come after it
             row = self._row = Row(kind, beat.at)
             self.rows.insert(place, row)
         elif row.kind != "markup" or not row.tokens:

@@ -1,4 +1,4 @@
-"""What was recorded, as a terminal may show it."""
+"""Recorded text in a form that is safe to show in a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ALARM = "bold red"
 
 
 def visible(text: str) -> str:
-    """Text that neither moves the cursor nor hides: what is no printable character is escaped, and lines show ends."""
+    """Escape all characters that are not printable, so that text cannot control the terminal, and mark line ends."""
     return "".join(_visible(character) for character in text).removesuffix("\n")
 
 
@@ -21,10 +21,10 @@ def _visible(character: str) -> str:
 
 
 def short(text: str, limit: int) -> str:
-    """The beginning of a text, and how much more there is of it."""
+    """Return the first ``limit`` characters of a text, and the number of characters left out."""
     return text if len(text) <= limit else f"{text[:limit]} … {len(text) - limit} characters more"
 
 
 def as_json(value: Any) -> str:
-    """A value on one line."""
+    """Return a value as JSON on one line."""
     return msgspec.json.encode(value).decode()

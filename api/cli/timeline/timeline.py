@@ -1,4 +1,4 @@
-"""The timeline of a story, for people: what it was, its prompt, and row by row what happened when."""
+"""The timeline of a story: facts, the prompt, and then row by row what happened at which time."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ ENDS = {
 }
 
 WIDE = 110
-"""Columns.  From here on events stand beside what they came of, and not below it."""
+"""The width in columns at which events are shown beside their row instead of below it."""
 
 HEAD, TAIL = 150, 250
-"""Characters that are shown of a long prompt: those in front, and the last ones, which the model goes on from."""
+"""Characters shown at the beginning and at the end of a long prompt; the model continues from the end."""
 LONGEST_RESULT = 400
-"""Characters that are shown of what a tool returned."""
+"""Characters shown of the result of a tool."""
 
 MARK = re.compile(r"<\|[^|<>]{1,40}\|>")
 
@@ -63,7 +63,7 @@ Paced: TypeAlias = Callable[[Iterable[tuple[float | None, RenderableType]], floa
 
 
 class Timeline:
-    """How one story is shown; ``full`` leaves nothing out of prompts and results."""
+    """The output for one story; with ``full``, prompts and tool results are not shortened."""
 
     def __init__(self, story: Story, *, full: bool, width: int) -> None:
         self._story = story
@@ -74,7 +74,7 @@ class Timeline:
         self._turns = 0
 
     def parts(self) -> Iterator[tuple[float | None, RenderableType]]:
-        """What to print, one after the other, and the seconds at which it came."""
+        """Yield the parts to print, each with its time in seconds, or None if it has none."""
         yield None, Rule(Text(str(self._story.path), "bold"), align="left", style="dim")
         yield None, self._head()
         yield from ((None, part) for part in self._prompts(self._story.prompts[:1]))
@@ -88,7 +88,7 @@ class Timeline:
             before = row.until if row.until is not None else row.at if row.at is not None else before
         yield from ((before, self._cell("", "", "", last)) for last in self._last())
 
-    # What it was
+    # Facts and prompts
 
     def _head(self) -> Table:
         head = Table.grid(padding=(0, 2))
@@ -100,7 +100,7 @@ class Timeline:
         return head
 
     def _prompts(self, prompts: Sequence[str]) -> Iterator[RenderableType]:
-        """The last of ``prompts``, as far as it is not in the one before it."""
+        """Yield the last of ``prompts``, without the beginning that it shares with the one before it."""
         if not prompts:
             return
         known = common(*prompts[-2:]) if len(prompts) > 1 else 0
@@ -111,7 +111,7 @@ class Timeline:
         yield Text("prompt of the next turn, as far as it is new" if known else "prompt", "dim")
         yield Padding(text, (0, 0, 1, 2))
 
-    # What happened
+    # Rows
 
     def _line(self, row: Row, before: float | None) -> RenderableType:
         at = "" if row.at is None else f"{row.at:.3f}"
@@ -139,7 +139,7 @@ class Timeline:
         return line
 
     def _body(self, row: Row) -> tuple[Text, Text]:
-        """The glyph of a row, and what it says."""
+        """Return the glyph and the text of a row."""
         style = STYLES[row.channel]
         match row.kind:
             case "open":
@@ -185,7 +185,7 @@ class Timeline:
                 return Text(_name(frame))
 
     def _last(self) -> Iterator[Text]:
-        """How it ended, where that is no event."""
+        """Yield the recorded failure, the early end, or the raised error of the stream; no event shows these."""
         story = self._story
         if story.end.failure and not story.fault:
             yield Text(f"the recorded stream failed here: {_failure(story.end.failure)}", ALARM)
@@ -197,7 +197,7 @@ class Timeline:
 
 
 def _at_a_glance(prompt: str) -> str:
-    """A prompt without its middle, and without its lines."""
+    """Return a prompt on one line, without its middle if it is long."""
     if len(prompt) > HEAD + TAIL:
         left_out = len(prompt) - HEAD - TAIL
         prompt = f"{prompt[:HEAD]} … {left_out} characters more: --full … {prompt[-TAIL:]}"
@@ -205,7 +205,7 @@ def _at_a_glance(prompt: str) -> str:
 
 
 def _written(tokens: Iterable[Token]) -> Text:
-    """Tokens as they are written, with what was repaired behind the token where it was."""
+    """Return the text of tokens, with each repair after the token at which it was made."""
     runs: list[tuple[str, str]] = []
     for (style, repairs), run in groupby(tokens, lambda token: (_style(token), token.repairs)):
         runs.append((b"".join(token.written for token in run).decode(errors="replace"), style))
@@ -224,7 +224,7 @@ def _style(token: Token) -> str:
 
 @dataclass(frozen=True)
 class _Events:
-    """Numbers and names of events, as many in a line as fit."""
+    """The sequence numbers and names of events, as many on a line as fit."""
 
     events: Sequence[Event]
 
@@ -250,7 +250,7 @@ def _spaced(*texts: Text) -> Text:
 
 
 def _name(frame: Any) -> str:
-    """What kind of frame it is, in words, and what it says of itself."""
+    """Return the kind of a frame in words, followed by its values."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(frame).__name__.removesuffix("Opened")).lower()
     told = (
         [f"{value}" for value in msgspec.to_builtins(frame).values()][1:] if isinstance(frame, msgspec.Struct) else []
@@ -263,7 +263,7 @@ def _failure(failure: Failure) -> str:
 
 
 def show(paced: Paced, story: Story, speed: float | None, *, full: bool) -> None:
-    """Print the timeline of a story; in colour on a terminal only."""
+    """Print the timeline of a story, part by part at the given speed, in colour if stdout is a terminal."""
     console = Console(highlight=False, markup=False, emoji=False)
     for part in paced(Timeline(story, full=full, width=console.width).parts(), speed):
         with console.capture() as captured:
