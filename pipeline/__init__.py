@@ -1,1 +1,1 @@
-"""The frame: pipelines, frames, the protocol and its rules. It imports nothing above."""
+"""The core: pipelines, frames, the protocol and its rules.  It imports no other package of penstock."""

@@ -1,9 +1,9 @@
-"""Stages and the pipelines they are composed into.
+"""Stages, and the pipelines that they are composed into.
 
 A stage turns an async iterator of frames into an async generator of frames.  A pipeline is an immutable list of named
-stages; composing checks every junction, statically through ``then`` and once more from the annotations when the
-pipeline is built.  Frames only flow inside ``Pipeline.open``, which owns the closing of every stage, so that a stage
-never has to think about how its consumer left.
+stages.  Every junction is checked twice: by a type checker, through ``then``, and from the annotations when the
+pipeline is built.  Frames only flow inside ``Pipeline.open``, which closes every stage, so a stage needs no code for a
+consumer that leaves early.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ Next = TypeVar("Next")
 Stage: TypeAlias = Callable[[AsyncIterator[In]], AsyncGenerator[Out, None]]
 """The unit of composition: an async generator function over the frames of its source.
 
-A stage without settings is a function; one with settings is a frozen dataclass with ``__call__``, or a method or
-``functools.partial`` that fits.  It holds configuration only: whatever belongs to one response is a local variable of
-the running generator.  It closes what it opened, and never its source.  A stage that takes a bare type variable,
-``Any`` or ``object`` fits anywhere; one that takes and gives the same type variable passes frames through.
-A dataclass stage with a field ``inner`` that holds a `Pipeline` is composite: its inner stages are reached by name.
+A stage without settings is a function.  A stage with settings is a frozen dataclass with ``__call__``; a method or a
+``functools.partial`` works, too.  It holds configuration only: the state of a response belongs in local variables of
+the running generator.  It closes what it opened, but never its source.  A stage that takes a bare type variable,
+``Any`` or ``object`` fits anywhere; a stage that takes and gives the same type variable passes frames through.
+A dataclass stage with a `Pipeline` in a field ``inner`` is composite: its inner stages can be edited by name.
 """
 
 
 @dataclass(frozen=True)
 class Step:
-    """A stage under the name that the pipeline gave it."""
+    """A stage and its name in the pipeline."""
 
     name: str
     stage: Stage[Any, Any]
 
     @property
     def inner(self) -> Pipeline[Any, Any] | None:
-        """The pipeline inside a composite stage."""
+        """The pipeline inside a composite stage; None for other stages."""
         inner = getattr(self.stage, "inner", None)
         return inner if isinstance(inner, Pipeline) else None
 
     def with_inner(self, inner: Pipeline[Any, Any]) -> Step:
-        """The same composite step around another pipeline."""
+        """Return this composite step around another pipeline."""
         stage = typing.cast("Any", self.stage)
         return Step(self.name, dataclasses.replace(stage, inner=inner))
 
     def names(self) -> Iterator[str]:
-        """This step's name and those of the steps inside it."""
+        """Yield the name of this step and the names of the steps inside it."""
         yield self.name
         if self.inner:
             for step in self.inner.steps:
@@ -70,16 +70,16 @@ class Step:
 
     @cached_property
     def _junctions(self) -> tuple[Junction, Junction]:
-        """Read once: every edit checks all steps, most of which it has not changed."""
+        """Both sides of the stage; cached, because every edit checks all steps, most of them unchanged."""
         return junctions(self.name, self.stage)
 
     @property
     def is_open(self) -> bool:
-        """Whether it is a pass-through."""
+        """True if the stage passes frames of any type through."""
         return self.accepts().is_open and self.emits().is_open
 
     def check_inner(self) -> None:
-        """Raise `JunctionError` unless the pipeline inside takes and gives what the field that holds it says."""
+        """Raise `JunctionError` unless the inner pipeline matches the annotation of its field."""
         junctions_within = inner_junctions(type(self.stage)) if self.inner else None
         if self.inner and junctions_within:
             given, taken = junctions_within
@@ -88,13 +88,14 @@ class Step:
 
 
 Edit: TypeAlias = Callable[[Step], tuple[Step, ...]]
+"""A function from one step to the steps that replace it."""
 
 
 @dataclass(frozen=True)
 class Pipeline(Generic[In, Out]):
     """An ordered, immutable list of named stages, from frames of type ``In`` to frames of type ``Out``.
 
-    Raises `JunctionError` when two neighbours do not fit and `ValueError` when a name repeats.
+    Raises `JunctionError` if two neighbours do not fit, and `ValueError` if a name repeats or there is no stage.
     """
 
     steps: tuple[Step, ...]
@@ -103,50 +104,50 @@ class Pipeline(Generic[In, Out]):
 
     @staticmethod
     def start(name: str, stage: Stage[First, Next]) -> Pipeline[First, Next]:
-        """A pipeline of one stage."""
+        """Return a pipeline of one stage."""
         return Pipeline((Step(name, stage),))
 
     def then(self, name: str, stage: Stage[Out, Next]) -> Pipeline[In, Next]:
-        """This pipeline with one more stage at its end; the one place where types are followed statically."""
+        """Return this pipeline with one more stage at its end; only here can a type checker follow the frames."""
         return Pipeline((*self.steps, Step(name, stage)))
 
-    # Editing: each returns a new, checked pipeline and reaches the stages inside composite ones.  A cut inside a
-    # composite leaves that one out: its inner stages stand for themselves, and run once.
+    # Editing: each method returns a new, checked pipeline, and finds stages inside composite stages, too.  A cut
+    # inside a composite stage drops the composite: the inner stages that are left join the pipeline and run once.
 
     def before(self, anchor: str, name: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
-        """Insert a stage ahead of ``anchor``."""
+        """Insert a stage before ``anchor``."""
         return self.edited(anchor, lambda step: (Step(name, stage), step))
 
     def after(self, anchor: str, name: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
-        """Insert a stage behind ``anchor``."""
+        """Insert a stage after ``anchor``."""
         return self.edited(anchor, lambda step: (step, Step(name, stage)))
 
     def replace(self, anchor: str, stage: Stage[Any, Any]) -> Pipeline[In, Out]:
-        """Put another stage in the place, and under the name, of ``anchor``."""
+        """Replace the stage ``anchor``; the new stage takes its name."""
         return self.edited(anchor, lambda step: (Step(step.name, stage),))
 
     def without(self, anchor: str) -> Pipeline[In, Out]:
-        """Take ``anchor`` out."""
+        """Remove the stage ``anchor``."""
         return self.edited(anchor, lambda step: ())
 
     def since(self, anchor: str) -> Pipeline[Any, Out]:
-        """The tail that begins with ``anchor``."""
+        """Return the stages from ``anchor`` on."""
         at, step = self._holding(anchor)
         head = (step,) if step.name == anchor else self.inner(step.name).since(anchor).steps
         return Pipeline((*head, *self.steps[at + 1 :]))
 
     def upto(self, anchor: str) -> Pipeline[In, Any]:
-        """The head that ends with ``anchor``."""
+        """Return the stages up to ``anchor``, included."""
         at, step = self._holding(anchor)
         tail = (step,) if step.name == anchor else self.inner(step.name).upto(anchor).steps
         return Pipeline((*self.steps[:at], *tail))
 
     def behind(self, anchor: str) -> Pipeline[Any, Out]:
-        """The tail that begins with whatever comes after ``anchor``."""
+        """Return the stages after ``anchor``."""
         return Pipeline(self.since(anchor).steps[1:])
 
     def inner(self, anchor: str) -> Pipeline[Any, Any]:
-        """The pipeline inside the composite stage ``anchor``."""
+        """Return the pipeline inside the composite stage ``anchor``; raise `LookupError` if it is not composite."""
         step = self._holding(anchor)[1]
         inner = step.inner
         if step.name != anchor and inner is not None:
@@ -159,10 +160,10 @@ class Pipeline(Generic[In, Out]):
 
     @asynccontextmanager
     async def open(self, source: AsyncGenerator[In, None]) -> AsyncGenerator[AsyncIterator[Out], None]:
-        """Let ``source`` flow through the stages for the length of the block.
+        """Run ``source`` through the stages for the duration of the block.
 
         However the block ends (exhaustion, break, error, cancellation), every stage is closed, downstream first, and
-        then the source.
+        then the source.  An error gets a note with the name of the stage that raised it.
         """
         around = running.get()
         names: dict[Any, str] = {}
@@ -180,25 +181,25 @@ class Pipeline(Generic[In, Out]):
             name_stage(error)
             raise
         finally:
-            names.clear()  # whatever was begun meanwhile may keep the context, but not the frames
+            names.clear()  # a task begun in the block may keep its context, but should not keep the frames
             running.set(around)
 
-    # Looking
+    # Inspecting
 
     def names(self) -> list[str]:
         """The names of all stages, inner ones included."""
         return [name for step in self.steps for name in step.names()]
 
     def accepts(self) -> Junction:
-        """The frames that it takes in: those of its first stage that is no pass-through."""
+        """The frames that the pipeline takes: the input of its first stage that is not a pass-through."""
         return next((step.accepts() for step in self.steps if not step.is_open), self.steps[0].accepts())
 
     def emits(self) -> Junction:
-        """The frames that it gives out: those of its last stage that is no pass-through."""
+        """The frames that the pipeline gives: the output of its last stage that is not a pass-through."""
         return next((step.emits() for step in reversed(self.steps) if not step.is_open), self.steps[-1].emits())
 
     def __str__(self) -> str:
-        """The flow, drawn with the frames that cross each junction."""
+        """Draw the stages and the frames that cross each junction."""
         return "\n".join([self.accepts().label, *self._draw()])
 
     def _draw(self) -> Iterator[str]:
@@ -226,13 +227,13 @@ class Pipeline(Generic[In, Out]):
             upstream = step.name
 
     def edited(self, anchor: str, edit: Edit) -> Pipeline[In, Out]:
-        """Exchange the step ``anchor``, wherever it is nested, for those that ``edit`` returns."""
+        """Replace the step ``anchor``, at any depth, with the steps that ``edit`` returns."""
         if all(anchor not in step.names() for step in self.steps):
             raise LookupError(f"no stage named {anchor!r}; there are {', '.join(self.names())}")
         return Pipeline(tuple(new for step in self.steps for new in _edited_step(step, anchor, edit)))
 
     def _holding(self, anchor: str) -> tuple[int, Step]:
-        """The step that is ``anchor``, or has it inside, and its position."""
+        """The position and the step of ``anchor``, or of the composite step around it."""
         for position, step in enumerate(self.steps):
             if anchor in step.names():
                 return position, step
@@ -240,7 +241,7 @@ class Pipeline(Generic[In, Out]):
 
 
 async def _close(streams: list[AsyncGenerator[Any, None]]) -> None:
-    """Close them all, the last one first, whatever closing one of them raises."""
+    """Close all streams, the last one first, even if closing one of them raises."""
     try:
         while streams:
             await streams.pop().aclose()

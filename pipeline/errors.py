@@ -1,6 +1,6 @@
-"""Errors that a client may see: each knows its HTTP status and its place in OpenAI's error body.
+"""Errors that a client may see, each with its HTTP status and the fields of OpenAI's error body.
 
-Stages raise them; foreign exceptions are mapped to one of them where they enter.  Everything else is a bug.
+Stages raise them.  Exceptions of libraries are mapped to one of them at the boundary.  Any other exception is a bug.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import ClassVar
 
 
 class StageError(Exception):
-    """A stage cannot go on.
+    """A stage cannot continue.
 
-    ``message`` and ``code`` are for the client: in an error body as long as nothing was sent, and in the
-    ``response.failed`` event afterwards.
+    The client gets ``message`` and ``code``: in an error body before the response has begun, in the
+    ``response.failed`` event after that.
     """
 
     status: ClassVar[int] = 500
@@ -26,7 +26,7 @@ class StageError(Exception):
 
 
 class InvalidRequest(StageError):
-    """The body says something that this server cannot do; ``param`` names the place."""
+    """The request has a value that this server cannot accept; ``param`` is its path."""
 
     status = 400
     type = "invalid_request_error"
@@ -58,7 +58,7 @@ class ContextTooLong(InvalidRequest):
 
 
 class NotRecorded(InvalidRequest):
-    """The server answers from recordings, and has none of this request."""
+    """The server answers from recordings and has none for this request."""
 
     code = "not_recorded"
 
@@ -67,7 +67,7 @@ class NotRecorded(InvalidRequest):
 
 
 class PreviousResponseNotFound(InvalidRequest):
-    """``previous_response_id`` names nothing that was stored."""
+    """``previous_response_id`` names no stored response."""
 
     code = "previous_response_not_found"
 
@@ -76,14 +76,14 @@ class PreviousResponseNotFound(InvalidRequest):
 
 
 class ModelNotFound(InvalidRequest):
-    """The body asks for a model that is not served here."""
+    """The request names a model that this server does not serve."""
 
     status = 404
     code = "model_not_found"
 
 
 class ResponseNotFound(InvalidRequest):
-    """The path names a response that was never stored."""
+    """The path names no stored response."""
 
     status = 404
     code = "response_not_found"
@@ -93,7 +93,7 @@ class ResponseNotFound(InvalidRequest):
 
 
 class StreamExpired(InvalidRequest):
-    """The events of a stored response are no longer kept, only what they led to."""
+    """The events of a stored response have expired; only the final response is kept."""
 
     code = "stream_expired"
 
@@ -109,7 +109,7 @@ class ConversationNotFound(InvalidRequest):
 
 
 class ConversationLocked(InvalidRequest):
-    """Another response is being added to the conversation: the same request may succeed a moment later."""
+    """Another response is being added to the conversation; the same request may succeed a moment later."""
 
     status = 409
     code = "conversation_locked"
@@ -121,7 +121,7 @@ class ConversationLocked(InvalidRequest):
 
 
 class ItemNotFound(InvalidRequest):
-    """The path names an item that is not in its conversation."""
+    """The path names an item that is not in the conversation."""
 
     status = 404
     code = "item_not_found"
@@ -131,7 +131,7 @@ class ItemNotFound(InvalidRequest):
 
 
 class PreviousResponseUnfinished(InvalidRequest):
-    """``previous_response_id`` names a response that has not ended, or not well."""
+    """``previous_response_id`` names a response that has not ended yet, has failed, or was cancelled."""
 
     code = "previous_response_unfinished"
 
@@ -142,7 +142,7 @@ class PreviousResponseUnfinished(InvalidRequest):
 
 
 class Unauthorized(InvalidRequest):
-    """The request has no API key that this server knows."""
+    """The request has no valid API key."""
 
     status = 401
     code = "invalid_api_key"
@@ -176,7 +176,7 @@ class EngineOverloaded(StageError):
 
 
 class ServerStopping(StageError):
-    """The server ends, and takes no new requests; another one may be up in a moment."""
+    """The server is stopping and takes no new requests; another one may be up in a moment."""
 
     status = 503
 
@@ -185,13 +185,13 @@ class ServerStopping(StageError):
 
 
 class StoreFailed(StageError):
-    """The store cannot be reached, or refuses: the same request may succeed once it is back."""
+    """The store cannot be reached or does not work; the same request may succeed once it is back."""
 
     status = 503
 
 
 class ServerUnreachable(StageError):
-    """The server that makes this response cannot be reached from here: the same request may succeed in a moment."""
+    """The server that runs this response cannot be reached from here; the same request may succeed in a moment."""
 
     status = 503
 
@@ -200,21 +200,21 @@ class ServerUnreachable(StageError):
 
 
 class RunInterrupted(StageError):
-    """The server ended while it ran this response."""
+    """The server stopped while it ran this response."""
 
     def __init__(self) -> None:
         super().__init__("The server ended while it ran this response.")
 
 
 class CannotRun(Exception):
-    """What a command is asked for cannot be done: it ends with this message, and status 2."""
+    """A command cannot do its work: it exits with this message and status 2."""
 
 
 def error_named(name: str, message: str) -> StageError | None:
-    """The error of that class which says ``message``, as one that was written down is told again."""
+    """Rebuild a recorded error from its class name and message; return None for a name that is no `StageError`."""
     kind = globals().get(name)
     if not (isinstance(kind, type) and issubclass(kind, StageError)):
         return None
-    error = kind.__new__(kind)
+    error = kind.__new__(kind)  # constructors of subclasses take other arguments and build the message themselves
     StageError.__init__(error, message)
     return error

@@ -1,6 +1,6 @@
-"""Which stage a fault comes from.
+"""Find the stage that an error comes from.
 
-It is told by the traceback, once there is one: naming stages costs nothing as long as nothing is wrong.
+The stage is read from the traceback after the error, so that nothing has to wrap the stages while they run.
 """
 
 from __future__ import annotations
@@ -15,22 +15,27 @@ from penstock.pipeline.lifecycle.rules import InvariantBroken
 Frame = TypeVar("Frame")
 
 running: ContextVar[tuple[dict[Any, str], ...]] = ContextVar("running", default=())
-"""The names of the stages that run, by their places in a traceback: one dict for each pipeline that is open."""
+"""The names of the running stages, by `place_of`: one dict for each open pipeline, the innermost first."""
 
 _IN = "in stage "
 
 
 def place_of(stream: Any, *known: dict[Any, str]) -> Any:
-    """What tells a stage's generator in a traceback: its code, or its frame where that is the code of a ``known`` one.
+    """Return the object that identifies a stage's generator in a traceback.
 
-    A frame that is looked at takes memory as long as it runs, as much as the generator itself.
+    That is its code object, or its frame if a ``known`` stage runs the same code.  Code is preferred because reading
+    ``ag_frame`` creates a frame object, which takes as much memory as the generator and lives as long.
     """
     code = getattr(stream, "ag_code", None)
     return getattr(stream, "ag_frame", None) if any(code in names for names in known) else code
 
 
 def name_stage(error: BaseException) -> str:
-    """The stage in which an error was raised, as far as it is known; a note on the error names it from then on."""
+    """Return the name of the stage that raised ``error``, and note it on the error.
+
+    If the error has such a note already, its name is returned.  The result is ``an unknown stage`` if the traceback
+    has no running stage.
+    """
     noted: list[str] = [note.removeprefix(_IN) for note in getattr(error, "__notes__", ()) if note.startswith(_IN)]
     if noted:
         return noted[0]
@@ -44,7 +49,7 @@ def name_stage(error: BaseException) -> str:
 
 
 async def first(frames: AsyncIterator[Frame]) -> Frame:
-    """The first of some frames; raises `InvariantBroken` where a stage has lost it."""
+    """Return the first frame; raise `InvariantBroken` if there is none, because a stage has lost it."""
     try:
         return await anext(frames)
     except StopAsyncIteration:

@@ -1,4 +1,4 @@
-"""Frames: what passes between the stages, one tagged union per junction.
+"""Frames: the values that pass between the stages, one tagged union per junction.
 
     CreateResponse -> normalize -> Conversation -> converse -> ConversedFrame -> emit -> EmittedFrame
                    -> persist -> ResponseEvent
@@ -7,8 +7,8 @@ and within ``converse``, once for each turn of the model:
 
     Conversation -> render -> Prompt -> generate -> TokenFrame -> parse -> ParsedFrame
 
-The first frame of every junction carries all that the stages behind it need to know of the request, ids and times
-included, so that one recorded junction is complete and replays to the same bytes.
+The first frame of every junction carries everything that later stages need to know of the request, ids and times
+included.  So a recording of one junction is complete, and replays to the same bytes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ class _Frame(msgspec.Struct, frozen=True, gc=False, tag=True, omit_defaults=True
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How the engine picks tokens, in the terms of vLLM's ``SamplingParams``.
+    """Sampling parameters of the request, named as in vLLM's ``SamplingParams``.
 
-    ``max_tokens`` None means up to the end of the context.  ``stop`` are texts that end generation and are cut off.
-    ``logprobs`` is the number of alternatives to report beside each token; None reports nothing at all.
+    If ``max_tokens`` is None, only the end of the context limits the output.  Each text in ``stop`` ends generation
+    and is cut off.  ``logprobs`` is the number of alternatives to report with each token; None reports no log
+    probabilities.
     """
 
     temperature: float
@@ -49,10 +50,10 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Scheduling(msgspec.Struct, frozen=True):
-    """How the engine treats a request beside sampling.
+    """Engine options of the request that do not concern sampling.
 
-    ``cache_salt`` keeps its prefix cache apart from that of other salts.  A lower ``priority`` goes first.
-    ``trace_headers`` are those of W3C Trace Context, as the client sent them.
+    Requests share the engine's prefix cache only with requests of the same ``cache_salt``.  Requests with a lower
+    ``priority`` run first.  ``trace_headers`` are the headers of W3C Trace Context, as the client sent them.
     """
 
     cache_salt: str | None = None
@@ -61,10 +62,10 @@ class Scheduling(msgspec.Struct, frozen=True):
 
 
 class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where a request comes from, for the store to keep beside its response.
+    """The origin of a request; the store keeps ``owner`` and ``position`` with the response.
 
-    ``owner`` tells whose it is: nobody else finds what is stored of it.  ``position`` is how many items the
-    conversation of the response had when they were read.  ``recorded`` says that the request asks to be recorded.
+    Only requests of the same ``owner`` find the stored response.  ``position`` is the number of items that the
+    conversation of the response had when it was read.  ``recorded`` is True if the request asks to be recorded.
     """
 
     owner: str = ""
@@ -75,11 +76,11 @@ class Origin(msgspec.Struct, frozen=True, omit_defaults=True):
 TokenIds: TypeAlias = tuple[int, ...]
 
 RawMessages: TypeAlias = tuple[dict[str, Any], ...]
-"""Messages in the model's own terms (for Harmony, the JSON of openai_harmony's ``Message``), to debug it by."""
+"""Messages in the model's own format (for Harmony, the JSON of openai_harmony's ``Message``), for debugging."""
 
 
 class TemplateOptions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a request says of its model's chat template: another one, and variables for it."""
+    """The request's options for the chat template: another template as ``source``, and variables for it."""
 
     source: str | None = None
     variables: Mapping[str, Any] = {}
@@ -89,14 +90,14 @@ NO_TEMPLATE_OPTIONS = TemplateOptions()
 
 
 class Conversation(_Frame, frozen=True):
-    """The request, understood: ``input`` came with it, ``history`` from the responses that it continues.
+    """The request, validated; ``input`` came with it, ``history`` is the past that it continues.
 
-    ``response`` is the response object as it starts out, and ``tools`` what its tool parameters mean.  ``date`` is the
-    day of the request, as YYYY-MM-DD.  ``raw_messages`` says whether the response shall hold the raw messages.
-    ``tokens`` are those that the engine wrote for items of the history, by the item's id, as `ItemTokens` has them,
-    and ``results`` what calls of the history gave the model to read, as `ItemResult` has them.
-    ``include`` are those of the request.  ``template`` is for models that have one.  ``structured`` is the request's
-    ``structured_outputs``: a way of vLLM's to say what the answer must look like, beside ``text.format``.
+    ``response`` is the response object at its start, and ``tools`` is read from its tool parameters.  ``date`` is the
+    day of the request, as YYYY-MM-DD.  ``raw_messages`` is True if the response shall include the raw messages.
+    ``tokens`` maps item ids to the tokens that the engine generated for them (see `ItemTokens`), and ``results`` maps
+    ids of calls to the text that the model read (see `ItemResult`).  ``include`` is the request's parameter.
+    ``template`` is for models with a chat template.  ``structured`` is the request's ``structured_outputs``, vLLM's
+    constraints on the answer beside ``text.format``.
     """
 
     response: Response
@@ -116,7 +117,7 @@ class Conversation(_Frame, frozen=True):
 
 
 class ResponseStarted(_Frame, frozen=True):
-    """A response begins: from here on a failure is an event, no longer an HTTP status."""
+    """The response begins: from here on a failure is an event, no longer an HTTP status."""
 
     response: Response
     input: tuple[Item, ...]
@@ -124,17 +125,17 @@ class ResponseStarted(_Frame, frozen=True):
 
 
 CallSyntax: TypeAlias = Literal["native", "list", "arguments"]
-"""How calls are written: in the model's own markup, as a JSON list of objects with ``name`` and ``parameters``, or as
-the bare arguments of the one tool that may be called.  The last two are what a grammar makes of a model whose markup
-nobody has described.
+"""The syntax of calls: the model's own markup, a JSON list of objects with ``name`` and ``parameters``, or the bare
+arguments of the only tool that may be called.  A grammar enforces one of the last two if vLLM has no description of
+the model's markup.
 """
 
 
 class ChatTurn(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What it takes to read what a model with a chat template writes.
+    """Facts for parsing the output of a model with a chat template.
 
-    ``variables`` are those with which the template was rendered, ``calls`` how the model writes calls, and
-    ``continues`` says that it goes on with the prompt's last message, and so does not think.
+    ``variables`` are the variables that the template was rendered with, and ``calls`` is the syntax of calls.
+    ``continues`` is True if the model continues the prompt's last message, and so does not think first.
     """
 
     variables: Mapping[str, Any] = {}
@@ -145,8 +146,8 @@ class ChatTurn(msgspec.Struct, frozen=True, omit_defaults=True):
 class Prompt(_Frame, frozen=True):
     """The conversation as the model reads it; generation stops at any of ``stop_token_ids``.
 
-    ``grammar``, in llguidance's dialect of Lark, is what everything that is generated must match.  ``images`` are data
-    URLs, in the order of their placeholders.  ``chat`` is there for models with a chat template.
+    If there is a ``grammar``, in llguidance's dialect of Lark, the whole output must match it.  ``images`` are data
+    URLs, in the order of their placeholders.  ``chat`` is set for models with a chat template.
     """
 
     response: Response
@@ -164,11 +165,12 @@ class Prompt(_Frame, frozen=True):
 
 
 class GenerationStarted(_Frame, frozen=True):
-    """The engine has accepted the prompt of a turn; with the first one the response begins, unless it has before.
+    """The engine has accepted the prompt of a turn; the first turn begins the response, if it has not begun yet.
 
-    ``stop`` are the stop texts of the request, ``raw_messages`` those of the prompt, where they were asked for.
-    ``held_to_grammar`` says that the engine holds the model to the prompt's grammar: what breaks it was broken off.
-    ``chat`` is the prompt's, and ``prompt`` its tokens: they tell whether the model is in the middle of a thought.
+    ``stop`` are the stop texts of the request.  ``raw_messages`` are the prompt's, or None if the request does not
+    want them.  ``held_to_grammar`` is True if the prompt has a grammar: output that does not match it was
+    cut short by the engine.  ``chat`` is the prompt's; if it is set, ``prompt`` holds the prompt's tokens, which show
+    whether the model is in the middle of a thought.
     """
 
     response: Response
@@ -184,7 +186,10 @@ class GenerationStarted(_Frame, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
-    """How likely one token was, and the likeliest ones in its place: pairs of token id and logprob, likeliest first."""
+    """The log probability of a token.
+
+    ``top`` holds the likeliest tokens in its place: pairs of token id and log probability, likeliest first.
+    """
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
@@ -193,7 +198,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
 class TokenChunk(_Frame, frozen=True):
     """All tokens that were ready, in order; never empty.  A slow reader gets bigger chunks.
 
-    ``logprobs`` has one entry for each token, or none where nobody asked for them.
+    ``logprobs`` has one entry for each token, or is empty if the request does not want them.
     """
 
     token_ids: tuple[int, ...]
@@ -201,15 +206,15 @@ class TokenChunk(_Frame, frozen=True):
 
 
 FinishReason: TypeAlias = Literal["stop", "length", "content_filter", "cancelled", "max_tool_calls", "max_turns"]
-"""An engine stops, comes to the limit or is told to; that the content was filtered is for a stage of one's own to say.
-The last two are what ``converse`` makes of a turn that asks for more than the response may have.
+"""The reason for the end of a turn.  Engines give ``stop``, ``length`` and ``cancelled``.  ``content_filter`` is for an
+operator's own stages.  ``converse`` gives the last two if a turn needs more tool calls or turns than are allowed.
 """
 
 
 class GenerationFinished(_Frame, frozen=True):
-    """The engine is done: it met a stop token, or the limit.  ``duration`` is in seconds since the start.
+    """The engine has finished the turn; ``duration`` is in seconds since it began.
 
-    ``prompt_tokens`` are those that it read, where it made more of the prompt than there was: of images, many tokens.
+    ``prompt_tokens`` is the engine's own count for a prompt with images, which it expands to many tokens each.
     """
 
     reason: FinishReason
@@ -221,7 +226,7 @@ class GenerationFinished(_Frame, frozen=True):
 class ReasoningOpened(_Frame, frozen=True):
     """The model begins to think.
 
-    ``recipient`` is the tool that it addresses, where there is none of that name: it only talks to itself.
+    ``recipient`` is set if the model addresses a tool that does not exist; the text then counts as reasoning.
     """
 
     recipient: str | None = None
@@ -230,20 +235,23 @@ class ReasoningOpened(_Frame, frozen=True):
 class MessageOpened(_Frame, frozen=True):
     """The model begins to speak to the user.
 
-    ``phase`` is None where nobody can know yet whether this is the answer.
+    ``phase`` is None if it is not known yet whether this is the final answer.
     """
 
     phase: Phase | None = None
 
 
 class RefusalOpened(_Frame, frozen=True):
-    """A message begins that says why there is no answer: for guards, as no model of ours marks its refusals."""
+    """A message begins that explains why there is no answer.
+
+    It is for guards among an operator's own stages: no supported model marks its refusals.
+    """
 
 
 class FunctionCallOpened(_Frame, frozen=True):
-    """The model begins to write the arguments of a call, for the client to run.
+    """The model begins to write the arguments of a call for the client to run.
 
-    ``form`` is which item of the wire it becomes.
+    ``form`` selects the type of its item on the wire.
     """
 
     name: str
@@ -259,13 +267,13 @@ class CustomToolCallOpened(_Frame, frozen=True):
 
 
 class McpListToolsOpened(_Frame, frozen=True):
-    """A server of tools is asked what it offers: `CallStarted` and `CallFinished` follow, whose data are the tools."""
+    """An MCP server lists its tools: `CallStarted` follows, then `CallFinished` with the tools as its ``data``."""
 
     server_label: str
 
 
 class McpCallOpened(_Frame, frozen=True):
-    """The arguments of a call to an MCP server begin; it may be one that the client approved of earlier."""
+    """The arguments of a call to an MCP server begin; ``approval_request_id`` is set if the client has approved it."""
 
     server_label: str
     name: str
@@ -273,7 +281,7 @@ class McpCallOpened(_Frame, frozen=True):
 
 
 class McpApprovalOpened(_Frame, frozen=True):
-    """The model begins to write the arguments of a call that the client has to approve of first."""
+    """The model begins to write the arguments of a call that the client must approve first."""
 
     server_label: str
     name: str
@@ -294,24 +302,24 @@ class ShellCallOpened(_Frame, frozen=True):
 
 
 class ShellOutputOpened(_Frame, frozen=True):
-    """The shell of the sandbox runs what the latest `ShellCallOpened` asked for: the output is an item of its own."""
+    """The shell of the sandbox runs the latest `ShellCallOpened`; its output is an item of its own."""
 
 
 class CallStarted(_Frame, frozen=True):
-    """What the open item asks for runs from now on.
+    """The call of the open item begins to run.
 
-    ``action`` is how the item tells it, where that is not the text itself: of a call to the browser its action.
+    ``action`` is set for a call to the browser, whose item shows an action instead of the text.
     """
 
     action: dict[str, Any] | None = None
 
 
 class CallFinished(_Frame, frozen=True):
-    """What the open item asked for is done.
+    """The call of the open item is done.
 
-    ``result`` is what the model reads of it, and ``error`` why it failed, where it did.  ``data`` is what the item
-    shows beside: of a listing its tools, of code its outputs, of the shell what each command wrote, of the browser the
-    action with all that is known of it by now, of a failed MCP call its error.  It is empty where nothing is shown.
+    ``result`` is the text for the model, and ``error`` the reason if the call failed.  ``data`` is further content of
+    the item: the tools of a listing, the outputs of code, the output of each shell command, the completed action of
+    the browser, or the error of an MCP call.  It is empty if the item shows nothing more.
     """
 
     result: str = ""
@@ -320,7 +328,7 @@ class CallFinished(_Frame, frozen=True):
 
 
 def mcp_error(finished: CallFinished) -> dict[str, Any]:
-    """The error of a failed MCP call, in one of the forms that the API has for it."""
+    """Return the error of a failed MCP call, in one of the API's forms for it."""
     if finished.data:
         return finished.data[0]
     return {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": finished.error or ""}]}
@@ -329,8 +337,8 @@ def mcp_error(finished: CallFinished) -> dict[str, Any]:
 class ItemDelta(_Frame, frozen=True):
     """More text of the open item; never empty.
 
-    ``logprobs`` are those of the tokens whose text ends in it, where they were asked for and the item is a message;
-    text that was found in a header, which had to be repaired, comes without.
+    ``logprobs`` belong to the tokens whose text ends in this delta.  They are empty unless the request wants them and
+    the item is a message; text that was recovered from a malformed header has none.
     """
 
     text: str
@@ -338,7 +346,7 @@ class ItemDelta(_Frame, frozen=True):
 
 
 class AnnotationAdded(_Frame, frozen=True):
-    """A note on the open message, such as a citation, as the wire has it: for tools that know their sources."""
+    """An annotation of the open message in its wire form, such as the citation of a tool's source."""
 
     annotation: dict[str, Any]
 
@@ -357,12 +365,13 @@ Repair: TypeAlias = Literal[
 
 
 class ItemClosed(_Frame, frozen=True):
-    """The open item ends: ``complete`` unless generation was cut inside it.
+    """The open item ends; ``complete`` is False if generation was cut inside it.
 
-    ``repairs`` names what was wrong with the model's markup, for logs and metrics; the item is whole all the same.
-    ``token_ids`` are all that the engine wrote for it, markup included; none where the item was repaired or cut, so
-    that whoever reads it again reads it in good order.  Of a chat model those of a turn's items, one after the other,
-    are all that it generated; which of two items has what stands between them is not settled.
+    ``repairs`` lists the errors in the model's markup, for logs and metrics; the item itself is in order.
+    ``token_ids`` are all tokens that the engine generated for the item, markup included.  They are empty if the item
+    was repaired or cut, so that later prompts render it in correct markup.  For models with a chat template, the
+    tokens of a turn's items add up to all that the model generated in the turn; a token between two items may belong
+    to either.
     """
 
     complete: bool
@@ -371,9 +380,10 @@ class ItemClosed(_Frame, frozen=True):
 
 
 class TurnFinished(_Frame, frozen=True):
-    """The model's turn is over.  Tokens are counted as `Usage` counts them; ``prompt_tokens`` are the engine's word.
+    """The model's turn is over.
 
-    ``raw_messages`` are what the model wrote, where they were asked for.
+    Tokens are counted as in `Usage`; ``prompt_tokens`` comes from `GenerationFinished`.  ``raw_messages`` are the
+    model's output, or None if the request does not want them.
     """
 
     reason: FinishReason
@@ -392,10 +402,10 @@ TokenFrame: TypeAlias = GenerationStarted | TokenChunk | GenerationFinished
 """``GenerationStarted . TokenChunk* . GenerationFinished``"""
 
 ClientCallOpened: TypeAlias = FunctionCallOpened | CustomToolCallOpened | McpApprovalOpened
-"""What the client has to do something about before the model can go on."""
+"""Calls that the client must run or approve before the model can continue."""
 
 ServerCallOpened: TypeAlias = McpCallOpened | CodeCallOpened | WebCallOpened | ShellCallOpened
-"""What the server runs itself once the turn is over."""
+"""Calls that this server runs after the turn."""
 
 ItemOpened: TypeAlias = ReasoningOpened | MessageOpened | RefusalOpened | ClientCallOpened | ServerCallOpened
 
@@ -406,30 +416,30 @@ ParsedFrame: TypeAlias = GenerationStarted | ItemFrame | TurnFinished
 """``GenerationStarted . ItemFrame* . TurnFinished``"""
 
 ServedOpened: TypeAlias = ServerCallOpened | McpListToolsOpened | ShellOutputOpened
-"""What the server does itself, asked by the model or not."""
+"""Items for work of this server, requested by the model or not."""
 
 Opened: TypeAlias = ItemOpened | ServedOpened
 
 ToolFrame: TypeAlias = McpListToolsOpened | ShellOutputOpened | CallStarted | CallFinished
-"""``(CallStarted . CallFinished)`` comes within the item that it is about, behind its last `ItemDelta`"""
+"""``(CallStarted . CallFinished)`` comes inside the item of the call, after its last `ItemDelta`"""
 
 ConversedFrame: TypeAlias = ResponseStarted | ParsedFrame | ToolFrame
 """``ResponseStarted? . (items of tools)* . (GenerationStarted . (ItemFrame | ToolFrame)* . TurnFinished)+``"""
 
 
 class ItemTokens(_Frame, frozen=True):
-    """The tokens of an item that is done, as `ItemClosed` has them; never empty."""
+    """The tokens of a finished item, from its `ItemClosed`; never empty."""
 
     item_id: str
     token_ids: TokenIds
 
 
 class ItemResult(_Frame, frozen=True):
-    """What a call that the server ran gave the model to read, where the item itself does not say it."""
+    """The result of a call that this server ran, as the model reads it; only if the item does not contain it."""
 
     item_id: str
     result: str
 
 
 EmittedFrame: TypeAlias = ResponseStarted | ItemTokens | ItemResult | ResponseEvent
-"""``ResponseStarted . (ItemTokens | ItemResult | ResponseEvent)+``: what to keep of the request, then the stream"""
+"""``ResponseStarted . (ItemTokens | ItemResult | ResponseEvent)+``: the request, for the store, then the stream"""

@@ -1,4 +1,4 @@
-"""Junctions: which frames pass between two stages, as their annotations say."""
+"""Junctions: the frames that pass between two stages, read from the annotations of the stages."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class JunctionError(TypeError):
 
 @dataclass(frozen=True)
 class Junction:
-    """One side of a stage: the frame classes that cross it, and how its annotation spells them."""
+    """One side of a stage: the frame classes that cross it, and their name in its annotation."""
 
     frames: frozenset[type]
     label: str
     is_open: bool
-    """True for a bare type variable: whatever arrives goes on."""
+    """True for a bare type variable: frames of any type pass."""
 
     def refuses(self, arriving: Junction) -> list[str]:
-        """The names of the arriving frames that do not fit."""
+        """Return the names of the arriving frame classes that do not fit."""
         if self.is_open or arriving.is_open or Any in self.frames | arriving.frames:
             return []
         accepted = tuple(self.frames)
         return sorted(frame.__name__ for frame in arriving.frames if not issubclass(frame, accepted))
 
     def check(self, arriving: Junction, upstream: str, downstream: str) -> None:
-        """Raise `JunctionError` unless ``downstream``, whose side this is, takes all that ``upstream`` gives."""
+        """Raise `JunctionError` unless this side, the input of ``downstream``, takes all frames of ``upstream``."""
         if refused := self.refuses(arriving):
             some = len(refused) < len(arriving.frames)
             raise JunctionError(
@@ -43,7 +43,7 @@ class Junction:
 
 
 def junctions(name: str, stage: Any) -> tuple[Junction, Junction]:
-    """Both sides of a stage, read from its annotations."""
+    """Return the input and the output of a stage; raise `JunctionError` if its annotations do not name frames."""
     function = _annotated(stage)
     if inspect.iscoroutinefunction(function):
         raise JunctionError(f"stage {name!r} is no generator: nowhere in it is a yield")
@@ -61,12 +61,12 @@ def junctions(name: str, stage: Any) -> tuple[Junction, Junction]:
 
 @functools.lru_cache
 def _hints(annotated: Any) -> dict[str, Any]:
-    """Evaluate annotations, once: every edit of a pipeline checks all of its steps again."""
+    """Evaluate annotations; cached, because every edit of a pipeline checks all of its steps again."""
     return typing.get_type_hints(annotated)
 
 
 def inner_junctions(composite: type) -> tuple[Junction, Junction] | None:
-    """What a composite stage gives the pipeline inside it and what it takes from there, as its field ``inner`` says."""
+    """Return the ends of the inner pipeline, read from the annotation of ``inner``; None if it names no frames."""
     ends = typing.get_args(_hints(composite).get("inner"))
     if len(ends) != 2:
         return None
@@ -76,7 +76,7 @@ def inner_junctions(composite: type) -> tuple[Junction, Junction] | None:
 
 
 def _annotated(stage: Any) -> Any:
-    """What carries the annotations of a stage: a function or method, also inside a partial, or ``__call__``."""
+    """Return the function, method or ``__call__`` that carries a stage's annotations, without its partials."""
     while isinstance(stage, functools.partial):
         stage = stage.func
     return stage if inspect.isroutine(stage) else type(stage).__call__
@@ -91,7 +91,7 @@ def _junction(hint: Any, spelled: Any, known: Mapping[str, Any]) -> Junction:
 
 
 def _junction_of(frames: Any, alias: str | None) -> Junction:
-    """The junction of a hint; what to call it, is its members' names where it is not spelled by an alias."""
+    """Return the junction of a type hint, labelled with ``alias`` or else with the names of its members."""
     members = typing.get_args(frames) if _is_union(frames) else (frames,)
     classes = frozenset(typing.get_origin(member) or member for member in members)
     label = alias or " | ".join(getattr(member, "__name__", str(member)) for member in members)
@@ -99,7 +99,7 @@ def _junction_of(frames: Any, alias: str | None) -> Junction:
 
 
 def _alias(frames: Any, known: Mapping[str, Any]) -> str | None:
-    """What the module of a stage calls a union, where its annotations are no texts."""
+    """Return the name of a union in the stage's module; needed if annotations are objects, not strings."""
     return next((name for name, value in known.items() if _is_union(value) and value == frames), None)
 
 
@@ -108,5 +108,5 @@ def _is_union(hint: Any) -> bool:
 
 
 def _shortened(names: list[str]) -> str:
-    """Names, of which nobody wants to read dozens."""
+    """Join the first three names and count the rest."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

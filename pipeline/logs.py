@@ -1,4 +1,4 @@
-"""Which response a line of the log is about."""
+"""Response ids in the lines of the log."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import logging
 from contextvars import ContextVar
 
 current_response: ContextVar[str] = ContextVar("current_response", default="-")
-"""The id of the response that this task works for; ``normalize`` sets it where it draws the id."""
+"""The id of the response that the current task works for; ``normalize`` sets it for each new response."""
 
 FORMAT = "%(asctime)s %(levelname)s %(response)s %(name)s: %(message)s"
-"""A line of the log, once `name_response` has been at its record."""
+"""The format of a log line; `name_response` adds the field ``response``."""
 
 
 def name_response(record: logging.LogRecord) -> bool:
-    """A filter for the handlers of a log that lets everything through, with the id of its response."""
+    """Add the id of the current response to ``record``: a filter for log handlers that drops nothing."""
     record.response = current_response.get()
     return True

@@ -1,8 +1,8 @@
-"""Plug-ins: stages from outside, put into a pipeline by functions that edit it.
+"""Plug-ins: functions that put an operator's own stages into a pipeline.
 
-A plug-in is a function that takes a pipeline and returns an edited one, conventionally called ``install``.  Each is
-named: as ``package.module:install``, as a file, ``redact.py:install``, or as an entry point of the group
-``penstock.stages``.  What is installed but not named changes nothing.
+A plug-in is a function that takes a pipeline and returns an edited one, conventionally called ``install``.  The
+operator names each: as ``package.module:install``, as a file (``redact.py:install``), or as an entry point of the
+group ``penstock.stages``.  A package that is installed but not named changes nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from penstock.pipeline.errors import CannotRun
 from penstock.pipeline.junction import JunctionError
 
 GROUP = "penstock.stages"
-"""The entry points of plug-ins."""
+"""The group of entry points for plug-ins."""
 
 NEEDED = ("normalize", "render", "persist")
-"""Where a server cuts its pipeline, and what keeps its responses."""
+"""Stages that must stay: a server cuts its pipeline at the first two, and ``persist`` keeps its responses."""
 
 Install: TypeAlias = Callable[[Pipeline[Any, Any]], Pipeline[Any, Any]]
-"""A plug-in: it returns the pipeline, edited."""
+"""A plug-in: a function that returns the pipeline, edited."""
 
 
 class WrongPlugin(CannotRun):
@@ -40,13 +40,17 @@ class WrongPlugin(CannotRun):
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plug-in under the name that the operator wrote."""
+    """A plug-in, and its name as the operator wrote it."""
 
     name: str
     install: Install
 
     def __call__(self, pipeline: Pipeline[Any, Any]) -> Pipeline[Any, Any]:
-        """Edit a pipeline; raises `WrongPlugin`, also where others than before would be asked for at its ends."""
+        """Return the pipeline, edited.
+
+        Raises `WrongPlugin` if the plug-in fails, or if the server could not run the edited pipeline: a needed stage
+        is gone, or the frames at its ends no longer fit.
+        """
         try:
             edited = self.install(pipeline)
         except (Exception, SystemExit) as error:
@@ -57,7 +61,7 @@ class Plugin:
         return edited
 
     def _check(self, pipeline: Pipeline[Any, Any], edited: Pipeline[Any, Any]) -> None:
-        """Raise `WrongPlugin` unless whoever ran the pipeline can run the edited one."""
+        """Raise `WrongPlugin` unless the server can run ``edited`` in place of ``pipeline``."""
         if lost := [name for name in NEEDED if name in pipeline.names() and name not in edited.names()]:
             raise WrongPlugin(self.name, f"{lost[0]} is gone, which the server needs: `replace` it instead")
         try:
@@ -68,9 +72,9 @@ class Plugin:
 
 
 def load(names: Iterable[str]) -> Install:
-    """What installs all the plug-ins that are named, in their order.
+    """Return a function that installs the named plug-ins in order.
 
-    Raises `WrongPlugin`, and so does what it returns.
+    Both this function and the returned one raise `WrongPlugin`.
     """
     plugins = [Plugin(name, _found(name)) for name in names]
     return lambda pipeline: reduce(lambda edited, plugin: plugin(edited), plugins, pipeline)
@@ -93,7 +97,7 @@ def _found(name: str) -> Install:
 
 
 def _entry_point(name: str) -> str:
-    """What the entry point of that name stands for."""
+    """Return the value of an entry point, ``module:function``."""
     found = {point.name: point.value for point in entry_points(group=GROUP)}
     if name not in found:
         there = f"there are {', '.join(sorted(found))}" if found else "there are none"
@@ -102,12 +106,12 @@ def _entry_point(name: str) -> str:
 
 
 def _module(place: str) -> Any:
-    """The module at that place: a file, or as Python finds it, in the working directory last."""
+    """Import a module from a file, or by its name, with the working directory last on the path."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     if not place.endswith(".py"):
         return importlib.import_module(place)
-    path = str(Path(place).resolve())  # which no other module has for its name
+    path = str(Path(place).resolve())  # also the name of the module, because no other module has it
     if path in sys.modules:
         return sys.modules[path]
     spec = importlib.util.spec_from_file_location(path, path)
@@ -123,8 +127,8 @@ def _module(place: str) -> Any:
 
 
 def _told(error: BaseException, raised: str) -> str:
-    """What was raised, and where; what a pipeline says of an edit speaks for itself."""
-    if isinstance(error, SyntaxError) and error.filename:  # it was raised where the file was read, and not in it
+    """Describe an error and its place; errors that this package raises about an edit need no place."""
+    if isinstance(error, SyntaxError) and error.filename:  # raised by the import, not in the file
         return f"{raised}{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
     last = traceback.extract_tb(error.__traceback__)[-1]
     if Path(last.filename).parent == Path(__file__).parent:

@@ -1,7 +1,7 @@
-"""Secrets: what travels with a request and is never written down.
+"""Secrets: values that travel with a request and are never written.
 
-A `Secret` is written as nothing wherever a frame is written, a recording or the store's queue, and shows nothing in a
-log or a traceback: whoever needs one has it from the request itself, in this process.
+A `Secret` is written as null with its frame, in a recording or in the store's queue, and shows nothing in a log or a
+traceback.  Only the process that received the request has the value.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from typing import Any
 
 
 class Secret:
-    """Headers for a server of tools; equal to any other, so that a frame read again is the frame that was written."""
+    """Headers for an MCP server.
+
+    All secrets are equal, so that a frame that is read back equals the frame that was written.
+    """
 
     __slots__ = ("_headers",)
 
@@ -19,7 +22,7 @@ class Secret:
         self._headers = dict(headers or {})
 
     def reveal(self) -> dict[str, str]:
-        """The headers, for the one who sends them."""
+        """Return the headers, for sending them."""
         return dict(self._headers)
 
     def __repr__(self) -> str:
@@ -33,14 +36,14 @@ class Secret:
 
 
 def unwritten(value: Any) -> Any:
-    """What msgspec writes for a `Secret` (its ``enc_hook``)."""
+    """Encode a `Secret` as null (msgspec's ``enc_hook``)."""
     if isinstance(value, Secret):
         return None
     raise NotImplementedError(f"objects of type {type(value).__name__} are not written")
 
 
 def unread(kind: type, value: Any) -> Any:
-    """What msgspec reads for a `Secret` (its ``dec_hook``)."""
+    """Decode null as an empty `Secret` (msgspec's ``dec_hook``); raise `ValueError` for any other value."""
     if kind is Secret:
         if value is None:
             return Secret()

@@ -1,8 +1,7 @@
-"""Traces: what crossed each junction of a pipeline, and which frame caused which.
+"""Traces: the frames that crossed each junction of a pipeline, and the cause of each.
 
-Stages are generators that pull: whatever a stage gives, it gives behind the last frame that it took.  So a tap behind
-each stage, which remembers how many frames its neighbour had let through, knows the cause of every frame, whatever the
-stages are.
+Stages are generators that pull, so the cause of a frame is the last frame that its stage took before it.  A tap after
+each stage finds it for any kind of stage: it counts the frames that the tap before the stage has let through.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from penstock.pipeline.recordings.format import Abandoned
 
 @dataclass(frozen=True)
 class Caused:
-    """A frame, and the index of the one that caused it among the frames of the junction ahead.
+    """A frame, and the index of its cause among the frames of the previous junction.
 
-    Nothing causes the frames of the source, nor what a stage gives ahead of all that it takes.
+    ``cause`` is None for a frame of the source, and for a frame that a stage gives before it has taken any.
     """
 
     frame: Any
@@ -30,9 +29,10 @@ class Caused:
 
 @dataclass
 class Crossed:
-    """What crossed the junction behind ``stage``, in order; the first of a trace is that of its source.
+    """The frames that crossed the junction after ``stage``, in order.
 
-    ``raised`` is what came in place of more frames, from this stage or from one ahead of it.
+    The first junction of a trace comes after the source.  ``raised`` is the exception that came instead of more
+    frames, from this stage or an earlier one.
     """
 
     stage: str
@@ -41,26 +41,26 @@ class Crossed:
 
     @property
     def frames(self) -> list[Any]:
-        """The frames alone."""
+        """The frames without their causes."""
         return [caused.frame for caused in self.caused]
 
 
 @dataclass
 class Trace:
-    """All junctions, in order, and the ``error`` that ended the stream, if one did."""
+    """All junctions, in order, and the ``error`` that ended the stream, if any."""
 
     junctions: list[Crossed]
     error: BaseException | None = None
 
     @property
     def fault(self) -> tuple[str, Exception] | None:
-        """The stage that raised, and what it raised, also where one behind it made an event of it."""
+        """The stage that raised, and its exception, even if a later stage turned that into an event."""
         if self.junctions[0].raised:
             return None
         return next(((crossed.stage, crossed.raised) for crossed in self.junctions if crossed.raised), None)
 
     def behind(self, stage: str) -> Crossed:
-        """The junction behind a stage; raises `LookupError`."""
+        """Return the junction after ``stage``; raise `LookupError` if there is none."""
         for crossed in self.junctions:
             if crossed.stage == stage:
                 return crossed
@@ -84,10 +84,10 @@ class _Tap:
 
 
 async def traced(pipeline: Pipeline[Any, Any], source: AsyncGenerator[Any, None], name: str = "source") -> Trace:
-    """Run all of ``source``, which is called ``name``, through the pipeline.
+    """Run all of ``source`` through the pipeline; the trace shows it as ``name``.
 
-    Composite stages count as one.  What a stage raises ends the trace, and is part of it;
-    so is that whoever read the source left.
+    A composite stage counts as one.  An exception ends the trace and is part of it, and so is `Abandoned`: the reader
+    of a recorded source left.
     """
     junctions = [Crossed(name), *(Crossed(step.name) for step in pipeline.steps)]
     first = junctions[0]
@@ -100,6 +100,6 @@ async def traced(pipeline: Pipeline[Any, Any], source: AsyncGenerator[Any, None]
             async with tapped.open(source) as frames:
                 async for _ in frames:
                     pass
-        except (Exception, Abandoned) as error:  # noqa: BLE001 - it is told in the trace
+        except (Exception, Abandoned) as error:  # noqa: BLE001 - the trace keeps it
             trace.error = error
     return trace

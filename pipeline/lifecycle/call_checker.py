@@ -1,6 +1,6 @@
-"""What the events of one call hold to: they come in the order of its ladder, and say how it really ended.
+"""Rules for the events of one call: they come in the order of its ladder, and agree with its final status.
 
-These are the parts of the invariant checker that know items without parts: calls for the client, and all that the
+This part of the invariant checker is for items without content parts: calls for the client, and everything that the
 server runs itself.
 """
 
@@ -48,13 +48,13 @@ CallDone: TypeAlias = (
     FunctionCallArgumentsDone | CustomToolCallInputDone | McpCallArgumentsDone | CodeInterpreterCallCodeDone
 )
 CallEvent: TypeAlias = CallDelta | CallDone | ToolProgress | ShellEvent
-"""What comes between the two events of a call."""
+"""The events between ``output_item.added`` and ``output_item.done`` of a call."""
 
 CallChecker: TypeAlias = "LadderChecker | CommandsChecker | OutputChecker"
 
 
 def call_checker(item: CallItem) -> CallChecker:
-    """The machine for one call, from the ``item`` as it was added."""
+    """Return the checker for one call; ``item`` is the call as it was added."""
     match item:
         case ShellCall():
             return CommandsChecker(item)
@@ -65,7 +65,7 @@ def call_checker(item: CallItem) -> CallChecker:
 
 
 class LadderChecker:
-    """The machine of calls that take steps, and of those that have nothing to tell between their two events."""
+    """The state machine for calls with a ladder, and for calls without events between added and done."""
 
     def __init__(self, item: CallItem) -> None:
         self._item = item
@@ -90,7 +90,7 @@ class LadderChecker:
                 self._step(event)
 
     def close(self, item: OutputItem) -> bool:
-        """Take the item as it is done; whether it was cut."""
+        """Take the finished item; return True if it was cut."""
         status = self._status(item)
         rule(not any(status in step for step in self._steps), "a call takes all steps to its status")
         if status != "incomplete":
@@ -102,7 +102,10 @@ class LadderChecker:
         return status == "incomplete"
 
     def _status(self, item: OutputItem) -> CallStatus:
-        """How the item ended; a list, which has no status, tells it by its error."""
+        """Return the item's final status.
+
+        A list of tools has none on the wire: with an error, it failed, or was cut if its completed event came first.
+        """
         if isinstance(item, McpListTools) and item.error:
             was_told = any(kind is McpListToolsCompleted for _, kind in self._taken)
             return "incomplete" if was_told else "failed"
@@ -127,7 +130,7 @@ class LadderChecker:
 
 
 class CommandsChecker:
-    """The machine of calls of a shell, which tell their commands one by one."""
+    """The state machine for shell calls, with events for each command in turn."""
 
     def __init__(self, item: ShellCall) -> None:
         self._open: Text | None = None
@@ -150,7 +153,7 @@ class CommandsChecker:
                 rule(False, "events of calls are of their call's kind")
 
     def close(self, item: OutputItem) -> bool:
-        """Take the item as it is done; whether it was cut."""
+        """Take the finished item; return True if it was cut."""
         told = isinstance(item, ShellCall) and self._open is None and self._done == list(item.action["commands"])
         rule(told, "a shell call tells its commands")
         return isinstance(item, ShellCall) and item.status == "incomplete"
@@ -164,7 +167,7 @@ class CommandsChecker:
 
 
 class OutputChecker:
-    """The machine of what a shell put out, command by command."""
+    """The state machine for the output of a shell call, command by command."""
 
     def __init__(self, item: ShellCallOutput) -> None:
         self._commands = 0
@@ -190,7 +193,7 @@ class OutputChecker:
                 rule(False, "events of calls are of their call's kind")
 
     def close(self, item: OutputItem) -> bool:
-        """Take the item as it is done; whether it was cut."""
+        """Take the finished item; return True if it was cut."""
         assert isinstance(item, ShellCallOutput)
         rule(item.output == tuple(self._outputs), "a done call holds what its events built")
         is_cut = item.status == "incomplete"
@@ -213,7 +216,7 @@ _DONE: dict[type[Event], type[Event]] = {
 
 
 def _text(item: OutputItem) -> str | None:
-    """The text that the events of a call build."""
+    """Return the text that the events of a call build; None if it has none."""
     match item:
         case FunctionCall() | McpCall():
             return item.arguments

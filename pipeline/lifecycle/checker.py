@@ -1,7 +1,7 @@
-"""What every stream of events holds to, whoever made it: a machine that raises on the first broken rule.
+"""Rules for every stream of events: a state machine that raises at the first broken rule.
 
-The rules are those of the Open Responses specification, as real clients read them.  ``check`` is a pass-through stage:
-put it behind any stage that writes or rewrites events.
+The rules come from the Open Responses specification, as real clients read it.  ``check`` is a pass-through stage: put
+it after any stage that writes or rewrites events.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from penstock.pipeline.protocol.response import Response, ResponseStatus, Usage
 
 
 async def check(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[ResponseEvent, None]:
-    """Pass events through, and raise `InvariantBroken` at the first that breaks a rule."""
+    """Pass events through; raise `InvariantBroken` at the first event that breaks a rule."""
     stream = StreamChecker()
     async for event in source:
         stream.feed(event)
@@ -47,7 +47,7 @@ async def check(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[Response
 
 
 class StreamChecker:
-    """The machine: one per stream."""
+    """The state machine for one stream."""
 
     def __init__(self) -> None:
         self._next_number = 0
@@ -60,7 +60,7 @@ class StreamChecker:
         self._ended = False
 
     def feed(self, event: ResponseEvent) -> None:
-        """Take the next event of the stream."""
+        """Take the next event of the stream; raise `InvariantBroken` if it breaks a rule."""
         rule(event.sequence_number == self._next_number, "sequence numbers count from 0 without gaps")
         self._next_number += 1
         rule(not self._ended, "nothing follows the terminal event")
@@ -77,7 +77,7 @@ class StreamChecker:
                 self._open_item().feed(event)
 
     def finish(self) -> None:
-        """The stream is over."""
+        """End the stream; raise `InvariantBroken` if no terminal event has come."""
         rule(self._ended, "a stream ends with a terminal event")
 
     # The response
@@ -158,7 +158,7 @@ _TERMINAL_EVENTS: dict[ResponseStatus, type] = {
     "failed": ResponseFailed,
     "cancelled": ResponseIncomplete,
 }
-"""What ends a response of each status; clients know no event for cancelled ones."""
+"""The terminal event for each final status; clients have none for cancelled responses."""
 
 _OUTCOME = (
     "output",
@@ -169,11 +169,11 @@ _OUTCOME = (
     "input_messages",
     "output_messages",
 )
-"""The fields of a response that only its end fills."""
+"""The fields of a response that are set only at its end."""
 
 
 def _facts(response: Response | None) -> dict[str, object]:
-    """The fields of a response that its request decides."""
+    """Return the fields of a response that its request determines."""
     fields = msgspec.structs.asdict(response) if response else {}
     return {name: value for name, value in fields.items() if name not in ("status", *_OUTCOME)}
 

@@ -1,7 +1,7 @@
-"""How a response ends when something breaks, and how any stream goes on: one machine that knows the ladder of events.
+"""Follow a stream of events: guess its next event, and end it in good order when something breaks.
 
-`Follower` watches the events of a stream go by.  At any point it can tell what may come next, and it can end the
-stream there in keeping with every rule of the wire: what is open is closed as incomplete, then comes exactly one
+`Follower` takes the events of a stream one by one.  At any point it can list the events that may come next, and it can
+end the stream there without breaking a rule of the wire: an open item is closed as incomplete, then comes exactly one
 terminal event.
 """
 
@@ -71,14 +71,14 @@ _Part: TypeAlias = OutputPart | SummaryText
 
 
 class Follower:
-    """The machine: one per stream."""
+    """The state machine for one stream."""
 
     def __init__(self) -> None:
         self.response: Response | None = None
-        """The response as it began; None before its first event."""
+        """The response at its start; None before its first event."""
         self.ended = False
         self.number = -1
-        """The sequence number of the last event."""
+        """The sequence number of the last event; -1 before the first."""
         self._output: list[OutputItem] = []
         self._item: OutputItem | None = None
         self._call: CallFollower | None = None
@@ -90,7 +90,7 @@ class Follower:
     def feed(self, event: ResponseEvent) -> None:
         """Take the next event of the stream."""
         self.number = event.sequence_number
-        if type(event) is OutputTextDelta:  # nearly every event, so see `DELTAS` for how they are told
+        if type(event) is OutputTextDelta:  # nearly every event; `DELTAS` explains why not isinstance
             self._text.write(event.delta)
             if event.logprobs:
                 self._logprobs += event.logprobs
@@ -101,16 +101,16 @@ class Follower:
             self._step(event)
 
     def end(self, error: Exception | None) -> Iterator[ResponseEvent]:
-        """The events that end the stream here, as `ending` tells them one by one; it takes them itself."""
+        """Yield the events that end the stream here, each from `ending`, and take them as well."""
         while not self.ended:
             event = self.ending(error)
             self.feed(event)
             yield event
 
-    # What may come next
+    # The next event
 
     def ending(self, error: Exception | None) -> ResponseEvent:
-        """The next event on the way to an early end: the response fails, or where there is no error, was cancelled."""
+        """Return the next event of an early end: the response fails with ``error``, or is cancelled if that is None."""
         if self.response is None:
             raise RuntimeError("a response that has not begun cannot end") from error
         if self._item is not None:
@@ -121,7 +121,10 @@ class Follower:
         return last_event(self._next, failed_response(self.response, error, output))
 
     def guesses(self, final: Response) -> Iterator[ResponseEvent]:
-        """What may come next but deltas and new items, in the stream of a response that ends as ``final``."""
+        """Yield the events that may come next, except deltas and new items, in a response that ends as ``final``.
+
+        Stored logs refer to a guess by its position, so the order of the guesses must not change.
+        """
         if self._item is not None:
             for status in _STATUSES.get(type(self._item), ("completed", "incomplete")):
                 yield self._closing(self._item, status)
@@ -137,7 +140,7 @@ class Follower:
     # Deltas, many at once
 
     def deltas(self, texts: Sequence[str], logprobs: tuple[Logprob, ...] = ()) -> list[ResponseEvent]:
-        """The deltas by which the open text goes on so; none where no such text is open."""
+        """Return delta events for ``texts``; empty without an open text, or with ``logprobs`` that it cannot have."""
         if self._growth is None or (logprobs and self._growth.kind is not OutputTextDelta):
             return []
         kind, place, _ = self._growth
@@ -145,9 +148,10 @@ class Follower:
         return [kind(number, *place, text, *rest) for number, text in enumerate(texts, self._next)]
 
     def growth(self, events: Sequence[ResponseEvent], at: int) -> list[str]:
-        """Take those of ``events``, from position ``at`` on, that `deltas` makes of their texts, which it returns.
+        """Take the run of deltas in ``events`` that begins at position ``at``, and return their texts.
 
-        They are compared field by field, in one loop: making them only to compare them takes twice as long.
+        The run ends before the first event that `deltas` would not rebuild from its text alone.  The fields are
+        compared in one loop, because building events only to compare them takes twice as long.
         """
         texts: list[str] = []
         if self._growth is None:
@@ -170,7 +174,7 @@ class Follower:
         return texts
 
     def take(self, texts: Sequence[str]) -> None:
-        """Take the `deltas` of these texts, which are the next events."""
+        """Take the `deltas` of these texts as the next events."""
         self._text.write("".join(texts))
         self.number += len(texts)
 
@@ -213,10 +217,10 @@ class Follower:
         self._text_is_done = False
         self._growth = _growth(delta, item_id, len(self._output), *at) if delta else None
 
-    # How an open item goes on to its end
+    # Closing the open item
 
     def _closing(self, item: OutputItem, status: CallStatus) -> ResponseEvent:
-        """The next event on the way to the end of the open item, which then has this status."""
+        """Return the next event on the way to the end of the open item, which ends with ``status``."""
         if not isinstance(item, Message | Reasoning):
             call = self._call or CallFollower(item)
             return call.closing(self._next, len(self._output), self._text.getvalue(), status)
@@ -224,7 +228,7 @@ class Follower:
             part = self._grown(self._part)
             return self._part_done(item, part) if self._text_is_done else self._text_done(item, part)
         if isinstance(item, Message) and not self._parts:
-            return self._part_added(item, OutputText(""))  # clients take a first part for granted
+            return self._part_added(item, OutputText(""))  # clients expect every message to have a part
         return OutputItemDone(self._next, len(self._output), replace(self._filled(item), status=status))
 
     def _filled(self, item: Message | Reasoning) -> Message | Reasoning:
@@ -235,7 +239,7 @@ class Follower:
         return replace(item, summary=summary, content=content or item.content)
 
     def _position(self, part: _Part) -> int:
-        """The index of ``part`` among the summary, or among the content."""
+        """Return the index of ``part`` among the summary parts or the content parts of its item."""
         return sum(isinstance(done, SummaryText) == isinstance(part, SummaryText) for done in self._parts)
 
     def _grown(self, part: _Part) -> _Part:
@@ -270,7 +274,7 @@ class Follower:
 
 
 class _Growth(NamedTuple):
-    """How the open text grows: by deltas of that type, in that place, whose last number is read from a delta."""
+    """The deltas of the open text: their type, their place, and a getter for the last index of the place."""
 
     kind: Any
     place: tuple[Any, ...]

@@ -1,7 +1,7 @@
-"""What the events of one item hold to, from the one that adds it to the one that says it is done.
+"""Rules for the events of one item, from ``output_item.added`` to ``output_item.done``.
 
-`ItemChecker` is the part of the invariant checker that knows what all items have, and how those grow that consist of
-parts: by deltas that sum to what the done events carry, under ids and indexes that stay.
+`ItemChecker` is the part of the invariant checker for the rules that all items share, and for items with content parts:
+their deltas add up to the text of their done events, and ids and indexes stay the same.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PartEvent: TypeAlias = ContentPartAdded | ContentPartDone | ReasoningSummaryPart
 PartDelta: TypeAlias = OutputTextDelta | RefusalDelta | ReasoningTextDelta | ReasoningSummaryTextDelta
 PartText: TypeAlias = OutputTextDone | RefusalDone | ReasoningTextDone | ReasoningSummaryTextDone
 InnerEvent: TypeAlias = PartEvent | PartDelta | PartText | OutputTextAnnotationAdded | CallEvent
-"""What comes between the two events of an item."""
+"""The events between ``output_item.added`` and ``output_item.done``."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class _OpenPart:
 
 
 class ItemChecker:
-    """The machine: one per item."""
+    """The state machine for one item."""
 
     def __init__(self, added: OutputItemAdded, top_logprobs: int) -> None:
         self._item = added.item
@@ -75,7 +75,7 @@ class ItemChecker:
         self._summary: list[SummaryText] = []
         self._part: _OpenPart | None = None
         self.is_cut = False
-        """Whether the item is done, but not whole."""
+        """True if the item is done but incomplete."""
         has_status = "status" in added.item.__struct_fields__
         rule(not has_status or added.item.status == "in_progress", "an item is added in progress")
         self._call = _of_call(added.item)
@@ -103,7 +103,7 @@ class ItemChecker:
                 self._call.feed(event)
 
     def close(self, done: OutputItemDone) -> OutputItem:
-        """Take the last event of the item."""
+        """Take the last event of the item; return the finished item."""
         item = done.item
         self._check_place(done.output_index, item.id)
         rule(self._part is None, "every part is done before its item")
@@ -201,7 +201,7 @@ _PART_TYPES: dict[type, type] = {
     ReasoningSummaryTextDelta: SummaryText,
     ReasoningSummaryTextDone: SummaryText,
 }
-"""The part that each event of a text belongs to."""
+"""The type of the part for each text event."""
 
 
 _COMMON_ENDS = ("completed", "incomplete")
@@ -239,11 +239,14 @@ _GROWING: dict[type[OutputItem], dict[str, Any]] = {
     CodeInterpreterCall: {"code": "", "outputs": None, **_DONE},
     ShellCallOutput: {"output": (), **_DONE},
 }
-"""The fields that may be others when the item is done, of kinds where these are more than the status."""
+"""The fields that may change until the item is done, with the values that `_identity` gives them.
+
+Of other types of items, only the status may change.
+"""
 
 
 def _identity(item: OutputItem) -> OutputItem:
-    """All that is the same when the item is added and when it is done."""
+    """Return the item with its changing fields reset, so that the added and the finished item compare equal."""
     if isinstance(item, WebSearchCall):
         return replace(item, action={"type": item.action["type"]}, status="completed")
     return replace(item, **_GROWING.get(type(item), _DONE))

@@ -1,7 +1,7 @@
-"""The ladders of calls: which event comes after which, on the way to each status that a call may end with.
+"""Ladders of calls: the order of a call's events, for each status that it may end with.
 
-`LADDERS` is what all that watch a stream know of them; what writes the events, in ``penstock.stages.emit``, is made of
-the frames alone.  `CallFollower` goes along with one call, and knows how it can come to its end.
+Everything that watches a stream uses `LADDERS`.  ``penstock.stages.emit``, which writes the events, does not: it goes
+by the frames alone.  `CallFollower` follows one call, and can bring it to its end.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from penstock.pipeline.protocol.items import (
 )
 
 Step: TypeAlias = Mapping[CallStatus, type[Event]]
-"""The event that comes next, by how the call ends; none of some statuses."""
+"""The next event, by the final status of the call; a call of a status that is missing here skips the step."""
 
 CallItem: TypeAlias = Call | ServerItem | ShellCallOutput
-"""All items but those whose text stands in parts."""
+"""All output items without content parts."""
 
 NOT_LISTED = "The response broke off before the server had told what it offers."
-"""The error of an MCP server's list that nobody waited for: such an item has no status to say so."""
+"""The error of a list of MCP tools that was cut: it stands in for the status, which the item does not have."""
 
 
 def _always(kind: type[Event]) -> Step:
@@ -91,13 +91,13 @@ LADDERS: Mapping[type[OutputItem], tuple[Step, ...]] = {
         {"completed": WebSearchCallCompleted},
     ),
 }
-"""What stands between the first event of an item and its last, deltas left out."""
+"""The events between added and done for each type of call, without the deltas."""
 
 _PROGRESS = frozenset(get_args(ToolProgress))
 
 
 class CallFollower:
-    """The machine: one per call, from the ``item`` as it was added."""
+    """The state machine for one call; ``item`` is the call as it was added."""
 
     def __init__(self, item: CallItem) -> None:
         self._item = item
@@ -117,7 +117,7 @@ class CallFollower:
                 self._steps = self._steps[taken[0] :] if taken else self._steps
 
     def closing(self, number: int, index: int, text: str, status: CallStatus) -> ResponseEvent:
-        """The next event on the way to the end of the call, which then has this status and ``text``."""
+        """Return the next event on the way to the end of the call, which ends with ``status`` and ``text``."""
         if self._commands:
             command_kind, *rest = self._commands[0]
             told: ResponseEvent = command_kind(number, index, *rest)
@@ -148,7 +148,7 @@ class CallFollower:
 
 
 def _told(item: ShellCall) -> list[tuple[Any, ...]]:
-    """The events that tell the commands of a shell call: their kinds, and what they say."""
+    """List the events for the commands of a shell call: type, command index, and text."""
     told = list[tuple[Any, ...]]()
     for at, command in enumerate(item.action.get("commands") or ()):
         told.append((ShellCallCommandAdded, at, ""))

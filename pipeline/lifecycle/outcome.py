@@ -1,4 +1,4 @@
-"""What becomes of a response: how it stands as it begins, once it has failed or was cancelled, and how that is told."""
+"""The response object at its start, after a failure and after a cancellation, and its terminal event."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _NO_OUTCOME: dict[str, Any] = {
 
 
 def begun(response: Response) -> Response:
-    """``response`` as it was created: in the queue if it is one for the background, and without an outcome."""
+    """Return ``response`` as it was created: without an outcome, and queued if it runs in the background."""
     return replace(response, status="queued" if response.background else "in_progress", **_NO_OUTCOME)
 
 
 def failed_response(response: Response, error: Exception, output: tuple[OutputItem, ...]) -> Response:
-    """``response`` as it stands after ``error``; what is no `StageError` is not for the client to read."""
+    """Return ``response`` failed with ``error``; the client sees the message of a `StageError` only."""
     details = (
         ErrorDetails(error.code, error.message)
         if isinstance(error, StageError)
@@ -47,12 +47,12 @@ def failed_response(response: Response, error: Exception, output: tuple[OutputIt
 
 
 def cancelled_response(response: Response, output: tuple[OutputItem, ...]) -> Response:
-    """``response`` as it stands once it is cancelled."""
+    """Return ``response``, cancelled."""
     return replace(response, status="cancelled", output=output)
 
 
 def last_event(number: int, response: Response) -> TerminalEvent:
-    """What the stream of a response that has ended ends with; clients know no event for cancelled ones."""
+    """Return the terminal event; clients have none for a cancelled response, which ends like an incomplete one."""
     match response.status:
         case "completed":
             return ResponseCompleted(number, response)

@@ -1,4 +1,4 @@
-"""How a rule of the stream is stated, and what comes of breaking it."""
+"""The rules of a stream, and the error for a broken rule."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class InvariantBroken(AssertionError):
 
 
 def rule(holds: bool, text: str) -> None:
-    """Raise `InvariantBroken` with the ``text`` of a rule that does not hold."""
+    """Raise `InvariantBroken` with the ``text`` of the rule unless it ``holds``."""
     if not holds:
         raise InvariantBroken(text)
 
 
 @dataclass
 class Text:
-    """A text while it grows."""
+    """A text of a stream: its deltas so far, and the text of its done event as ``done``."""
 
     deltas: list[str] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Text:
     done: str | None = None
 
     def grow(self, delta: str, logprobs: Iterable[Logprob] = ()) -> None:
-        """Take one more piece."""
+        """Take the next delta."""
         rule(delta != "", "deltas are never empty")
         rule(self.done is None, "no delta follows the done event of its text")
         self.deltas.append(delta)
@@ -37,11 +37,11 @@ class Text:
         self.has_all_logprobs = self.has_all_logprobs and len(self.logprobs) > before
 
     def close(self, text: str) -> None:
-        """Take all of it at once."""
+        """Take the text of the done event."""
         rule(self.done is None, "a text is done once")
         rule(text == "".join(self.deltas), "the deltas of a text sum to the text that its done event carries")
         spelled = b"".join(bytes(token.bytes) for token in self.logprobs).decode(errors="replace")
-        # Not to the letter: a stop text may begin inside a token, of which the text then has only the beginning.
+        # Not equal: a stop text may begin inside a token, and only the beginning of that token is in the text.
         agree = spelled in text or text in spelled
         rule(agree or not self.has_all_logprobs, "the bytes of a text's tokens spell the text")
         self.done = text

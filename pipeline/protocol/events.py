@@ -1,7 +1,7 @@
-"""Events: what a stream puts on the wire.  Names and fields are those of openai-python 3.52's union of stream events.
+"""Events of a stream, as on the wire.  Names and fields are those of openai-python 3.52's union of stream events.
 
-An event is born complete: its sequence number is drawn when it is made.  ``gc=False`` is safe because events hold no
-reference cycles, and keeps the collector away from the busiest objects of the server.
+An event is complete when it is created, sequence number included.  ``gc=False`` is safe because events hold no
+reference cycles; it spares the garbage collector the server's most frequent objects.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Event(msgspec.Struct, frozen=True, gc=False, tag_field="type"):
 
 
 class Delta(Event, frozen=True):
-    """One more piece of an item's text: nearly every event of a stream."""
+    """A piece of an item's text; nearly every event of a stream is a delta."""
 
     item_id: str
     output_index: int
 
 
 class Done(Event, frozen=True):
-    """All of an item's text at once, when its deltas have come."""
+    """The whole text of an item or a part, after its deltas."""
 
     item_id: str
     output_index: int
@@ -179,7 +179,7 @@ class CodeInterpreterCallCodeDone(Done, frozen=True, tag="response.code_interpre
 
 
 class Progress(Event, frozen=True):
-    """How far something is that this server runs itself."""
+    """Progress of a call, or of a list of tools, that this server runs itself."""
 
     item_id: str
     output_index: int
@@ -327,24 +327,25 @@ ResponseEvent: TypeAlias = (
 """``ResponseCreated . ResponseQueued? . ResponseInProgress . (one item after another)* . TerminalEvent``"""
 
 DELTAS: frozenset[type[Event]] = frozenset(get_args(TextDelta))
-"""To tell deltas by ``type(event) in DELTAS``: isinstance takes five times as long, which is felt at every token."""
+"""The types of deltas, for ``type(event) in DELTAS``: isinstance takes five times as long, at every token."""
 
 DONE = b"data: [DONE]\n\n"
-"""What ends every stream, after its terminal event."""
+"""The end of every stream, after its terminal event."""
 
 KEEP_ALIVE = b": keep-alive\n\n"
 """A comment that clients skip; it keeps proxies from closing a silent connection."""
 
 _encode_into = msgspec.json.Encoder().encode_into
 _encoded = bytearray()
-"""One for all: an event is through with it before the next one comes, and a new one for each would be felt."""
+"""A buffer that all events share, because a new one for each takes noticeable time; `to_sse` returns a copy."""
 _prefixes: dict[type[Event], bytes] = {}
 
 
 def to_sse(event: Event) -> bytes:
-    """One whole server-sent event: LF only and no ``id:`` line, which would break openai-python beside comments.
+    """Encode an event as a whole server-sent event.
 
-    For one thread alone.
+    Lines end in LF, and there is no ``id:`` line: with comments in the stream, it would break openai-python.  Not
+    thread-safe.
     """
     try:
         prefix = _prefixes[type(event)]

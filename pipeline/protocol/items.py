@@ -1,7 +1,7 @@
-"""Items: what a conversation is made of, on the wire, in the store and between stages.
+"""The items of a conversation, on the wire, in the store and between stages.
 
-One union for both directions, because what a response puts out is what the next request brings in.  Fields that the
-protocol leaves out rather than nulls are `msgspec.UNSET`.
+Input and output share one union, because the output of a response is input of the next request.  Fields that
+the protocol leaves out, instead of sending null, are `msgspec.UNSET`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 CallStatus: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
-"""The status of what this server runs itself."""
+"""The status of a call that this server runs itself."""
 Phase: TypeAlias = Literal["commentary", "final_answer"]
 Role: TypeAlias = Literal["user", "assistant", "system", "developer"]
 ImageDetail: TypeAlias = Literal["low", "high", "auto", "original"]
@@ -27,9 +27,9 @@ class InputText(msgspec.Struct, frozen=True, tag_field="type", tag="input_text")
 
 
 class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image"):
-    """An image that the client shows: an address on the web, or a data URL.
+    """An image for the model: an address on the web, or a data URL.
 
-    ``detail`` is how closely the client wants it looked at; models here have their own way with every image.
+    ``detail`` is the detail that the client wants; it is kept, but models here treat all images alike.
     """
 
     image_url: str
@@ -37,12 +37,12 @@ class InputImage(msgspec.Struct, frozen=True, tag_field="type", tag="input_image
 
     @property
     def text(self) -> str:
-        """It says nothing in words."""
+        """The empty string: an image has no text."""
         return ""
 
 
 class TopLogprob(msgspec.Struct, frozen=True, gc=False):
-    """A token that might have come, and how likely it was: the natural logarithm of its probability."""
+    """A token that the model could have generated, and the natural logarithm of its probability."""
 
     token: str
     bytes: tuple[int, ...]
@@ -50,7 +50,7 @@ class TopLogprob(msgspec.Struct, frozen=True, gc=False):
 
 
 class Logprob(msgspec.Struct, frozen=True, gc=False):
-    """A token that came, how likely it was, and the likeliest ones in its place, likeliest first."""
+    """A generated token, its log probability, and the likeliest tokens in its place, likeliest first."""
 
     token: str
     bytes: tuple[int, ...]
@@ -61,7 +61,7 @@ class Logprob(msgspec.Struct, frozen=True, gc=False):
 class OutputText(msgspec.Struct, frozen=True, tag_field="type", tag="output_text"):
     """Text that the model wrote for the user.
 
-    ``logprobs`` are those of its tokens, where they were asked for; text from a header that was repaired has none.
+    ``logprobs`` belong to its tokens, if the request wants them; text recovered from a malformed header has none.
     """
 
     text: str
@@ -88,14 +88,14 @@ class SummaryText(msgspec.Struct, frozen=True, tag_field="type", tag="summary_te
 
 
 InputPart: TypeAlias = InputText | InputImage
-"""What a client, or a tool of its own, shows the model."""
+"""Content for the model from a client or one of its tools."""
 MessagePart: TypeAlias = InputPart | OutputText | Refusal
 OutputPart: TypeAlias = OutputText | Refusal | ReasoningText
 """The parts that ``response.content_part`` events carry."""
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
-    """What one side of the conversation says or shows; ``phase`` only where the assistant speaks."""
+    """A message of one side of the conversation; only messages of the assistant may have a ``phase``."""
 
     id: str
     status: ItemStatus
@@ -120,12 +120,12 @@ class Reasoning(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
 
     @property
     def text(self) -> str:
-        """The thinking: raw, or where there is no raw text, its summary."""
+        """The raw text of the thinking, or its summary if there is none."""
         return "".join(part.text for part in self.content or self.summary)
 
 
 class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
-    """A call that the client is asked to run; ``arguments`` is the text the model wrote, valid JSON or not."""
+    """A call of a function for the client to run; ``arguments`` is the model's text, valid JSON or not."""
 
     id: str
     call_id: str
@@ -136,7 +136,7 @@ class FunctionCall(msgspec.Struct, frozen=True, tag_field="type", tag="function_
 
     @property
     def text(self) -> str:
-        """What the model wrote."""
+        """The model's text."""
         return self.arguments
 
 
@@ -153,11 +153,11 @@ class _CallOutput(msgspec.Struct, frozen=True, tag_field="type"):
 
 
 class FunctionCallOutput(_CallOutput, frozen=True, tag="function_call_output"):
-    """What a function call returned."""
+    """The result of a function call."""
 
 
 class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
-    """A call that the client is asked to run; ``input`` is any text."""
+    """A call of a custom tool for the client to run; ``input`` is any text."""
 
     id: str
     call_id: str
@@ -168,19 +168,19 @@ class CustomToolCall(msgspec.Struct, frozen=True, tag_field="type", tag="custom_
 
     @property
     def text(self) -> str:
-        """What the model wrote."""
+        """The model's text."""
         return self.input
 
 
 class CustomToolCallOutput(_CallOutput, frozen=True, tag="custom_tool_call_output"):
-    """What a custom tool call returned."""
+    """The result of a custom tool call."""
 
 
-# Calls that the client runs, in items of their own
+# Calls that the client runs, with item types of their own
 
 
 class LocalShellCall(msgspec.Struct, frozen=True, tag_field="type", tag="local_shell_call"):
-    """A command for the client to run; ``action`` as the API has it: ``exec`` with its ``command``."""
+    """A command for the client to run; ``action`` is the API's: of type ``exec``, with a ``command``."""
 
     id: str
     call_id: str
@@ -189,12 +189,12 @@ class LocalShellCall(msgspec.Struct, frozen=True, tag_field="type", tag="local_s
 
     @property
     def text(self) -> str:
-        """What the model wrote, or would have written."""
+        """The arguments of the call as JSON, as a model writes them."""
         return _json({key: value for key, value in self.action.items() if key != "type"})
 
 
 class LocalShellCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="local_shell_call_output"):
-    """What a local shell call returned; ``id`` is the call's ``call_id``, as the API has it."""
+    """The result of a local shell call; as in the API, ``id`` is the ``call_id`` of the call."""
 
     id: str
     output: str
@@ -202,17 +202,17 @@ class LocalShellCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="l
 
     @property
     def call_id(self) -> str:
-        """The call that it answers."""
+        """The ``call_id`` of the call with this result."""
         return self.id
 
     @property
     def text(self) -> str:
-        """What the model reads."""
+        """The text for the model."""
         return self.output
 
 
 class ShellCall(msgspec.Struct, frozen=True, tag_field="type", tag="shell_call"):
-    """Commands for a shell: the client's, or the sandbox's where ``environment`` says so.
+    """Commands for a shell: the client's, or this server's sandbox if ``environment`` is set and not ``local``.
 
     ``action`` has ``commands``, and may have ``timeout_ms`` and ``max_output_length``.
     """
@@ -225,17 +225,17 @@ class ShellCall(msgspec.Struct, frozen=True, tag_field="type", tag="shell_call")
 
     @property
     def runs_here(self) -> bool:
-        """Whether it is the sandbox's."""
+        """True if this server's sandbox runs the commands."""
         return self.environment is not None and self.environment.get("type") != "local"
 
     @property
     def text(self) -> str:
-        """What the model wrote, or would have written."""
+        """The arguments of the call as JSON, as a model writes them."""
         return _json({key: value for key, value in self.action.items() if value is not None})
 
 
 class ShellCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="shell_call_output"):
-    """What each command of a shell call wrote, and how it ended."""
+    """The output and the outcome of each command of a shell call."""
 
     id: str
     call_id: str
@@ -245,12 +245,12 @@ class ShellCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="shell_
 
     @property
     def text(self) -> str:
-        """What the model reads."""
+        """The text for the model."""
         return _json(self.output)
 
 
 class ApplyPatchCall(msgspec.Struct, frozen=True, tag_field="type", tag="apply_patch_call"):
-    """A change of one file for the client to make; ``operation`` as the API has it."""
+    """A change of one file for the client to make; ``operation`` is the API's."""
 
     id: str
     call_id: str
@@ -259,12 +259,12 @@ class ApplyPatchCall(msgspec.Struct, frozen=True, tag_field="type", tag="apply_p
 
     @property
     def text(self) -> str:
-        """What the model wrote, or would have written."""
+        """The arguments of the call as JSON, as a model writes them."""
         return _json(self.operation)
 
 
 class ApplyPatchCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="apply_patch_call_output"):
-    """Whether the client could make the change."""
+    """The outcome of the change: ``completed``, or ``failed`` if the client could not make it."""
 
     id: str
     call_id: str
@@ -273,7 +273,7 @@ class ApplyPatchCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="a
 
     @property
     def text(self) -> str:
-        """What the model reads."""
+        """The text for the model."""
         return self.output or self.status
 
 
@@ -283,7 +283,7 @@ class ApplyPatchCallOutput(msgspec.Struct, frozen=True, tag_field="type", tag="a
 class ListedTool(msgspec.Struct, frozen=True):
     """A tool as an MCP server describes it; ``input_schema`` is a JSON schema.
 
-    What it does not say is left out: there are clients that take no null for it.
+    A field that the server leaves out stays unset, because some clients do not accept null for it.
     """
 
     name: str
@@ -293,7 +293,7 @@ class ListedTool(msgspec.Struct, frozen=True):
 
 
 class McpListTools(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_list_tools"):
-    """What an MCP server offers, or why it could not be asked."""
+    """The tools of an MCP server, or the error if they could not be listed."""
 
     id: str
     server_label: str
@@ -302,12 +302,12 @@ class McpListTools(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_list_
 
     @property
     def status(self) -> CallStatus:
-        """It is whole once it is there, and has no status on the wire."""
+        """Always ``completed``: the item has no status on the wire."""
         return "completed"
 
 
 class McpCall(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_call"):
-    """A call of a tool of an MCP server: ``output`` is what it returned, ``error`` why it failed."""
+    """A call of a tool of an MCP server, with its ``output`` or the ``error`` that it failed with."""
 
     id: str
     server_label: str
@@ -320,12 +320,12 @@ class McpCall(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_call"):
 
     @property
     def text(self) -> str:
-        """What the model wrote."""
+        """The model's text."""
         return self.arguments
 
 
 class McpApprovalRequest(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_approval_request"):
-    """A call that the client has to approve of before this server makes it."""
+    """A call that the client must approve before this server makes it."""
 
     id: str
     server_label: str
@@ -334,17 +334,17 @@ class McpApprovalRequest(msgspec.Struct, frozen=True, tag_field="type", tag="mcp
 
     @property
     def status(self) -> CallStatus:
-        """It is whole once it is there, and has no status on the wire."""
+        """Always ``completed``: the item has no status on the wire."""
         return "completed"
 
     @property
     def text(self) -> str:
-        """What the model wrote."""
+        """The model's text."""
         return self.arguments
 
 
 class McpApprovalResponse(msgspec.Struct, frozen=True, tag_field="type", tag="mcp_approval_response"):
-    """Whether the client approves of the call that ``approval_request_id`` names."""
+    """The client's decision on the `McpApprovalRequest` with the id ``approval_request_id``."""
 
     id: str
     approval_request_id: str
@@ -353,7 +353,7 @@ class McpApprovalResponse(msgspec.Struct, frozen=True, tag_field="type", tag="mc
 
 
 class CodeInterpreterCall(msgspec.Struct, frozen=True, tag_field="type", tag="code_interpreter_call"):
-    """Code that ran in the sandbox; ``outputs`` only where they were asked for."""
+    """Code that runs in the sandbox; ``outputs`` is None unless the request includes them."""
 
     id: str
     code: str
@@ -363,12 +363,12 @@ class CodeInterpreterCall(msgspec.Struct, frozen=True, tag_field="type", tag="co
 
     @property
     def text(self) -> str:
-        """What the model wrote."""
+        """The model's text."""
         return self.code
 
 
 class WebSearchCall(msgspec.Struct, frozen=True, tag_field="type", tag="web_search_call"):
-    """What the browser did: ``action`` is a ``search``, an ``open_page`` or a ``find_in_page``."""
+    """A call to the browser: ``action`` is a ``search``, an ``open_page`` or a ``find_in_page``."""
 
     id: str
     action: dict[str, Any]
@@ -376,7 +376,7 @@ class WebSearchCall(msgspec.Struct, frozen=True, tag_field="type", tag="web_sear
 
 
 class AdditionalTools(msgspec.Struct, frozen=True, tag_field="type", tag="additional_tools"):
-    """Tools that the client adds within the conversation, as they came."""
+    """Tools that the client adds in the middle of a conversation, in their wire form."""
 
     id: str
     role: Literal["developer"]
@@ -396,7 +396,7 @@ Call: TypeAlias = FunctionCall | CustomToolCall | FormCall
 CallOutput: TypeAlias = FunctionCallOutput | CustomToolCallOutput | FormCallOutput
 
 ServerItem: TypeAlias = McpListTools | McpCall | McpApprovalRequest | CodeInterpreterCall | WebSearchCall
-"""What this server does itself, or asks to be allowed to; beside them `ShellCall` with its output."""
+"""Items for work that this server does itself or needs approval for; a `ShellCall` for the sandbox is another."""
 
 Item: TypeAlias = Message | Reasoning | Call | CallOutput | ServerItem | McpApprovalResponse | AdditionalTools
 OutputItem: TypeAlias = Message | Reasoning | Call | ShellCallOutput | ServerItem
@@ -406,15 +406,15 @@ OneKind = TypeVar("OneKind", bound=Item)
 
 
 def of_type(items: Iterable[Item], kind: type[OneKind]) -> list[OneKind]:
-    """The items of one type.
+    """Return the items of one type.
 
-    In a long conversation most are of others, and for those isinstance takes ten times as long.
+    Most items of a long conversation are of other types, and isinstance takes ten times as long to reject them.
     """
     return [item for item in items if type(item) is kind]
 
 
 def images_of(item: Item) -> tuple[InputImage, ...]:
-    """The images that an item shows the model, in order."""
+    """Return the images of an item, in order."""
     match item:
         case Message(content=parts):
             pass

@@ -1,6 +1,6 @@
 """The Response object.
 
-The 31 fields of the Open Responses specification are always present; a few more are left out unless asked for.
+The 31 fields of the Open Responses specification are always present; a few others only if the request wants them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh",
 
 
 def item_key(response_id: str, index: int) -> str:
-    """What the ids of an output item end in: it derives from the response's id, so that a replay draws the same one."""
+    """Return the suffix of an output item's ids, made from the response's id so that a replay repeats it."""
     return f"{response_id.removeprefix('resp_')}{index:04x}"
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
-    """``cached_tokens`` were found in the engine's prefix cache."""
+    """Details of the input tokens; ``cached_tokens`` of them were found in the engine's prefix cache."""
 
     cached_tokens: int
     cache_write_tokens: int = 0
@@ -32,10 +32,10 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """``reasoning_tokens`` became text of reasoning items.
+    """Details of the output tokens; ``reasoning_tokens`` of them became text of reasoning items.
 
-    ``tool_output_tokens`` are what the tools that the server ran gave the model to read; they are input of the next
-    turn, and no output of the model.
+    ``tool_output_tokens`` are the results of calls that this server ran.  They are input of the next turn, not output
+    of the model.
     """
 
     reasoning_tokens: int
@@ -47,7 +47,7 @@ class OutputTokensDetails(msgspec.Struct, frozen=True):
 class Usage(msgspec.Struct, frozen=True):
     """Token counts: every token of the prompt, and every token the engine generated, markup included.
 
-    The lists have one number for each turn of the model.
+    The lists of the details have one number for each turn of the model.
     """
 
     input_tokens: int
@@ -58,7 +58,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class IncompleteDetails(msgspec.Struct, frozen=True):
-    """Why a response ended early."""
+    """The reason for the early end of a response."""
 
     reason: IncompleteReason
 
@@ -70,21 +70,21 @@ class ConversationReference(msgspec.Struct, frozen=True):
 
 
 class ErrorDetails(msgspec.Struct, frozen=True):
-    """Why a response failed."""
+    """The reason for the failure of a response."""
 
     code: str
     message: str
 
 
 class ReasoningOptions(msgspec.Struct, frozen=True):
-    """The echo of ``reasoning``."""
+    """The ``reasoning`` options of the request, repeated in the response."""
 
     effort: Effort | None
     summary: Literal["auto", "concise", "detailed"] | None
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """One response, whatever its state.  Times are whole seconds since the epoch."""
+    """A response in any state.  Times are whole seconds since the epoch."""
 
     id: str
     object: Literal["response"] = "response"
@@ -120,6 +120,6 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_key: str | None
     user: str | UnsetType = UNSET
     input_messages: tuple[dict[str, Any], ...] | UnsetType = UNSET
-    """The prompt, message by message, where ``enable_response_messages`` asked for it."""
+    """The prompt, message by message, if the request has ``enable_response_messages`` (vLLM)."""
     output_messages: tuple[dict[str, Any], ...] | UnsetType = UNSET
-    """What the model wrote, likewise."""
+    """The model's output, under the same condition."""

@@ -1,7 +1,7 @@
-"""Tools: what the model may call, as the stages see it.
+"""Tools that the model may call, in the form for the stages.
 
-The wire nests tools in namespaces, and spreads over three parameters which of them may be called; ``normalize`` reads
-all of it once, into one `Toolset` that travels with the request.
+On the wire, tools are nested in namespaces, and three parameters decide which of them may be called.  ``normalize``
+reads all of this once, into a `Toolset` that travels with the request.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import msgspec
 from penstock.pipeline.secret import Secret
 
 ClientForm: TypeAlias = Literal["function", "local_shell", "shell", "apply_patch"]
-"""As which item of the wire a function call goes to the client."""
+"""The type of a function call's item on the wire."""
 
 HostedKind: TypeAlias = Literal["python", "browser", "container"]
-"""The namespaces of the built-in tools, by the names under which the model was taught them."""
+"""The namespaces of the built-in tools, under the names that gpt-oss was trained with."""
 
 
 class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"):
-    """A function of the client's, called with JSON.
+    """A function of the client, called with JSON.
 
-    ``strict`` promises arguments that match ``parameters``, a JSON schema.  ``namespace`` is that of the namespace
-    tool that it came in, None for one that stood alone.  ``form`` is not ``function`` for the tools of the API that a
-    client runs itself: the model knows these as functions.
+    If ``strict`` is True, arguments are sure to match ``parameters``, a JSON schema.  ``namespace`` is the name of the
+    namespace tool around it, or None.  ``form`` is not ``function`` for the shells and patches that the API lets a
+    client run: the model sees them as functions.
     """
 
     name: str
@@ -37,14 +37,14 @@ class FunctionTool(msgspec.Struct, frozen=True, tag_field="type", tag="function"
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What the input of a custom tool must look like."""
+    """A grammar for the input of a custom tool."""
 
     syntax: Literal["lark", "regex"]
     definition: str
 
 
 class CustomTool(msgspec.Struct, frozen=True, tag_field="type", tag="custom"):
-    """A tool of the client's that is called with plain text; without a ``grammar`` with any text."""
+    """A tool of the client, called with plain text: any text, or text that matches ``grammar``."""
 
     name: str
     description: str | None = None
@@ -55,7 +55,7 @@ class CustomTool(msgspec.Struct, frozen=True, tag_field="type", tag="custom"):
 class McpTool(msgspec.Struct, frozen=True, tag_field="type", tag="mcp"):
     """A tool of an MCP server, which this server calls; ``namespace`` is that server's label.
 
-    ``parameters`` is a JSON schema.  ``needs_approval`` says that the client has to approve of each call.
+    ``parameters`` is a JSON schema.  ``needs_approval`` is True if the client must approve each call.
     """
 
     namespace: str
@@ -82,14 +82,17 @@ HOSTED: Mapping[HostedKind, tuple[HostedTool, ...]] = {
 """The functions of each built-in tool."""
 
 ToolKey: TypeAlias = tuple[str | None, str]
-"""What tells one tool from another: its namespace and its name."""
+"""The identity of a tool: its namespace and its name."""
 
 ANY_NAME = "*"
-"""In place of a name in `Toolset.allowed`: all the tools of a namespace, also those that are not known yet."""
+"""A wildcard in place of a name in `Toolset.allowed`: all tools of a namespace, even if not listed yet."""
 
 
 class ToolFilter(msgspec.Struct, frozen=True):
-    """Some of the tools of an MCP server: those of these ``names``, and those whose ``readOnlyHint`` is so."""
+    """A selection of an MCP server's tools, by name and by MCP's ``readOnlyHint``.
+
+    A tool must match both; None matches every tool.
+    """
 
     names: tuple[str, ...] | None = None
     read_only: bool | None = None
@@ -98,9 +101,9 @@ class ToolFilter(msgspec.Struct, frozen=True):
 class McpServer(msgspec.Struct, frozen=True):
     """An MCP server that a request names.
 
-    ``url`` is None for one that the operator configured: under ``connector``, or else under this label.  ``headers``
-    go with every call of it.
-    ``always`` and ``never`` tell whose calls need approval; for tools of neither ``approves_rest`` decides.
+    ``url`` is None for a server that the operator configured: under the label ``connector``, or else under ``label``.
+    ``headers`` go with every call.  Calls of tools in ``always`` need approval, and calls of tools in ``never`` need
+    none; a tool in both needs it, and ``approves_rest`` decides for tools in neither.
     """
 
     label: str
@@ -111,39 +114,39 @@ class McpServer(msgspec.Struct, frozen=True):
     always: ToolFilter | None = None
     never: ToolFilter | None = None
     approves_rest: bool = True
-    """Whether calls of the other tools need approval: the API's default."""
+    """True if calls of the other tools need approval, which is the API's default."""
     connector: str | None = None
 
     @property
     def configured_as(self) -> str:
-        """The label under which the operator configured it, where it has no URL."""
+        """The label of the server in the operator's configuration, if it has no URL."""
         return self.connector or self.label
 
 
 def tool_key(tool: Tool) -> ToolKey:
-    """The key of ``tool``."""
+    """Return the key of ``tool``."""
     return tool.namespace, tool.name
 
 
 class Toolset(msgspec.Struct, frozen=True):
-    """The tools of one request, and how freely the model may use them."""
+    """The tools of one request, and the rules for using them."""
 
     tools: tuple[Tool, ...] = ()
-    """All that the model is told of, each key once."""
+    """All tools that the model sees, each key once."""
     choice: Literal["auto", "required", "none"] = "auto"
-    """Whether it may call, must, or must not.  A choice of one tool is ``required`` with one key ``allowed``."""
+    """Calls are optional, required or forbidden.  A choice of one tool is ``required`` with one key ``allowed``."""
     allowed: tuple[ToolKey, ...] | None = None
-    """The keys of those that it may call, where these are not all: a hard limit."""
+    """The keys of the tools that may be called, a hard limit; None if all may."""
     parallel: bool = True
-    """Whether it may make several calls in one turn."""
+    """True if the model may make several calls in one turn."""
     descriptions: Mapping[str, str] = {}
-    """What the client says of each namespace."""
+    """The client's description of each namespace."""
     servers: tuple[McpServer, ...] = ()
-    """MCP servers whose tools are not known yet: ``converse`` asks them, and adds what they offer."""
+    """MCP servers whose tools are not known yet; ``converse`` lists them and adds them to ``tools``."""
 
     @property
     def runs_here(self) -> bool:
-        """Whether this server may have to run a call itself."""
+        """True if this server may have to run a call itself."""
         return bool(self.servers) or any(isinstance(tool, McpTool | HostedTool) for tool in self.tools)
 
     @property

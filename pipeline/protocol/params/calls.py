@@ -1,6 +1,6 @@
-"""Input items of calls that have types of their own: those that a server runs, and the shells and patches of clients.
+"""Input items of calls with types of their own: the calls that a server runs, and the shells and patches of clients.
 
-Clients send back what they keep of a response, some of it without ids or statuses, so little has to be there.
+Clients send back the items that they kept of a response, sometimes without ids or statuses, so few fields are required.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class LocalShellCallItem(_Call):
 
 
 class LocalShellCallOutputItem(_Call):
-    """The output of a local shell call, which the API has under the call's id, and some clients under its call_id."""
+    """The output of a local shell call.
+
+    The API puts the ``call_id`` of the call in ``id``; some clients put it in ``call_id``.
+    """
 
     type: Literal["local_shell_call_output"]
     output: str
@@ -166,7 +169,7 @@ class CodeInterpreterCallItem(_Item):
 
 
 class WebAction(Echoed):
-    """What the browser did, of any type; what is known of it is of the right kind."""
+    """An action of the browser, of any type; only the known fields are validated."""
 
     type: str | None = None
     query: str | None = None

@@ -1,4 +1,4 @@
-"""What the shapes of a request body have in common."""
+"""Parts that the models of request bodies share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 
 class Body(BaseModel):
-    """An object in a body: strict of type, and blind to keys that the API does not have."""
+    """An object in a body: types are strict, and keys that the API does not have are ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, hide_input_in_errors=True)
 
@@ -31,7 +31,7 @@ class Echoed(Body):
 
     @property
     def given(self) -> dict[str, Any]:
-        """What the client wrote."""
+        """The object as the client wrote it."""
         return self._given
 
     @validates(mode="wrap")
@@ -49,11 +49,11 @@ Name: TypeAlias = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64
 CallId: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 
 FAIL_FAST: Any = Field(fail_fast=True)
-"""One mistake is told, so one is looked for."""
+"""Stop at the first error; only one is reported."""
 
 
 def at_most(count: int, elements: str) -> BeforeValidator:
-    """Refuse an object or a list of more ``elements``, before any of them is looked at."""
+    """Refuse an object or a list with more than ``count`` elements before any of them is validated."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict | list) and len(value) > count:
@@ -69,20 +69,20 @@ Metadata: TypeAlias = Annotated[dict[_MetadataKey, _MetadataValue], at_most(16, 
 
 
 def type_of(value: Any) -> Any:
-    """What an object, read or not yet read, says under ``type``."""
+    """Return the ``type`` of an object, validated or not."""
     return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
 def text_or_list(value: Any) -> str:
-    """The tag of a value that may be either."""
+    """Return the union tag of a text or a list."""
     return "as_text" if isinstance(value, str) else "as_list"
 
 
 def text_or_object(value: Any) -> str:
-    """The tag of a value that may be either."""
+    """Return the union tag of a text or an object."""
     return "as_text" if isinstance(value, str) else "as_object"
 
 
 def one_of(*types: str, tag: str) -> Callable[[Any], str]:
-    """A discriminator that knows these types, and gives ``tag`` for all others."""
+    """Return a discriminator that gives these types as they are, and ``tag`` for all others."""
     return lambda value: found if (found := type_of(value)) in types else tag

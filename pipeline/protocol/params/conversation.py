@@ -1,4 +1,4 @@
-"""The bodies of the Conversations API, as openai-python 3.52 writes them."""
+"""Request bodies of the Conversations API, as openai-python 3.52 writes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.pipeline.protocol.params.common import Body, Metadata, at_most
 from penstock.pipeline.protocol.params.items import InputItem
 
 MOST_ITEMS = 20
-"""How many items may be added at once."""
+"""The most items that one request may add."""
 
 _Items: TypeAlias = Annotated[
     list[InputItem],
@@ -27,12 +27,12 @@ class CreateConversation(Body):
 
 
 class UpdateConversation(Body):
-    """What a conversation is to be marked with from now on; null for nothing."""
+    """New metadata for a conversation; null removes it."""
 
     metadata: Metadata | None
 
 
 class AddItems(Body):
-    """More items, behind those that a conversation has."""
+    """Items to append to a conversation."""
 
     items: _Items

@@ -1,4 +1,4 @@
-"""Input items as a body writes them."""
+"""Input items in a request body."""
 
 from __future__ import annotations
 
@@ -115,14 +115,14 @@ class CustomToolCallOutputItem(_CallOutputItem):
 
 
 class ItemReference(Body):
-    """A stored item, by its id."""
+    """A reference to a stored item by its id."""
 
     type: Literal["item_reference"] | None = None
     id: str
 
 
 class AdditionalToolsItem(Body):
-    """More tools, from this place of the conversation on."""
+    """More tools, available from this point of the conversation on."""
 
     type: Literal["additional_tools"]
     id: str | None = None
@@ -131,7 +131,7 @@ class AdditionalToolsItem(Body):
 
 
 def _item_tag(value: Any) -> Any:
-    """The type of an item; without one it is a message, or a reference if it has nothing but an id."""
+    """Return the type of an item; an item without one is a message, or a reference if it has only an id."""
     if said := type_of(value):
         return said
     is_reference = isinstance(value, dict) and "id" in value and value.keys().isdisjoint(("role", "content"))
@@ -162,11 +162,11 @@ InputItem: TypeAlias = Annotated[
     Discriminator(_item_tag),
 ]
 
-# Messages in Harmony's own terms
+# Messages in Harmony's own format
 
 
 class RawPart(Body):
-    """Text, or the head of a prompt: what a developer message says beside its tools is ``instructions``."""
+    """Text, or the content of a system or developer message; ``instructions`` is the text of the latter."""
 
     type: Literal["text", "developer_content", "system_content"]
     text: str | None = None
@@ -182,7 +182,7 @@ class RawAuthor(Body):
 
 
 class RawMessage(Body):
-    """A message as openai_harmony writes it; its author is one object, or ``role`` and ``name``."""
+    """A message as openai_harmony writes it; its author is an object, or split into ``role`` and ``name``."""
 
     author: RawAuthor | None = None
     role: _RawRole | None = None

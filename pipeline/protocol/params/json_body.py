@@ -1,7 +1,7 @@
-"""Bodies of any size, read without holding up the loop.
+"""Read request bodies of any size without blocking the event loop.
 
-Parsing and validating take time in proportion to a body, and hold the interpreter's lock even in a thread.  So long
-work is done in pieces with an ``await pace()`` between them: a short body never waits, a long one lets others go on.
+Parsing and validating take time in proportion to the body, and hold the GIL even in a thread.  So long work is done in
+pieces with an ``await pace()`` between them: a short body never yields, and a long one lets other tasks run.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pydantic_core import from_json
 from penstock.pipeline.errors import BodyTooLarge, InvalidRequest
 
 HELD = 0.002
-"""Seconds of work between two turns of the loop; the piece that is under way then comes on top."""
+"""Seconds of work after which a task yields to the loop, once its current piece is finished."""
 
 PIECE = 2**13
-"""Bytes of JSON that are parsed at once."""
+"""Bytes of JSON to parse at once."""
 
 MOST_COMMAS = 1_000_000
-"""In one body: as many values take a gigabyte and seconds, and no text that a model can read has as many."""
+"""The most commas in a body: more values would take a gigabyte and seconds, and no model reads as many."""
 
 COUNTED = 2**20
-"""Bytes that are looked through at once."""
+"""Bytes to count commas in at once."""
 
 DEEPEST = 100
-"""Levels at which a body may be cut into pieces; each piece may be that deep again, and half more."""
+"""The most levels at which a body is cut into pieces; the JSON parser has its own limit for the depth of a piece."""
 
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _array = msgspec.json.Decoder(list[msgspec.Raw])
@@ -37,22 +37,22 @@ _escape = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<lone>u[dD][89a
 
 
 class Pace:
-    """Gives the loop a turn whenever its task has held it for some milliseconds."""
+    """A yield point for one task, which lets the event loop run after every `HELD` seconds of work."""
 
     def __init__(self) -> None:
         self._rest_at = perf_counter() + HELD
 
     async def __call__(self) -> None:
-        """Rest, if it is time."""
+        """Yield to the event loop, if it is time."""
         if perf_counter() >= self._rest_at:
             await asyncio.sleep(0)
             self._rest_at = perf_counter() + HELD
 
 
 async def read_json(body: bytes, pace: Pace) -> Any:
-    """Parse a body; a surrogate without its other half, which JavaScript lets through, becomes U+FFFD.
+    """Parse a body; an escaped surrogate without its other half, which JavaScript may send, becomes U+FFFD.
 
-    Raises `InvalidRequest` for what is not JSON, and `BodyTooLarge` for too many values.
+    Raises `InvalidRequest` if the body is not JSON, and `BodyTooLarge` if it has too many values.
     """
     await _check_commas(body, pace)
     try:
@@ -67,7 +67,7 @@ async def read_json(body: bytes, pace: Pace) -> Any:
 
 
 def shortened(text: str) -> str:
-    """The start of a text that a client sent, to be quoted in a message to it."""
+    """Return the start of a client's text, for quoting it in an error message."""
     return text if len(text) <= 100 else f"{text[:100]}..."
 
 
@@ -94,9 +94,9 @@ async def _parsed(text: memoryview, pace: Pace, depth: int = 0) -> Any:
 
 
 async def _parsed_list(texts: list[msgspec.Raw], pace: Pace, depth: int) -> list[Any]:
-    """The elements of a list, short ones many at a time."""
+    """Parse the elements of a list, many short ones at a time."""
     parsed, short, size = list[Any](), list[memoryview](), 0
-    await pace()  # it took long to find very many
+    await pace()  # splitting a very long list took long already
     for raw in texts:
         text = memoryview(raw)
         if size + len(text) > PIECE:

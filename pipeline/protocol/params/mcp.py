@@ -1,7 +1,7 @@
-"""MCP servers, as a body declares and chooses them.
+"""MCP servers in a request body: their declaration, and the choice of their tools.
 
-What may be secret, the headers, is validated here so that no library that sends them ever has to complain about one;
-no message quotes them, and no picture of these models shows them.
+Headers may hold secrets.  They are validated here so that no HTTP library rejects one later with an error that quotes
+it.  Error messages and the repr of these models leave them out.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pydantic_core import PydanticCustomError
 from penstock.pipeline.protocol.params.common import FAIL_FAST, Body, Echoed, Name, at_most, text_or_object
 
 RESERVED = frozenset({"functions", "assistant", "user", "system", "developer", "tool", "all"})
-"""What the model would take for somebody else, were it the label of a server."""
+"""Labels that no server may have, because to the model they are roles, recipients or namespaces."""
 
 FRAMING = frozenset(
     {"connection", "content-length", "host", "keep-alive", "proxy-authorization", "proxy-connection"}
     | {"te", "trailer", "transfer-encoding", "upgrade"}
 )
-"""Headers that say how a request is sent and to whom: not for a body to say."""
+"""Headers of the connection and the host, which a body may not set."""
 
 
 def _not_reserved(label: str) -> str:
@@ -32,7 +32,7 @@ def _not_reserved(label: str) -> str:
 
 
 def is_web_url(url: str) -> bool:
-    """Whether that is a URL of HTTP, with a host."""
+    """Return True if ``url`` is a URL of http or https with a host."""
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -41,7 +41,7 @@ def is_web_url(url: str) -> bool:
 
 
 def _of_a_server(url: str) -> str:
-    """``url`` as it is, if it is one of a server and has no password in it."""
+    """Return ``url`` unchanged if it is a web URL without a user or a password."""
     if not is_web_url(url):
         raise PydanticCustomError("server_url", "This should be a URL: http or https, with a host")
     if "@" in urlsplit(url).netloc:
@@ -71,21 +71,21 @@ _Token: TypeAlias = Annotated[str, StringConstraints(max_length=8192, pattern=r"
 
 
 class ToolFilter(Body):
-    """Some of a server's tools."""
+    """A selection of a server's tools."""
 
     tool_names: Annotated[list[str], FAIL_FAST] | None = None
     read_only: bool | None = None
 
 
 class Approval(Body):
-    """Which calls the client has to approve of, and which not."""
+    """The tools whose calls the client must approve, and the tools whose calls need no approval."""
 
     always: ToolFilter | None = None
     never: ToolFilter | None = None
 
 
 class McpTool(Echoed):
-    """A server of tools: one that has a URL, or one that the operator of this server knows by a label."""
+    """An MCP server: one with a URL, or one in the operator's configuration, by its label."""
 
     type: Literal["mcp"]
     server_label: _Label
@@ -126,13 +126,13 @@ class McpTool(Echoed):
 
     @property
     def sent_headers(self) -> dict[str, str]:
-        """What goes with every call of the server."""
+        """The headers of every call to the server, ``authorization`` included."""
         token = {} if self.authorization is None else {"Authorization": f"Bearer {self.authorization}"}
         return {**(self.headers or {}), **token}
 
     @property
     def told(self) -> dict[str, Any]:
-        """What may be repeated of it."""
+        """The declaration as a response repeats it: without secrets and unknown keys."""
         told = {key: value for key, value in self.given.items() if key in TOLD}
         return told | {"server_url": reduced(self.server_url)} if self.server_url else told
 
@@ -141,11 +141,11 @@ TOLD = frozenset(
     {"type", "server_label", "server_description", "server_url", "connector_id", "allowed_tools", "require_approval"}
     | {"allowed_callers", "defer_loading"}
 )
-"""The keys that are repeated: none that hold a secret, and none that nobody knows."""
+"""The keys that a response repeats: no secrets, and no unknown keys, which might hold one."""
 
 
 def reduced(url: str) -> str:
-    """Where a URL leads, without its path and query, either of which may hold a key."""
+    """Return ``url`` without its path and query, because both may hold a key."""
     parts = urlsplit(url)
     has_more = parts.path not in ("", "/") or parts.query or parts.fragment
     return f"{parts.scheme}://{parts.netloc}/{'<redacted>' if has_more else ''}"
@@ -160,4 +160,4 @@ class ChosenServer(Body):
 
 
 class OnlyServer(ChosenServer, Echoed):
-    """The one server that has to be called."""
+    """The MCP server that the model must call."""

@@ -1,7 +1,7 @@
 """The body of ``POST /v1/responses``, as openai-python 3.52's ``responses.create`` writes it, with vLLM's extras.
 
 Unknown keys are ignored, because clients send some of their own; known keys with bad values are refused with the path
-of the value.  What is understood here but not implemented by a server is for the ``normalize`` stage to refuse.
+of the value.  The ``normalize`` stage refuses parameters that are read here but not implemented.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _CacheSalt: TypeAlias = Annotated[str, StringConstraints(min_length=1, max_lengt
 
 
 class CreateResponse(Body):
-    """A request for one response.  None means: not said."""
+    """A request for one response.  A parameter that is not given is None."""
 
     model: str | None = None
     input: (
@@ -115,14 +115,14 @@ class CreateResponse(Body):
         | None
     ) = None
 
-    # Understood, and refused where they ask for something
+    # Read here, but refused by ``normalize`` if they are set
     prompt: Any = None
     context_management: Any = None
     moderation: Any = None
     access_programs: Any = None
     image: Any = None
 
-    # vLLM's
+    # vLLM's extensions
     top_k: Annotated[_Int64, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: _Penalty | None = None
@@ -151,45 +151,45 @@ class CreateResponse(Body):
     _body: bytes = PrivateAttr(default=b"")
 
     def traced(self, headers: Mapping[str, str]) -> Self:
-        """The same request, which came with these headers: those that tell of a trace are kept."""
+        """Return a copy with the trace headers among ``headers``."""
         copy = self.model_copy()
         kept = {name.lower(): value for name, value in headers.items() if name.lower() in TRACE_HEADERS}
         copy._trace_headers = kept  # noqa: SLF001 - its own
         return copy
 
     def owned_by(self, owner: str) -> Self:
-        """The same request, of ``owner``."""
+        """Return a copy that belongs to ``owner``."""
         copy = self.model_copy()
         copy._owner = owner  # noqa: SLF001 - its own
         return copy
 
     def recorded(self, body: bytes, *, asks: bool) -> Self:
-        """The same request, as it stands in ``body``, whose headers ask to be recorded, or do not."""
+        """Return a copy with the raw ``body``; ``asks`` is True if its headers ask for a recording."""
         copy = self.model_copy()
         copy._body, copy._is_recorded = body, asks  # noqa: SLF001 - its own
         return copy
 
     @property
     def body(self) -> bytes:
-        """The request as it came, secrets included; empty where that is not known."""
+        """The raw body of the request, secrets included; empty if it is not known."""
         return self._body
 
     @property
     def is_recorded(self) -> bool:
-        """Whether it asks to be recorded; never read from the body."""
+        """True if the request asks to be recorded; never read from the body."""
         return self._is_recorded
 
     @property
     def owner(self) -> str:
-        """Whose request it is; never read from the body."""
+        """The owner of the request; never read from the body."""
         return self._owner
 
     @property
     def conversation_id(self) -> str | None:
-        """The conversation that the response is to be added to."""
+        """The id of the conversation to add the response to, or None."""
         return self.conversation.id if isinstance(self.conversation, ConversationReference) else self.conversation
 
     @property
     def trace_headers(self) -> Mapping[str, str]:
-        """The headers of the trace that this request belongs to, names in lower case; never read from the body."""
+        """The trace headers of the request, names in lower case; never read from the body."""
         return self._trace_headers

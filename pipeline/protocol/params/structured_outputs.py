@@ -1,4 +1,4 @@
-"""``structured_outputs``: vLLM's way to say what the answer must look like."""
+"""``structured_outputs``: vLLM's constraints on the answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TextOrObject: TypeAlias = Annotated[
 
 
 class StructuredOutputs(Body):
-    """One constraint.  White space in JSON is as narrow as can be, whatever the options for it say."""
+    """Exactly one constraint.  JSON is written with minimal white space; options for that are read but not used."""
 
     json_: _TextOrObject | None = Field(default=None, alias="json")
     regex: str | None = None
@@ -33,7 +33,7 @@ class StructuredOutputs(Body):
 
     @property
     def said(self) -> dict[str, Any]:
-        """The constraint, by its name."""
+        """The constraint as a dict, its name the only key."""
         values = self.model_dump(by_alias=True, include={"json_", *_CONSTRAINTS[1:]})
         return {name: value for name, value in values.items() if value is not None and value is not False}
 

@@ -1,4 +1,4 @@
-"""Tools, and how freely they may be used, as a body writes them."""
+"""Tools, and the choice of tools, in a request body."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.pipeline.protocol.params.common import Body, Echoed, Name, one_of,
 from penstock.pipeline.protocol.params.mcp import ChosenServer, McpTool, OnlyServer
 
 MOST_IN_A_NAMESPACE = 500
-"""A namespace is read at once, so it is kept short."""
+"""The most tools in a namespace, which is validated in one piece and so must be short."""
 
 
 class FunctionTool(Echoed):
@@ -55,7 +55,7 @@ class AutoContainer(Body):
 
 
 class CodeInterpreterTool(Echoed):
-    """Code runs in a sandbox of this server's; which one is not for the client to say."""
+    """The code interpreter, whose sandbox this server chooses, not the client."""
 
     type: Literal["code_interpreter"]
     container: (
@@ -67,7 +67,7 @@ class CodeInterpreterTool(Echoed):
 
 
 class Environment(Body):
-    """Where a shell runs: at the client's, or in a sandbox of this server's."""
+    """The environment of a shell: the client's machine, or a sandbox of this server."""
 
     type: Literal["local", "container_auto", "container_reference"]
 
@@ -78,12 +78,12 @@ class ShellTool(Echoed):
 
     @property
     def runs_here(self) -> bool:
-        """Whether it is the sandbox's."""
+        """True if this server's sandbox runs the commands."""
         return self.environment is not None and self.environment.type != "local"
 
 
 class OtherTool(Echoed):
-    """A tool of another type: its fields are not read."""
+    """A tool of another type; its fields are not read."""
 
     type: str
 
@@ -99,11 +99,11 @@ Tool: TypeAlias = Annotated[
     Discriminator(one_of("function", "custom", "namespace", "mcp", "code_interpreter", "shell", tag="other")),
 ]
 
-# Which of them may be called
+# The choice of tools
 
 
 class ChosenTool(Body):
-    """One tool by its name; without ``namespace`` one that stands alone, or else one of any namespace."""
+    """One tool by its name; without ``namespace``, a tool outside of namespaces, or else of any namespace."""
 
     type: Literal["function", "custom"]
     name: str
@@ -111,14 +111,14 @@ class ChosenTool(Body):
 
 
 class ChosenNamespace(Body):
-    """All the tools of a namespace."""
+    """All tools of a namespace."""
 
     type: Literal["namespace"]
     name: str
 
 
 class OtherChoice(Echoed):
-    """A choice of a tool of another type: its fields are not read."""
+    """The choice of a tool of another type; its fields are not read."""
 
     type: str
 
@@ -134,7 +134,7 @@ AllowedTool: TypeAlias = Annotated[
 
 
 class OnlyTool(ChosenTool, Echoed):
-    """The one tool that has to be called."""
+    """The tool that the model must call."""
 
 
 class AllowedTools(Echoed):

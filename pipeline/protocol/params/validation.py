@@ -1,6 +1,6 @@
-"""How a body becomes a request: parsed, validated, or refused with the path of the first value that is wrong.
+"""Parse and validate request bodies, or refuse them with the path of the first wrong value.
 
-In a long body, lists are validated element by element, so that one request does not hold up the others.
+In a long body, lists are validated element by element, so that one request does not block the others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _elements: dict[str, TypeAdapter[Any]] = {
 }
 
 _CHUNKS = {"summary": 500, "content": 500, "output": 500, "tools": 1}
-"""How many parts of one item are validated at once; a tool may hold many others."""
+"""The number of parts of an item to validate at once; it is 1 for tools, because a tool may contain many others."""
 
 
 async def read_request(body: bytes) -> CreateResponse:
@@ -40,9 +40,9 @@ async def read_request(body: bytes) -> CreateResponse:
 
 
 async def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
-    """Read a body of this shape.
+    """Read a body as an object of the class ``shape``.
 
-    Raises `InvalidRequest`, with the path of the first value that is wrong; in a long body, lists come last.
+    Raises `InvalidRequest` with the path of the first wrong value; in a long body, lists are checked last.
     """
     pace = Pace()
     said = await read_json(body, pace)
@@ -57,25 +57,31 @@ async def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
 
 
 def _apart(said: Any, shape: type[Body]) -> dict[str, list[Any]]:
-    """The lists of a body that are read element by element; one that is too long is left to be refused."""
+    """Return the lists of a body to validate element by element.
+
+    A list of too many items is not among them: it is refused with the rest of the body.
+    """
     lists = _lists(said, [name for name in _elements if name in shape.model_fields])
     return {name: many for name, many in lists.items() if name != "items" or len(many) <= MOST_ITEMS}
 
 
 def _lists(value: Any, names: Iterable[str]) -> dict[str, list[Any]]:
-    """The lists among the named values of an object."""
+    """Return the lists among the named values of an object."""
     if not isinstance(value, dict):
         return {}
     return {name: many for name in names if isinstance(many := value.get(name), list)}
 
 
 def _long_lists(value: Any) -> dict[str, list[Any]]:
-    """The lists of an item that are too long to be read at once."""
+    """Return the lists of an item that are too long to validate at once."""
     return {key: parts for key, parts in _lists(value, _CHUNKS).items() if len(parts) > _CHUNKS[key]}
 
 
 async def _element(name: str, position: int, value: Any, pace: Pace) -> Any:
-    """One element of a list; what is itself a long list in it is read in chunks, each with what else is known in it."""
+    """Validate one element of a list.
+
+    A long list inside it is validated in chunks, each as part of a copy of the element with its other known fields.
+    """
     await pace()
     validate, place = _elements[name].validate_python, (name, position)
     if name == "tools" or not (lists := _long_lists(value)):
@@ -92,7 +98,7 @@ async def _element(name: str, position: int, value: Any, pace: Pace) -> Any:
 
 
 def _validated(validate: Callable[[Any], Value], value: Any, place: tuple[str | int, ...], start: int = 0) -> Value:
-    """``value``, which stands at ``place``; what lists it has begin at ``start``."""
+    """Validate ``value``, which stands at ``place`` in the body; lists in it are chunks that begin at ``start``."""
     try:
         return validate(value)
     except ValidationError as error:
@@ -113,14 +119,14 @@ def _refusal(error: ValidationError, place: tuple[str | int, ...], start: int) -
 
 
 def _shifted(location: Sequence[int | str], start: int) -> Iterator[int | str]:
-    """A location in a list's chunk as a location in the list."""
+    """Convert a location in a chunk of a list to a location in the list."""
     for step in location:
         yield step + start if isinstance(step, int) else step
         start = 0 if isinstance(step, int) else start
 
 
 def _path(location: Sequence[int | str]) -> str | None:
-    """The location of a value as a client would write it, ``input[0].content``, without pydantic's union tags."""
+    """Format a location as a client would write it, ``input[0].content``, without pydantic's union tags."""
     path = ""
     for before, step in pairwise(("", *location)):
         if isinstance(step, int):
@@ -131,7 +137,7 @@ def _path(location: Sequence[int | str]) -> str | None:
 
 
 def _is_tag(step: str, before: int | str) -> bool:
-    """Whether a step names a branch of a union rather than a key of the body, which may be called the same."""
+    """Return True if a step is the branch of a union, not a key of the body, which may have the same name."""
     if step == "[key]":
         return before != "metadata"
     return step in (_ELEMENT_TAGS if isinstance(before, int) else _TAGS.get(before, ()))
@@ -141,7 +147,7 @@ _JSON_WORDS = {
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "Input should be an object"),
     "list_type": "Input should be a valid array",
 }
-"""What pydantic says of JSON, but not of the Python values that were JSON."""
+"""Pydantic's messages for JSON input, in place of its messages for Python values, which are validated here."""
 
 _TEXT_OR_LIST = frozenset({"as_text", "as_list"})
 _TEXT_OR_OBJECT = frozenset({"as_text", "as_object"})
@@ -153,7 +159,7 @@ _TAGS = {
     "tool_choice": frozenset({"as_text", "function", "custom", "mcp", "allowed_tools", "other"}),
     "format": frozenset({"text", "grammar", "json_schema", "json_object"}),
 }
-"""What pydantic calls the branches of the open types, by the keys that they stand behind."""
+"""Pydantic's tags for the branches of open types, by the key before them in a location."""
 
 _ELEMENT_TAGS = frozenset(
     {"message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output"}
@@ -164,4 +170,4 @@ _ELEMENT_TAGS = frozenset(
     | {"input_text", "output_text", "refusal", "input_image", "input_file"}
     | {"function", "custom", "namespace", "mcp", "code_interpreter", "shell", "other"}
 )
-"""Those of the elements of lists."""
+"""Pydantic's tags for list elements, which follow an index."""
