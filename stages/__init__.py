@@ -1,1 +1,1 @@
-"""Stages: async generators and their machines. Stages do not import each other."""
+"""Stages: async generators and their state machines.  Stages do not import each other."""

@@ -1,4 +1,4 @@
-"""Generate: a prompt becomes tokens."""
+"""Generate: turn a prompt into tokens."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from penstock.stages.services.engines.engine import Engine
 
 @dataclass(frozen=True)
 class Generate:
-    """Let ``engine`` continue each prompt; leaving the stream aborts the generation."""
+    """Let ``engine`` continue each prompt.  Closing the stream aborts the generation."""
 
     engine: Engine
 
     async def __call__(self, source: AsyncIterator[Prompt]) -> AsyncGenerator[TokenFrame, None]:
-        """Raise what makes a prompt impossible before the first frame, which says that the engine has accepted it."""
+        """Yield the tokens of each prompt; the first frame means that the engine has accepted the prompt.
+
+        Raises `ContextTooLong` or `InvalidPrompt` before the first frame for a prompt that cannot be run, and
+        `EngineFailed` if the engine's stream ends early.
+        """
         async for prompt in source:
             async with self.engine.open(self._checked(prompt)) as frames:
                 yield GenerationStarted(
@@ -35,7 +39,7 @@ class Generate:
                     chat=prompt.chat,
                     prompt=() if prompt.chat is None else prompt.token_ids,
                 )
-                del prompt  # it may be long, and so may the generation
+                del prompt  # free it: it may be long, and the generation may take long
                 frame: EngineFrame | None = None
                 async for frame in frames:
                     yield frame
@@ -43,7 +47,10 @@ class Generate:
                     raise EngineFailed("The engine's stream ended early.")
 
     def _checked(self, prompt: Prompt) -> Prompt:
-        """The prompt with its token limit drawn; one id outside the vocabulary would kill vLLM for everybody."""
+        """Return the prompt with ``max_tokens`` set to what fits into the context window.
+
+        Token ids are checked here because one id outside the vocabulary would crash vLLM, and with it every request.
+        """
         room = self.engine.context_length - len(prompt.token_ids)
         if room <= 0:
             raise ContextTooLong(len(prompt.token_ids), self.engine.context_length)
@@ -56,7 +63,10 @@ class Generate:
 
 
 def _are_within(token_ids: TokenIds, size: int) -> bool:
-    """Whether they are ids of a vocabulary of that size, in half the time that min and max take for a long prompt."""
+    """Return True if all ids are at least 0 and less than ``size``.
+
+    For a long prompt msgspec's check takes half the time of ``min`` and ``max``.
+    """
     token: Any = Annotated[int, msgspec.Meta(ge=0, lt=size)]
     try:
         msgspec.convert(token_ids, list[token])

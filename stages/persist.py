@@ -1,7 +1,8 @@
-"""The end of the pipeline: every event goes on as it came, and is in the log of its run before anybody sees it.
+"""Persist: the last stage, which passes every event on unchanged after appending it to the log of its run.
 
-Only the terminal event waits for the store, and not for long, because whoever has seen the end of a response may ask
-for it at once; a delta never waits.  However the stage is left, the run has ended: in its log, and in the store.
+Only the terminal event waits for the store, and only briefly, because a client that has seen the end of a response may
+retrieve it at once; a delta never waits.  However the stage is left, the run has ended, both in its log and in the
+store.
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ from penstock.stages.services.runs.live import LiveResponses
 
 @dataclass(frozen=True)
 class Persist:
-    """Keeps the log of each response among the ``live`` ones, and stores those that ask for it."""
+    """Log each response in ``live``, which also stores it if the request wants that."""
 
     live: LiveResponses
 
     async def __call__(self, source: AsyncIterator[EmittedFrame]) -> AsyncGenerator[ResponseEvent, None]:
-        """Pass the events on; what is told of the request, of tokens and of results stays here."""
+        """Pass the events on; keep the frames about the request, tokens and call results for the store.
+
+        Raises `InvariantBroken` if the stream ends without a terminal event.
+        """
         run = self.live.begin(await _first(source))
         try:
             async for frame in source:
@@ -38,7 +42,7 @@ class Persist:
                 if type(delta) in DELTAS and run.append(delta):  # nearly every frame
                     yield delta
                     continue
-                if run.ended:  # somebody else has ended it: whoever wants the rest follows its log
+                if run.ended:  # ended from outside, e.g. cancelled: readers get the end from its log
                     return
                 match frame:
                     case ResponseCompleted() | ResponseIncomplete() | ResponseFailed():

@@ -1,4 +1,4 @@
-"""The one screen: which stages make a response, in which order."""
+"""The pipelines that make a response: all stages, in order, on one screen."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def harmony_responses(
     toolbox: Toolbox = NO_TOOLS,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Pipeline[CreateResponse, ResponseEvent]:
-    """Responses of a model that speaks Harmony, under any of its names; ``live`` are those that are being made."""
+    """Return the pipeline for a model that speaks Harmony.
+
+    ``models`` are the names that clients may use for it, and ``live`` holds the responses in progress.
+    """
     normalize = Normalize(live.store, models, toolbox.kinds, toolbox.mcp.labels)
     turn = _turn(RenderHarmony(encoding, engine.context_length), engine, ParseHarmony(encoding))
     return _responses(normalize, Converse(turn, toolbox, limits), live)
@@ -51,7 +54,7 @@ def chat_responses(
     toolbox: Toolbox = NO_TOOLS,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Pipeline[CreateResponse, ResponseEvent]:
-    """Responses of a model with a chat template."""
+    """Return the pipeline for a model with a chat template; the arguments are as in `harmony_responses`."""
     normalize = Normalize(
         live.store,
         models,
@@ -83,5 +86,5 @@ def _responses(
 
 
 def recorded_responses() -> Pipeline[CreateResponse, ResponseEvent]:
-    """The same flow with no model and no store behind it: to look at, and to replay recordings through."""
+    """Return the same pipeline without a model or a store, to draw it and to replay recordings through it."""
     return harmony_responses(("recorded",), ScriptedEngine(), encoding_on_demand(), LiveResponses(Store(Nowhere())))

@@ -1,1 +1,1 @@
-"""The turns of a model and its tools."""
+"""Converse: alternate between the model and its tools."""

@@ -1,8 +1,8 @@
-"""Citations: the marks by which the model cites what the browser showed it, made into links with annotations.
+"""Citations: turn the marks with which the model cites browser pages into links with annotations.
 
-The machine rewrites the text of messages while it streams, and lets everything else pass.  A mark may come in any
-number of pieces, so a tail that may still become one is held back; marks are short, and so is that tail.  A mark whose
-page is not known stays as it is: it is the model's own text, and may be a quotation of the user's.
+The state machine rewrites the text of messages while it streams, and passes everything else on.  A mark may arrive in
+any number of pieces, so a tail that may still become a mark is held back; marks are short, and so is that tail.  A mark
+of an unknown page stays as it is: it is the model's own text, and may be quoted from the user.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Frame = TypeVar("Frame")
 
 MARK = re.compile(r"【([0-9]{1,6})†L([0-9]{1,9})[^【】\n]{0,80}】")
 _BEGINNING = re.compile(r"【(?:[0-9]{1,6}(?:†(?:L(?:[0-9][^【】\n]{0,88})?)?)?)?\Z")
-"""What may still become a mark: every beginning of one."""
+"""A tail of text that may still become a mark: any prefix of one."""
 
 
 class Citations:
-    """The machine: one per turn; ``resolve`` is the page behind a cursor, None where there is none."""
+    """State machine, one per turn; ``resolve`` returns the page of a browser cursor, or None if there is none."""
 
     def __init__(self, resolve: Callable[[int], Source | None]) -> None:
         self._resolve = resolve
@@ -35,7 +35,7 @@ class Citations:
         self._logprobs: tuple[Logprob, ...] = ()
 
     def feed(self, frame: Frame) -> Iterable[Frame | ItemDelta | AnnotationAdded]:
-        """Take one frame of the parser's, give those that take its place."""
+        """Take one frame of the parser and return the frames that replace it."""
         match frame:
             case MessageOpened():
                 self._is_message, self._length, self._last = True, 0, ""
@@ -64,7 +64,7 @@ class Citations:
             logprobs = ()
 
     def _read(self, text: str) -> Iterator[str | Source]:
-        """The text, with the pages in place of their marks; what may become a mark is held."""
+        """Yield the text, with each mark replaced by its page; hold back a tail that may become a mark."""
         done = at = 0
         self._held = ""
         while (at := text.find("【", at)) >= 0:
@@ -84,8 +84,12 @@ class Citations:
         return source.at(int(mark[2])) if isinstance(source, Listed) else source
 
     def _cited(self, source: Source, logprobs: tuple[Logprob, ...]) -> Iterator[ItemDelta | AnnotationAdded]:
-        """The link, whose first character comes without logprobs: the tokens of a text that has them all spell it."""
-        address = source.url.replace("(", "%28").replace(")", "%29")  # which would end the link, and begin another
+        """Yield a link in place of a mark, and its annotation.
+
+        Its first character comes without logprobs.  If every delta of a text has logprobs, their tokens have to spell
+        the text, and those of the mark do not spell the link.
+        """
+        address = source.url.replace("(", "%28").replace(")", "%29")  # a bare ")" would end the Markdown link
         link = f"([{urlsplit(source.url).netloc}]({address}))"
         start = self._length
         if self._last.strip():
@@ -121,7 +125,7 @@ class Citations:
 
 
 def _end(logprobs: tuple[Logprob, ...], held: str) -> int:
-    """Where the logprobs of the tokens begin that end in what is held."""
+    """Return the index of the first logprob whose token ends within the held text."""
     at, left = len(logprobs), len(held.encode())
     while at and left > 0:
         at -= 1

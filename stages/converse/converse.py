@@ -1,8 +1,8 @@
-"""Converse: the model and its tools take turns, until the model is done, the client's turn has come, or a limit.
+"""Converse: alternate between the model and its tools until the model is done, a client must act, or a limit is met.
 
-The inner pipeline runs once per turn.  Calls that the server runs are run when a turn is over, all at the same time
-where the request allows it; the frames of each say what really happens, when it happens.  What they returned extends
-the conversation, which is then rendered again.
+The inner pipeline runs once per turn.  Server-side tool calls run when the turn is over, concurrently if the request
+allows it; their frames are yielded as things happen.  The results extend the conversation, which is then rendered
+again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.stages.services.tools import Toolbox
 
 @dataclass(frozen=True)
 class Converse:
-    """Lets the model that ``inner`` runs use what is in ``toolbox``; ``clock`` counts seconds from anywhere."""
+    """Let the model that ``inner`` runs use the tools in ``toolbox``; ``clock`` returns monotonic seconds."""
 
     inner: Pipeline[Conversation, ParsedFrame]
     toolbox: Toolbox = field(default_factory=Toolbox)
@@ -31,7 +31,10 @@ class Converse:
     clock: Callable[[], float] = time.monotonic
 
     async def __call__(self, source: AsyncIterator[Conversation]) -> AsyncGenerator[ConversedFrame, None]:
-        """Raise what makes the first prompt impossible, unless something had to be told ahead of it."""
+        """Yield the frames of all turns of each conversation.
+
+        An error in the first prompt is raised before the first frame, unless MCP frames had to come before the prompt.
+        """
         async for conversation in source:
             exchange = Exchange(conversation, self.toolbox, self.limits, self.clock)
             append = exchange.transcript.texts.append
@@ -44,7 +47,7 @@ class Converse:
                         for passed in turn.feed(begun) if begun else ():
                             yield exchange.noted(passed)
                         async for frame in parsed:
-                            if turn.is_plain and type(frame) is ItemDelta:  # nearly every frame
+                            if turn.is_plain and type(frame) is ItemDelta:  # fast path: nearly every frame
                                 append(frame.text)
                                 yield frame
                             else:
@@ -60,9 +63,10 @@ class Converse:
     async def _accepted(
         self, exchange: Exchange
     ) -> AsyncGenerator[tuple[ParsedFrame | None, AsyncIterator[ParsedFrame]], None]:
-        """The first frame of a turn, if there is any, and those behind it.
+        """Open the next turn; return its first frame, or None if there is none, and the stream of the rest.
 
-        A response that has begun can no longer be refused: it waits until the engine has room for its turn.
+        A response that has begun can no longer be refused, so it retries until the engine has room for its turn.
+        Raises `EngineOverloaded` if the response has not begun.
         """
         while True:
             async with self.inner.open(replay([exchange.conversation])) as parsed:

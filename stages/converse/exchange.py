@@ -1,4 +1,4 @@
-"""One response's exchange between the model and the tools that the server runs: what is known from turn to turn."""
+"""The state of one response's exchange between the model and server-side tools, kept from turn to turn."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from penstock.stages.services.tools import Toolbox
 
 @dataclass(frozen=True)
 class Limits:
-    """How far one response may go; a request may allow fewer calls."""
+    """Limits of one response; a request may allow fewer calls (``max_tool_calls``)."""
 
     call_seconds: float = 120.0
     listing_seconds: float = 10.0
-    """For an MCP server to say what it offers."""
+    """Seconds for an MCP server to list its tools."""
     turns: int = 100
     result_characters: int = 100_000
-    """What the model reads of one call."""
+    """The most characters of a call's result that the model reads; the middle of a longer one is left out."""
     retry_seconds: float = 1.0
-    """After which a turn that the engine had no room for tries again."""
+    """Seconds before retrying a turn that the engine had no room for."""
 
 
 class Exchange:
-    """What one response knows; ``conversation`` is what the model reads next."""
+    """The state of one response; ``conversation`` is the model's next input."""
 
     def __init__(
         self, conversation: Conversation, toolbox: Toolbox, limits: Limits, clock: Callable[[], float]
@@ -55,7 +55,7 @@ class Exchange:
         self.conversation = conversation
         self.transcript = Transcript(conversation.response)
         self.has_begun = False
-        """Whether anything has been told of it."""
+        """True if a frame of the response has been yielded."""
         self._toolbox = toolbox
         self._limits = limits
         self._clock = clock
@@ -66,23 +66,23 @@ class Exchange:
         self._calls = 0
         self._room = conversation.sampling.max_tokens
         self._corrected = False
-        self._ahead = 0.0  # seconds that went by ahead of the next turn
+        self._ahead = 0.0  # seconds spent before the next turn, to be counted as part of it
 
     def noted(self, frame: ConversedFrame) -> ConversedFrame:
-        """The frame, which goes out."""
+        """Record a frame that is about to be yielded, and return it."""
         self.has_begun = True
         self.transcript.feed(frame)
         return frame
 
     async def close(self) -> None:
-        """End whatever still runs."""
+        """Cancel all calls that still run, and close the sessions."""
         await self._running.close()
         await self._sessions.close()
 
-    # Ahead of the first turn
+    # Before the first turn
 
     async def begin(self) -> AsyncGenerator[ConversedFrame, None]:
-        """Ask the MCP servers that are not known yet, and make the calls that the client has approved of."""
+        """List the tools of MCP servers that the conversation has not listed yet, and make the approved calls."""
         conversation = self.conversation
         listed = known((*conversation.history, *conversation.input))
         unknown = [server for server in conversation.tools.servers if server.label not in listed]
@@ -123,7 +123,7 @@ class Exchange:
         yield ItemClosed(complete=True)
 
     def _may_call(self, request: McpApprovalRequest) -> bool:
-        """Whether it is a tool of an MCP server that the request offers: the client's word makes no other call."""
+        """Return True if the request offers this MCP tool; approval alone does not permit a call."""
         key = (request.server_label, request.name)
         tools = self.conversation.tools.tools
         return any(isinstance(tool, McpTool) and (tool.namespace, tool.name) == key for tool in tools)
@@ -131,7 +131,7 @@ class Exchange:
     # Turns
 
     def next_turn(self) -> Turn | None:
-        """The turn that comes next, if any does."""
+        """Return the next turn, or None if the response is over."""
         if not self._goes_on:
             return None
         self._goes_on = False
@@ -143,8 +143,8 @@ class Exchange:
         return Turn(self._sessions.source)
 
     async def run(self, turn: Turn) -> AsyncGenerator[ConversedFrame, None]:
-        """Run the calls of a turn that has ended, and tell how it ended."""
-        if turn.finished is None:  # the engine's stream broke off: whoever comes behind says so
+        """Run the calls of a turn that has ended, and yield its held frames and its `TurnFinished`."""
+        if turn.finished is None:  # the engine's stream broke off: a later stage reports it
             return
         finished, started = turn.finished, self._clock()
         if self._room is not None:
@@ -160,7 +160,10 @@ class Exchange:
             self._go_on(turn)
 
     def _allowed(self, turn: Turn) -> tuple[FinishReason, int]:
-        """How the turn ends, and how many of its calls are run: none where nobody will read what they return."""
+        """Return how the turn ends and how many of its calls to run.
+
+        If a limit rules out another turn, no call is run, because the model would not read the results.
+        """
         assert turn.finished is not None
         reason, count = turn.finished.reason, len(turn.calls)
         if reason != "stop" or not count:
@@ -173,13 +176,16 @@ class Exchange:
         return "stop", count
 
     def _limit(self) -> FinishReason | None:
-        """Why there can be no other turn."""
+        """Return the limit that rules out another turn, or None."""
         if self._room is not None and self._room <= 0:
             return "length"
         return "max_turns" if self._turns >= self._limits.turns else None
 
     async def _run(self, turn: Turn, count: int) -> AsyncGenerator[ConversedFrame, None]:
-        """What was held back of a turn, with the first ``count`` of its calls run; all ends at the next one."""
+        """Yield the held frames of a turn, running its first ``count`` calls.
+
+        A further call is closed as incomplete, and nothing after it is yielded.
+        """
         self._calls += count
         calls = self._started(turn.calls[:count])
         is_call = bool(turn.calls)
@@ -198,15 +204,18 @@ class Exchange:
                 is_call = isinstance(frame, ServerCallOpened)
 
     def _started(self, calls: list[Called]) -> Iterator[RunningCall]:
-        """The calls, one by one: all begin at once where the request allows that."""
+        """Return the running calls, in order; all start now if the request allows parallel calls, else one by one."""
         running = map(self._running.call, calls)
         return iter(list(running)) if self.conversation.tools.parallel else running
 
     def _go_on(self, turn: Turn) -> None:
-        """Let the model go on where it has something new to read."""
+        """Schedule another turn if the model has something new to read.
+
+        That is the results of its calls or, once per response, an error about a tool that does not exist.
+        """
         if turn.calls:
             self._goes_on = not turn.waits_for_client
-            if self.conversation.tools.choice == "required":  # that was met
+            if self.conversation.tools.choice == "required":  # met now; else every turn would have to call
                 tools = replace(self.conversation.tools, choice="auto")
                 self.conversation = replace(self.conversation, tools=tools)
         elif turn.recipient and not turn.waits_for_client and not self._corrected and not self._limit():
@@ -215,7 +224,7 @@ class Exchange:
 
 
 def _approved(conversation: Conversation) -> list[McpApprovalRequest]:
-    """The calls that the client has approved of, and that nobody has made yet."""
+    """Return the approval requests that the client has granted in its input and whose calls have not been made."""
     items = (*conversation.history, *conversation.input)
     requests = {item.id: item for item in of_type(items, McpApprovalRequest)}
     made = {item.approval_request_id for item in of_type(items, McpCall)}

@@ -1,4 +1,4 @@
-"""What MCP servers offer, as tools for the model: those that the request allows, with its rules of approval."""
+"""Tools of MCP servers for the model: list them, keep those the request allows, and apply its approval rules."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from penstock.stages.services.tools import McpHosts, ServerUnavailable
 logger = logging.getLogger(__name__)
 
 _CALLABLE = re.compile(r"[A-Za-z0-9_./-]{1,128}")
-"""The names that MCP recommends: what else there may be cannot be spelled in a call."""
+"""The tool names that MCP recommends; the model cannot write other names in a call, so their tools are left out."""
 
 
 @dataclass
 class Listing:
-    """One server that is asked what it offers; ``tools`` is the answer."""
+    """The request to one server for its tools; ``tools`` is its answer, empty if it failed."""
 
     server: McpServer
     hosts: McpHosts
@@ -32,7 +32,7 @@ class Listing:
     tools: tuple[ListedTool, ...] = ()
 
     async def ask(self) -> CallFinished:
-        """Ask; a server that cannot say is left out of the conversation."""
+        """Request the tools; return an error instead of raising it, so that a failing server only offers no tools."""
         try:
             async with asyncio.timeout(self.seconds):
                 self.tools = await self.hosts.tools(self.server, self.seconds)
@@ -47,12 +47,12 @@ class Listing:
 
 
 def known(items: Iterable[Item]) -> dict[str, tuple[ListedTool, ...]]:
-    """What servers offered earlier in the conversation, by their labels: it is not asked again."""
+    """Return the tools that the conversation already lists, by server label; these servers are not asked again."""
     return {item.server_label: item.tools for item in of_type(items, McpListTools) if not item.error}
 
 
 def offered(tools: Toolset, listed: Mapping[str, Sequence[ListedTool]]) -> Toolset:
-    """``tools`` with all that its servers offer, and the request lets the model call."""
+    """Return ``tools`` with those tools of its servers added that the request lets the model call."""
     found = (tool for server in tools.servers for tool in _tools(server, listed.get(server.label, ())))
     told = {server.label: server.description for server in tools.servers if server.description}
     return replace(tools, tools=(*tools.tools, *found), descriptions={**tools.descriptions, **told})
@@ -67,7 +67,7 @@ def _tools(server: McpServer, listed: Iterable[ListedTool]) -> Iterable[McpTool]
 
 
 def _needs_approval(server: McpServer, tool: ListedTool) -> bool:
-    """Whether the client has to approve of its calls: where two rules disagree, it has to."""
+    """Return True if the client has to approve calls of the tool; if ``always`` and ``never`` both match, it has to."""
     if server.always is not None and _matches(server.always, tool):
         return True
     if server.never is not None and _matches(server.never, tool):

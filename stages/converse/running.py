@@ -1,4 +1,4 @@
-"""Calls that run, each in a task of its own, and the frames that tell of them."""
+"""Running calls: each runs in a task of its own, and yields the frames that report it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ Result = TypeVar("Result")
 
 
 class Running:
-    """The tasks of one response; none of them outlives it."""
+    """The tasks of one response; none of them outlives the response."""
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-        """Begin with ``work``."""
+        """Start ``work`` in a task."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
     def call(self, called: Called) -> RunningCall:
-        """Begin with a call."""
+        """Start a call."""
         return RunningCall(called, self._sessions.action(called), self.start(self._sessions.run(called)))
 
     async def close(self) -> None:
-        """End whatever still runs."""
+        """Cancel all tasks that still run, and wait until they have ended."""
         tasks = tuple(self._tasks)
         for task in tasks:
             task.cancel()
@@ -40,7 +40,7 @@ class Running:
 
 
 class RunningCall:
-    """A call that runs."""
+    """A call that has been started."""
 
     def __init__(self, called: Called, action: dict[str, Any] | None, task: asyncio.Task[CallFinished]) -> None:
         self._called = called
@@ -48,9 +48,9 @@ class RunningCall:
         self._task = task
 
     async def frames(self, closed: ItemClosed) -> AsyncGenerator[ConversedFrame, None]:
-        """What happens from the end of the call's text, which ``closed`` says, to that of its item.
+        """Yield the frames from the end of the call's text to the end of its item; ``closed`` ends the call's item.
 
-        What the shell writes is an item of its own.
+        The output of the shell is an item of its own, so a shell call ends before it runs.
         """
         if self._called.namespace != "container":
             yield CallStarted(self._action)

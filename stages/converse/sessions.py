@@ -1,4 +1,4 @@
-"""The sessions of one response: each opened at the first call that needs it, and all closed together."""
+"""The tool sessions of one response: each is opened at the first call that needs it, and all are closed together."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from penstock.stages.services.tools import Citable, Outcome, Session, Source, To
 logger = logging.getLogger(__name__)
 
 GRACE = 5.0
-"""Seconds in which a session may itself end a call that took too long."""
+"""Extra seconds for a session to end an overlong call itself, before the call is cancelled."""
 
 OUTPUTS = "code_interpreter_call.outputs"
 SOURCES = "web_search_call.action.sources"
 
 
 class Sessions:
-    """What one response uses of a toolbox; a call gets ``seconds``, and ``longest`` characters of it are read."""
+    """The sessions that one response has open.
+
+    A call may take ``seconds``, and the model reads at most ``longest`` characters of its result.
+    """
 
     def __init__(self, toolbox: Toolbox, conversation: Conversation, seconds: float, longest: int) -> None:
         self._toolbox = toolbox
@@ -35,19 +38,19 @@ class Sessions:
 
     @property
     def source(self) -> Callable[[int], Source | None] | None:
-        """How to find the page behind a cursor, where pages may have been read."""
+        """A function that finds the page of a browser cursor, or None if the conversation has not used the browser."""
         if not self._has_browsed and "browser" not in self._open:
             return None
         browser: object = self._session("browser")
         return browser.source if isinstance(browser, Citable) else None
 
     def action(self, call: Called) -> dict[str, Any] | None:
-        """How the item of a call tells what is about to run."""
+        """Return the ``action`` that the call's item shows while the call runs, or None if it shows none."""
         session = self._session(call.namespace)
         return session.action(call.name, call.text) if session else None
 
     async def run(self, call: Called) -> CallFinished:
-        """Run a call; whatever goes wrong is told in how it finished."""
+        """Run a call and return how it finished; errors are part of the result, never raised."""
         outcome = await self._outcome(call)
         is_read = not outcome.error or outcome.error == outcome.result
         failure = "" if is_read else f"Error: {outcome.error}"
@@ -55,7 +58,7 @@ class Sessions:
         return CallFinished(result, outcome.error, self._shown(call.namespace, outcome.data))
 
     async def close(self) -> None:
-        """End whatever still runs."""
+        """Close all open sessions; log errors instead of raising them."""
         sessions, self._open = self._open, {}
         for error in await asyncio.gather(*(session.close() for session in sessions.values()), return_exceptions=True):
             if isinstance(error, Exception):
@@ -83,7 +86,7 @@ class Sessions:
         return self._open.get(namespace)
 
     def _shown(self, namespace: str, data: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
-        """What the item shows: some of it only where the request asked for it."""
+        """Return the data that the item shows: code outputs and web sources only if the request includes them."""
         if namespace == "python" and OUTPUTS not in self._conversation.include:
             return ()
         if namespace == "browser" and SOURCES not in self._conversation.include:

@@ -1,7 +1,7 @@
-"""What happened in a response so far, as the items that the model reads in its next turn.
+"""The transcript of a response so far, as the items that the model reads in its next turn.
 
-The machine watches the frames that leave ``converse``, and gives each item the id that ``emit`` gives it.  Calls that
-the client runs need no item here: with one of them the response ends.
+The state machine watches the frames that leave ``converse``, and gives each item the id that ``emit`` gives it.  Calls
+for the client need no item here, because the response ends with them.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from penstock.pipeline.protocol.response import Response, item_key
 from penstock.stages.models.shell_calls import shell_action
 
 SANDBOX = {"type": "container_reference"}
-"""What tells a shell call of the server's from one of the client's."""
+"""The ``environment`` that marks a shell call as one for the server's sandbox, not for the client."""
 
 
 class Transcript:
-    """The machine: one per response."""
+    """State machine, one per response."""
 
     def __init__(self, response: Response) -> None:
         self._response_id = response.id
@@ -71,7 +71,7 @@ class Transcript:
         self._finished = CallFinished()
         self._shell_call_id = ""
         self.texts: list[str] = []
-        """The text of the open item so far; whoever is in a hurry may add to it without `feed`."""
+        """The pieces of the open item's text; a fast path may append to it directly instead of calling `feed`."""
         self.items: list[Item] = []
         self._tokens: dict[str, TokenIds] = {}
         self._results: dict[str, str] = {}
@@ -95,7 +95,7 @@ class Transcript:
                 self._started, self._finished = CallStarted(), CallFinished()
 
     def continued(self, conversation: Conversation) -> Conversation:
-        """The conversation with all that has happened since this was asked the last time."""
+        """Return the conversation with the items added since the last call of this method."""
         items, self.items = self.items, []
         return replace(
             conversation,
@@ -105,7 +105,7 @@ class Transcript:
         )
 
     def answer(self, recipient: str, result: str) -> None:
-        """Make of the latest item, words to a tool that does not exist, a call, which gets this result."""
+        """Turn the latest item, which addresses a tool that does not exist, into a call with this result."""
         key = self._key(self._count - 1)
         words = self.items.pop()
         text = words.text if isinstance(words, Reasoning) else ""

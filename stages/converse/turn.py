@@ -1,6 +1,6 @@
-"""One turn of the model, as ``converse`` lets it pass: up to the first call that the server has to run.
+"""One turn of the model: ``converse`` passes its frames on up to the first call that the server has to run.
 
-What comes behind the text of that call waits until the turn is over, so that items stay in their order.
+Everything after the text of that call is held until the turn is over, so that items stay in order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Called:
 
 
 def called(opening: ServerCallOpened, text: str) -> Called:
-    """The call that ``opening`` began, with all of its text."""
+    """Return the call that ``opening`` began, with its whole text."""
     match opening:
         case McpCallOpened(label, name):
             return Called(label, name, text)
@@ -50,20 +50,20 @@ def called(opening: ServerCallOpened, text: str) -> Called:
 
 @dataclass(slots=True)
 class Turn:
-    """The machine: one per turn; ``source`` is the page behind a cursor of the browser, where it was used."""
+    """State machine, one per turn; ``source`` finds the page of a browser cursor, None if the browser was not used."""
 
     source: Callable[[int], Source | None] | None = None
     calls: list[Called] = field(default_factory=list)
-    """Those that are complete, in their order."""
+    """The complete calls of the turn, in order."""
     held: list[ParsedFrame] = field(default_factory=list)
-    """What has to wait: it begins with the end of the first call."""
+    """The frames that have to wait, beginning with the end of the first call."""
     finished: TurnFinished | None = None
     waits_for_client: bool = False
-    """Whether the client has something to do before the model can go on."""
+    """True if the client has to act before the model can go on: run a call, or approve one."""
     recipient: str | None = None
-    """Whom the turn's last item addresses, if that is a tool that does not exist."""
+    """The name of the tool that the turn's last item addresses, if there is no such tool."""
     is_plain: bool = field(init=False)
-    """Whether text may go by without `feed`."""
+    """True if deltas may be passed on without `feed`."""
     _citations: Citations | None = field(init=False)
     _opening: ServerCallOpened | None = None
     _texts: list[str] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Turn:
         self.is_plain = self._citations is None
 
     def feed(self, frame: ParsedFrame) -> Iterable[ParsedFrame]:
-        """Take one frame, give those that may go on."""
+        """Take one frame and return the frames that may be passed on now."""
         self._note(frame)
         self.is_plain = self._opening is None and not self.calls and self._citations is None
         if self.calls:

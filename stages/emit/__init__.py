@@ -1,1 +1,1 @@
-"""Items to the events of the API."""
+"""Emit: turn items into the events of the API."""

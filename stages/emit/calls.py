@@ -1,7 +1,7 @@
 """The ladders of calls that the client runs.
 
-Function calls and custom ones grow as the model writes them.  Tools that have an item type of their own say nothing
-until their arguments are whole: those items hold no text, but what it means.
+Calls to functions and custom tools stream as the model writes them.  Calls to tools with an item type of their own are
+sent once their arguments are complete, because those items hold parsed fields instead of the text.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from penstock.stages.emit.ladder import OpenItem, Place
 
 
 class _OpenCall(OpenItem):
-    """A call, which has no parts: its text is what the tool is called with."""
+    """A call whose text is the arguments or input of the tool; it has no parts."""
 
     item_type: ClassVar[type[FunctionCall | CustomToolCall]]
     delta_type: ClassVar[type[FunctionCallArgumentsDelta | CustomToolCallInputDelta]]
@@ -64,7 +64,7 @@ class _OpenCall(OpenItem):
 
 
 class OpenFunctionCall(_OpenCall):
-    """A call with arguments."""
+    """A call to a function, with JSON arguments."""
 
     prefix = "fc"
     item_type = FunctionCall
@@ -73,7 +73,7 @@ class OpenFunctionCall(_OpenCall):
 
 
 class OpenCustomToolCall(_OpenCall):
-    """A call of a custom tool, with any text."""
+    """A call to a custom tool, with any text as its input."""
 
     prefix = "ctc"
     item_type = CustomToolCall
@@ -82,7 +82,7 @@ class OpenCustomToolCall(_OpenCall):
 
 
 class _OpenForm(OpenItem):
-    """A call whose item tells what the text means: it comes when the text is whole."""
+    """A call whose item holds the parsed text; its events come when the text is complete."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -104,7 +104,7 @@ class _OpenForm(OpenItem):
     def item(self, status: ItemStatus) -> FormCall: ...
 
     def _told(self) -> Iterator[ResponseEvent]:
-        """What stands between the two events of the item."""
+        """Yield the events between the two events of the item."""
         return iter(())
 
 
@@ -114,17 +114,17 @@ class OpenLocalShellCall(_OpenForm):
     prefix = "lsh"
 
     def item(self, status: ItemStatus) -> LocalShellCall:
-        """The call, as it runs one command."""
+        """Return the call, which runs one command."""
         return LocalShellCall(self._id, self._call_id, forms.local_shell_action("".join(self._text)), status)
 
 
 class OpenPatch(_OpenForm):
-    """A change of a file that the client makes."""
+    """A patch for the client to apply to a file."""
 
     prefix = "apc"
 
     def item(self, status: ItemStatus) -> ApplyPatchCall:
-        """The call, as it changes one file."""
+        """Return the call, which changes one file."""
         return ApplyPatchCall(self._id, self._call_id, forms.patch_operation("".join(self._text)), status)
 
 
@@ -134,7 +134,7 @@ class OpenShellCall(_OpenForm):
     prefix = "sh"
 
     def item(self, status: ItemStatus) -> ShellCall:
-        """The call, with all of its commands."""
+        """Return the call, with all of its commands."""
         return ShellCall(self._id, self._call_id, forms.shell_action("".join(self._text)), status)
 
     def _told(self) -> Iterator[ResponseEvent]:

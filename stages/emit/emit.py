@@ -1,7 +1,8 @@
-"""Emit: items become events, and a stream of frames becomes a Response.
+"""Emit: turn items into events, and a stream of frames into a Response.
 
-The machine owns what the wire counts: sequence numbers, output indexes, item ids.  The stage is the one place that
-catches everything: once the response has begun, whatever goes wrong ends in exactly one ``response.failed``.
+The state machine owns the counters of the wire format: sequence numbers, output indexes and item ids.  The stage is the
+one place that catches all exceptions: once the response has begun, any error ends it with exactly one
+``response.failed``.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ logger = logging.getLogger(__name__)
 
 
 async def emit(source: AsyncIterator[ConversedFrame]) -> AsyncGenerator[EmittedFrame, None]:
-    """Write the events of one response; raises only what happens before it began."""
+    """Yield the events of one response; raise only errors from before the response began."""
     writer = ResponseWriter()
     try:
         async for frame in source:
-            if type(frame) is ItemDelta:  # nearly every frame: a loop over what it causes would be felt
+            if type(frame) is ItemDelta:  # nearly every frame: looping over a tuple of events would cost time
                 delta = writer.grow(frame)
                 if delta is not None:
                     yield delta
@@ -77,7 +78,7 @@ async def emit(source: AsyncIterator[ConversedFrame]) -> AsyncGenerator[EmittedF
 
 
 class ResponseWriter:
-    """The machine: one per response."""
+    """State machine, one per response."""
 
     response: Response
 
@@ -90,7 +91,7 @@ class ResponseWriter:
         self._turns = Turns()
 
     def feed(self, frame: ConversedFrame) -> Iterable[EmittedFrame]:
-        """Take one frame, give the events that it causes."""
+        """Take one frame and return the events that it causes."""
         match frame:
             case ItemDelta():
                 delta = self.grow(frame)
@@ -110,13 +111,16 @@ class ResponseWriter:
                 return self._begin(frame)
 
     def grow(self, frame: ItemDelta) -> ResponseEvent | None:
-        """Take more text of the open item, give the event that tells it, if there is one."""
+        """Take more text of the open item and return its delta event, or None if its kind has none."""
         if self._open is None:
             raise RuntimeError("text came while no item was open")
         return self._open.delta(frame)
 
     def finish(self) -> Iterable[ResponseEvent]:
-        """End the response as its last turn ended; raises `InvariantBroken` if a stage has lost how."""
+        """Return the event that ends the response as its last turn ended.
+
+        Raises `InvariantBroken` if a turn is still open, or if there was none.
+        """
         rule(self._turns.are_over, "every turn ends with TurnFinished")
         self._check_closed()
         response = replace(self._with_messages(), output=tuple(self._output), usage=self._turns.usage())
@@ -134,7 +138,7 @@ class ResponseWriter:
         return (ResponseIncomplete(next(self._numbers), response),)
 
     def fail(self, error: Exception) -> Iterable[EmittedFrame]:
-        """End the response because of ``error``: what is open is closed as incomplete."""
+        """End the response because of ``error``, closing an open item as incomplete."""
         if self._open:
             yield from self._end("incomplete")
         yield ResponseFailed(next(self._numbers), failed_response(self._with_messages(), error, tuple(self._output)))
@@ -146,7 +150,7 @@ class ResponseWriter:
         self.response = frame.response
         yield frame
         yield ResponseCreated(next(self._numbers), frame.response)
-        if frame.response.status == "queued":  # one for the background: whoever stored it has said so already
+        if frame.response.status == "queued":  # a background response, which was stored as queued
             yield ResponseQueued(next(self._numbers), frame.response)
             self.response = replace(frame.response, status="in_progress")
         yield ResponseInProgress(next(self._numbers), self.response)
@@ -183,7 +187,10 @@ class ResponseWriter:
             yield ItemTokens(self._output[-1].id, closed.token_ids)
 
     def _check_answer(self) -> None:
-        """Raise `EngineFailed` for a whole answer that is not the JSON that it was to be: it was broken off."""
+        """Raise `EngineFailed` for a complete answer that is not valid JSON although the grammar required JSON.
+
+        An answer that breaks the grammar was broken off by the engine.
+        """
         answer = self._open.item("completed") if isinstance(self._open, OpenMessage) else None
         if answer is None or answer.phase == "commentary":
             return
@@ -207,13 +214,13 @@ class ResponseWriter:
             raise RuntimeError("an item was not closed before what follows it")
 
     def _place(self) -> Place:
-        """Ids derive from the response's id and the item's index, so that a replay draws the same ones."""
+        """Return the place of the next item; ids derive from response id and index, so a replay gives the same ones."""
         response_id = self.response.id
         container_id = f"cntr_{response_id.removeprefix('resp_')}"
         return Place(self._numbers, self._output, item_key(response_id, len(self._output)), container_id)
 
     def _with_messages(self) -> Response:
-        """The response with the raw messages, where they were asked for."""
+        """Return the response with its raw messages, if the request wants them."""
         messages = self._turns.messages()
         if messages is None:
             return self.response
@@ -225,6 +232,6 @@ def _incomplete(response: Response, reason: IncompleteReason) -> Response:
 
 
 def _promises_json(begun: GenerationStarted) -> bool:
-    """Whether the answer is certain to be JSON; a stop text may cut it anywhere."""
+    """Return True if a complete answer must be valid JSON; with stop texts it need not be: they may cut it anywhere."""
     text_format = begun.response.text.get("format") or {}
     return begun.held_to_grammar and not begun.stop and text_format.get("type") in {"json_object", "json_schema"}

@@ -1,7 +1,7 @@
-"""Forms: how the items of tools that have a type of their own tell what the model wrote as the arguments of a function.
+"""Forms: the fields of calls to tools with an item type of their own, parsed from function arguments.
 
-Whatever is no valid JSON of the form is passed on as text all the same, in the place where the client looks first:
-it answers that this cannot be done, and the model may do better.
+The model calls these tools as functions.  Arguments that are not valid JSON of the form are passed on as text, in the
+field that the client reads first; the client then answers with an error, and the model can correct the call.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ class _DeleteFile(msgspec.Struct, tag_field="type", tag="delete_file"):
 
 
 def local_shell_action(arguments: str) -> Json:
-    """The action of a call of ``local_shell``."""
+    """Return the action of a ``local_shell`` call."""
     said = _read(arguments, _LocalShell) or {"command": [arguments]}
     return {"type": "exec", "env": {}, **said}
 
 
 def shell_action(arguments: str) -> Json:
-    """The action of a call of a ``shell`` of the client's."""
+    """Return the action of a call to the client's ``shell``."""
     return _read(arguments, _Shell) or {"commands": [arguments]}
 
 
 def patch_operation(arguments: str) -> Json:
-    """The operation of a call of ``apply_patch``."""
+    """Return the operation of an ``apply_patch`` call."""
     said = _read(arguments, _CreateFile | _UpdateFile | _DeleteFile)
     return said or {"type": "update_file", "path": "", "diff": arguments}
 
 
 def _read(arguments: str, form: Any) -> Json | None:
-    """What the model said of the form, without what it left open; None where it is no JSON of that form."""
+    """Return the arguments as a dict, without unset fields, or None if they are not valid JSON of the form."""
     try:
         said: Json = msgspec.to_builtins(msgspec.json.decode(arguments, type=form))
     except (msgspec.DecodeError, RecursionError):

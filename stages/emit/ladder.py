@@ -1,8 +1,8 @@
-"""The ladders: how an item of each kind appears, grows and ends on the wire.
+"""Ladders: the sequence of events with which an item of each kind opens, grows and ends on the wire.
 
-Opening, growing and ending are methods of one class, and nothing else writes an item's events, so that an item cannot
-come out in two ways.  Here are what all ladders share, and those of items whose text stands in a part; those of calls
-for the client are in `.calls`, those of what the server runs itself in `.served`.
+One class per kind writes all events of its items, so that an item is always written in the same way.  This module has
+the base class, and the ladders of items that hold their text in a part.  The ladders of calls for the client are in
+`.calls`, and those of server-side tools in `.served`.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from penstock.pipeline.protocol.items import (
 
 @dataclass(frozen=True)
 class Place:
-    """Where an item stands: the response's sequence numbers, the items ahead of it, and a key for its ids."""
+    """The place of an item in its response: the sequence numbers, the items before it, and the key of its ids."""
 
     numbers: Iterator[int]
     output: Sequence[OutputItem]
     key: str
     container_id: str
-    """The sandbox of the response."""
+    """The id of the response's sandbox container."""
 
 
 class OpenItem(ABC):
-    """An item that is being written."""
+    """The base class: an item that is being written."""
 
     prefix: ClassVar[str]
 
@@ -70,41 +70,41 @@ class OpenItem(ABC):
         self._text: list[str] = []
 
     def added(self) -> Iterator[ResponseEvent]:
-        """The events that open the item."""
+        """Yield the events that open the item."""
         yield OutputItemAdded(next(self._numbers), self._index, self.item("in_progress"))
 
     @abstractmethod
     def delta(self, frame: ItemDelta) -> ResponseEvent | None:
-        """One more piece of the item's text."""
+        """Take more text of the item and return its event, or None if its kind has no delta events."""
 
     def annotated(self, annotation: dict[str, Any]) -> ResponseEvent:
-        """One more note on the item's text."""
+        """Take an annotation of the item's text and return its event."""
         raise RuntimeError("a note came on what is no text for the user")
 
     def started(self, frame: CallStarted) -> Iterator[ResponseEvent]:
-        """What the item asks for runs from now on."""
+        """Yield the events for the start of the item's call."""
         raise RuntimeError("what is nothing for the server to run was run")
 
     def finished(self, frame: CallFinished) -> Iterator[ResponseEvent]:
-        """What the item asked for is done."""
+        """Yield the events for the end of the item's call."""
         raise RuntimeError("what is nothing for the server to run was done")
 
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
-        """The events that close the item."""
+        """Yield the events that close the item."""
         yield OutputItemDone(next(self._numbers), self._index, self.item(status))
 
     @abstractmethod
     def item(self, status: ItemStatus) -> OutputItem:
-        """The item as it stands: empty while it is in progress."""
+        """Return the item in its present state; an item in progress is empty."""
 
     @property
     def result(self) -> str | None:
-        """What the model reads of the item beside itself."""
+        """The call result that the model reads in addition to the item, or None."""
         return None
 
 
 class _OpenText(OpenItem):
-    """An item with one part that holds its text."""
+    """An item with its text in one part."""
 
     delta_type: ClassVar[type[OutputTextDelta | RefusalDelta | ReasoningTextDelta | ReasoningSummaryTextDelta]]
     done_type: ClassVar[type[OutputTextDone | RefusalDone | ReasoningTextDone | ReasoningSummaryTextDone]]
@@ -123,7 +123,7 @@ class _OpenText(OpenItem):
         yield from super().done(status)
 
     def _whole(self) -> str:
-        """The text, joined once: what ends an item tells it several times, and some of that is kept."""
+        """Return the text, joined only once: several closing events hold it, and can then share one string."""
         self._text = ["".join(self._text)]
         return self._text[0]
 
@@ -138,7 +138,7 @@ class _OpenText(OpenItem):
 
 
 class _OpenContent(_OpenText):
-    """An item whose part is content."""
+    """An item with its part in ``content``."""
 
     def _part_added(self) -> ResponseEvent:
         return ContentPartAdded(next(self._numbers), self._id, self._index, 0, self._part())
@@ -151,14 +151,14 @@ class _OpenContent(_OpenText):
 
 
 class OpenReasoning(_OpenContent):
-    """Thinking, as a ``reasoning_text`` part."""
+    """Reasoning, as a ``reasoning_text`` part."""
 
     prefix = "rs"
     delta_type = ReasoningTextDelta
     done_type = ReasoningTextDone
 
     def item(self, status: ItemStatus) -> Reasoning:
-        """The reasoning item."""
+        """Return the reasoning item."""
         return Reasoning(self._id, content=() if status == "in_progress" else (self._part(),), status=status)
 
     def _part(self) -> ReasoningText:
@@ -166,14 +166,14 @@ class OpenReasoning(_OpenContent):
 
 
 class OpenSummary(_OpenText):
-    """Thinking, as a part of the item's summary."""
+    """Reasoning, as a part of the item's summary."""
 
     prefix = "rs"
     delta_type = ReasoningSummaryTextDelta
     done_type = ReasoningSummaryTextDone
 
     def item(self, status: ItemStatus) -> Reasoning:
-        """The reasoning item."""
+        """Return the reasoning item."""
         return Reasoning(self._id, summary=() if status == "in_progress" else (self._part(),), status=status)
 
     def _part_added(self) -> ResponseEvent:
@@ -198,20 +198,20 @@ class OpenMessage(_OpenContent):
         self._annotations: list[dict[str, Any]] = []
 
     def delta(self, frame: ItemDelta) -> ResponseEvent | None:
-        """One more piece of the text, with its logprobs."""
+        """Take more text with its logprobs, and return its event."""
         self._text.append(frame.text)
         if frame.logprobs:
             self._logprobs += frame.logprobs
         return OutputTextDelta(next(self._numbers), self._id, self._index, 0, frame.text, frame.logprobs)
 
     def annotated(self, annotation: dict[str, Any]) -> ResponseEvent:
-        """One more note on the text."""
+        """Take an annotation of the text and return its event."""
         self._annotations.append(annotation)
         at = len(self._annotations) - 1
         return OutputTextAnnotationAdded(next(self._numbers), self._id, self._index, 0, at, annotation)
 
     def item(self, status: ItemStatus) -> Message:
-        """The message."""
+        """Return the message."""
         content = () if status == "in_progress" else (self._part(),)
         return Message(self._id, status, "assistant", content, self._phase)
 
@@ -224,14 +224,14 @@ class OpenMessage(_OpenContent):
 
 
 class OpenRefusal(_OpenContent):
-    """A message that is a ``refusal`` part: the last word on what was asked, so it is a final answer."""
+    """A message with a ``refusal`` part; it ends the answer, so its phase is always ``final_answer``."""
 
     prefix = "msg"
     delta_type = RefusalDelta
     done_type = RefusalDone
 
     def item(self, status: ItemStatus) -> Message:
-        """The message."""
+        """Return the message."""
         content = () if status == "in_progress" else (self._part(),)
         return Message(self._id, status, "assistant", content, "final_answer")
 

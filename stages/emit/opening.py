@@ -1,4 +1,4 @@
-"""Which ladder an item climbs, by what opens it."""
+"""The choice of an item's ladder by the frame that opens it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from penstock.stages.emit.shell import OpenSandboxCall, OpenShellOutput
 
 
 def open_item(opening: Opened, place: Place, *, summarised: bool) -> OpenItem:
-    """The item that begins with ``opening``; thinking comes out as a summary where it is to be ``summarised``."""
+    """Return the item that ``opening`` begins; if ``summarised``, reasoning is written as a summary."""
     match opening:
         case ReasoningOpened():
             return OpenSummary(place) if summarised else OpenReasoning(place)
@@ -47,7 +47,7 @@ def open_item(opening: Opened, place: Place, *, summarised: bool) -> OpenItem:
 
 
 def _asked(opening: ClientCallOpened, place: Place) -> OpenItem:
-    """What the client has to do something about."""
+    """Return a call that the client has to run or approve."""
     match opening:
         case FunctionCallOpened(form="local_shell"):
             return OpenLocalShellCall(place)
@@ -64,7 +64,7 @@ def _asked(opening: ClientCallOpened, place: Place) -> OpenItem:
 
 
 def _served(opening: ServedOpened, place: Place) -> OpenItem:
-    """What the server does itself."""
+    """Return an item of a server-side tool."""
     match opening:
         case McpListToolsOpened():
             return OpenMcpListTools(place, opening)

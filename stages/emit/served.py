@@ -1,7 +1,7 @@
-"""The ladders of what the server runs itself.
+"""The ladders of server-side tools.
 
-Each event is made of the frame that tells the same thing, so that nothing is said to begin, to work or to fail before
-it does.  How such an item ends is how what it asked for ended: where that never came, it is incomplete.
+Each progress event is made from the frame that reports the same step, so that no event precedes what it reports.  The
+status of an item follows the outcome of its call; if the call never ended, the item is incomplete.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ from penstock.pipeline.protocol.items import (
 from penstock.stages.emit.ladder import OpenItem, Place
 
 NO_ACTION: dict[str, Any] = {"type": "search", "query": ""}
-"""What a call of the browser's did that was cut before anybody knew what it asks for."""
+"""The action of a browser call that was cut before its arguments were complete."""
 
 
 class OpenServed(OpenItem):
-    """An item of something that runs."""
+    """An item with a call that the server runs."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -69,21 +69,21 @@ class OpenServed(OpenItem):
         self._outcome: CallFinished | None = None
 
     def started(self, frame: CallStarted) -> Iterator[ResponseEvent]:
-        """Remember that it runs; what that means on the wire is for each kind to say."""
+        """Record that the call runs; subclasses add the events."""
         if self._running is not None:
             raise RuntimeError("what runs already was run")
         self._running = frame
         return iter(())
 
     def finished(self, frame: CallFinished) -> Iterator[ResponseEvent]:
-        """Remember how it ended, likewise."""
+        """Record how the call ended; subclasses add the events."""
         if self._running is None or self._outcome is not None:
             raise RuntimeError("what does not run was done")
         self._outcome = frame
         return iter(())
 
     def _status(self, status: ItemStatus) -> CallStatus:
-        """The status of the item, which is ``status`` where it does not say how the item ends."""
+        """Return ``status`` if it is ``in_progress``, else the outcome of the call (``incomplete`` if it has none)."""
         if status == "in_progress":
             return status
         if self._outcome is None:
@@ -97,7 +97,7 @@ class OpenServed(OpenItem):
 
 
 class OpenMcpListTools(OpenServed):
-    """An MCP server that is asked what it offers."""
+    """The listing of an MCP server's tools."""
 
     prefix = "mcpl"
 
@@ -107,22 +107,22 @@ class OpenMcpListTools(OpenServed):
         self._tools: tuple[ListedTool, ...] = ()
 
     def delta(self, frame: ItemDelta) -> ResponseEvent | None:
-        """Nobody writes it."""
+        """Raise `RuntimeError`: the model does not write this item."""
         raise RuntimeError("text came in what has none")
 
     def started(self, frame: CallStarted) -> Iterator[ResponseEvent]:
-        """It is asked."""
+        """Yield the event for the request to the server."""
         yield from super().started(frame)
         yield self._progress(McpListToolsInProgress)
 
     def finished(self, frame: CallFinished) -> Iterator[ResponseEvent]:
-        """It answered, or did not."""
+        """Take the tools, and yield the event for the server's answer or failure."""
         self._tools = msgspec.convert(frame.data, tuple[ListedTool, ...])
         yield from super().finished(frame)
         yield self._progress(McpListToolsCompleted if frame.error is None else McpListToolsFailed)
 
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
-        """An item without a status has no other way to say that it was broken off than to fail."""
+        """Yield the closing events; a listing that was broken off fails, because the item has no status field."""
         if self._outcome is None:
             if self._running is None:
                 yield self._progress(McpListToolsInProgress)
@@ -130,7 +130,7 @@ class OpenMcpListTools(OpenServed):
         yield from super().done(status)
 
     def item(self, status: ItemStatus) -> McpListTools:
-        """The list."""
+        """Return the list of tools."""
         if status == "in_progress":
             return McpListTools(self._id, self._label, ())
         error = self._outcome.error if self._outcome else NOT_LISTED
@@ -138,7 +138,7 @@ class OpenMcpListTools(OpenServed):
 
 
 class OpenMcpCall(OpenServed):
-    """A call of a tool of an MCP server."""
+    """A call to a tool of an MCP server."""
 
     prefix = "mcp"
 
@@ -147,33 +147,33 @@ class OpenMcpCall(OpenServed):
         self._opening = opening
 
     def added(self) -> Iterator[ResponseEvent]:
-        """It is being written."""
+        """Yield the events for a call whose arguments begin."""
         yield from super().added()
         yield self._progress(McpCallInProgress)
 
     def delta(self, frame: ItemDelta) -> McpCallArgumentsDelta:
-        """More of the arguments."""
+        """Take more of the arguments and return their event."""
         self._text.append(frame.text)
         return McpCallArgumentsDelta(next(self._numbers), self._id, self._index, frame.text)
 
     def started(self, frame: CallStarted) -> Iterator[ResponseEvent]:
-        """Its arguments are whole."""
+        """Yield the event for complete arguments."""
         yield from super().started(frame)
         yield self._arguments_done()
 
     def finished(self, frame: CallFinished) -> Iterator[ResponseEvent]:
-        """The server has answered, or did not."""
+        """Yield the event for the server's answer or failure."""
         yield from super().finished(frame)
         yield self._progress(McpCallCompleted if frame.error is None else McpCallFailed)
 
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
-        """Arguments that were cut are done as well."""
+        """Yield the closing events; arguments that were cut get their done event here."""
         if self._running is None:
             yield self._arguments_done()
         yield from super().done(status)
 
     def item(self, status: ItemStatus) -> McpCall:
-        """The call, with what it returned."""
+        """Return the call, with its output or error."""
         opening, outcome = self._opening, self._outcome
         return McpCall(
             self._id,
@@ -191,7 +191,7 @@ class OpenMcpCall(OpenServed):
 
 
 class OpenMcpApproval(OpenItem):
-    """A call that waits for the client's word: it is asked of nobody before it is whole."""
+    """A call that needs the client's approval; nothing is sent before the call is complete."""
 
     prefix = "mcpr"
 
@@ -201,16 +201,16 @@ class OpenMcpApproval(OpenItem):
         self._cut = OpenMcpCall(place, McpCallOpened(opening.server_label, opening.name))
 
     def added(self) -> Iterator[ResponseEvent]:
-        """Nothing is said yet."""
+        """Return no events yet."""
         return iter(())
 
     def delta(self, frame: ItemDelta) -> ResponseEvent | None:
-        """More of the arguments, of which nothing is said yet."""
+        """Take more of the arguments, without an event."""
         self._text.append(frame.text)
         return None
 
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
-        """The request; nobody can approve of half a call, so one that was cut is not asked for."""
+        """Yield the approval request; a call that was cut comes out as an incomplete MCP call instead."""
         if status == "completed":
             yield OutputItemAdded(next(self._numbers), self._index, self.item(status))
             yield from super().done(status)
@@ -221,7 +221,7 @@ class OpenMcpApproval(OpenItem):
         yield from self._cut.done(status)
 
     def item(self, status: ItemStatus) -> McpApprovalRequest | McpCall:
-        """The request, or the call that was cut."""
+        """Return the request, or the call that was cut."""
         if status != "completed":
             return self._cut.item(status)
         return McpApprovalRequest(self._id, self._opening.server_label, self._opening.name, "".join(self._text))
@@ -237,42 +237,42 @@ class OpenCodeCall(OpenServed):
         self._container_id = place.container_id
 
     def added(self) -> Iterator[ResponseEvent]:
-        """It is being written."""
+        """Yield the events for a call whose code begins."""
         yield from super().added()
         yield self._progress(CodeInterpreterCallInProgress)
 
     def delta(self, frame: ItemDelta) -> ResponseEvent | None:
-        """More of the code."""
+        """Take more of the code and return its event."""
         self._text.append(frame.text)
         return CodeInterpreterCallCodeDelta(next(self._numbers), self._id, self._index, frame.text)
 
     def started(self, frame: CallStarted) -> Iterator[ResponseEvent]:
-        """It is whole, and runs."""
+        """Yield the events for code that is complete and runs."""
         yield from super().started(frame)
         yield self._code_done()
         yield self._progress(CodeInterpreterCallInterpreting)
 
     def finished(self, frame: CallFinished) -> Iterator[ResponseEvent]:
-        """It ran; there is no event for code that could not."""
+        """Yield the event for code that ran; the API has no event for code that could not run."""
         yield from super().finished(frame)
         if frame.error is None:
             yield self._progress(CodeInterpreterCallCompleted)
 
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
-        """Code that was cut is done as well."""
+        """Yield the closing events; code that was cut gets its done event here."""
         if self._running is None:
             yield self._code_done()
         yield from super().done(status)
 
     def item(self, status: ItemStatus) -> CodeInterpreterCall:
-        """The code, and what it put out."""
+        """Return the code, with its outputs."""
         outputs = self._outcome.data if self._outcome else ()
         code = "".join(self._text)
         return CodeInterpreterCall(self._id, code, self._container_id, self._status(status), outputs or None)
 
     @property
     def result(self) -> str | None:
-        """What the code printed, as the model reads it."""
+        """The output of the code, as the model reads it."""
         return self._outcome.result if self._outcome else None
 
     def _code_done(self) -> ResponseEvent:
@@ -280,45 +280,45 @@ class OpenCodeCall(OpenServed):
 
 
 class OpenWebCall(OpenServed):
-    """A call of the browser: there is nothing to show before it is known what it asks for."""
+    """A call to the browser; nothing is sent before the arguments are complete, as the item shows only an action."""
 
     prefix = "ws"
 
     def added(self) -> Iterator[ResponseEvent]:
-        """Nothing is said yet."""
+        """Return no events yet."""
         return iter(())
 
     def delta(self, frame: ItemDelta) -> ResponseEvent | None:
-        """More of the arguments, which the item does not have."""
+        """Ignore the arguments; the item does not show them."""
         return None
 
     def started(self, frame: CallStarted) -> Iterator[ResponseEvent]:
-        """The browser is on its way."""
+        """Yield the events that open the item and start the search."""
         yield from super().started(frame)
         yield from self._opened()
         yield self._progress(WebSearchCallSearching)
 
     def finished(self, frame: CallFinished) -> Iterator[ResponseEvent]:
-        """It is back; there is no event for one that could not get there."""
+        """Yield the event for a call that succeeded; the API has no event for a failed call."""
         yield from super().finished(frame)
         if frame.error is None:
             yield self._progress(WebSearchCallCompleted)
 
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
-        """A call that was cut is shown as well."""
+        """Yield the closing events; a call that was cut is opened here."""
         if self._running is None:
             yield from self._opened()
         yield from super().done(status)
 
     def item(self, status: ItemStatus) -> WebSearchCall:
-        """The call, by its action."""
+        """Return the call, with its action."""
         known = self._outcome.data if self._outcome else ()
         begun = self._running.action if self._running else None
         return WebSearchCall(self._id, known[0] if known else begun or NO_ACTION, self._status(status))
 
     @property
     def result(self) -> str | None:
-        """What the model sees in the browser."""
+        """The text that the model reads in the browser."""
         return self._outcome.result if self._outcome else None
 
     def _opened(self) -> Iterator[ResponseEvent]:

@@ -1,4 +1,4 @@
-"""The ladders of the sandbox's shell: a call, which is done once it is written, and the item of what it put out."""
+"""The ladders of the sandbox's shell: the call, which is done once it is written, and its output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.stages.emit.served import OpenServed
 from penstock.stages.models.shell_calls import shell_action
 
 _NOT_EXECUTED = 126
-"""What a shell exits with where it cannot run a command."""
+"""The exit code of POSIX shells for a command that cannot be executed."""
 
 
 class OpenSandboxCall(OpenShellCall):
@@ -25,12 +25,12 @@ class OpenSandboxCall(OpenShellCall):
         self._environment = {"type": "container_reference", "container_id": place.container_id}
 
     def item(self, status: ItemStatus) -> ShellCall:
-        """The call, with all of its commands."""
+        """Return the call, with all of its commands."""
         return ShellCall(self._id, self._call_id, shell_action("".join(self._text)), status, self._environment)
 
 
 class OpenShellOutput(OpenServed):
-    """What the commands of the latest call put out; it is known all at once, when they are done."""
+    """The output of the latest call's commands; it arrives all at once, when they are done."""
 
     prefix = "sho"
 
@@ -42,11 +42,11 @@ class OpenShellOutput(OpenServed):
         self._call_id = calls[-1]
 
     def delta(self, frame: ItemDelta) -> ResponseEvent | None:
-        """Nobody writes it."""
+        """Raise `RuntimeError`: the model does not write this item."""
         raise RuntimeError("text came in what has none")
 
     def finished(self, frame: CallFinished) -> Iterator[ResponseEvent]:
-        """The commands are done."""
+        """Yield the output of each command."""
         yield from super().finished(frame)
         for at, output in enumerate(self._outputs()):
             if said := {name: output[name] for name in ("stdout", "stderr") if output[name]}:
@@ -54,17 +54,17 @@ class OpenShellOutput(OpenServed):
             yield ShellCallOutputContentDone(next(self._numbers), self._id, self._index, at, (output,))
 
     def item(self, status: ItemStatus) -> ShellCallOutput:
-        """The output."""
+        """Return the output item."""
         ended: ItemStatus = "completed" if self._outcome else "incomplete"
         return ShellCallOutput(self._id, self._call_id, self._outputs(), status if status == "in_progress" else ended)
 
     @property
     def result(self) -> str | None:
-        """What the model reads of it."""
+        """The output as the model reads it."""
         return self._outcome.result if self._outcome else None
 
     def _outputs(self) -> tuple[dict[str, Any], ...]:
-        """What each command put out; where there was no shell to run any, why."""
+        """Return each command's output; if no shell could run any, return the error as one command's stderr."""
         if self._outcome is None or self._outcome.error is None or self._outcome.data:
             return self._outcome.data if self._outcome else ()
         exited = {"type": "exit", "exit_code": _NOT_EXECUTED}

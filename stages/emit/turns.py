@@ -1,4 +1,4 @@
-"""What is counted, turn by turn, and told when the response ends: its usage, and its raw messages."""
+"""The data collected from turn to turn for the end of the response: its usage, and its raw messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from penstock.pipeline.protocol.response import InputTokensDetails, OutputTokens
 
 
 class Turns:
-    """The machine: one per response."""
+    """State machine, one per response."""
 
     def __init__(self) -> None:
         self.finished: list[TurnFinished] = []
@@ -17,11 +17,11 @@ class Turns:
 
     @property
     def are_over(self) -> bool:
-        """Whether there was a turn, and none is going on."""
+        """True if at least one turn has begun, and all have ended."""
         return 0 < len(self.finished) == len(self._prompts)
 
     def begin(self, started: GenerationStarted) -> None:
-        """A turn begins; its prompt has what earlier turns and their tools said."""
+        """Begin a turn; its prompt includes the output of earlier turns and their tools."""
         self._prompts.append(started.prompt_tokens)
         if self._asked is None:
             self._asked = started.raw_messages
@@ -29,18 +29,18 @@ class Turns:
             self._said = (started.raw_messages or ())[len(self._asked) :]
 
     def end(self, finished: TurnFinished) -> None:
-        """The turn is over; the engine may have read more than the prompt had."""
+        """End the turn; if the engine counted the prompt's tokens itself (images expand), use its number."""
         self.finished.append(finished)
         if finished.prompt_tokens is not None:
             self._prompts[-1] = finished.prompt_tokens
         self._said += finished.raw_messages or ()
 
     def messages(self) -> tuple[RawMessages, RawMessages] | None:
-        """What the model was asked and what came of it, in its own terms; None where nobody wants to see that."""
+        """Return the raw messages of input and output, or None if the request does not want them."""
         return None if self._asked is None else (self._asked, self._said)
 
     def usage(self) -> Usage:
-        """All tokens of all turns."""
+        """Return the usage, summed over all turns."""
         prompts = tuple(self._prompts)
         cached = tuple(turn.cached_tokens for turn in self.finished)
         outputs = tuple(turn.output_tokens for turn in self.finished)
@@ -56,6 +56,9 @@ class Turns:
 
 
 def _from_tools(prompts: tuple[int, ...], outputs: tuple[int, ...]) -> list[int]:
-    """What each prompt has beyond the one before it and what the model then wrote; it may also have been truncated."""
+    """Return, per turn, the tokens that its prompt adds to the previous prompt and output; these come from tools.
+
+    A prompt that was truncated may be shorter than those two, and counts as 0.
+    """
     grown = zip(prompts[1:], prompts, outputs, strict=False)
     return [0, *(max(0, now - before - written) for now, before, written in grown)]

@@ -1,1 +1,1 @@
-"""Request body to conversation."""
+"""Normalize: turn a request body into a conversation."""

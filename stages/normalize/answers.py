@@ -1,4 +1,4 @@
-"""What answers what: outputs of calls, and the client's word on calls that need its approval."""
+"""Answers: match outputs to calls, and the client's approvals to approval requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.pipeline.protocol.items import (
 from penstock.pipeline.protocol.params.json_body import shortened
 
 _ANSWERED: dict[type[CallOutput], tuple[type[Item], ...]] = {
-    FunctionCallOutput: (FunctionCall, LocalShellCall),  # some clients answer their shell as they do any function
+    FunctionCallOutput: (FunctionCall, LocalShellCall),  # some clients answer a local shell call with a function output
     CustomToolCallOutput: (CustomToolCall,),
     LocalShellCallOutput: (LocalShellCall,),
     ShellCallOutput: (ShellCall,),
@@ -42,15 +42,15 @@ _NAMES: dict[type[CallOutput], str] = {
 
 @dataclass
 class Answers:
-    """Looks at the items of a conversation one after another."""
+    """A check over the items of a conversation, one after another."""
 
     _calls: set[tuple[type[Item], str]] = field(default_factory=set)
     """The calls so far, by kind and call_id."""
     _asked: dict[str, bool] = field(default_factory=dict)
-    """The requests for approval so far, by id, and whether they are answered."""
+    """The approval requests so far, by id; the value is True if the request has been answered."""
 
     def add(self, item: Item) -> None:
-        """Take note of an item."""
+        """Record an item."""
         match item:
             case FunctionCall() | CustomToolCall() | LocalShellCall() | ShellCall() | ApplyPatchCall():
                 self._calls.add((type(item), item.call_id))
@@ -62,7 +62,7 @@ class Answers:
                 pass
 
     def check(self, item: Item, path: str) -> None:
-        """Raise `InvalidRequest` for an item at ``path`` that answers nothing so far, or what is answered already."""
+        """Raise `InvalidRequest` for an item at ``path`` that answers no earlier item, or for a repeated approval."""
         match item:
             case McpApprovalResponse(approval_request_id=asked):
                 self._check_approval(asked, f"{path}.approval_request_id")

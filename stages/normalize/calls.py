@@ -1,4 +1,4 @@
-"""Input items of calls that have types of their own: from what clients write to what a conversation is made of."""
+"""Input items of calls with item types of their own: convert them from the request body into conversation items."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from penstock.pipeline.protocol.params.json_body import Pace
 
 
 async def client_item(item: given.ClientCallItem, suffix: str, pace: Pace) -> FormCall | FormCallOutput:
-    """A call of the client's, or what came of it; its id ends in ``suffix`` where it has none."""
+    """Return a call that the client runs, or its output; an item without an id gets one that ends in ``suffix``."""
     match item:
         case given.LocalShellCallItem():
-            item_id = item.id if item.id != item.call_id else None  # which is the id of its output
+            item_id = item.id if item.id != item.call_id else None  # call_id becomes the id of the output item
             action = {"type": "exec", "env": {}} | _said(item.action)
             return LocalShellCall(item_id or f"lsh_{suffix}", item.call_id, action, _status(item))
         case given.LocalShellCallOutputItem():
@@ -58,7 +58,7 @@ async def client_item(item: given.ClientCallItem, suffix: str, pace: Pace) -> Fo
 
 
 async def server_item(item: given.ServerCallItem, suffix: str, pace: Pace) -> Item:
-    """What a server did, or asked for; its id ends in ``suffix`` where it has none."""
+    """Return an item of a server-side tool, or of an approval; without an id it gets one that ends in ``suffix``."""
     match item:
         case given.McpListToolsItem():
             tools = await _listed(item.tools or (), pace)
@@ -96,13 +96,13 @@ def _mcp_call(item: given.McpCallItem, suffix: str) -> McpCall:
 
 
 def _said(value: Any) -> dict[str, Any]:
-    """What a client said of what is known, without nulls."""
+    """Return the known fields that the client sent, without nulls."""
     said: dict[str, Any] = value.model_dump(exclude_none=True)
     return said
 
 
 def _status(item: given.ClientCallItem) -> ItemStatus:
-    """A call that failed is over."""
+    """Return the status for item types that have no ``failed``: a failed call is completed."""
     status = _call_status(item)
     return "completed" if status == "failed" else status
 

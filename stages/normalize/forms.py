@@ -1,4 +1,4 @@
-"""Tools of the API that a client runs itself: the model knows them as functions, described here."""
+"""API tools that the client runs (shells, patches), described to the model as functions."""
 
 from __future__ import annotations
 
@@ -60,4 +60,4 @@ _APPLY_PATCH = FunctionTool(
 )
 
 FORMS: Mapping[str, FunctionTool] = {tool.form: tool for tool in (_SHELL, _LOCAL_SHELL, _APPLY_PATCH)}
-"""By the type that a request gives them."""
+"""The functions by the tool type in the request."""

@@ -1,4 +1,4 @@
-"""Tools of the API that servers run: which of them a request asks for, and what may be repeated of it."""
+"""API tools that servers run: recognise them in a request, and remove secrets before a tool is stored or echoed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.pipeline.protocol.params.mcp import McpTool
 from penstock.pipeline.protocol.tools import HostedKind
 
 _NOWHERE = frozenset({"file_search", "image_generation", "tool_search", "programmatic_tool_calling"})
-"""Tools that only OpenAI runs; beside them computer in all its versions."""
+"""Tools that only OpenAI runs; all versions of ``computer`` belong here too."""
 
 LABELS: Mapping[str, HostedKind] = {
     "python": "python",
@@ -21,35 +21,38 @@ LABELS: Mapping[str, HostedKind] = {
     "container": "container",
     "shell": "container",
 }
-"""The built-in tools by the labels that switch them on, where an ``mcp`` tool has one and says no more."""
+"""The built-in tools by the labels that enable them, for an ``mcp`` tool with a label but no URL or connector."""
 
 
 def built_in(tool: given.Tool) -> HostedKind | None:
-    """The built-in tool that is asked for."""
+    """Return the built-in tool that a tool of the request means, or None."""
     match tool:
         case McpTool(server_url=None, connector_id=None):
             return LABELS.get(tool.server_label)
         case given.ShellTool(runs_here=False):
             return None
         case given.OtherTool() if tool.given.get("external_web_access") is False:
-            return None  # there is no store of pages here, only the web itself
+            return None  # OpenAI would search its page cache; this server has only the live web
         case _:
             return _KINDS.get(_family(tool.type))
 
 
 def is_hosted(kind: str) -> bool:
-    """Whether tools of this type are left out rather than refused where nobody runs them: clients send them unasked."""
+    """Return True if tools of this type are ignored, not refused, on a server that cannot run them.
+
+    Clients send them by default, without needing them.
+    """
     return kind in _NOWHERE or kind.startswith("computer") or _family(kind) in ("web_search", "code_interpreter")
 
 
 def kinds_of(kind: str) -> tuple[str, ...]:
-    """What a choice of a tool of this type may mean: built-in tools, or forms of the client's."""
+    """Return the kinds of tools that a choice of this type may mean: a built-in tool, or a tool of the client."""
     hosted = _KINDS.get(_family(kind))
     return (kind,) if hosted is None else (hosted, kind)
 
 
 def told(tool: given.Tool) -> dict[str, Any]:
-    """What may be written down of a tool: what the client wrote, without what may be secret."""
+    """Return a tool as the client wrote it, without possible secrets, to be stored or echoed."""
     match tool:
         case McpTool():
             return tool.told
@@ -62,7 +65,7 @@ def told(tool: given.Tool) -> dict[str, Any]:
 
 
 def told_choice(choice: dict[str, Any]) -> dict[str, Any]:
-    """What may be written down of a choice, which some clients make by repeating the whole tool."""
+    """Return a tool choice without possible secrets: some clients repeat the whole tool in it."""
     if isinstance(tools := choice.get("tools"), list):
         return choice | {"tools": [told_choice(tool) for tool in tools]}
     if choice["type"] in ("function", "custom", "namespace"):
@@ -74,12 +77,12 @@ _KINDS: Mapping[str, HostedKind] = {"code_interpreter": "python", "web_search": 
 
 
 def _family(kind: str) -> str:
-    """The type of a tool without its version."""
+    """Return the type of a tool without its version."""
     return "web_search" if kind.startswith("web_search") else kind
 
 
 def _without_network(said: dict[str, Any], place: str) -> dict[str, Any]:
-    """Its sandbox has no network, and what it was to get there may hold secrets."""
+    """Return the tool without its network policy: it may hold secrets, and the sandbox has no network anyway."""
     if not isinstance(box := said.get(place), dict):
         return said
     return said | {place: {key: value for key, value in box.items() if key != "network_policy"}}

@@ -1,4 +1,4 @@
-"""Images of a request: what is an image, and how many there may be."""
+"""Images of a request: check each one, and limit their number."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from penstock.pipeline.protocol.params.json_body import Pace, shortened
 from penstock.stages.models.images import NoImage, check_data_url, is_data_url
 
 MOST_IMAGES = 500
-"""In one conversation."""
+"""The most images in one conversation."""
 
 
 async def read_image(part: ImagePart, path: str, pace: Pace) -> InputImage:
-    """The image that a part at ``path`` shows; raises `InvalidRequest`."""
+    """Return the image of a part at ``path``; raises `InvalidRequest` if there is none that this server can read."""
     if part.file_id is not None:
         raise InvalidRequest("This server keeps no files: give the image_url.", param=f"{path}.file_id")
     url, param = part.image_url, f"{path}.image_url"
@@ -33,7 +33,7 @@ async def read_image(part: ImagePart, path: str, pace: Pace) -> InputImage:
 
 
 async def check_images(history: Iterable[Item], items: Iterable[Item], pace: Pace) -> None:
-    """Raise `InvalidRequest` where a conversation has too many images."""
+    """Raise `InvalidRequest` if a conversation has more than `MOST_IMAGES` images."""
     count = 0
     for item in (*history, *items):
         await pace()

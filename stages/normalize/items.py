@@ -1,4 +1,4 @@
-"""Input items: from what clients write to what a conversation is made of."""
+"""Input items: convert the items of a request body into those of a conversation."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ Find: TypeAlias = Callable[[Sequence[str]], Awaitable[Mapping[str, Item]]]
 
 @dataclass(frozen=True)
 class ItemReader:
-    """Reads the list of items that a body has under ``name``; the tools that they bring are offered.
+    """Read the list of items that a body has under ``name``, adding the tools that items bring to ``offer``.
 
-    Items without an id, or with one that another of the conversation has, get one that ends in ``suffix`` and their
-    position.  What is referred to is asked of ``find``, which leaves out what it does not know.  ``sees`` says whether
-    the model that they are for reads images.
+    An item without an id, or with an id that is taken in the conversation, gets an id that ends in ``suffix`` and its
+    position.  ``find`` looks item references up in the store, and leaves out unknown ids.  ``sees`` is True if the
+    model reads images.
     """
 
     name: str
@@ -57,7 +57,7 @@ class ItemReader:
     sees: bool = False
 
     async def read(self, said: Sequence[given.InputItem], history: Iterable[Item], pace: Pace) -> tuple[Item, ...]:
-        """The items; raises `InvalidRequest` for a reference to nothing, and for what this server cannot take."""
+        """Return the items; raises `InvalidRequest` for an unknown reference or an item this server cannot take."""
         references = await self._references(said, pace)
         stored = await self.find(references) if references else {}
         taken = {*references, *(item.id for item in history)}
@@ -77,7 +77,10 @@ class ItemReader:
         return tuple(items)
 
     async def _references(self, said: Sequence[given.InputItem], pace: Pace) -> list[str]:
-        """The ids of all references; an item that came twice would let a short body make a prompt of any length."""
+        """Return the ids of all item references.
+
+        Raises `InvalidRequest` for a repeated one, because repeats would let a short body make a prompt of any length.
+        """
         ids = dict[str, None]()
         for position, item in enumerate(said):
             await pace()
@@ -163,7 +166,7 @@ class ItemReader:
         raise not_read(part.type, path, sees=self.sees)
 
     async def check_calls(self, history: Sequence[Item], items: Sequence[Item], pace: Pace) -> None:
-        """Raise `InvalidRequest` for what answers nothing that comes before it, among ``items``."""
+        """Raise `InvalidRequest` for an output or approval among ``items`` that answers no earlier call or request."""
         answers = Answers()
         for item in history:
             await pace()
@@ -179,7 +182,7 @@ def _duplicate(item_id: str, param: str) -> InvalidRequest:
 
 
 async def unrepeated(history: Iterable[Item], items: Iterable[Item], pace: Pace) -> tuple[Item, ...]:
-    """Those of ``items`` that are not in the history already, which only a reference can be: it adds nothing."""
+    """Return the items that are not in the history yet; only an item reference can be in it, and then adds nothing."""
     known = set[str]()
     for item in history:
         await pace()
@@ -227,6 +230,6 @@ async def _reasoning(item: given.ReasoningItem, suffix: str, pace: Pace) -> Reas
 
 
 def not_read(kind: str, path: str, *, sees: bool) -> InvalidRequest:
-    """What is said of a part that the model cannot read."""
+    """Return the error for a part of a ``kind`` that the model cannot read."""
     readable = "text and images" if sees else "text"
     return InvalidRequest(f"This model reads {readable} only, no {kind}.", param=path)

@@ -1,7 +1,7 @@
-"""Normalize: a request body and what came before it become one Conversation.
+"""Normalize: turn a request body and the history that it continues into one Conversation.
 
-The ids and the time of a response are drawn here and nowhere else, so that everything behind this stage gives the same
-output for the same input.
+The ids and the time of a response are chosen here and nowhere else, so that all later stages give the same output for
+the same input.
 """
 
 from __future__ import annotations
@@ -59,47 +59,54 @@ INCLUDABLE = frozenset(
 )
 
 CONTINUING = ("previous_response_id", "conversation", "previous_input_messages")
-"""The parameters that say what a request goes on from: one of them at most."""
+"""The parameters that name the history that a request continues; a request may have one of them."""
 
 NAMED = 5
-"""How many of a server's models a client hears of that asks for another one: of recordings there may be thousands."""
+"""The most model names to list in the error for an unknown model; a server of recordings may have thousands."""
 
 _RAN = frozenset({CodeInterpreterCall, WebSearchCall, ShellCallOutput})
-"""Calls that this server may have run."""
+"""The item types of calls that this server may have run."""
 
 CONTINUABLE = frozenset({"completed", "incomplete"})
-"""The statuses of responses that can be gone on from: the others have not ended, or not well."""
+"""The statuses of responses that can be continued; all others have not ended, or have failed or been cancelled."""
 
 
 def draw_suffix() -> str:
-    """The random part of a new response's id."""
+    """Return the random part of a new response's id."""
     return secrets.token_hex(16)
 
 
 @dataclass(frozen=True)
 class Normalize:
-    """Understand a request for one of ``models``; ``draw`` and ``clock`` are where ids and time come from."""
+    """Turn a request for one of ``models`` into a conversation.
+
+    ``draw`` returns the random part of a response's id, and ``clock`` the time in seconds since 1970.
+    """
 
     store: Store
     models: tuple[str, ...]
-    """The names that a request may give; the first is what it gets if it names none."""
+    """The model names that a request may give; the first is the default."""
     hosted: frozenset[str] = frozenset()
-    """The built-in tools that work here, by their namespaces."""
+    """The namespaces of the built-in tools that this server can run."""
     labels: frozenset[str] = frozenset()
     """The labels of the operator's MCP servers."""
     draw: Callable[[], str] = draw_suffix
     clock: Callable[[], float] = time.time
     sees_images: bool = False
-    """Whether the model reads images."""
+    """True if the model reads images."""
     has_template: bool = False
-    """Whether the model has a chat template, and so does not speak Harmony."""
+    """True if the model has a chat template, and so does not speak Harmony."""
     advised: Mapping[str, float] = field(default_factory=dict)
-    """What the makers of the model advise of sampling: ``temperature`` and the like, where a request says nothing."""
+    """The model makers' sampling defaults, such as ``temperature``; used for parameters that a request leaves out."""
     salt_caches: bool = False
-    """Whether ``prompt_cache_key`` keeps prefix caches apart where no ``cache_salt`` does."""
+    """True if ``prompt_cache_key`` separates prefix caches for requests without a ``cache_salt``."""
 
     async def __call__(self, source: AsyncIterator[CreateResponse]) -> AsyncGenerator[Conversation, None]:
-        """One conversation per request; raises `InvalidRequest` for what this server cannot do."""
+        """Yield one conversation per request.
+
+        Raises `InvalidRequest` for a request that is invalid, that this server does not support, or that names an
+        unknown model, response or conversation; raises `StoreFailed` if the history cannot be read.
+        """
         async for request in source:
             yield await self._conversation(request)
 
@@ -140,7 +147,7 @@ class Normalize:
         )
 
     def _refuse_foreign(self, request: CreateResponse) -> None:
-        """Raise `UnsupportedParameter` for what only models of the other kind know."""
+        """Raise `UnsupportedParameter` for a parameter that only the other kind of model has (Harmony or template)."""
         if self.has_template and request.previous_input_messages is not None:
             raise UnsupportedParameter(
                 "previous_input_messages are Harmony's, and this model does not speak it.",
@@ -159,7 +166,7 @@ class Normalize:
         return model
 
     async def _past(self, request: CreateResponse) -> tuple[History, int]:
-        """What the request goes on from, and how many items its conversation has."""
+        """Return the history that the request continues, and the number of items in its ``conversation``."""
         if (conversation_id := request.conversation_id) is not None:
             conversation = await self.store.conversations.items(conversation_id, request.owner)
             if conversation is None:
@@ -170,7 +177,7 @@ class Normalize:
         return History((), {}), 0
 
     async def _check_past(self, items: Sequence[Item], request: CreateResponse, pace: Pace) -> None:
-        """Raise `InvalidRequest` where the past has what the model cannot read: it may have been another model's."""
+        """Raise `InvalidRequest` if the history (perhaps another model's) has images and this model reads none."""
         for item in () if self.sees_images else items:
             await pace()
             if images_of(item):
@@ -187,9 +194,10 @@ class Normalize:
         return history
 
     async def _results(self, items: Sequence[Item], request: CreateResponse) -> Mapping[str, str]:
-        """What calls that come with the request gave the model to read, when this server ran them.
+        """Return the stored results of calls in the input, by item id, for calls that this server ran.
 
-        A request that is not to be stored does not fail with the store: its items tell something of it, too.
+        If the store fails, a request with ``store: false`` goes on without them, because its items also hold some of
+        the results.
         """
         ran = [item.id for item in items if type(item) in _RAN]
         try:
@@ -202,12 +210,15 @@ class Normalize:
     def _scheduling(self, request: CreateResponse) -> Scheduling:
         salt = request.cache_salt
         if salt is None and self.salt_caches and request.prompt_cache_key:
-            salt = quote(request.prompt_cache_key, safe="")  # vLLM takes no slash and the like in a salt
+            salt = quote(request.prompt_cache_key, safe="")  # vLLM rejects slashes and the like in a salt
         return Scheduling(salt, request.priority or 0, request.trace_headers)
 
 
 def refuse_unsupported(request: CreateResponse) -> None:
-    """Raise `UnsupportedParameter` for the first parameter that asks for what this server does not do."""
+    """Raise `UnsupportedParameter` for the first parameter whose value this server does not support.
+
+    Raises `InvalidRequest` for an unknown ``include``, and for parameters that exclude each other.
+    """
     unsupported = {
         "prompt": request.prompt is not None,
         "context_management": request.context_management,
@@ -244,7 +255,7 @@ def _sampling(request: CreateResponse, advised: Mapping[str, float]) -> Sampling
         temperature=_or(request.temperature, advised.get("temperature", 1.0)),
         top_p=_or(request.top_p, advised.get("top_p", 1.0)),
         max_tokens=request.max_output_tokens,
-        top_k=max(0, _or(request.top_k, int(advised.get("top_k", 0)))),  # vLLM's older way to say 0 is -1
+        top_k=max(0, _or(request.top_k, int(advised.get("top_k", 0)))),  # in vLLM, -1 is an older form of 0
         min_p=_or(request.min_p, advised.get("min_p", 0.0)),
         presence_penalty=_or(request.presence_penalty, advised.get("presence_penalty", 0.0)),
         frequency_penalty=_or(request.frequency_penalty, advised.get("frequency_penalty", 0.0)),
@@ -262,7 +273,7 @@ def _template(request: CreateResponse) -> TemplateOptions:
 
 
 def _items(said: str | list[InputItem] | None) -> Sequence[InputItem]:
-    """The items of ``input``; a text is a message of the user."""
+    """Return the items of ``input``; a plain string is a user message."""
     return [MessageItem(role="user", content=said)] if isinstance(said, str) else said or ()
 
 

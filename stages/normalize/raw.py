@@ -1,7 +1,7 @@
-"""Messages in Harmony's own terms, as ``enable_response_messages`` gives them out, back to items.
+"""Raw messages: convert Harmony messages, as ``enable_response_messages`` returns them, back into items.
 
-The head of a prompt is written anew for every request.  So a system message, which only the server writes, is left
-out, and of a developer message its instructions are taken, as far as the request does not repeat them itself.
+The head of a prompt is written anew for every request.  A system message, which only the server writes, is therefore
+left out.  A developer message is reduced to its instructions; instructions that the request repeats are left out too.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _declarations = re.compile(r"(?:^|\n\n)# (?:Tools|Response Formats)\n\n## ")
 
 @dataclass
 class RawMessages:
-    """Reads messages one after another into ``items``, whose ids end in ``suffix`` and their position.
+    """Read messages one after another into ``items``, whose ids end in ``suffix`` and their position.
 
-    ``tools``, by what the model calls them, tell which calls are calls of custom tools.
+    ``tools``, by the names that the model uses, distinguish calls to custom tools from calls to functions.
     """
 
     suffix: str
@@ -51,12 +51,15 @@ class RawMessages:
     tools: Mapping[str, Tool]
     items: list[Item] = field(default_factory=list)
     _open: dict[str, Call] = field(default_factory=dict)
-    """The calls without an output, by their ids."""
+    """The calls without an output, by call id."""
     _named: defaultdict[str, deque[str]] = field(default_factory=lambda: defaultdict(deque))
-    """The ids of calls, by the names of what they call; some may have an output by now."""
+    """The ids of calls by the name of the tool; some of the calls may have an output by now."""
 
     async def read(self, messages: Sequence[RawMessage], then: Sequence[Item], pace: Pace) -> tuple[Item, ...]:
-        """The items of ``messages``, behind which ``then`` follow; raises `InvalidRequest` for what no item can say."""
+        """Return the items of ``messages``; the items ``then`` follow them in the input.
+
+        Raises `InvalidRequest` for a message that no item can represent.
+        """
         for position, message in enumerate(messages):
             await pace()
             path = f"previous_input_messages[{position}]"
@@ -68,10 +71,10 @@ class RawMessages:
         return tuple(self.items)
 
     async def _rename(self, call: Call, then: Sequence[Item], pace: Pace) -> None:
-        """Give the one open call the id by which the one output that is left over in ``then`` knows it.
+        """Give the one open call the call id of the one output in ``then`` that has no call.
 
-        A raw call has no id, so its client says the one that the response gave it.  Of several open calls nobody can
-        tell which is meant.
+        A raw call has no id, so the client's output has the id that the response gave the call.  With several open
+        calls the match would be ambiguous.
         """
         calls, outputs = set[str](), set[str]()
         for item in then:
@@ -136,7 +139,7 @@ class RawMessages:
         return FunctionCallOutput(f"fco_{suffix}", call.call_id, text, "completed")
 
     def _answered(self, name: str) -> Call | None:
-        """The first open call of that name, or else the latest one; it is not open any more."""
+        """Remove and return the first open call of that name, or else the latest open call, or None."""
         named = self._named[name]
         while named:
             if (call := self._open.pop(named.popleft(), None)) is not None:

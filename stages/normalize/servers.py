@@ -1,4 +1,4 @@
-"""MCP servers: from what clients write to what the ``converse`` stage asks."""
+"""MCP servers: convert the ``mcp`` tools of a request into the servers that ``converse`` connects to."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from penstock.pipeline.secret import Secret
 
 
 def server(tool: McpTool, path: str, labels: frozenset[str] | None) -> McpServer:
-    """The server of a tool at ``path``; the operator's are known by ``labels``, or nobody knows which there are.
+    """Return the server of the tool at ``path``; ``labels`` are those of the operator's servers, None if not known yet.
 
-    Raises `InvalidRequest` for one without a URL that the operator does not know either.
+    Raises `InvalidRequest` for a server that has no URL and is not one of the operator's.
     """
     if tool.server_url is None and labels is not None:
         key = "server_label" if tool.connector_id is None else "connector_id"
@@ -36,9 +36,9 @@ def server(tool: McpTool, path: str, labels: frozenset[str] | None) -> McpServer
 
 
 def refuse_own(tool: McpTool, path: str) -> None:
-    """Raise `InvalidRequest` for a server that is the client's own.
+    """Raise `InvalidRequest` for a server with a URL, headers or authorization of the client's.
 
-    An item is stored with its conversation, and the way to such a server, its secrets included, must not be.
+    An item is stored with its conversation, but a client's server address and secrets must not be stored.
     """
     for key in ("server_url", "headers", "authorization"):
         if getattr(tool, key) is not None:
@@ -53,7 +53,7 @@ def _allowed(tool: McpTool) -> ToolFilter | None:
 
 
 def _approval(tool: McpTool) -> tuple[ToolFilter | None, ToolFilter | None, bool]:
-    """Whose calls need approval, whose do not, and whether the others' do."""
+    """Return the filters of tools that always and that never need approval, and True if all other tools need it."""
     said = tool.require_approval
     if said is None or isinstance(said, str):
         return None, None, said != "never"
@@ -61,7 +61,7 @@ def _approval(tool: McpTool) -> tuple[ToolFilter | None, ToolFilter | None, bool
 
 
 def _filter(said: GivenFilter | None) -> ToolFilter | None:
-    """None where it says nothing: it would be one that lets everything through."""
+    """Return the filter, or None if it is empty: an empty filter would match every tool."""
     if said is None or (said.tool_names is None and said.read_only is None):
         return None
     return ToolFilter(None if said.tool_names is None else tuple(said.tool_names), said.read_only)

@@ -1,4 +1,4 @@
-"""Tools: from what clients write to what the model may call."""
+"""Tools: convert the tools of a request into tools for the model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from penstock.stages.normalize.servers import refuse_own, server
 logger = logging.getLogger(__name__)
 
 _Groups: TypeAlias = Mapping[tuple[str, str | None], Sequence[ToolKey]]
-"""Tools by their kind and name, by their kind alone, and by "namespace" and that of their namespace."""
+"""Tool keys by kind and name, by kind and None, and by "namespace" and the name of the namespace."""
 
 Mode: TypeAlias = Literal["auto", "required", "none"]
 
@@ -47,28 +47,28 @@ _as_given: TypeAdapter[given.Tool] = TypeAdapter(given.Tool, config=ConfigDict(h
 
 @dataclass
 class Offer:
-    """The tools of one request, while they are being read: its own first, then those that the conversation adds.
+    """The tools of one request while they are being read: first its own, then the tools that the conversation adds.
 
-    ``hosted`` are the built-in tools that work here, and ``labels`` those of the operator's MCP servers; None where
-    they are not known yet, as no response is being made.
+    ``hosted`` are the namespaces of the built-in tools that this server can run.  ``labels`` are the labels of the
+    operator's MCP servers, or None if they are not known because no response is being made.
     """
 
     hosted: frozenset[str] = frozenset()
     labels: frozenset[str] | None = None
     tools: dict[str, Tool] = field(default_factory=dict)
-    """By what the model calls them: a tool that stands alone and one of a namespace ``functions`` are namesakes."""
+    """Tools by the model's names for them; a tool without a namespace and one in ``functions`` share a name."""
     servers: dict[str, McpServer] = field(default_factory=dict)
-    """By their labels."""
+    """MCP servers by label."""
     descriptions: dict[str, str] = field(default_factory=dict)
     echo: list[dict[str, Any]] = field(default_factory=list)
-    """What the response repeats of them."""
+    """The tools as the response repeats them."""
     ignored: dict[str, None] = field(default_factory=dict)
-    """The types of those that nobody runs here."""
+    """The types of hosted tools in the request that this server cannot run."""
     _namespaces: dict[str, str] = field(default_factory=dict)
-    """What each namespace is one of: a client's, a server's, or a built-in one."""
+    """The owner of each namespace: ``client's``, ``server`` or ``built-in``."""
 
     def add(self, tool: given.Tool, path: str) -> None:
-        """Offer one of the request's own; raises `InvalidRequest` for one that a call could not tell from another."""
+        """Offer one of the request's own tools; raises `InvalidRequest` if a call to it would be ambiguous."""
         offered = self._offered(tool, path)
         match offered:
             case None:
@@ -82,7 +82,7 @@ class Offer:
         self.echo.append(_echo(tool))
 
     def add_later(self, tool: given.Tool, path: str) -> None:
-        """Offer one that an item at ``path`` brings: it replaces its namesakes."""
+        """Offer a tool that an item at ``path`` brings; it replaces tools of the same name."""
         if isinstance(tool, McpTool):
             refuse_own(tool, path)
         self._take(self._offered(tool, path))
@@ -94,9 +94,9 @@ class Offer:
             self.tools |= {recipient_of(tool): tool for tool in offered or ()}
 
     def _offered(self, tool: given.Tool, path: str) -> McpServer | tuple[Tool, ...] | None:
-        """What a tool of a body, which stands at ``path``, adds; None if nobody runs it here.
+        """Return the server or tools that the tool at ``path`` adds, or None if it is ignored here.
 
-        Raises `UnsupportedParameter` for a tool that its client relies on.
+        Raises `UnsupportedParameter` for a tool that this server cannot run and the client relies on.
         """
         if (kind := built_in(tool)) in self.hosted:
             self._claim(kind, "built-in", f"{path}.type")
@@ -132,12 +132,12 @@ class Offer:
         return tuple(_tool(inner, tool.name) for inner in tool.tools)
 
     def _claim(self, namespace: str, kind: str, place: str) -> None:
-        """Raise `InvalidRequest` where a namespace is one of another kind already: a call could mean either."""
+        """Raise `InvalidRequest` if a namespace belongs to another kind of owner: a call would be ambiguous."""
         if self._namespaces.setdefault(namespace, kind) != kind:
             raise InvalidRequest(f"There are two namespaces named {namespace!r}.", param=place)
 
     def _refuse_namesakes(self, tool: given.Tool, offered: Sequence[Tool], path: str) -> None:
-        """Raise `InvalidRequest` where there are two tools of one name; one of the API may be named more than once."""
+        """Raise `InvalidRequest` if two tools have one name; the same API tool may be listed more than once."""
         beside = dict[str, Tool]()
         for position, one in enumerate(offered):
             before = self.tools.get(recipient_of(one)) or beside.get(recipient_of(one))
@@ -148,17 +148,17 @@ class Offer:
                 raise InvalidRequest(f"There are two tools named {one.name!r}.", param=f"{place}.{key}")
 
     async def add_stored(self, item: AdditionalTools, path: str, pace: Pace) -> None:
-        """Offer those of an item that was read before, and is stored as it came."""
+        """Offer the tools of a stored item, which has them as the client sent them."""
         for position, tool in enumerate(item.tools):
             await pace()
             self.add_later(_as_given.validate_python(tool), f"{path}.tools[{position}]")
 
     async def inherit(self, history: Iterable[Item], pace: Pace) -> None:
-        """Offer what items of the history bring; the request's own tools replace their namesakes among these.
+        """Offer the tools that items of the history bring; the request's own tools replace those of the same name.
 
-        They keep their place ahead of them, though: the prompt of the turn that brought them began in this order, and
-        one that begins like it is read from the cache.  What was taken once is never refused: a server that the
-        operator does not have any more is left out, and a namespace that is something else in the request.
+        The request's own tools stay first.  The earlier prompt had them in this order too, and the prefix cache needs
+        the same beginning.  Tools that were accepted once are never refused: a tool is left out if the operator has
+        removed its server, or if its namespace has another owner in this request.
         """
         tools, servers, descriptions = self.tools.copy(), self.servers.copy(), self.descriptions.copy()
         for item in history:
@@ -171,14 +171,14 @@ class Offer:
         self.descriptions |= descriptions
 
     async def toolset(self, request: CreateResponse, pace: Pace) -> Toolset:
-        """All of them, and what ``tool_choice`` makes of them; raises `InvalidRequest` where it cannot be met."""
+        """Return all tools, restricted by ``tool_choice``; raises `InvalidRequest` if the choice cannot be met."""
         if self.ignored:
             kinds = shortened(", ".join(self.ignored))
             logger.info("Ignored the hosted tools %s: this server has no means to run them", kinds)
         mode, allowed = await self._choice(request.tool_choice or "auto", pace)
         if mode == "required" and not (self.tools or self.servers if allowed is None else allowed):
             raise _bad_choice("There is no tool that this choice lets the model call.")
-        if allowed == ():  # all that it names is hosted
+        if allowed == ():  # the choice names only hosted tools, which this server cannot run
             mode, allowed = "none", None
         return Toolset(
             tuple(self.tools.values()),
@@ -199,7 +199,7 @@ class Offer:
                 return "required", await self._allowed([choice], pace)
 
     async def _allowed(self, choices: Sequence[given.AllowedTool], pace: Pace) -> tuple[ToolKey, ...]:
-        """The keys of the tools that are named, each once."""
+        """Return the keys of the chosen tools, each once."""
         groups = defaultdict[tuple[str, str | None], list[ToolKey]](list)
         for tool in self.tools.values():
             await pace()
@@ -227,14 +227,17 @@ class Offer:
         return found
 
     def _chosen_type(self, kind: str, groups: _Groups) -> Sequence[ToolKey]:
-        """The tools of this type; there are none where nobody runs them here."""
+        """Return the tools of this type; empty for hosted tools that this server cannot run."""
         found = [key for meant in kinds_of(kind) for key in groups.get((meant, None), ())]
         if not found and not is_hosted(kind) and kind not in self.ignored:
             raise _bad_choice(f"This server has no tools of type {shortened(kind)!r}.")
         return found
 
     def _chosen_server(self, choice: ChosenServer, groups: _Groups) -> Sequence[ToolKey]:
-        """The tools of a server, or of the built-in tool that its label switches on; some may not be known yet."""
+        """Return the tools of a server, or of the built-in tool that its label enables.
+
+        A server's tools may not be listed yet, so the key may stand for any of them.
+        """
         label, name = choice.server_label, choice.name
         if label in self.servers:
             allowed = self.servers[label].allowed
@@ -252,7 +255,7 @@ class Offer:
 
 
 async def read_tools(tools: Sequence[given.Tool], offer: Offer, pace: Pace) -> Offer:
-    """The tools that a request brings itself, added to an empty ``offer``."""
+    """Add the request's own tools to an empty ``offer``, and return it."""
     for position, tool in enumerate(tools):
         await pace()
         offer.add(tool, f"tools[{position}]")
@@ -260,7 +263,7 @@ async def read_tools(tools: Sequence[given.Tool], offer: Offer, pace: Pace) -> O
 
 
 def _echo(tool: given.Tool) -> dict[str, Any]:
-    """What a response repeats; of a function exactly the keys that strict readers of responses know, and need."""
+    """Return a tool as the response repeats it; a function has exactly the keys that strict clients require."""
     if isinstance(tool, given.NamespaceTool):
         return tool.given | {"description": tool.description or ""}
     return dict(tool) if isinstance(tool, given.FunctionTool) else told(tool)
@@ -277,7 +280,7 @@ def _tool(tool: given.FunctionTool | given.CustomTool, namespace: str | None) ->
 
 
 def _kind(tool: Tool) -> str:
-    """What a choice calls it: by its type, or the built-in tool that it belongs to."""
+    """Return the name of the tool's kind in a tool choice: its type, or the built-in tool that it belongs to."""
     match tool:
         case FunctionTool():
             return tool.form

@@ -1,4 +1,7 @@
-"""A stage for those who want to read what their model says: behind ``emit``, it logs each item as it is finished."""
+"""A stage that logs each output item as it is finished, for operators who want to read their model's output.
+
+It goes after ``emit``.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ Frame = TypeVar("Frame")
 
 
 async def log_outputs(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, None]:
-    """Let everything pass."""
+    """Pass every frame on, and log each finished item."""
     async for frame in source:
         if isinstance(frame, OutputItemDone):
             logger.info("%s", in_words(frame.item))
@@ -35,7 +38,7 @@ async def log_outputs(source: AsyncIterator[Frame]) -> AsyncGenerator[Frame, Non
 
 
 def in_words(item: OutputItem) -> str:
-    """An item on one line: line breaks in it are escaped."""
+    """Return an item as one line of text; line breaks in it are escaped."""
     match item:
         case Reasoning():
             return f"reasoning: {item.text!r}"
@@ -60,5 +63,5 @@ def in_words(item: OutputItem) -> str:
 
 
 def _shown(action: dict[str, Any]) -> str:
-    """What the browser was asked for, without what it found."""
+    """Return a browser action without the sources that it found."""
     return repr({name: value for name, value in action.items() if name != "sources"})

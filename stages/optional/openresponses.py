@@ -1,11 +1,11 @@
 """Open Responses: the same stream under the names of the Open Responses specification.
 
-The two protocols share every event but those of raw reasoning.  Clients of the one reject a stream of the other, so
-each has a base URL of its own.
+The two protocols share all events except those of raw reasoning.  Clients of one protocol reject a stream of the other,
+so each has a base URL of its own.
 
-This is also how to write a stage that rewrites events: declare those of your own as `Event`s, list beside each event
-that changes what becomes of it, and pass on everything else.  Looking an event's type up costs the same whichever it
-is; a chain of isinstance is paid again at every token.
+This is also an example of a stage that rewrites events: declare your own events as `Event`s, map each event type that
+changes to its rewriting function, and pass on everything else.  Looking a type up in a dict costs the same for every
+event, while a chain of isinstance checks costs more, at every token.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from penstock.pipeline.protocol.events import Delta, Done, ReasoningTextDelta, R
 
 
 class ReasoningDelta(Delta, frozen=True, tag="response.reasoning.delta"):
-    """One more piece of raw reasoning."""
+    """A delta of raw reasoning."""
 
     content_index: int
     delta: str
 
 
 class ReasoningDone(Done, frozen=True, tag="response.reasoning.done"):
-    """All of a part of raw reasoning."""
+    """The complete text of a part of raw reasoning."""
 
     content_index: int
     text: str
 
 
 OpenResponsesEvent: TypeAlias = ReasoningDelta | ReasoningDone | ResponseEvent
-"""What `open_responses` gives: of the events of the Responses API all but the two of raw reasoning."""
+"""The events of `open_responses`: its own two for raw reasoning, and all others of the Responses API."""
 
 
 async def open_responses(source: AsyncIterator[ResponseEvent]) -> AsyncGenerator[OpenResponsesEvent, None]:
-    """Pass every event on, under its name in Open Responses."""
+    """Pass every event on under its name in Open Responses."""
     async for event in source:
         rewrite = _REWRITTEN.get(type(event))
         yield event if rewrite is None else rewrite(event)
@@ -50,4 +50,4 @@ def _done(event: ReasoningTextDone) -> ReasoningDone:
 
 
 _REWRITTEN: dict[type, Callable[[Any], OpenResponsesEvent]] = {ReasoningTextDelta: _delta, ReasoningTextDone: _done}
-"""What becomes of the events that do not pass as they are."""
+"""The rewriting functions of the events that change, by their types."""

@@ -1,7 +1,7 @@
-"""Rewrite: what the model says, in other words, while it says it.
+"""Rewrite: change the model's text while it streams.
 
-Not a stage of the server's, but one to build others of: what to change is a function of a text, and what may still
-become part of what it changes is held back until more has come.
+The server does not use this stage itself; it is a base for stages of your own.  A function changes the text, and text
+that may still become part of a match is held back until more has arrived.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ Change = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Rewrite:
-    """Lets ``change`` rewrite messages, refusals and thoughts, behind ``parse``; tools would miss what it changes.
+    """Let ``change`` rewrite messages, refusals and reasoning; the stage goes after ``parse``.
 
-    ``held`` matches, at the end of a text, what is too early to be changed.  Whatever ``change`` looks for has to be
-    within one such match: then it does not matter how the text was cut.
+    The arguments of tool calls pass unchanged, because the tools need the original text.  ``held`` matches text at the
+    end of the stream so far that must wait for more.  Everything that ``change`` replaces has to lie within one such
+    match; then the result does not depend on how the stream was cut.
     """
 
     change: Change
     held: re.Pattern[str]
 
     async def __call__(self, source: AsyncIterator[ParsedFrame]) -> AsyncGenerator[ParsedFrame, None]:
-        """Nothing that is rewritten stays as it was anywhere: in tokens, logprobs or raw messages."""
+        """Yield the rewritten frames; token ids, logprobs and raw messages do not reveal the original text either."""
         rewriter = Rewriter(self.change, self.held)
         async for frame in source:
             for rewritten in rewriter.feed(frame):
@@ -49,22 +50,25 @@ _FLAGS = re.compile(r"\(\?[aiLmsux]+\)")
 
 
 def _at_the_end(pattern: re.Pattern[str]) -> re.Pattern[str]:
-    """The same pattern, matching up to the end of a text only; flags in front of it may stand nowhere else."""
+    """Return the pattern anchored at the end of the text.
+
+    Inline flags such as ``(?i)`` are removed from its start, where alone they are allowed; ``pattern.flags`` has them.
+    """
     bare = pattern.pattern.removeprefix(flags[0] if (flags := _FLAGS.match(pattern.pattern)) else "")
     return re.compile(f"(?:{bare}{chr(10) if pattern.flags & re.VERBOSE else ''})\\Z", pattern.flags)
 
 
 class Rewriter:
-    """The machine: one per generation."""
+    """State machine, one per generation."""
 
     def __init__(self, change: Change, held: re.Pattern[str]) -> None:
         self._change = change
         self._held = _at_the_end(held)
-        self._rest: str | None = None  # None while nothing is open that is rewritten
+        self._rest: str | None = None  # None unless a rewritten item is open
         self._is_changed = False
 
     def feed(self, frame: ParsedFrame) -> Iterable[ParsedFrame]:
-        """Take one frame, give what is settled by it."""
+        """Take one frame and return the frames that can be passed on now."""
         match frame:
             case ItemDelta(text):
                 return (frame,) if self._rest is None else self._read(self._rest + text)
@@ -85,7 +89,7 @@ class Rewriter:
         yield from self._settle(text[:at])
 
     def _settle(self, text: str) -> Iterator[ItemDelta]:
-        """Its tokens' logprobs would spell what it was; deltas are never empty."""
+        """Yield the changed text; drop logprobs (they would reveal the original text), and emit no empty delta."""
         changed = self._change(text)
         self._is_changed |= changed != text
         if changed:
@@ -98,7 +102,7 @@ class Rewriter:
         self._rest = None
 
     def _everywhere(self, value: Any) -> Any:
-        """The same with all texts rewritten."""
+        """Return a copy of the value with every string in it rewritten."""
         if isinstance(value, str):
             return self._change(value)
         if isinstance(value, dict):
