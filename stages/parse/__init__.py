@@ -1,1 +1,1 @@
-"""Token ids to items."""
+"""Parsers: from token ids to output items."""

@@ -1,4 +1,4 @@
-"""What opens an item: the call of a tool, whatever the markup in which a model calls it."""
+"""Frames that open an output item, the same for every model's markup."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Opening: TypeAlias = ReasoningOpened | MessageOpened | CallOpened
 
 
 def call_of(tool: Tool) -> CallOpened:
-    """What a call of ``tool`` is."""
+    """Return the frame that opens a call of ``tool``."""
     match tool:
         case FunctionTool():
             return FunctionCallOpened(tool.name, tool.namespace, tool.form)
@@ -44,9 +44,9 @@ def call_of(tool: Tool) -> CallOpened:
 
 
 def is_open(tools: Toolset) -> bool:
-    """Whether nothing limits the choice.
+    """Return True if ``tool_choice`` does not limit the tools.
 
-    Then a function that nobody declared is called as well: the client gets to see the name that the model made up, and
-    can tell it so.
+    A call of an undeclared function then goes to the client as well: it sees the name that the model made up, and can
+    answer the model that there is no such function.
     """
     return tools.choice != "none" and tools.allowed is None

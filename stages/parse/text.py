@@ -1,6 +1,7 @@
-"""The text of an open item on its way out: split characters are joined, stop texts cut, logprobs lined up.
+"""The text of an open item: decode split characters, cut stop texts, align log probabilities.
 
-Nothing here is needed for a token that is a whole text, while nobody asked for more than text: see `ItemText.is_plain`.
+A token with a whole text of its own needs none of this while `ItemText.is_plain` is True: the parsers then emit the
+token's text directly.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from penstock.pipeline.protocol.items import Logprob, TopLogprob
 from penstock.stages.parse.stop import StopTexts
 
 _NEVER = -9999.0
-"""What stands for the logprob of a token that cannot come, as JSON knows no infinity."""
+"""The log probability of an impossible token, as in OpenAI's API: JSON has no infinity."""
 
 
 class Tokens(Hashable, Protocol):
-    """A vocabulary, as far as it takes to tell the text of tokens."""
+    """The part of a vocabulary that turns tokens into text."""
 
     @property
     def token_bytes(self) -> Mapping[int, bytes] | Sequence[bytes]:
@@ -33,15 +34,15 @@ class Tokens(Hashable, Protocol):
         ...
 
     def mark(self, token: int) -> str | None:
-        """How a token is written that is no text; None for those that are."""
+        """Return the spelling of a token that is not text, such as a special token; None for a text token."""
         ...
 
 
 class ItemText:
-    """The machine: one per item.
+    """The text of one item, written in pieces and read as deltas.
 
-    ``logprobs`` are those of its tokens, where they go out beside their text; ``keeps`` says that `written` will be
-    asked for.
+    ``logprobs`` collects the log probabilities of its tokens if the deltas report them.  ``keeps`` must be True if
+    `written` will be read.
     """
 
     def __init__(
@@ -57,31 +58,31 @@ class ItemText:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the text of the next token goes out as it is, and nothing else has to be known of it."""
+        """True if the next token's text can be emitted as it is, without any bookkeeping."""
         return not (self._stop or self._logprobs or self._keeps)
 
     @property
     def is_cut(self) -> bool:
-        """Whether a stop text came."""
+        """True if a stop text was found."""
         return self._stop is not None and self._stop.met
 
     @property
     def written(self) -> str:
-        """All that the model wrote, stop text included."""
+        """The whole text that the model wrote, stop text included; empty without ``keeps``."""
         return "".join(self._kept)
 
     def write(self, text: str) -> None:
-        """Take more text."""
+        """Append ``text``."""
         self._pieces.append(text)
         self._decoded += len(text)
 
     def delta(self) -> Iterator[ItemDelta]:
-        """What has become clear since last time, if anything has."""
+        """Yield a delta of the text that may pass since the last call, if there is any."""
         if text := self._passing():
             yield self._delta(text)
 
     def close(self) -> Iterator[ItemDelta]:
-        """What is left: held back, or of an unfinished character."""
+        """Yield a delta of the remaining text, if there is any; text that was held back is included."""
         if self._logprobs:
             self._logprobs.settle(self._decoded)
         if text := self._passing() + (self._stop.flush() if self._stop else ""):
@@ -100,9 +101,9 @@ class ItemText:
 
 
 class TokenText(ItemText):
-    """The text of an item that is spelled in tokens of its own.
+    """The text of an item, written as tokens.
 
-    ``reports`` says that their logprobs go out beside it.
+    ``reports`` adds the tokens' log probabilities to the deltas.
     """
 
     def __init__(
@@ -113,11 +114,11 @@ class TokenText(ItemText):
 
     @property
     def is_plain(self) -> bool:
-        """Also not while a character is unfinished."""
+        """True if the next token's text can be emitted as it is; False while a character is unfinished."""
         return not (self._decoder.holds_back or self._stop or self._logprobs or self._keeps)
 
     def add(self, token: int, found: TokenLogprob | None) -> None:
-        """Take a token, and how likely it was."""
+        """Append the text of ``token``, with its log probability if the engine reported one."""
         self.write(self._decoder.decode(token))
         if self._logprobs and found:
             self._logprobs.add(token, found)
@@ -125,23 +126,23 @@ class TokenText(ItemText):
                 self._logprobs.settle(self._decoded)
 
     def close(self) -> Iterator[ItemDelta]:
-        """What is left: held back, or of an unfinished character."""
+        """Yield a delta of the remaining text, including what an unfinished character decodes to."""
         self.write(self._decoder.flush())
         yield from super().close()
 
 
 class TokenDecoder:
-    """Text of a token stream, in which a character may be spread over several tokens."""
+    """Decodes a stream of tokens to text.  A character may be spread over several tokens."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._bytes = tokens.token_bytes
         self._texts = tokens.token_texts
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.holds_back = False
-        """Whether a character is unfinished."""
+        """True while a character is unfinished."""
 
     def decode(self, token: int) -> str:
-        """The text that ``token`` completes; empty while a character is unfinished."""
+        """Return the text that ``token`` completes; empty while a character is unfinished."""
         if not self.holds_back and (whole := self._texts.get(token)):
             return whole
         text = self._decoder.decode(self._bytes[token])
@@ -149,31 +150,31 @@ class TokenDecoder:
         return text
 
     def flush(self) -> str:
-        """What an unfinished character leaves behind: U+FFFD or nothing."""
+        """Return U+FFFD if a character is unfinished, else an empty text."""
         self.holds_back = False
         return self._decoder.decode(b"", final=True)
 
 
 class AlignedLogprobs:
-    """The logprobs of tokens, each by the place in the text at which the token ends."""
+    """Log probabilities of tokens, each with the position in the text at which its token ends."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
         self._waiting: list[Logprob] = []
         self._ends: list[int] = []
-        """Where the first of those that wait end; the others belong to a character that is unfinished."""
+        """End positions of the first tokens in `_waiting`.  The other tokens belong to an unfinished character."""
 
     def add(self, token: int, found: TokenLogprob) -> None:
-        """Take one more token."""
+        """Append the log probability of ``token``; its end is given by the next `settle`."""
         top = [TopLogprob(*_spelling(self._tokens, other), _finite(value)) for other, value in found.top]
         self._waiting.append(Logprob(*_spelling(self._tokens, token), _finite(found.logprob), tuple(top)))
 
     def settle(self, end: int) -> None:
-        """All tokens so far make up the text up to ``end``, and end no later."""
+        """Record that the tokens so far spell the text up to position ``end``."""
         self._ends += [end] * (len(self._waiting) - len(self._ends))
 
     def upto(self, end: int) -> tuple[Logprob, ...]:
-        """Those that end within the text up to ``end``, and were not given yet."""
+        """Return the log probabilities of tokens that end at or before position ``end``; each is returned once."""
         count = bisect_right(self._ends, end)
         passed = tuple(self._waiting[:count])
         del self._waiting[:count], self._ends[:count]
@@ -186,7 +187,7 @@ def _finite(logprob: float) -> float:
 
 @lru_cache(maxsize=1 << 16)
 def _spelling(tokens: Tokens, token: int) -> tuple[str, tuple[int, ...]]:
-    r"""How a token is written, and its bytes: ``\xf0\x9f`` for part of a character."""
+    r"""Return the spelling of a token, and its bytes.  Part of a character is spelled as in ``\xf0\x9f``."""
     mark = tokens.mark(token)
     if mark is not None:
         return mark, tuple(mark.encode())

@@ -1,1 +1,1 @@
-"""Conversation to token ids."""
+"""Renderers: from a conversation to token ids."""

@@ -1,4 +1,4 @@
-"""What the answer must look like: the request's ``text.format``, or its ``structured_outputs``."""
+"""The constraint on the answer: the request's ``text.format``, or its ``structured_outputs``."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ from penstock.pipeline.errors import InvalidRequest
 from penstock.stages.render.constraint import Unenforceable, escaped, json_body, lark_body, regex_body, schema_problem
 
 STRUCTURAL_TAG = "structural_tag"
-"""The one way of ``structured_outputs`` that is about the whole turn."""
+"""The only kind of ``structured_outputs`` that constrains the whole turn."""
 
 _ANY_OBJECT = json_body({"type": "object"})
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What an answer must match, and the parameter that says so."""
+    """A constraint on the answer: the body of a grammar rule, and the request parameter that sets it."""
 
     body: str
     param: str
 
     @property
     def is_json(self) -> bool:
-        """Whether it is JSON that matches a schema."""
+        """True if the answer must be JSON that matches a schema."""
         return self.body.startswith("%json")
 
     def refuse_wrong_schema(self) -> None:
-        """Raise `InvalidRequest` where the schema is wrong by itself."""
+        """Raise `InvalidRequest` if the schema by itself is wrong."""
         if self.is_json and (reason := schema_problem(self.body)):
             raise unenforceable(self.param, reason)
 
 
 def answer(text_format: Mapping[str, Any], structured: Mapping[str, Any]) -> Answer | None:
-    """What the answer must match; None where it is free, and for a structural tag, which is about a whole turn.
+    """Return the constraint on the answer; None if there is none.
 
-    Raises `InvalidRequest` for what cannot be enforced.
+    A structural tag is none, since it constrains the whole turn.  Raises `InvalidRequest` for a constraint that cannot
+    be enforced.
     """
     kind = text_format.get("type")
     if kind == "json_object":
@@ -52,17 +53,17 @@ def answer(text_format: Mapping[str, Any], structured: Mapping[str, Any]) -> Ans
 
 
 def as_lark(definition: str) -> str:
-    """A grammar in Lark; one with ``::=`` is in the notation of GBNF.  Raises `Unenforceable`."""
+    """Return a grammar in Lark; a definition with ``::=`` is GBNF and is converted.  Raises `Unenforceable`."""
     if "::=" not in definition:
         return definition
     try:
         return any_to_lark(definition).removeprefix("%llguidance {}")
-    except Exception as error:  # which it raises itself, with a place and what is wrong there
+    except Exception as error:  # llguidance raises plain `Exception` for some mistakes
         raise Unenforceable(str(error)) from error
 
 
 def unenforceable(param: str, reason: str) -> InvalidRequest:
-    """The error for a parameter that asks for too much."""
+    """Return the error for a parameter that cannot be enforced."""
     what = "schema" if param == "text.format.schema" else param.rpartition(".")[2]
     return InvalidRequest(f"This {what} cannot be enforced: {reason}.", param=param)
 
@@ -95,4 +96,4 @@ _STRUCTURED: Mapping[str, Callable[[Any], str]] = {
     "choice": _choice,
     "grammar": lambda definition: lark_body(as_lark(definition)),
 }
-"""How each of the ways of ``structured_outputs`` becomes the body of a rule."""
+"""For each kind of ``structured_outputs``, the function that makes the body of a rule."""

@@ -1,8 +1,8 @@
-"""What one text must look like, in llguidance's dialect of Lark: a client's schema, regular expression or grammar.
+"""Constraints on one text, in llguidance's dialect of Lark: a client's schema, regular expression or grammar.
 
-Each is checked before it becomes part of a bigger grammar, so that it can neither reach outside its own braces nor name
-a special token, and so that what is wrong with it is told in its own terms.  What llguidance unrolls before it looks at
-its limits is counted here: the items of arrays when it compiles, and text that repeats itself when it generates.
+Each is checked by itself before it becomes part of a bigger grammar.  So it can neither break out of its braces nor
+name a special token, and the client gets an error message about its own text.  llguidance unrolls some constructs
+before it checks its limits: array items when it compiles, and repeated text when it generates.  These are counted here.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from penstock.pipeline.protocol.params.json_body import shortened
 from penstock.stages.render.repeats import shortest, shortest_of_lark
 
 LARGEST = 500_000
-"""Characters of the largest grammar; one of this size takes up to two seconds to check, off the loop."""
+"""Characters of the largest grammar.  Checking it takes up to two seconds, off the event loop."""
 
 MOST_ITEMS = 20_000
-"""What the ``minItems`` and ``maxItems`` of all arrays may add up to; as many take a tenth of a second to check."""
+"""The largest sum of the ``minItems`` and ``maxItems`` of all arrays.  Checking it takes a tenth of a second."""
 
 LONGEST_REPEATED = 4_000
-"""Characters that repetitions may demand; text that is certain to come is spelled out again at every token."""
+"""The most characters that repetitions may demand: llguidance spells out forced text again at every token."""
 
 _BYTES = LLTokenizer("byte")
 _KEPT_CHECKS = 32
 
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
-"""No white space but a blank behind a separator: a small model that may write blanks may write nothing else."""
+"""No white space except a blank after a separator: a small model that may write white space may write nothing else."""
 
 _SYNTAX = frozenset(r".^$*+?{}[]\|()&~#-")
 _ITEM_BOUND = re.compile(r'"(?:min|max)Items"\s*:\s*(\d+(?:\.\d+)?(?:[eE]\+?\d+)?)')
 _PATTERN = re.compile(r'"pattern"\s*:\s*("(?:\\.|[^"\\])*")')
 _PATTERNS_AS_KEYS = re.compile(r'("(?:\\.|[^"\\])*")\s*:')
 _LARK = re.compile(r""""(?:\\.|[^"\\\n])*"|/(?!/)(?:\\.|[^/\\])+/|(?://|#)[^\n]*|(?P<special><)|%(?P<directive>\w+)""")
-"""What may hide a special token or a directive, and these."""
+"""Special tokens and directives, and the strings, patterns and comments that may contain the same characters."""
 _CONTEXT = re.compile(r"\n\s*\d+ \| ")
 _PLACE = re.compile(r"(?:at )?(\d+)\((\d+)\): ")
 _PARSER = re.compile(r"(?m)^error: (.+)")
 
 
 class Unenforceable(Exception):
-    """Why something cannot be enforced, for the client to read."""
+    """A constraint that cannot be enforced; the message gives the client the reason."""
 
 
 def json_body(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
-    """JSON that matches ``schema``; a ``lenient`` one may ask for what cannot be enforced, and does not get it.
+    """Return the rule body for JSON that matches ``schema``.
 
-    The schema itself is only checked with the whole grammar; `schema_problem` says then what is wrong with it.
-    Raises `Unenforceable` for one that is too large.
+    If ``lenient``, llguidance ignores the keywords that it cannot enforce.  The schema itself is only checked with the
+    whole grammar; `schema_problem` then finds its mistake.  Raises `Unenforceable` for a schema that is too large.
     """
     try:
         body = f"%json {json.dumps({**schema, 'x-guidance': _COMPACT | {'lenient': lenient}})}"
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or as many levels
+    except (ValueError, RecursionError) as error:  # integers of thousands of digits, or thousands of levels
         raise Unenforceable("it has a number that is too long, or is nested too deeply") from error
     _refuse_large(body)
     patterns = _PATTERN.findall(body)
@@ -68,7 +68,7 @@ def json_body(schema: Mapping[str, Any], *, lenient: bool = False) -> str:
 
 
 def regex_body(pattern: str) -> str:
-    """Text that matches ``pattern`` as a whole.  Raises `Unenforceable`."""
+    """Return the rule body for text that matches ``pattern`` as a whole.  Raises `Unenforceable`."""
     _refuse_large(pattern)
     _refuse_repeated(shortest(pattern))
     if problem := _text_problem(LLMatcher.grammar_from_regex(pattern)):
@@ -77,7 +77,7 @@ def regex_body(pattern: str) -> str:
 
 
 def lark_body(definition: str) -> str:
-    """Text that matches a whole Lark grammar, whose names stay its own.  Raises `Unenforceable`."""
+    """Return the rule body for text that matches a Lark grammar, whose names stay local.  Raises `Unenforceable`."""
     _refuse_large(definition)
     for found in _LARK.finditer(definition):
         if found["special"]:
@@ -94,17 +94,17 @@ def lark_body(definition: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """A regular expression that matches ``text`` alone."""
+    """Return a regular expression that matches only ``text``."""
     return "".join(f"\\{char}" if char in _SYNTAX else char for char in text)
 
 
 def schema_problem(body: str) -> str:
-    """What is wrong with a `json_body`, or nothing."""
+    """Return the mistake in a `json_body`; empty if there is none."""
     return _readable(LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(body.removeprefix("%json "))))
 
 
 def grammar_problem(grammar: str) -> str:
-    """What is wrong with a whole grammar, or nothing.  Raises `Unenforceable` for one that is too large."""
+    """Return the mistake in a whole grammar; empty if there is none.  Raises `Unenforceable` if it is too large."""
     _refuse_large(grammar)
     return _grammar_problem(grammar)
 
@@ -115,7 +115,10 @@ def _grammar_problem(grammar: str) -> str:
 
 
 def _text_problem(rule: str) -> str:
-    """What llguidance has against the rule of a text, or nothing; a rule may look right and match no text at all."""
+    """Return the mistake in the rule for a text; empty if there is none.
+
+    A valid rule may match no text at all.  llguidance finds that when it computes the first token mask.
+    """
     started = LLMatcher(_BYTES, rule, log_level=0)
     if not started.is_error():
         started.compute_bitmask()
@@ -137,9 +140,9 @@ def _refuse_repeated(length: int) -> None:
 
 
 def _readable(problem: str) -> str:
-    """A message of llguidance's without the text that it is about, in one line."""
+    """Return an error message of llguidance in one line, without its excerpt of the grammar."""
     told = _CONTEXT.split(problem, maxsplit=1)[0]
-    if found := _PARSER.search(told):  # a message from the parser of regular expressions, in several lines
+    if found := _PARSER.search(told):  # a message of the regular expression parser, in several lines
         place = _PLACE.match(told)
         told = f"{place[0] if place else 'pattern: '}{found[1]}"
     first = told.partition("\n")[0].partition(". Enable")[0]

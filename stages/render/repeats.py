@@ -1,6 +1,6 @@
-"""How much text a regular expression or a Lark grammar demands at least.
+"""Estimate the least amount of text that a regular expression or a Lark grammar demands.
 
-An estimate from brackets, repetitions and names alone, in which the longest of several branches counts.
+The estimate only looks at brackets, repetitions and names.  Of several branches, the longest counts.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LARK_PART = re.compile(
 
 @dataclass
 class _Group:
-    """A group that is being read: the lengths of its longest branch, of the branch so far, and of its last part."""
+    """A group being read: the lengths of its longest branch, of the current branch so far, and of its last part."""
 
     longest: int = 0
     branch: int = 0
@@ -67,11 +67,11 @@ class _Reader:
 
     @property
     def length(self) -> int:
-        """All that was read so far, groups that never closed included."""
+        """The length of all parts so far, unclosed groups included."""
         return sum(group.length for group in self._groups)
 
     def read(self, kind: str | None, times: int = 0) -> None:
-        """Take a part that is no text of its own."""
+        """Take a part of the given kind.  A part of no listed kind is a single character."""
         group = self._groups[-1]
         match kind:
             case "opened":
@@ -89,17 +89,17 @@ class _Reader:
                 self.add(1)
 
     def add(self, length: int) -> None:
-        """Take a part of that length."""
+        """Take a part of ``length`` characters."""
         self._groups[-1].add(length)
 
 
 def _times(digits: str | None) -> int:
-    """The number that ``digits`` say; a very long one is as good as a shorter one, and quicker to read."""
+    """Return the number in ``digits``.  Only 12 digits count: that exceeds all limits, and more are slow to parse."""
     return int((digits or "").lstrip("0")[:12] or 0)
 
 
 def shortest(pattern: str) -> int:
-    """Characters of the shortest text that matches a regular expression."""
+    """Estimate the characters of the shortest text that matches a regular expression."""
     reader = _Reader()
     for part in _PART.finditer(pattern):
         reader.read(part.lastgroup, _times(part["least"]))
@@ -107,9 +107,9 @@ def shortest(pattern: str) -> int:
 
 
 def shortest_of_lark(definition: str) -> int:
-    """Characters of the shortest text that any name of a Lark grammar stands for; recursion is followed once.
+    """Estimate the characters that each name of a Lark grammar demands, and return the largest estimate.
 
-    Raises `RecursionError` where names are nested too deeply.
+    Recursion is followed once.  Raises `RecursionError` if names are nested too deeply.
     """
     starts = [*_DEFINITION.finditer(definition)]
     ends = [*(start.start() for start in starts), len(definition)][1:]

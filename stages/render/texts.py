@@ -1,6 +1,6 @@
-"""Calls and what came of them as texts: what a model of any kind wrote, and what it reads.
+"""Tool calls and their results as text, for models of any kind.
 
-What a call gave the model to read is told word for word where that is known, and else as its item shows it.
+The functions here rebuild a result from its item.  Callers prefer the exact text that the model read, if it is known.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ json_text = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def is_leading(item: Item) -> bool:
-    """Whether an item that comes before anything else is more instructions, or declares more tools."""
+    """Return True if an item at the start of a conversation only adds instructions or declares tools."""
     return isinstance(item, AdditionalTools) or (isinstance(item, Message) and item.role in {"system", "developer"})
 
 
 def refusal_of(response: McpApprovalResponse) -> str:
-    """What the model reads of a call that the client did not approve of."""
+    """Return the text that the model reads as the result of a call that the client did not approve."""
     return f"{_NOT_APPROVED}: {response.reason}" if response.reason else f"{_NOT_APPROVED}."
 
 
 def arguments_of(call: AnyCall) -> str:
-    """What the model wrote to call, or would have written."""
+    """Return the arguments of ``call`` as the model wrote them, or an equivalent in the model's own form."""
     match call:
         case WebSearchCall(action=action):
             return json_text(_browsed(action))
@@ -67,7 +67,7 @@ def _executed(action: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def result_of(call: McpCall | CodeInterpreterCall | WebSearchCall) -> str:
-    """What came of a call that the server made."""
+    """Return the result of a call that the server made."""
     match call:
         case McpCall():
             return call.output or "" if call.error is None else _error(call.error)
@@ -79,14 +79,14 @@ def result_of(call: McpCall | CodeInterpreterCall | WebSearchCall) -> str:
 
 
 def output_of(output: CallOutput, call: AnyCall | None) -> str:
-    """What came of a call that the client made, or the shell of the sandbox."""
+    """Return the output of a call that the client or the sandbox's shell ran."""
     if isinstance(output, ShellCallOutput) and isinstance(call, ShellCall) and call.runs_here:
         return _joined(part for ran in output.output for part in _ran(ran))
     return output.text
 
 
 def _ran(ran: Mapping[str, Any]) -> Iterable[str]:
-    """What one command wrote, and how it ended where that was not well."""
+    """Yield the output of one command and, if it failed, a sentence about how it ended."""
     yield from (str(ran[stream]) for stream in ("stdout", "stderr") if ran.get(stream))
     outcome = ran.get("outcome")
     match outcome:
@@ -99,7 +99,7 @@ def _ran(ran: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _error(error: Mapping[str, Any]) -> str:
-    """The text of an error, of whichever form."""
+    """Return the text of an error, in any of the API's forms."""
     content = error.get("content") or error.get("message") or ""
     if isinstance(content, list | tuple):
         return _joined(str(part["text"]) for part in content if isinstance(part, Mapping) and part.get("text"))

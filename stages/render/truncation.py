@@ -1,7 +1,7 @@
-"""Which items of a conversation to drop when it does not fit.
+"""Choose the items to drop from a conversation that does not fit the context (``"truncation": "auto"``).
 
-Whole items go, oldest first.  What makes no sense alone goes together: a call and its outputs, and reasoning with the
-item that it led to.  Instructions stay, and so does the last thing that the user said with all that came behind it.
+Whole items are dropped, oldest first.  Items that make no sense alone are dropped together: a call and its outputs,
+and reasoning with the item that it led to.  Instructions stay, as do the user's last message and all items after it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from penstock.stages.models.call_pairs import AnyCall, callers_of
 
 
 def to_drop(items: Sequence[Item], sizes: Sequence[int], excess: int) -> frozenset[int]:
-    """The positions of the items to drop so that at least ``excess`` tokens go, or all that may.
+    """Return the positions of the items to drop to save at least ``excess`` tokens, or of all that may be dropped.
 
-    ``sizes`` are the tokens of each item.
+    ``sizes`` are the numbers of tokens of the items.
     """
     dropped: set[int] = set()
     for group in _groups(items):
@@ -28,12 +28,15 @@ def to_drop(items: Sequence[Item], sizes: Sequence[int], excess: int) -> frozens
 
 
 def room_for_answer(asked: int | None, context_length: int) -> int:
-    """Tokens to leave for the answer, where there is anything to drop for them; ``asked`` is how long it may be."""
+    """Return the number of tokens to leave for the answer when items are dropped.
+
+    ``asked`` is the request's limit on output tokens, if it has one.
+    """
     return context_length // 16 if asked is None else min(asked, context_length // 2)
 
 
 def _groups(items: Sequence[Item]) -> list[list[int]]:
-    """The positions of what may be dropped, in groups that go together, oldest first."""
+    """Return the positions of the items that may be dropped, in groups that go together, oldest first."""
     leader = _leaders(items)
     groups: Mapping[int, list[int]] = defaultdict(list)
     for at in range(len(items)):
@@ -43,7 +46,10 @@ def _groups(items: Sequence[Item]) -> list[list[int]]:
 
 
 def _leaders(items: Sequence[Item]) -> list[int]:
-    """For each item the one that it goes with: outputs with their call, reasoning with what it led to."""
+    """Return, for each item, the position of the item that it goes with; its own if it goes with none.
+
+    An output goes with its call, and reasoning goes with the item that it led to.
+    """
     callers = callers_of(items)
     leaders = [callers.get(at, at) for at in range(len(items))]
     for at in reversed(range(len(items) - 1)):
@@ -61,7 +67,7 @@ def _is_told(item: Item) -> bool:
 
 
 def _last_said(items: Sequence[Item]) -> int:
-    """The position of the user's last message; of the last item where there is none."""
+    """Return the position of the user's last message, or of the last item if there is no such message."""
     said = (at for at in reversed(range(len(items))) if _is_user(items[at]))
     return next(said, len(items) - 1)
 

@@ -1,1 +1,1 @@
-"""Tokens of a model with a chat template to items."""
+"""The parser for models with a chat template: from tokens to output items."""

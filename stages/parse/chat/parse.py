@@ -1,10 +1,10 @@
-"""Parse chat models: tokens in, items out, with a parser of vLLM's that knows the model's markup.
+"""Parse chat models: tokens in, items out, with the parser of vLLM that knows the model's markup.
 
-The machine never raises on what a model wrote.  While the parser is at rest, plain text does not go through it.
+Malformed output never raises an error.  While vLLM's parser holds nothing back, plain text bypasses it.
 
-White space between items is markup, as templates put it there: what is blank never opens an item, an item's text ends
-ahead of it, and begins behind its line breaks.  It is text at the very beginning, and at the end of a turn that ends
-with a message.
+White space between items counts as markup, since chat templates put it there.  Blank text never opens an item.  The
+text of an item ends before trailing white space, and begins after leading line breaks.  White space is text at the
+very beginning of a turn, and at its end if the turn ends with a message.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Kind: TypeAlias = type[Thought] | type[Said] | type[Called]
 
 @dataclass(frozen=True)
 class ParseChat:
-    """The stage around `ChatParser`."""
+    """The pipeline stage around `ChatParser`."""
 
     chat: ChatModel
 
@@ -55,7 +55,7 @@ class ParseChat:
         """Parse one generation, or several in a row."""
         parser = ChatParser(self.chat)
         async for frame in source:
-            begins = isinstance(frame, GenerationStarted)  # what reads its tokens takes time to make
+            begins = isinstance(frame, GenerationStarted)  # creating vLLM's parser takes time: do it off the event loop
             for parsed in await asyncio.to_thread(parser.feed, frame) if begins else parser.feed(frame):
                 yield parsed
 
@@ -66,7 +66,7 @@ class _OpenItem:
     text: ItemText
     logprobs: AlignedLogprobs | None = None
     argument: Unwrapped | None = None
-    """What finds the text in the arguments of a call that has but one."""
+    """Extracts the text from the arguments of a call if the tool takes one plain text."""
     repairs: tuple[Repair, ...] = ()
     began_at: int = 0
     length: int = 0
@@ -74,7 +74,7 @@ class _OpenItem:
 
 
 class _Unclaimed(NamedTuple):
-    """A token whose text no message has yet."""
+    """A token whose text is not part of a message yet."""
 
     id: int
     found: TokenLogprob | None
@@ -83,7 +83,7 @@ class _Unclaimed(NamedTuple):
 
 
 class ChatParser:
-    """The machine: one per generation; with another it starts anew."""
+    """Parses one generation.  Another `GenerationStarted` resets it."""
 
     def __init__(self, chat: ChatModel) -> None:
         self._chat = chat
@@ -106,29 +106,29 @@ class ChatParser:
         self._plain = None
         self._item: _OpenItem | None = None
         self._latest: Kind | None = None
-        self._margin = ""  # white space behind the open item's text
-        self._blank: tuple[Kind, str] = (Said, "")  # the same of an item that is not open yet
+        self._margin = ""  # trailing white space of the open item, held back
+        self._blank: tuple[Kind, str] = (Said, "")  # leading white space of an item that is not open yet
         self._follows_markup = False
         self._has_called = False
         self._has_thought = False
-        """Whether the latest thought was ended."""
+        """True if the model wrote the end mark of the latest thought."""
         self._has_logprobs = False
         self._unclaimed: list[_Unclaimed] = []
         self._uncounted = 0
         self._reasoning_tokens = 0
         self._tokens: list[int] = []
         self._read_upto = 0
-        """The position behind the latest token of the open item."""
+        """The position after the latest token of the open item."""
 
     def feed(self, frame: TokenFrame) -> Iterable[ParsedFrame]:
-        """Take one frame, give what became clear by it."""
+        """Take one frame and return the frames that follow from it."""
         if self._plain is None or not isinstance(frame, TokenChunk):
             return self._read(frame)
-        text = ""  # the short way, which nearly every chunk takes
+        text = ""  # the fast path, which nearly every chunk takes
         try:
             for token in frame.token_ids:
                 text += self._plain[token]
-        except KeyError:  # a mark, what may become one, white space, or part of a character
+        except KeyError:  # a mark or a possible beginning of one, white space, or part of a character
             return self._read(frame)
         self._tokens += frame.token_ids
         if self._latest is Thought:
@@ -146,7 +146,7 @@ class ChatParser:
                 return self._finish(frame)
 
     def _read_tokens(self, chunk: TokenChunk) -> Iterable[ParsedFrame]:
-        if self._plain is not None:
+        if self._plain is not None:  # the fast path did not update the position
             self._plain, self._read_upto = None, len(self._tokens)
         self._has_logprobs = bool(chunk.logprobs)
         for token, logprob in zip_longest(chunk.token_ids, chunk.logprobs):
@@ -162,7 +162,7 @@ class ChatParser:
 
     @property
     def _is_clear(self) -> bool:
-        """Whether nothing is held back here."""
+        """True if `ChatParser` itself holds no text back."""
         return not (self._margin or self._blank[1] or self._decoder.holds_back)
 
     def _read_token(self, token: int, logprob: TokenLogprob | None) -> Iterable[ParsedFrame]:
@@ -221,7 +221,10 @@ class ChatParser:
 
     @property
     def _phase(self) -> Phase | None:
-        """Nobody can know whether a call will follow; where one must, or already came, this is no answer."""
+        """The phase of a message that opens now: ``"commentary"`` if a call came before it or must follow.
+
+        Otherwise None: the message may be the answer, or a call may still follow it.
+        """
         return "commentary" if self._has_called or self._started.tools.choice == "required" else None
 
     def _call(self, name: str) -> Iterable[ParsedFrame]:
@@ -272,10 +275,10 @@ class ChatParser:
         item.text.write(text)
 
     def _claim(self, text: str, base: int, logprobs: AlignedLogprobs) -> None:
-        """Line up the tokens whose text ``text`` is made of, which comes at ``base``."""
+        """Add the log probabilities of the tokens that spell ``text``, which is at position ``base`` of its item."""
         plain = ["" if token.is_mark else token.text for token in self._unclaimed]
         marked = [token.text for token in self._unclaimed]
-        spelled = plain if text in "".join(plain) else marked  # a mark that means nothing to the parser is text
+        spelled = plain if text in "".join(plain) else marked  # a mark that the parser does not know is text
         joined = "".join(spelled)
         begin = 0 if joined.startswith(text) else joined.rfind(text)
         end = begin + len(text)
@@ -308,7 +311,7 @@ class ChatParser:
         if self._plain is not None:
             self._plain, self._read_upto = None, len(self._tokens)
         cut = finished.reason in ("length", "cancelled")
-        for piece in self._parser.finish(cut=cut):  # the beginning of a character, still held back, is no text
+        for piece in self._parser.finish(cut=cut):  # an unfinished character is dropped
             yield from self._take(piece)
         if self._item and self._item.kind is Said:
             self._write(self._margin)
@@ -326,19 +329,19 @@ class ChatParser:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether the open item was ended, and only waits for what comes next."""
+        """True if the markup of the open item is complete, so that a cut now does not shorten the item."""
         if self._latest is Called:
             return self._parser.has_called
         return self._has_thought and self._item is not None and self._item.kind is Thought
 
     def _check_end(self, finished: GenerationFinished) -> None:
-        """Raise `EngineFailed` where a turn ends without the call that its grammar asks for."""
+        """Raise `EngineFailed` if a turn ends without the call that its grammar requires."""
         must_call = self._started.held_to_grammar and self._started.tools.choice == "required"
         if must_call and finished.reason == "stop" and not self._has_called and not self._started.stop:
             raise EngineFailed("The engine could not hold the model to the grammar of this request to its end.")
 
 
 def _behind_breaks(text: str) -> str:
-    """``text`` without the line breaks, and the blank lines, that it begins with."""
+    """Return ``text`` without leading blank lines.  The indentation of its first line stays."""
     blank = len(text) - len(text.lstrip())
     return text[text.rfind("\n", 0, blank) + 1 :]

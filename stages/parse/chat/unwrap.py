@@ -1,4 +1,4 @@
-"""The text of tools that take one: chat models write it as the one argument of a function, in JSON."""
+"""Unwrap the input of tools that take plain text: chat models write it as a function's only argument, in JSON."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from penstock.stages.models.chat.json_value import unquoted
 
 _HEAD = re.compile(r'\s*\{\s*("(?:[^"\\]|\\.)*")\s*:\s*"')
 _BEGINNING = re.compile(r'\s*(?:\{\s*(?:"(?:[^"\\]|\\.)*(?:\\|"\s*(?::\s*)?)?)?)?')
-"""What may yet become a head."""
+"""A possible beginning of a head."""
 _LONGEST_HEAD = 1_024
-"""Characters, which are read again with each piece: names are shorter."""
+"""Characters.  A possible head is matched again with each piece, so its length is limited; real heads are shorter."""
 _STEP = re.compile(
     r'(?P<text>[^"\\]+)'
     r'|(?P<end>")'
@@ -26,7 +26,10 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Unwrapped:
-    """The machine: one per call.  ``name`` is that of the argument; what is no object with it is passed on as it is."""
+    """Extracts the value of the argument ``name`` from the JSON arguments of one call.
+
+    Arguments that are not an object with this argument first are passed on unchanged.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -34,7 +37,7 @@ class Unwrapped:
         self._place = "ahead"
 
     def feed(self, text: str) -> str:
-        """Take more JSON, give the text that became clear by it."""
+        """Take more JSON and return the text that it completes."""
         match self._place:
             case "ahead":
                 return self._begin(self._held_back + text)
@@ -46,7 +49,7 @@ class Unwrapped:
                 return ""
 
     def flush(self, *, cut: bool = False) -> str:
-        """What was held back until the end; of what was ``cut`` nobody knows what it would have become."""
+        """Return the text still held back; nothing if generation was ``cut``, as its meaning is then unknown."""
         if cut:
             return ""
         if self._place == "in":
@@ -69,9 +72,9 @@ class Unwrapped:
         at = 0
         while at < len(text):
             if _PAIR_BEGINS.fullmatch(text, at) or _ESCAPE_BEGINS.fullmatch(text, at):
-                break
+                break  # the next piece may complete the escape, or bring the other half of a surrogate pair
             found = _STEP.match(text, at)
-            if found is None:  # no escape that JSON knows
+            if found is None:  # not an escape of JSON
                 pieces.append(text[at])
                 at += 1
                 continue

@@ -1,1 +1,1 @@
-"""Tokens of gpt-oss to items."""
+"""The parser for gpt-oss: from tokens to output items."""

@@ -1,14 +1,14 @@
-"""Harmony message headers: what stands between ``<|start|>`` and ``<|message|>``, read with forgiveness.
+"""Read Harmony message headers, the part between ``<|start|>`` and ``<|message|>``, leniently.
 
-A header is a few words and markers: a role, ``<|channel|>`` and its name, ``to=`` and a recipient, ``<|constrain|>``
-and a content type.  Models write all of them in the wrong place now and then, so the reader takes each word for what
-it is, wherever it stands.  Whatever is no such word is left over, and no text may be lost:
+A header consists of a few words and markers: a role, ``<|channel|>`` and its name, ``to=`` and a recipient,
+``<|constrain|>`` and a content type.  Models sometimes write any of these in the wrong place, so each word is
+recognised by itself, wherever it stands.  All other words are left over, and no text may be lost:
 
-* In a header that ended in ``<|message|>``, one left-over word is noise, and two or more are text.  Text ahead of the
-  first marker is a message of its own; text behind it is how the opened message begins, except in a call, where it
-  would break the arguments and is noise.
-* In a header that never came to ``<|message|>``, all that is left over is the message's text.
-* Where no ``<|start|>`` announced a header, a channel or role in front of text is the text's first word.
+* If the header ended in ``<|message|>``, one left-over word is noise, and two or more are text.  Text before the first
+  marker is a message of its own.  Text after it is the beginning of the opened message; in a call it would break the
+  arguments, so there it is noise.
+* If the header never reached ``<|message|>``, all left-over words are the message's text.
+* If no ``<|start|>`` came before the header, a channel or role in front of text is the first word of that text.
 """
 
 from __future__ import annotations
@@ -41,78 +41,81 @@ _ROLE = re.compile(
     r"\s*(?:"
     r"assistant"
     r"|(?P<foreign>(?:user|system|developer|tool)(?::\S+)?)(?![a-z=])"
-    r"|(?P<tool>[^\s<=]+)(?= to=assistant\b)"  # the answer of a tool, made up by the model
+    r"|(?P<tool>[^\s<=]+)(?= to=assistant\b)"  # a tool's result, made up by the model
     r")"
 )
 _MARKUP_WORDS = ("assistant", "analysis", "commentary", "final", "json", "code", "text", "python", "to=")
 _ANY_TYPE = re.compile(r"\s*[\w./+-]+(?=\s*(?:$|[{\[]))")
-"""What may name a content type behind ``<|constrain|>``: any one word, alone or ahead of JSON."""
+"""A content type after ``<|constrain|>``: any single word, alone or before JSON."""
 _LEFT_OVER = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|\w\S*")
-"""A word, for counting; a sign of Chinese or Japanese, which know no spaces, counts as one."""
+"""A word, for counting.  A Chinese or Japanese character counts as a word, since these scripts use no spaces."""
 _NOBODY = ("assistant", "all", "user")
-"""Recipients that are no tool: the model talks to itself or to the user."""
+"""Recipients that are not tools: the model addresses itself or the user."""
 
 Repairs: TypeAlias = dict[Repair, None]
-"""What was wrong, each kind once, in the order of its first occurrence: a dict as an ordered set."""
+"""The kinds of repairs made, each once, in the order of first occurrence: a dict as an ordered set."""
 
 
 @dataclass
 class Header:
-    """A header as it is being read: text, cut into segments by the markers in it."""
+    """A header while it arrives: its text, cut into segments at the markers."""
 
     announced: bool = False
-    """Whether it began with ``<|start|>``."""
+    """True if it began with ``<|start|>``."""
     segments: list[tuple[str, bytearray]] = field(default_factory=lambda: [("start", bytearray())])
     length: int = 0
     """Tokens read so far."""
     repairs: Repairs = field(default_factory=dict)
-    """What was wrong before its words are read."""
+    """Repairs already known before the words are read."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether the text so far ends with a whole character."""
+        """True if the text so far ends with a whole character."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         decoder.decode(bytes(self.segments[-1][1]))
         return not decoder.getstate()[0]
 
     @property
     def holds_text(self) -> bool:
-        """Whether more than noise is left over behind its markers, or of a header without any.
+        """True if the words left over after the first marker are text, or all left-over words if there is no marker.
 
-        Behind text that is followed by a marker, the rest of a header may still come.
+        Text before a marker does not count: the rest of a header may still follow it.
         """
         reading = _read(self)
         return _is_text(reading.behind if len(self.segments) > 1 else reading.ahead)
 
     def mark(self, marker: str) -> None:
-        """Begin a segment behind ``<|channel|>`` or ``<|constrain|>``."""
+        """Begin a segment after ``<|channel|>`` or ``<|constrain|>``."""
         self.length += 1
         self.segments.append((marker, bytearray()))
 
     def add(self, token: bytes) -> None:
-        """Take the bytes of one more text token."""
+        """Append the bytes of a text token."""
         self.length += 1
         self.segments[-1][1].extend(token)
 
 
 @dataclass(slots=True)
 class Reading:
-    """What the words of a header say."""
+    """The meaning of a header: its fields, and the words left over."""
 
     role: str | None = None
-    """The foreign role, where the model speaks for somebody else."""
+    """The role if it is not ``assistant``: the model writes in the name of the user, a tool or the system."""
     channel: str | None = None
     recipient: str | None = None
     content_type: str | None = None
-    """The form of the content, with its marker if it has one."""
+    """The content type, with its marker if it has one."""
     ahead: str = ""
-    """What is left over ahead of the first marker."""
+    """Words left over before the first marker."""
     behind: str = ""
-    """What is left over behind it."""
+    """Words left over after the first marker."""
     repairs: Repairs = field(default_factory=dict)
 
     def opening(self, recipients: Recipients) -> Opening:
-        """Which item the message is: the recipient decides before the channel (facts of many real models)."""
+        """Return the frame that opens the message's item.
+
+        The recipient takes precedence over the channel, as the output of many real models has shown to be right.
+        """
         if self.role is not None:
             self.repairs.setdefault("foreign role")
             return ReasoningOpened()
@@ -134,7 +137,7 @@ class Reading:
 
 
 def read_header(header: Header, recipients: Recipients) -> Reading:
-    """Read a header that ended in ``<|message|>``, of which only text is left over."""
+    """Read a header that ended in ``<|message|>``; noise is dropped from the left-over words."""
     reading = _read(header)
     reading.ahead = _without_tool(reading.ahead, reading, recipients)
     reading.behind = _without_tool(reading.behind, reading, recipients)
@@ -149,9 +152,9 @@ def read_header(header: Header, recipients: Recipients) -> Reading:
 
 
 def read_bare(header: Header, *, cut: bool) -> Reading:
-    """Read a header that never came to ``<|message|>``: what is left over, all of it ``behind``, is the message's text.
+    """Read a header that never reached ``<|message|>``: all left-over words become ``behind``, the message's text.
 
-    ``cut`` says that generation ended inside it, where half a header word is no text.
+    ``cut`` is True if generation ended inside the header; then an unfinished header word is not text.
     """
     reading = _read(header, bare=True)
     reading.repairs.setdefault("missing message")
@@ -193,7 +196,7 @@ def _content_type(marker: str, word: str) -> str:
 
 
 def _speaks_at_once(header: Header, words: str, rest: str, *, bare: bool) -> bool:
-    """Whether the header words in front of ``rest`` are the first words of a text."""
+    """Return True if the header words in front of ``rest`` are really the first words of a text."""
     if header.announced or "to=" in words:
         return False
     return bool(rest.strip()) if bare and len(header.segments) == 1 else len(header.segments) > 1 and _is_text(rest)
@@ -205,14 +208,14 @@ def _is_text(left_over: str) -> bool:
 
 
 def _only_text(left_over: str, reading: Reading, *, noise: bool = False) -> str:
-    """``left_over`` if it is text; noise is only noted."""
+    """Return ``left_over`` if it is text, else an empty text; record a repair for either."""
     if left_over.strip():
         reading.repairs.setdefault("unexpected header")
     return left_over.removeprefix(" ") if _is_text(left_over) and not noise else ""
 
 
 def _without_tool(left_over: str, reading: Reading, recipients: Recipients) -> str:
-    """``left_over`` without the word that names a tool, which becomes the recipient."""
+    """Return ``left_over`` without a word that names a tool; that word becomes the recipient."""
     for position, word in enumerate(left_over.split()):
         recipient = word.removeprefix("to=")
         is_known = recipients.knows(recipient) and (position == 0 or "." in recipient)
@@ -237,7 +240,7 @@ def _address(recipient: str, reading: Reading) -> None:
 
 
 def raw(opening: Opening, reading: Reading, text: str) -> dict[str, Any]:
-    """What was understood of a message, as a raw message."""
+    """Return a message, with its header as understood, in the JSON of openai_harmony's ``Message``."""
     match opening:
         case ReasoningOpened() | CodeCallOpened() | WebCallOpened() | ShellCallOpened():
             channel = "analysis"

@@ -1,9 +1,9 @@
 """Parse Harmony: token ids in, items out.
 
-The machine works on ids, where a marker cannot be confused with text that looks like one, and knows three places: in
-a header, in content, and between messages.  It never raises on what a model wrote freely.  Markup that is wrong is
-repaired and named in `ItemClosed.repairs`; every token of text ends up in an item, and the deltas of an item sum to its
-text.
+The parser works on token ids, so that it cannot confuse a marker with text that looks like one.  It has three states:
+in a header, in content, and between messages.  It never raises an error on output that no grammar constrained.  Wrong
+markup is repaired, and the repair is named in `ItemClosed.repairs`.  Every text token ends up in an item, and the
+deltas of an item sum to its text.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ from penstock.stages.parse.text import TokenText
 _CLOSING = frozenset({END, RETURN, CALL, END_OF_TEXT})
 
 _BREAKING_OFF = frozenset({RETURN, END_OF_TEXT})
-"""With one of these, whichever is its own, an engine ends the turn whose grammar breaks down."""
+"""If a turn's grammar fails, the engine ends the turn with its end-of-sequence token, which is one of these."""
 
 _LONG_HEADER = 64
-"""Tokens.  A header that holds text when it has grown this long is an answer whose markup went missing, and its reader
-should see it arrive.  One that still holds nothing but header words may be a call: a function name has up to 64
-characters, and each of them, if it is hex, may be a token."""
+"""Tokens.  A header of this length that holds text is an answer without its markup, and is streamed from then on.  A
+header of this length that holds only header words may still be a call: a function name has up to 64 characters, and in
+a hexadecimal name each may be a token."""
 
 _LONGEST_HEADER = 256
-"""Tokens.  Whatever has grown this long is no header."""
+"""Tokens.  Anything of this length is not a header."""
 
 _LOOK_EVERY = 16
-"""Tokens between two looks at a long header, for each of them reads all of it."""
+"""Tokens between two checks of a long header: each check reads all of it."""
 
 _NO_RECIPIENTS = Recipients(Toolset())
 
 
 @dataclass(frozen=True)
 class ParseHarmony:
-    """The stage around `HarmonyParser`."""
+    """The pipeline stage around `HarmonyParser`."""
 
     encoding: HarmonyEncoding
 
@@ -89,11 +89,11 @@ class _OpenItem:
     reading: Reading
     text: TokenText
     opened_at: int
-    """The position behind the token that opened it."""
+    """The position after the token that opened it."""
 
 
 class HarmonyParser:
-    """The machine: one per generation, whose prompt ended in ``<|start|>assistant``; with another it starts anew."""
+    """Parses one generation, whose prompt ended in ``<|start|>assistant``.  Another `GenerationStarted` resets it."""
 
     def __init__(self, encoding: HarmonyEncoding) -> None:
         self._encoding = encoding
@@ -109,15 +109,16 @@ class HarmonyParser:
         self._header: Header | None = Header()
         self._item: _OpenItem | None = None
         self._is_plain = False
-        self._tokens = array("i")  # 4 bytes each, not the 40 of a list that holds the last reference to its numbers
-        self._position = 0  # of what is read in them; the short way leaves it behind
-        self._began_at = 0  # the position of the latest message, behind its <|start|>
+        self._tokens = array("i")  # 4 bytes per token; a list would keep the int objects alive, about 40 bytes each
+        self._position = 0  # tokens parsed so far; the fast path does not update it
+        self._began_at = 0  # the position of the latest message, after its <|start|>
         self._reasoning_tokens = 0
 
     def plain(self, frame: TokenFrame) -> ItemDelta | None:
-        """The short way, for a chunk that is only more text, as nearly every one is; None leaves the frame to `feed`.
+        """Return the delta for a chunk of plain text; None for any other frame, which `feed` has to read.
 
-        It is all in one function, as every call is felt at every token, and so would be a loop over what it gives.
+        Nearly every chunk takes this fast path.  It is one function and returns a single frame, because an extra call
+        or loop would be noticeable at every token.
         """
         if not self._is_plain or type(frame) is not TokenChunk:
             return None
@@ -131,7 +132,7 @@ class HarmonyParser:
         return ItemDelta(text)
 
     def feed(self, frame: TokenFrame) -> Iterable[ParsedFrame]:
-        """Take one frame, give what became clear by it."""
+        """Take one frame and return the frames that follow from it."""
         match frame:
             case TokenChunk():
                 return self._read_tokens(frame)
@@ -179,7 +180,7 @@ class HarmonyParser:
         )
 
     def _check_end(self, token: int) -> None:
-        """Raise `EngineFailed` where the turn ends, though its grammar lets no turn end there."""
+        """Raise `EngineFailed` if ``token`` ends the turn at a point where its grammar does not allow that."""
         if not self._held_to_grammar or token not in _BREAKING_OFF:
             return
         if self._item is None or self._item.opening != MessageOpened("final_answer"):
@@ -212,7 +213,7 @@ class HarmonyParser:
             self._raw_messages.append(raw(item.opening, item.reading, item.text.written))
 
     def _message_tokens(self) -> TokenIds:
-        """All of the message that ends here, behind ``<|start|>assistant``; none where that is spelled otherwise."""
+        """Return the message's tokens after ``<|start|>assistant``; empty if it begins in another way."""
         message = self._tokens[self._began_at : self._position]
         if self._began_at == 0:
             return tuple(message)
@@ -221,7 +222,7 @@ class HarmonyParser:
     # In a header, or between messages
 
     def _read_header(self, token: int) -> Iterable[ParsedFrame]:
-        if token == START:  # what another message follows is no answer
+        if token == START:  # a message that is followed by another one is not the answer
             yield from self._end_bare("analysis")
             self._header = Header(announced=True)
             self._began_at = self._position
@@ -247,7 +248,7 @@ class HarmonyParser:
             yield from self._open_bare(header, "final", cut=False)
 
     def _end_bare(self, channel: str) -> Iterable[ParsedFrame]:
-        """A message ends though its content never began; ``channel`` is its own where it names none."""
+        """End a message whose content never began; ``channel`` is its channel if its header names none."""
         if self._header is not None:
             yield from self._open_bare(self._header, channel, cut=False)
             yield from self._close(complete=True)

@@ -1,4 +1,4 @@
-"""Recipients: which tool of the request a call is addressed to, however the model spells its name."""
+"""Recipients: find the tool of the request that a call addresses, in any of the spellings that models use."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from penstock.stages.models.harmony.vocabulary import BUILT_IN, FUNCTIONS, recip
 from penstock.stages.parse.openings import CallOpened, call_of, is_open
 
 CONTENT_TYPES = ("json", "code", "text", "python")
-"""What a header calls the form of its content; models glue it to the recipient now and then."""
+"""The content types of headers.  Models sometimes append one to the recipient without a space."""
 
 _PUNCTUATION = ".,:;!?"
 _FUNCTIONS = f"{FUNCTIONS}."
 _PYTHON = "python."
-"""The tool has no functions, and yet is addressed as ``python.exec``."""
+"""Models also address the tool as ``python.exec``, though it has no functions."""
 
 
 class Recipients:
-    """The tools of one request by what a header may call them; a name without its namespace counts if it is unique."""
+    """The tools of one request by recipient; a name without its namespace is accepted if it is unique."""
 
     def __init__(self, tools: Toolset) -> None:
         self._toolset = tools
         self._is_open = is_open(tools)
 
-    # Each is made when it is first asked for: most answers call nothing, and there may be thousands of tools.
+    # Each is computed on first use: most answers call nothing, and there may be thousands of tools.
 
     @cached_property
     def _callable(self) -> frozenset[ToolKey]:
@@ -45,12 +45,12 @@ class Recipients:
 
     @cached_property
     def _namespaces(self) -> frozenset[str | None]:
-        """Those of the client's tools."""
+        """The namespaces of the client's tools."""
         return frozenset(tool.namespace for tool in self._toolset.tools if isinstance(tool, FunctionTool | CustomTool))
 
     @cached_property
     def _served(self) -> tuple[str, ...]:
-        """How the name of a tool begins that this server runs."""
+        """The prefixes of recipients, in lower case, that belong to tools run by this server."""
         named = {tool.namespace for tool in self._toolset.tools if isinstance(tool, McpTool)}.union(HOSTED)
         return tuple(f"{namespace.lower()}." for namespace in named)
 
@@ -71,12 +71,18 @@ class Recipients:
         return {name: tool for name, tool in zip(lowered, self._tools.values(), strict=True) if cases[name] == 1}
 
     def knows(self, word: str) -> bool:
-        """Whether ``word`` names a tool to the letter; what the browser does is also what people say."""
+        """Return True if ``word`` is the exact name of a tool.
+
+        A hosted tool needs its full name: the browser's ``open`` and ``find`` are also ordinary words.
+        """
         tool = self._tools.get(word)
         return tool is not None and (not isinstance(tool, HostedTool) or word in BUILT_IN)
 
     def call(self, recipient: str) -> CallOpened | ReasoningOpened:
-        """The call that a message to ``recipient`` is; a thought where it is to no tool, or to a forbidden one."""
+        """Return the frame that opens a message to ``recipient``.
+
+        It is reasoning if the recipient is no tool, or a tool that may not be called.
+        """
         tool = self._named(recipient)
         if tool is None:
             return self._undeclared(recipient)
@@ -105,12 +111,12 @@ class Recipients:
 
 
 def _built_in(recipient: str) -> str | None:
-    """The built-in tool that a recipient means."""
+    """Return the built-in tool that a recipient means, or None."""
     return next((spelled for spelled in map(str.lower, _spellings(recipient)) if spelled in BUILT_IN), None)
 
 
 def _spellings(recipient: str) -> Iterator[str]:
-    """What a recipient may have meant, the most literal first: it has a tail, or a namespace that it should not."""
+    """Yield the names that a recipient may mean, the most literal first, without a suffix or a wrong namespace."""
     for spelled in (recipient, *map(recipient.removesuffix, CONTENT_TYPES)):  # "functions.get_weatherjson"
         trimmed = spelled.rstrip(_PUNCTUATION)
         yield from (spelled, trimmed, trimmed.removeprefix(_FUNCTIONS))

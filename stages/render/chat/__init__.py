@@ -1,1 +1,1 @@
-"""Conversation to the tokens of a model with a chat template."""
+"""The renderer for models with a chat template: from a conversation to token ids."""

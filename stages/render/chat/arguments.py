@@ -12,10 +12,10 @@ _BROKEN = "arguments"
 
 
 class Arguments(dict[str, Any]):
-    """Arguments by their names; a template that wants text gets JSON: the model's own words, broken or not.
+    """Arguments as a dict by name; as a string, the JSON text that the model wrote, valid or not.
 
-    Words that are no JSON object, or one of very many levels, are the one argument ``arguments`` to a template that
-    wants names.
+    A template may use either form.  Text that is not a JSON object, or is nested too deeply, becomes the single
+    argument ``arguments`` of the dict.
     """
 
     def __init__(self, text: str, named: Mapping[str, Any] | None = None) -> None:
@@ -32,7 +32,7 @@ class Arguments(dict[str, Any]):
         return before + str(self)
 
     def __deepcopy__(self, memo: object) -> Arguments:
-        return Arguments(self.text, self)  # nobody writes to it
+        return Arguments(self.text, self)  # the values are never changed, so they can be shared
 
 
 def _named(text: str) -> Mapping[str, Any]:
@@ -46,6 +46,6 @@ def _named(text: str) -> Mapping[str, Any]:
 
 
 def _is_deep(value: Any, most: int) -> bool:
-    """Whether it has more than so many levels: templates, and who writes JSON, go down level by level."""
+    """Return True if ``value`` has more than ``most`` levels: templates and JSON encoders recurse into each level."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return most < 0 or any(_is_deep(one, most - 1) for one in inner)

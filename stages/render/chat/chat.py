@@ -20,8 +20,8 @@ from penstock.stages.services.web.images import Images
 class RenderChat:
     """Turns a conversation into the prompt of the next turn, off the event loop.
 
-    ``context_length`` is how many tokens prompt and answer may have together: what does not fit is cut to it where the
-    request asks for that.  ``images`` fetches those of the web.
+    ``context_length`` is the number of tokens that prompt and answer may have together.  A longer conversation is
+    truncated if the request allows it.  ``images`` fetches images from the web.
     """
 
     chat: ChatModel
@@ -29,7 +29,7 @@ class RenderChat:
     images: Images = field(default_factory=Images)
 
     async def __call__(self, source: AsyncIterator[Conversation]) -> AsyncGenerator[Prompt, None]:
-        """One prompt for each conversation; raises `InvalidRequest` for what the template refuses."""
+        """Yield one prompt for each conversation.  Raises `InvalidRequest` for what the template refuses."""
         async for conversation in source:
             items = (*conversation.history, *conversation.input)
             urls = [image.image_url for item in items for image in images_of(item)]
@@ -60,9 +60,9 @@ class RenderChat:
 
 
 def _truncated(rendering: Rendering, layout: Layout, token_ids: TokenIds, limit: int) -> tuple[Layout, TokenIds]:
-    """The prompt without the oldest items, as many as it takes to come below ``limit``, or as may go.
+    """Return the prompt without its oldest items, as many as it takes to fit ``limit``, or as may be dropped.
 
-    What an item has in the end only the template can tell, so that more may have to go once it was asked.
+    Only the rendered template shows how many tokens an item takes, so more items may have to go after each attempt.
     """
     if len(token_ids) <= limit:
         return layout, token_ids

@@ -1,10 +1,10 @@
-"""One grammar over the whole turn of a chat model, where a request promises what the model will write.
+"""One grammar over the whole turn of a chat model, for requests that constrain what the model writes.
 
-The prompt may leave the model in the middle of a thought, or leave it to the model whether it thinks: what it thinks is
-free.  What comes behind is an answer in the format that was asked for, or calls of tools that may be called, in the
-model's own markup as far as that is described.  Where it is not, calls are a JSON list, or the bare arguments of the
-one tool that must be called; and where the model is free to answer as it likes, its calls are free, too, but for which
-tools they may be of: ``strict`` is no promise then.
+The prompt may end in the middle of a thought, or leave the model free to think.  The thought is not constrained.  After
+it comes an answer in the requested format, or calls of allowed tools in the model's own markup, if vLLM describes that
+markup.  If it does not, calls are a JSON list, or the bare arguments of the one tool that must be called.  A model with
+undescribed markup that may also answer freely is only constrained if the request limits the tools; otherwise ``strict``
+is not enforced.
 
     start: (thought <white space>)? (answer | calls) <end of turn>
 """
@@ -36,7 +36,7 @@ from penstock.stages.render.constraint import (
 from penstock.stages.render.harmony.grammar import MOST_CALLS, is_bound
 
 _TAIL = 64
-"""Tokens at the end of a prompt that tell whether a thought is open."""
+"""Tokens at the end of a prompt to check for an open thought."""
 
 _ANY_OBJECT = json_body({"type": "object"})
 
@@ -49,10 +49,11 @@ def grammar(
     *,
     continues: bool = False,
 ) -> tuple[str | None, CallSyntax]:
-    """The grammar of the next turn, None where there is nothing to enforce; and how the model writes calls by it.
+    """Return the grammar of the next turn, or None if there is nothing to enforce, and the syntax of its calls.
 
-    ``functions`` are all that the prompt shows.  A custom tool's Lark grammar is told to the model with the tool, and
-    not enforced: its text is an argument within JSON.  Raises `InvalidRequest` for what cannot be enforced.
+    ``functions`` are all functions that the prompt shows.  A custom tool's Lark grammar is shown to the model with the
+    tool, but not enforced: the tool's text is an argument within JSON.  Raises `InvalidRequest` for a constraint that
+    cannot be enforced.
     """
     tools, structured = conversation.tools, conversation.structured
     asked = answer(conversation.response.text.get("format") or {}, structured)
@@ -69,7 +70,7 @@ def grammar(
 
 
 def _opening(rules: Rules, chat: ChatModel, prompt_ids: TokenIds) -> list[Part]:
-    """What the model may think ahead of everything else, and the white space behind that, which is no part of it."""
+    """Return the parts for the thought before all else, and for the white space after it; none if it has ended."""
     if chat.parsers.thinking is None:
         return []
     begin, end = chat.parsers.thinking
@@ -84,7 +85,7 @@ def _opening(rules: Rules, chat: ChatModel, prompt_ids: TokenIds) -> list[Part]:
 
 @dataclass(frozen=True)
 class _Callable:
-    """A tool that may be called: its name, and the schema of its arguments, where these are held to one."""
+    """A tool that may be called: its name, and the schema that its arguments are held to, if any."""
 
     name: str
     tool: Tool
@@ -92,11 +93,11 @@ class _Callable:
 
     @property
     def body(self) -> str:
-        """What arguments must be, as JSON."""
+        """The rule body for the arguments, as JSON."""
         return _ANY_OBJECT if self.schema is None else json_body(self.schema)
 
     def function(self, shown: Mapping[str, Function]) -> Function:
-        """The tool as a function that is strict where it is held to a schema."""
+        """The tool as a function, strict if its arguments are held to a schema."""
         parameters = self.schema or shown.get(self.name, {}).get("parameters")
         return _function(self.name, parameters, strict=self.schema is not None)
 
@@ -114,7 +115,7 @@ class _Turn:
         self._callable = [_Callable(names.of(tool), tool, _schema(tool)) for tool in tools.callable]
 
     def branches(self, functions: Sequence[Function]) -> tuple[list[list[Part]], CallSyntax]:
-        """What may come behind the thought, and how calls are written there."""
+        """Return the alternatives after the thought, none if nothing is enforced, and the syntax of calls in them."""
         answers: list[list[Part]] = [] if self._must_call else [self._answer()]
         if not self._callable:
             return answers, "native"
@@ -126,7 +127,7 @@ class _Turn:
             raise InvalidRequest(f"The tools of this request cannot be enforced: {error}.", param="tools") from error
 
     def tagged(self, tag: str | Format) -> list[list[Part]]:
-        """What a structural tag of the client's says."""
+        """Return the alternatives for a client's structural tag: a single one."""
         param = f"structured_outputs.{STRUCTURAL_TAG}"
         if is_bound(self._tools):
             raise InvalidRequest("What is promised of tools and a structural tag exclude each other.", param=param)
@@ -144,7 +145,7 @@ class _Turn:
         return self.rules.grammar(self.rules.joined(turn))
 
     def check(self, text: str) -> None:
-        """Raise `InvalidRequest` where the grammar is none, for the schema that is the reason."""
+        """Raise `InvalidRequest` if the grammar is wrong, for the schema that is the reason if there is one."""
         try:
             problem = grammar_problem(text)
         except Unenforceable as error:
@@ -168,7 +169,7 @@ class _Turn:
     # Calls
 
     def _native(self, answers: list[list[Part]], functions: Sequence[Function]) -> list[list[Part]]:
-        """The answers, or calls in the model's own markup.  Raises `Undescribed`, and `Unenforceable`."""
+        """Return the alternatives with calls in the model's own markup.  Raises `Undescribed` and `Unenforceable`."""
         shown = {function["function"]["name"]: function["function"] for function in functions}
         calls = self._calls([called.function(shown) for called in self._callable])
         if self._must_call or self._asked:
@@ -186,7 +187,7 @@ class _Turn:
         return of_calls(described)
 
     def _undescribed(self, answers: list[list[Part]]) -> tuple[list[list[Part]], CallSyntax]:
-        """The answers, or calls in JSON; nothing at all where calls are free."""
+        """Return the alternatives with calls in JSON; none if the request limits neither the answer nor the tools."""
         if not self._must_call and not self._asked and self._tools.allowed is None:
             return [], "native"
         if self._must_call and len(self._callable) == 1:
@@ -207,7 +208,10 @@ def _function(name: str, parameters: Mapping[str, Any] | None, *, strict: bool) 
 
 
 def _schema(tool: Tool) -> Mapping[str, Any] | None:
-    """What the arguments of calls of ``tool`` are held to; nobody promises anything of those that this server runs."""
+    """Return the schema for the arguments of ``tool`` if they must match one, else None.
+
+    The arguments of strict functions and of tools that take one plain text do.
+    """
     try:
         match tool, text_argument(tool):
             case FunctionTool(strict=True, parameters=dict() as parameters), _:
@@ -224,7 +228,7 @@ def _schema(tool: Tool) -> Mapping[str, Any] | None:
 
 
 def _pattern(tool: CustomTool) -> Mapping[str, str]:
-    """The regular expression that its text is held to; a Lark grammar is only looked at."""
+    """Return the schema keyword for the tool's regular expression; a Lark grammar is checked, but not enforced."""
     if tool.grammar is None:
         return {}
     if tool.grammar.syntax == "lark":

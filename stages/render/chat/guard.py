@@ -1,11 +1,11 @@
-"""What clients write stays text, though it looks like a mark of the template.
+"""Keep the text of clients from being read as marks of the template, such as ``<|im_start|>``.
 
-A template only gives a text, and in its text a mark of a client's is a mark like any other.  So a character that
-occurs nowhere in the conversation is put inside each of the client's before the template is rendered.  Behind it the
-text is cut there, and its pieces are encoded apart: in none of them is a mark that the template has not written.
+A template renders to plain text, and there a mark that a client wrote looks like any other.  So a character that occurs
+nowhere in the conversation is first inserted into each mark that a client wrote.  After rendering, the text is cut at
+these characters and the pieces are encoded separately.  No piece then contains a mark that the template did not write.
 
-A template may also write a name between marks of its own, ``<`` and ``>``, or two texts in a row.  So parts of a mark
-at the ends of a text are broken as well.
+A template may also write a client's name between its own ``<`` and ``>``, or two texts in a row, and so complete a
+mark.  Parts of a mark at the ends of a text are therefore broken up as well.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from penstock.stages.models.chat.vocabulary import Vocabulary
 from penstock.stages.render.chat.arguments import Arguments
 
 _PRIVATE = range(0xE000, 0xF8FF)
-"""Characters that stand for nothing: one of them goes into marks."""
+"""Unicode's private-use characters, which have no meaning: one of them is inserted into marks."""
 
 _TAKEN = re.compile("([\ue000-\uf8ff])|[uU]([eEfF][0-9a-fA-F]{3})")
-"""Such characters, as they are and as JSON spells them."""
+"""Private-use characters, as they are and as JSON escapes."""
 
 _NOTHING = re.compile(r"(?!)")
 
 
 class Guard:
-    """Guards what is in ``values``: messages, functions, variables.
+    """Guards the texts in ``values``: messages, functions, variables.
 
-    Raises `InvalidRequest` for values that leave no character to guard them with.
+    Raises `InvalidRequest` if the values use all private-use characters themselves.
     """
 
     def __init__(self, vocabulary: Vocabulary, *values: Any) -> None:
@@ -47,11 +47,11 @@ class Guard:
 
     @property
     def cut(self) -> re.Pattern[str]:
-        """What finds the places to cut a rendered text; a template may have written JSON."""
+        """The pattern at which to cut a rendered text.  A template that writes JSON may have escaped the character."""
         return re.compile(rf"{self._inset}|\\+{_escaped(self._inset)}", re.IGNORECASE) if self.is_needed else _NOTHING
 
     def guarded(self) -> tuple[Any, ...]:
-        """The values with all marks broken."""
+        """Return the values with all marks broken up."""
         return tuple(map(self._guarded, self._values)) if self.is_needed else self._values
 
     def _guarded(self, value: Any) -> Any:
@@ -78,7 +78,7 @@ class Guard:
 
 
 def _unused(text: str) -> str:
-    """A character that is not in ``text``."""
+    """Return a private-use character that is not in ``text``."""
     taken = {ord(char) if char else int(code, 16) for char, code in _TAKEN.findall(text)}
     for code in _PRIVATE:
         if code not in taken:

@@ -1,8 +1,8 @@
 """Conversations as chat templates read them: messages of the Chat Completions API.
 
-What the model wrote in one turn is one message: its thoughts, its words, its calls.  What came of the calls follows
-behind all of them.  Where one turn ends and the next begins is known from the tokens that the engine wrote, as the
-last ones of a turn end it; where they are not known it is told from the order of the items.
+The model's output of one turn is one message with its reasoning, its text and its calls.  The results of the calls
+follow it.  The tokens that the engine generated show where a turn ends, since its last token is a stop token.  If they
+are not known, the order of the items decides.
 """
 
 from __future__ import annotations
@@ -48,16 +48,17 @@ from penstock.stages.render.chat.turn import Turn
 from penstock.stages.render.texts import arguments_of, is_leading, json_text, output_of, refusal_of, result_of
 
 _UNKNOWN = "unknown"
-"""The name of a call that is gone, with a response that the store no longer has: its output may still be read."""
+"""The name of a call that is gone, because the store no longer has its response.  The model still reads the output."""
 
 _Content: TypeAlias = str | list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A conversation as messages; ``turns`` are the tokens of those turns that the engine wrote, in order.
+    """A conversation as messages.
 
-    ``images`` are in the order of their places.  ``continues`` says that the last message is to be gone on with.
+    ``turns`` are the tokens of the turns that the engine generated, in order.  ``images`` are data URLs in the order of
+    their placeholders.  ``continues`` is True if the model is to continue the last message.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -67,7 +68,7 @@ class Layout:
 
 
 def split(conversation: Conversation) -> tuple[str, tuple[Item, ...]]:
-    """The instructions, with those that come ahead of all other items, and the other items."""
+    """Return the instructions, including system and developer messages at the start, and the other items."""
     items = (*conversation.history, *conversation.input)
     leading = tuple(takewhile(is_leading, items))
     added = (item.text for item in leading if isinstance(item, Message))
@@ -76,9 +77,9 @@ def split(conversation: Conversation) -> tuple[str, tuple[Item, ...]]:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the messages of items depend on beside the items.
+    """The context that turns items into messages.
 
-    ``images`` are data URLs by the URLs of images, and ``stops`` the tokens that end a turn.
+    ``images`` maps the URLs of images to data URLs.  ``stops`` are the tokens that end a turn.
     """
 
     conversation: Conversation
@@ -88,7 +89,7 @@ class Surroundings:
 
 
 def lay_out(instructions: str, items: Sequence[Item], around: Surroundings) -> Layout:
-    """The messages of a prompt with these ``items`` of the conversation."""
+    """Lay out the messages of a prompt with these ``items`` of the conversation."""
     messages = _Messages(items, around)
     if instructions:
         messages.add({"role": "system", "content": instructions})
@@ -101,7 +102,7 @@ def lay_out(instructions: str, items: Sequence[Item], around: Surroundings) -> L
 
 
 class _Messages:
-    """Makes messages of items."""
+    """Turns items into messages."""
 
     def __init__(self, items: Sequence[Item], around: Surroundings) -> None:
         self.added: list[ChatMessage] = []
@@ -120,12 +121,12 @@ class _Messages:
         self._turn: Turn | None = None
 
     def add(self, message: ChatMessage) -> None:
-        """A message that the model did not write."""
+        """Append a message that the model did not write.  It ends the model's turn."""
         self.close()
         self.added.append(message)
 
     def close(self) -> None:
-        """The turn is over, if there is one."""
+        """End the current turn, if there is one, and append its messages."""
         if self._turn:
             self.added += self._turn.messages()
             self.turns += [self._turn.tokens] if self._turn.tokens else []
@@ -152,19 +153,19 @@ class _Messages:
                 self._return(item, is_orphan=at not in self._callers)
             case McpCall() | CodeInterpreterCall() | WebSearchCall():
                 self._run(item)
-            case McpApprovalRequest():  # one that was approved of becomes a call of its own
+            case McpApprovalRequest():  # an approved request becomes a call of its own
                 if refusal := self._refusals.get(item.id):
                     self._add_call(self._written(item), item, item.id, refusal_of(refusal))
             case AdditionalTools() | McpListTools() | McpApprovalResponse():
-                pass  # tools are told with all others, ahead of the conversation
+                pass  # no message: all tools are declared before the conversation
 
     def _written(self, item: Item) -> Turn:
-        """The turn in which the model wrote ``item``."""
+        """Return the turn in which the model wrote ``item``, and add the item's tokens to it."""
         if self._turn and self._turn.is_left_by(item):
             self.close()
         turn = self._turn = self._turn or Turn()
         written = self._tokens.get(item.id) or ()
-        if isinstance(item, McpCall) and item.approval_request_id:  # then it was written as a request
+        if isinstance(item, McpCall) and item.approval_request_id:  # the model wrote it as an approval request
             written = self._tokens.get(item.approval_request_id, written)
         turn.tokens = (*turn.tokens, *written) if written and turn.tokens is not None else None
         turn.is_over = written[-1] in self._around.stops if written else None
@@ -176,14 +177,17 @@ class _Messages:
             turn.thoughts += [item.text] if item.text else []
 
     def _call(self, call: Call, output: Item | None) -> None:
-        """A call with the output that it may have, wherever that is; one that was cut and never run was not made."""
+        """Add a call, with its output if there is one anywhere in the conversation.
+
+        A call that was cut and has no output is left out.
+        """
         if isinstance(output, CallOutput):
             self._add_call(self._written(call), call, call.call_id, self._output(output, call))
         elif call.status != "incomplete":
             self._add_call(self._written(call), call, call.call_id, None)
 
     def _run(self, call: McpCall | CodeInterpreterCall | WebSearchCall) -> None:
-        """A call that this server made, with its result; one that never came to run was not made."""
+        """Add a call that this server made, with its result.  A call that never ran is left out."""
         result = self._results.get(call.id)
         if result or call.status not in {"in_progress", "incomplete"}:
             turn = self._written(call)
@@ -191,13 +195,13 @@ class _Messages:
             turn.ran = True
 
     def _return(self, output: CallOutput, *, is_orphan: bool) -> None:
-        """An output stands here: with its call it was read already, if the call is still there."""
+        """Take an output at its own place.  It was added with its call already, unless the call is gone."""
         if is_orphan:
             self.close()
             self._turn = Turn(calls=[_call_of(output.call_id, _UNKNOWN, "")], tokens=None, returned=True)
             self._turn.results.append(_result_of(output.call_id, _UNKNOWN, self._output(output, None)))
         elif self._turn and not (isinstance(output, ShellCallOutput) and self._turn.is_over is False):
-            self._turn.returned = True  # unless it is the shell's of this server, and the model wrote on beside it
+            self._turn.returned = True  # not for the sandbox's shell if its call did not end the turn
 
     def _add_call(self, turn: Turn, call: AnyCall, call_id: str, result: _Content | None) -> None:
         name, argument, text = self._around.names.of_call(call), text_argument(call), arguments_of(call)
@@ -215,7 +219,7 @@ class _Messages:
                 return output_of(output, call)
 
     def _content(self, parts: Sequence[MessagePart]) -> _Content:
-        """Plain text where there is nothing else: that is what all templates know."""
+        """Return plain text, which all templates accept; a list of parts only if there are images."""
         if not any(isinstance(part, InputImage) for part in parts):
             return "".join(map(_text, parts))
         content: list[dict[str, Any]] = []

@@ -1,7 +1,7 @@
-"""Arguments of a call that are not written as JSON: a parameter at a time, its name and its value between marks.
+"""Arguments of a call that are not written as JSON: one parameter at a time, its name and its value between marks.
 
-Texts stand there as they are, everything else as JSON.  What a schema says of a text is kept to, but for its
-``format``; parameters come in the order of the schema, and none that it does not name.
+Strings are written as they are, all other values as JSON.  A schema's constraints on strings are enforced, except for
+``format``.  Parameters come in the order of the schema.  If it names any, there are no others.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ Schema: TypeAlias = Mapping[str, Any]
 _NAME = r"[^<>\"=\s]+"
 _GAP = Free(r"\n?")
 _DEEPEST = 8
-"""References and alternatives within one another."""
+"""The most levels of references and alternatives within one another."""
 
 _MOST_ALTERNATIVES = 10_000
-"""Of all parameters of one schema: a few references to lists of references would make millions."""
+"""The most alternatives of all parameters of one schema: a few references to lists of references make millions."""
 
 _COMBINED = ("$ref", "anyOf", "oneOf", "allOf", "patternProperties")
 
 
 @dataclass(frozen=True)
 class Style:
-    """How a parameter is written: what comes ahead of its name, behind it, and behind its value.
+    """The notation of a parameter: the text before its name, after its name, and after its value.
 
-    ``of_text`` and ``of_json`` stand behind ``middle`` where the kind of the value is told.  ``padded`` says that a
-    line break around a value is none of it; a ``loose`` style may have one between name and value.
+    ``of_text`` or ``of_json`` follows ``middle``, in notations that mark the type of a value.  If ``padded``, line
+    breaks around a value are not part of it.  If ``loose``, a line break may stand between name and value.
     """
 
     begin: str
@@ -56,9 +56,9 @@ STYLES: Mapping[str, Style] = {
 
 
 def parameters(rules: Rules, schema: bool | Schema, style: Style) -> list[Part]:
-    """The parameters that ``schema`` asks for, any where it asks for nothing.
+    """Return the parts for the parameters that ``schema`` names; for any parameters if it names none.
 
-    Raises `Unenforceable` for a schema that is not simply about the properties of an object.
+    Raises `Unenforceable` for a schema that does more at its top level than list the properties of an object.
     """
     return _Writer(rules, schema if isinstance(schema, Mapping) else {}, style).parts()
 
@@ -105,7 +105,7 @@ class _Writer:
         return [*ahead, *value, *literal(style.end)]
 
     def _values(self, prop: Any, depth: int) -> Iterator[tuple[str, list[Part]]]:
-        """What may stand there, each with the word for its kind."""
+        """Yield the alternatives for a value, each with the text that marks its type."""
         self._alternatives += 1
         if self._alternatives > _MOST_ALTERNATIVES:
             raise Unenforceable("it has too many alternatives")
@@ -156,7 +156,7 @@ class _Writer:
 
 
 def _text_pattern(prop: Schema) -> str:
-    """What a text must match.  Raises `Unenforceable` for a pattern that nothing can be held to."""
+    """Return the pattern that a string must match.  Raises `Unenforceable` for a pattern that cannot be enforced."""
     least, most = prop.get("minLength", 0), prop.get("maxLength")
     pattern = ANY_TEXT
     if isinstance(said := prop.get("pattern"), str):

@@ -1,7 +1,7 @@
-"""The same conversation in fewer forms, for templates that want user and assistant to take turns.
+"""Simplify a conversation for templates that require user and assistant to take turns.
 
-Some know one message of instructions only, ahead of all others, or refuse two messages of a user in a row, or the ids
-of calls that are not like their own.
+Some templates accept only one message of instructions, at the start.  Some refuse two user messages in a row, or call
+ids in another form than their own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ _ID_LENGTH = 9
 
 
 def plainer(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """All instructions in one message, likewise what one side says in a row, and ids as Mistral's models have them."""
+    """Return the messages with all instructions in one, consecutive messages of one side merged, and short call ids.
+
+    Short ids are Mistral's form: 9 letters or digits.
+    """
     told = [message["content"] for message in messages if message["role"] == "system"]
     plain: list[ChatMessage] = [{"role": "system", "content": "\n\n".join(told)}] if told else []
     for message in messages:

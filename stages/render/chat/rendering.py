@@ -1,4 +1,4 @@
-"""One conversation and its template: what it renders to, whole or with some of its items only."""
+"""Render one conversation with its template, with all or only some of its items."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from penstock.stages.render.chat.verbatim import spelled
 logger = logging.getLogger(__name__)
 
 _MARKUP = 8
-"""About the tokens that a template writes around a message."""
+"""The approximate number of tokens that a template writes around a message."""
 
 
 class Rendering:
-    """What all prompts of one request have in common."""
+    """Renders the prompts of one request; truncation may need several."""
 
     def __init__(self, chat: ChatModel, conversation: Conversation, images: Mapping[str, str]) -> None:
         names = ToolNames(conversation.tools)
@@ -40,7 +40,7 @@ class Rendering:
         self._around = Surroundings(conversation, names, images, frozenset(chat.stop_token_ids))
 
     def prompt(self, items: Sequence[Item]) -> tuple[Layout, TokenIds]:
-        """The prompt with these items.  Raises `InvalidRequest` where the template refuses it."""
+        """Return the prompt with these items.  Raises `InvalidRequest` if the template refuses it."""
         try:
             return self._prompt(items)
         except RecursionError as error:  # schemas of MCP servers may have any number of levels
@@ -50,7 +50,7 @@ class Rendering:
         layout = lay_out(self._instructions, items, self._around)
         guard = Guard(self._chat.vocabulary, layout.messages, self.functions, self.variables)
         rendered = self._rendered(layout, guard.guarded())
-        if rendered.token_ids and guard.is_needed:  # who gives tokens tells marks from text
+        if rendered.token_ids and guard.is_needed:  # a renderer of tokens keeps marks and text apart itself
             rendered = self._rendered(layout, (layout.messages, self.functions, self.variables))
         if rendered.token_ids:
             return layout, rendered.token_ids
@@ -58,13 +58,13 @@ class Rendering:
         return layout, tuple(spelled(rendered.text, layout.turns, guard.cut, self._chat.vocabulary))
 
     def size(self, item: Item) -> int:
-        """About how many tokens an item has by itself."""
+        """Estimate the number of tokens of an item."""
         messages = lay_out("", (item,), self._around).messages
         texts = [text for message in messages for text in _texts(message)]
         return sum(map(len, map(self._chat.vocabulary.encode, texts))) + _MARKUP * len(messages)
 
     def _rendered(self, layout: Layout, guarded: tuple[Any, ...]) -> Rendered:
-        """The prompt as it is, or in plainer form where the template refuses it or is silent of instructions."""
+        """Render the prompt as it is, or simplified if the template refuses it or leaves out instructions."""
         messages, *others = guarded
         plain = plainer(messages)
         try:
@@ -81,7 +81,10 @@ class Rendering:
         return self._chat.template.render(messages, told, settings, source=self._source, continues=continues)
 
     def _check_functions(self, text: str) -> None:
-        """Many templates know nothing of functions, and pass over them in silence."""
+        """Raise `InvalidRequest` if the template shows no tools though one must be called; else log a warning.
+
+        Many templates do not support functions, and ignore them without an error.
+        """
         if not self.functions or any(function["function"]["name"] in text for function in self.functions):
             return
         if self._around.conversation.tools.choice == "required":
@@ -97,7 +100,7 @@ def _warn_of_hidden_tools() -> None:
 
 
 def _silenced(messages: Sequence[ChatMessage], text: str) -> bool:
-    """Whether a template that was given several instructions left some out."""
+    """Return True if the template left out some of several system messages."""
     told = [message["content"].strip() for message in messages if message["role"] == "system"]
     return len(told) > 1 and not all(instructions in text for instructions in told)
 

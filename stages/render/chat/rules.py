@@ -1,8 +1,8 @@
 """The rules of a grammar in llguidance's dialect of Lark, over the vocabulary of a chat model.
 
-What the tokenizer has a token of its own for, such as ``<tool_call>``, can only be that token: no text of a grammar
-matches one.  So literals come apart into marks and words, and free text ends at a mark by itself; where it has to end
-at words, it is matched together with them, up to where they come first.
+A mark is a string with a token of its own, such as ``<tool_call>``.  It can only be that token: no text in a grammar
+matches a mark.  Literals are therefore split into marks and words, and free text ends at a mark by itself.  Free text
+that must end at words is matched together with them, up to their first occurrence.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from penstock.stages.render.constraint import escaped
 
 ANY_TEXT = r"(.|\n)*"
 SPACE = r"/\n{0,2}/"
-"""White space between one thing and the next."""
+"""White space between two elements."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One token."""
+    """A mark: a single token."""
 
     token: int
 
 
 @dataclass(frozen=True)
 class Words:
-    """These words."""
+    """Literal text without marks."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Free:
-    """Text that matches a pattern, in which none of ``excluded`` may stand."""
+    """Text that matches a pattern and contains none of ``excluded``."""
 
     pattern: str = ANY_TEXT
     excluded: tuple[str, ...] = ()
@@ -47,17 +47,17 @@ class Free:
 
 @dataclass(frozen=True)
 class Body:
-    """A rule of that name, or as many times of it as follows the name."""
+    """A reference to a rule: its name, followed by Lark's repetition operator if it repeats."""
 
     name: str
 
 
 Part: TypeAlias = Mark | Words | Free | Body
-"""What a rule is a sequence of."""
+"""An element of the sequence that makes a rule."""
 
 
 class Rules:
-    """Names what one grammar needs to be named; what is the same has one name."""
+    """The named rules of one grammar.  Equal expressions share a name."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -65,7 +65,7 @@ class Rules:
 
     @property
     def marks(self) -> Mapping[str, int]:
-        """What has a token of its own."""
+        """The token ids of the vocabulary's marks."""
         return self._vocabulary.marks
 
     def literal(self, text: str) -> list[Part]:
@@ -79,7 +79,7 @@ class Rules:
         return [part for part in (*parts, Words(text[at:])) if part != Words("")]
 
     def is_mark(self, text: str) -> bool:
-        """Whether ``text`` has a mark in it, so that no text can match it."""
+        """Return True if ``text`` contains a mark, so that no text can match it."""
         return self._vocabulary.marks_pattern.search(text) is not None
 
     def named(self, expression: str, options: str = "") -> str:
@@ -90,27 +90,27 @@ class Rules:
         return self._names[key]
 
     def terminal(self, free: Free) -> str:
-        """The name of a terminal, which matches as much as it can."""
+        """The name of a terminal for ``free``; a terminal matches as much text as possible."""
         key = self._pattern(free), "terminal"
         if key not in self._names:
             self._names[key] = f"T{len(self._names)}"
         return self._names[key]
 
     def up_to(self, free: Free, words: str) -> str:
-        """The name of a rule for text and the ``words`` that it ends with, where they come first."""
+        """The name of a rule for text up to the first occurrence of ``words``, which it includes."""
         pattern = Free(f"(?:{free.pattern}){escaped(words)}", free.excluded)
         return self.named(self._pattern(pattern), "[lazy]")
 
     def joined(self, parts: Iterable[Part]) -> str:
-        """The expression for ``parts``, one behind the other."""
+        """The expression for ``parts`` in sequence."""
         return " ".join(self._expressions(_merged(parts))) or '""'
 
     def body(self, expression: str, times: str = "") -> Body:
-        """A rule for ``expression``, so many ``times``."""
+        """A rule for ``expression``; ``times`` is a repetition operator of Lark, such as ``*`` or ``{0,3}``."""
         return Body(self.named(expression) + times)
 
     def either(self, branches: Iterable[Iterable[Part]], times: str = "") -> Body:
-        """A rule for any of the branches."""
+        """A rule for any of the branches, with the repetition operator ``times``."""
         return self.body(" | ".join(dict.fromkeys(map(self.joined, branches))), times)
 
     def grammar(self, start: str) -> str:
@@ -140,16 +140,16 @@ class Rules:
                     yield self._text(free, rest)
 
     def _text(self, free: Free, rest: deque[Part]) -> str:
-        """Free text, and the words behind it, taken from the ``rest``."""
+        """Return the expression for free text and the words after it, which are taken from ``rest``."""
         if not rest or not isinstance(words := rest[0], Words):
             return self.terminal(free)
         rest.popleft()
-        if rest and isinstance(rest[0], Mark):
+        if rest and isinstance(rest[0], Mark):  # the mark ends the match, so the text may contain the words
             return self.terminal(Free(f"(?:{free.pattern}){escaped(words.text)}", free.excluded))
         return self.up_to(free, words.text)
 
     def _pattern(self, free: Free) -> str:
-        """The pattern, as Lark has it; what has a mark in it need not be excluded."""
+        """Return the pattern in Lark's notation.  Text with a mark need not be excluded, since nothing matches it."""
         pattern = f"/{regex_to_lark(free.pattern, '')}/"
         excluded = "|".join(escaped(text) for text in free.excluded if not self.is_mark(text))
         if not excluded:
@@ -158,12 +158,12 @@ class Rules:
 
 
 def quoted(text: str) -> str:
-    """A literal of Lark."""
+    """A string literal of Lark."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def _merged(parts: Iterable[Part]) -> list[Part]:
-    """The parts, words that stand beside each other made one."""
+    """Return the parts, with adjacent words joined."""
     merged: list[Part] = []
     for part in parts:
         match merged, part:

@@ -1,7 +1,7 @@
-"""Structural tags as rules of a grammar: how vLLM describes the calls of a family of models.
+"""Structural tags as rules of a grammar: vLLM's way to describe the calls of a family of models.
 
-The formats are xgrammar's.  What one says of white space, of the order of properties and of the tokens that a text may
-have is not taken over: JSON is compact, and comes in the order of its schema.
+The formats are xgrammar's.  Their options for white space, for the order of properties and for the allowed tokens of a
+text are ignored: JSON is compact, and its properties come in the order of its schema.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Format = Mapping[str, Any]
 
 
 class Undescribed(Exception):
-    """A format that nobody here knows."""
+    """A format of calls is missing, or is not supported."""
 
 
 class Tags:
     """Reads formats into the rules of one grammar."""
 
     def __init__(self, rules: Rules, most: int | None = None) -> None:
-        """At ``most`` so many tags stand in a row, where that has no end."""
+        """Limit repeated tags to ``most`` in a row; None sets no limit."""
         self._rules = rules
         self._times_more = "*" if most is None else f"{{0,{most - 1}}}"
         self._readers: Mapping[str, Callable[[Format], list[Part]]] = {
@@ -50,7 +50,11 @@ class Tags:
         }
 
     def parts(self, form: Format) -> list[Part]:
-        """The parts of a format.  Raises `Undescribed`, and `Unenforceable` for a schema and the like."""
+        """Return the parts of a format.
+
+        Raises `Undescribed` for a format that is not supported, and `Unenforceable` for one with contents that cannot
+        be enforced, such as a schema.
+        """
         reader = self._readers.get(form.get("type", ""))
         if reader is None:
             raise Undescribed(str(form.get("type")))
@@ -68,7 +72,7 @@ class Tags:
         return parameters(self._rules, schema, STYLES[style])
 
     def _regex(self, pattern: str) -> list[Part]:
-        """Text that matches; a mark that it is to end with is that mark."""
+        """Return the parts for text that matches ``pattern``; a mark at its end becomes the mark's token."""
         for text in filter(self._rules.is_mark, self._rules.marks):
             if pattern.endswith(spelled := escaped(text)):
                 return [*self._regex(pattern.removesuffix(spelled)), *self._rules.literal(text)]
@@ -104,11 +108,11 @@ class Tags:
         return [self._rules.body(f"{tag}{more}", "" if form.get("at_least_one") else "?")]
 
     def _separator(self, text: str) -> str:
-        """What stands between tags; white space is up to the model."""
+        """Return the expression between tags.  If it is white space, the model chooses how much to write."""
         return self._rules.joined(self._rules.literal(text)) if text.strip() else self._rules.named(SPACE)
 
     def _triggered(self, form: Format) -> list[Part]:
-        """Text, in which a trigger begins a tag; where one tag must come, it comes first."""
+        """Return the parts for text with tags in it, each begun by a trigger; a required tag comes before all text."""
         triggers = list(form["triggers"])
         tags = self._rules.either(map(self.parts, form["tags"])).name
         text = self._rules.terminal(Free(excluded=(*triggers, *(form.get("excludes") or ()))))
@@ -120,7 +124,7 @@ class Tags:
         return [self._rules.body(more)]
 
     def _led(self, form: Format, triggers: Sequence[str]) -> str:
-        """Text up to a trigger, and the tag that the trigger begins."""
+        """Return the name of a rule for text up to a trigger, and for the tag that the trigger begins."""
         branches: list[Iterable[Part]] = []
         free = Free(excluded=tuple(form.get("excludes") or ()))
         for trigger in triggers:
@@ -132,12 +136,12 @@ class Tags:
 
 
 def as_schema(schema: bool | Format) -> Format:
-    """A schema as an object; one that allows everything allows, as arguments, any object."""
+    """Return a schema as an object.  A boolean schema becomes one for any object, since arguments are an object."""
     return schema if isinstance(schema, Mapping) else {"type": "object"}
 
 
 def structural_tag(said: str | Format) -> Format:
-    """The format of a structural tag, new or old style.  Raises `Unenforceable`."""
+    """Return the format of a structural tag, in the new or the old (``structures``) style.  Raises `Unenforceable`."""
     try:
         tag = json.loads(said) if isinstance(said, str) else said
         if "structures" not in tag:
@@ -158,7 +162,7 @@ def structural_tag(said: str | Format) -> Format:
 
 
 def of_calls(form: Format) -> Format:
-    """A format of calls without what may stand around them: white space ahead, and any text between."""
+    """Return a format of calls without white space before the first call and without text between calls."""
     match form.get("type"):
         case "triggered_tags":
             bare = form["triggers"][0].startswith("{")
@@ -172,7 +176,7 @@ def of_calls(form: Format) -> Format:
 
 
 def lead(form: Format) -> str:
-    """What all texts that match a format of calls begin with."""
+    """Return the text with which all matches of a format of calls begin; empty if it is not known."""
     match form.get("type"):
         case "const_string":
             return str(form["value"])
@@ -187,7 +191,7 @@ def lead(form: Format) -> str:
 
 
 def without(form: Format, begin: str) -> Format:
-    """The rest of a format of calls, behind what its `lead` begins with."""
+    """Return a format of calls without ``begin``, a beginning of its `lead`."""
     if not begin:
         return form
     match form["type"]:

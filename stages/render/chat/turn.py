@@ -1,4 +1,4 @@
-"""One turn of the model as messages: all that it wrote in one go, and behind that all that it read of its calls."""
+"""One turn of the model as messages: all its output in one message, then the results of its calls."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock.stages.models.chat.model import ChatMessage
 
 @dataclass
 class Turn:
-    """A turn that is being put together from items.
+    """A turn being assembled from items.
 
-    ``tokens`` are those that the engine wrote for its items, None once there is an item without.  ``is_over`` says
-    whether the latest of them end the turn, None where that is not known.  ``returned`` says that the output of a call
-    stood behind it, and ``ran`` that it holds a call with its result.
+    ``tokens`` are the tokens that the engine generated for its items; None once an item has none.  ``is_over`` is True
+    if the latest item's tokens end the turn, and None if they are not known.  ``returned`` is True once the output of a
+    call has followed the turn.  ``ran`` is True if it holds a call that the server ran, with its result.
     """
 
     thoughts: list[str] = field(default_factory=list)
@@ -29,10 +29,10 @@ class Turn:
     ran: bool = False
 
     def is_left_by(self, item: Item) -> bool:
-        """Whether ``item``, which the model wrote as well, begins another turn.
+        """Return True if ``item``, also written by the model, begins another turn.
 
-        Where tokens do not tell, its place does: nothing is thought behind a call, and no text follows a result that
-        was not read.
+        If no tokens are known, the order decides: in one turn, no reasoning follows text or a call, and no text follows
+        a call that the server ran, because the model reads the result first.
         """
         if self.returned or self.is_over is not None:
             return self.returned or bool(self.is_over)
@@ -45,7 +45,7 @@ class Turn:
                 return False
 
     def messages(self) -> Iterator[ChatMessage]:
-        """What the model wrote, then what it read."""
+        """Yield the message that the model wrote, then the results that it read."""
         said: ChatMessage = {"role": "assistant", "content": None}
         if self.texts:
             said["content"] = "\n\n".join(filter(None, self.texts))

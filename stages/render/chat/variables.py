@@ -1,4 +1,4 @@
-"""The variables of a chat template: what the operator set, what the request's effort means, what the request says."""
+"""The variables of a chat template: the operator's, then the request's reasoning effort, then the request's own."""
 
 from __future__ import annotations
 
@@ -30,11 +30,15 @@ _OURS = frozenset(
         "truncation",
     }
 )
-"""What is said to the renderer under these names is for the server to say."""
+"""The renderer's own parameters, which only the server may set."""
 
 
 def variables(chat: ChatModel, conversation: Conversation) -> Mapping[str, Any]:
-    """The variables of the next prompt.  Raises `InvalidRequest` for what a request may not say."""
+    """Return the variables of the next prompt.
+
+    Later sources override earlier ones.  Raises `InvalidRequest` if the request sets a reserved variable, or brings a
+    chat template that the server does not accept.
+    """
     options = conversation.template
     if reserved := sorted(_OURS & options.variables.keys()):
         raise InvalidRequest(f"Not a variable of the template: {', '.join(reserved)}.", param="chat_template_kwargs")
@@ -44,7 +48,7 @@ def variables(chat: ChatModel, conversation: Conversation) -> Mapping[str, Any]:
 
 
 def _of_effort(effort: str | None) -> Mapping[str, Any]:
-    """How templates are told of an effort, under the names that are in use; each reads those that it knows."""
+    """Return an effort as template variables, under all names in use: a template reads the names that it knows."""
     if effort is None:
         return {}
     thinks = effort != "none"

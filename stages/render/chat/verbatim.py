@@ -1,9 +1,9 @@
-"""A rendered text in tokens: what the engine wrote itself in the very tokens that it wrote, all else encoded anew.
+"""Encode a rendered text, reusing the tokens that the engine generated in earlier turns.
 
-A text can be spelled in many tokens, and only those that were generated go on from what the engine has in its cache.
-They are used where what they say stands in the rendered text: the template may leave out what an earlier turn thought,
-and then nothing of that turn is the model's own.  White space counts for nothing, as templates trim what they are
-given, and space out JSON in their own way.
+A text can be encoded as different tokens, and only the generated ones match the engine's prefix cache.  They are used
+if the rendered text contains the text of their whole turn.  A template may leave out the reasoning of an earlier turn;
+all of that turn is then encoded anew.  White space is ignored, because templates trim texts and format JSON in their
+own way.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ _WORD = re.compile(r"\S+")
 
 
 def spelled(text: str, turns: Sequence[TokenIds], cut: re.Pattern[str], vocabulary: Vocabulary) -> Iterator[int]:
-    """The tokens of ``text``; ``turns`` are those that the engine wrote, and ``cut`` finds where to encode apart."""
+    """Yield the tokens of ``text``.
+
+    ``turns`` are the tokens of the turns that the engine generated.  The text is cut at matches of ``cut``, and the
+    pieces are encoded separately.
+    """
     at = 0
     for start, end, written in _found(text, turns, vocabulary):
         yield from _encoded(text[at:start], cut, vocabulary, is_first=at == 0)
@@ -37,7 +41,7 @@ def _encoded(text: str, cut: re.Pattern[str], vocabulary: Vocabulary, *, is_firs
 
 
 def _found(text: str, turns: Sequence[TokenIds], vocabulary: Vocabulary) -> Iterator[tuple[int, int, TokenIds]]:
-    """Where each turn stands in the text, as far as it does, and the tokens that say just that."""
+    """Yield start, end and tokens of each turn that the text contains, in order."""
     if not turns:
         return
     words = _Words(text)
@@ -49,7 +53,10 @@ def _found(text: str, turns: Sequence[TokenIds], vocabulary: Vocabulary) -> Iter
 
 
 def _place(words: _Words, written: TokenIds, at: int, vocabulary: Vocabulary) -> tuple[int, int, TokenIds] | None:
-    """The place of a turn behind ``at``; the template may end it with another mark than the model did."""
+    """Return start, end and tokens of a turn after ``at``, or None if it is not in the text.
+
+    The template may end the turn with another mark than the model did; the model's last token is then left out.
+    """
     if found := words.find(vocabulary.decode(written), at):
         return *found, written
     if (found := words.find(vocabulary.decode(written[:-1]), at)) and vocabulary.marks_pattern.match(
@@ -60,7 +67,7 @@ def _place(words: _Words, written: TokenIds, at: int, vocabulary: Vocabulary) ->
 
 
 class _Words:
-    """A text without its white space, to find others in."""
+    """A text that can be searched with or without regard to white space."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -70,7 +77,7 @@ class _Words:
         self._packed = "".join(word[0] for word in found)
 
     def find(self, text: str, at: int) -> tuple[int, int] | None:
-        """Where ``text`` stands behind ``at``, to the letter if it does; without blanks around it if it does not."""
+        """Return start and end of ``text`` after ``at``: an exact match if there is one, else ignoring white space."""
         if not (packed := "".join(text.split())):
             return None
         if (start := self.text.find(text, at)) >= 0:

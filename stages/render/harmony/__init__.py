@@ -1,1 +1,1 @@
-"""Conversation to the tokens of gpt-oss."""
+"""The renderer for gpt-oss: from a conversation to token ids."""

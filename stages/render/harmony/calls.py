@@ -1,7 +1,7 @@
-"""Calls and what came of them, as gpt-oss reads them.
+"""Tool calls and their results, as messages that gpt-oss reads.
 
-The built-in tools are called on the analysis channel, in the form ``code``, as the model was taught; all others on
-commentary.
+Built-in tools are called on the analysis channel with the content type ``code``, as in gpt-oss's training.  All other
+tools are called on the commentary channel.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from penstock.stages.render.harmony.message import Channel, HarmonyMessage
 from penstock.stages.render.texts import arguments_of, refusal_of
 
 _UNKNOWN = f"{FUNCTIONS}.unknown"
-"""The tool of an output whose call is gone, with a response that the store no longer has: the model may still read
-what it returned."""
+"""The tool name for an output whose call is gone, because the store no longer has the call's response.  The model still
+reads the output."""
 
 
 def called(call: AnyCall) -> HarmonyMessage:
@@ -38,14 +38,14 @@ def called(call: AnyCall) -> HarmonyMessage:
 
 
 def returned(call: AnyCall | None, text: str) -> HarmonyMessage:
-    """The message in which the model reads ``text``, the output of ``call``; None is one that is gone."""
+    """The message in which the model reads ``text``, the output of ``call``; None if the call is gone."""
     if call is None:
         return HarmonyMessage("tool", (text,), "commentary", name=_UNKNOWN, recipient="assistant")
     return HarmonyMessage("tool", (text,), _channel(call), name=recipient_of(call), recipient="assistant")
 
 
 def refused(request: McpApprovalRequest, response: McpApprovalResponse) -> tuple[HarmonyMessage, HarmonyMessage]:
-    """A call that the client did not approve of, and what the model reads instead of its output."""
+    """A call that the client did not approve, and the refusal that the model reads instead of an output."""
     return called(request), returned(request, refusal_of(response))
 
 

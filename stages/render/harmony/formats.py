@@ -1,4 +1,4 @@
-"""The answer's format, as the developer message tells gpt-oss of it."""
+"""The answer's format, as declared to gpt-oss in the developer message."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def formats_section(text_format: Mapping[str, Any]) -> str:
-    """The part of the developer message that declares ``text_format``; empty where the format has no schema."""
+    """The part of the developer message that declares ``text_format``; empty if the format has no schema."""
     if text_format.get("type") != "json_schema":
         return ""
     described = text_format.get("description")

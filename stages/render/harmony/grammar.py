@@ -1,9 +1,8 @@
-"""One grammar over the whole turn of gpt-oss, where a request promises what the model will write.
+"""One grammar over the whole turn of gpt-oss, for requests that constrain what the model writes.
 
-The prompt ends where the model begins the header of its first message, so the grammar begins there.  It leaves the
-model free to think, and to speak before it calls, a few messages long; what it writes in the end is a call of a tool
-that may be called, or an answer in the format that was asked for.  Special tokens stand in it by their ids, and no
-text can match one.
+The prompt ends inside the header of the model's first message, so the grammar begins there.  The model may first think,
+and speak before a call, in a limited number of messages.  It must end with a call of an allowed tool, or with an answer
+in the requested format.  The grammar names special tokens by id, so that no text can match one.
 
     start:  before{0,n} (final | calls)
     before: (thought | preamble) next
@@ -42,10 +41,10 @@ from penstock.stages.render.constraint import (
 )
 
 MOST_BEFORE = 8
-"""Messages ahead of an answer or a call: a model that never wants to come to the point would write on for ever."""
+"""The most messages before an answer or a call: without a limit, a model might never come to the point."""
 
 MOST_CALLS = 16
-"""Calls in one turn."""
+"""The most calls in one turn."""
 
 _FREE = "FREE"
 _ANY_OBJECT = json_body({"type": "object"})
@@ -54,10 +53,10 @@ _ANY_OBJECT = json_body({"type": "object"})
 def grammar(
     tools: Toolset, text_format: Mapping[str, Any], structured: Mapping[str, Any] = MappingProxyType({})
 ) -> str | None:
-    """The grammar of the next turn; None where there is nothing to enforce.
+    """Return the grammar of the next turn; None if there is nothing to enforce.
 
     ``text_format`` is the request's ``text.format``, ``structured`` its ``structured_outputs``.  Raises
-    `InvalidRequest` for what cannot be enforced.
+    `InvalidRequest` for a constraint that cannot be enforced.
     """
     if STRUCTURAL_TAG in structured:
         raise UnsupportedParameter(
@@ -80,7 +79,7 @@ def grammar(
 
 
 def is_bound(tools: Toolset) -> bool:
-    """Whether anything is promised of the calls."""
+    """Return True if the request constrains calls in any way."""
     if tools.choice == "none":
         return False
     if tools.choice == "required" or tools.allowed is not None:
@@ -98,12 +97,12 @@ def _is_strict(tool: Tool) -> bool:
             return False
 
 
-# What stands in the messages
+# The contents of messages
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """What calls of a tool must look like: their channel, the word for the form of their input, and the input."""
+    """The form of a tool's calls: the channel, the rule for the content type, and the rule body for the input."""
 
     channel: str
     kind: str
@@ -111,7 +110,7 @@ class _Rule:
 
 
 def _rule(tool: Tool) -> _Rule:
-    """The rule for calls of ``tool``; the built-in tools are called in the middle of a thought, as it was taught."""
+    """The rule for calls of ``tool``.  Built-in tools are called on the analysis channel, as in gpt-oss's training."""
     body = _input(tool)
     if isinstance(tool, HostedTool):
         return _Rule("analysis", "code" if body == _FREE else "form", body)
@@ -119,7 +118,7 @@ def _rule(tool: Tool) -> _Rule:
 
 
 def _input(tool: Tool) -> str:
-    """What the input of a call of ``tool`` must be; nobody promises anything of those that this server runs."""
+    """Return the rule body for the input of ``tool``; the input of tools that this server runs follows no schema."""
     try:
         match tool:
             case FunctionTool():
@@ -144,11 +143,11 @@ def _custom_input(tool: CustomTool) -> str:
     return (lark_body if tool.grammar.syntax == "lark" else regex_body)(tool.grammar.definition)
 
 
-# What is wrong
+# Errors
 
 
 def _blame(tools: Toolset, asked: Answer | None, problem: str) -> None:
-    """Raise `InvalidRequest` for the schema that is the reason for ``problem``, or for all of them together."""
+    """Raise `InvalidRequest` for the schema that causes ``problem``, or for all of them if each is right by itself."""
     if asked:
         asked.refuse_wrong_schema()
     for tool in tools.callable:
@@ -168,7 +167,11 @@ def _bad_tool(tool: Tool, reason: str) -> InvalidRequest:
 
 
 def _turn(calls: Mapping[str, _Rule], final: str | None, *, parallel: bool) -> str:
-    """The grammar of a turn; ``calls`` are recipients and how they are called, ``final`` None where one must call."""
+    """Return the grammar of a turn.
+
+    ``calls`` are the rules for the allowed tools, by recipient.  ``final`` is the rule body for the answer; None if
+    the model must call a tool.
+    """
     ends = [*(["final"] if final else []), *(["calls"] if calls else [])]
     befores = ["thought", *(["preamble"] if calls or final == _FREE else [])]
     rules = [
@@ -202,11 +205,11 @@ def _calls(calls: Mapping[str, _Rule], *, parallel: bool) -> list[str]:
 
 
 def _call(recipient: str, rule: _Rule, names: Mapping[str, str]) -> str:
-    """A call whose header names the recipient behind the channel, or ahead of it."""
+    """The expression for a call, whose header may name the recipient after the channel or before it."""
     behind, ahead = (json.dumps(f"{channel} to={recipient}") for channel in (rule.channel, ""))
     headers = f'<[{CHANNEL}]> {behind} {rule.kind} | {ahead} <[{CHANNEL}]> "{rule.channel}" {rule.kind}'
     return f"({headers}) <[{MESSAGE}]> {names[rule.body]}"
 
 
 WARM_UP = _turn({}, _ANY_OBJECT, parallel=False)
-"""The smallest grammar there is: an engine's first one takes seconds, whatever it says."""
+"""A minimal grammar to warm up an engine: its first grammar takes seconds, however small."""

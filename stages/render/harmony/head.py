@@ -1,7 +1,7 @@
-"""The head of a prompt: who the model is, what it is told, which tools it may call.
+"""The head of a prompt: the model's identity, its instructions and its tools.
 
-System and developer messages read exactly as openai_harmony lays them out.  The built-in tools stand in the system
-message, where the model was taught to look for them, and all others in the developer message.
+System and developer messages are exactly those of openai_harmony.  Built-in tools are declared in the system message,
+as in gpt-oss's training, and all others in the developer message.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _EFFORTS: Mapping[Effort | None, str] = {
     "xhigh": "high",
     "max": "high",
 }
-"""gpt-oss knows three efforts, and cannot leave thinking out."""
+"""gpt-oss has three reasoning efforts, and cannot skip reasoning."""
 
 _KEPT_SECTIONS = 32
 _KEPT_LENGTH = 200_000
-"""Characters of the largest tools whose section is kept: 30 MB in all, at the worst."""
+"""Characters of the largest tools whose section is cached.  The cache takes 30 MB at most."""
 
 
 def head(conversation: Conversation, leading: Sequence[Item]) -> Iterator[HarmonyMessage]:
-    """The system message and, if there is anything to tell, the developer message.
+    """Yield the system message and, if it has any content, the developer message.
 
-    ``leading`` are the items ahead of all others that are no more than instructions and tools.
+    ``leading`` are the items at the start of the conversation that only add instructions or tools.
     """
     shown = _shown(conversation.tools)
     hosted = [tool for tool in shown if isinstance(tool, HostedTool)]
@@ -58,13 +58,16 @@ def head(conversation: Conversation, leading: Sequence[Item]) -> Iterator[Harmon
         formats_section(text_format),
     ]
     if told := [section for section in sections if section]:
-        texts = (*(f"{section}\n\n" for section in told[:-1]), told[-1])  # a "#" at the start of a line is always a cut
+        texts = (*(f"{section}\n\n" for section in told[:-1]), told[-1])  # "#" after a line break always begins a token
         yield HarmonyMessage("developer", texts)
 
 
 @dataclass(frozen=True)
 class _Declaration:
-    """What to declare; the same if its picture is, which is all that can be compared fast: schemas have no hash."""
+    """Tools to declare, as a cache key.
+
+    Declarations are equal if their ``picture``, the tools as a string, is equal: schemas cannot be hashed.
+    """
 
     picture: str
     tools: Sequence[NamedTool] = field(compare=False)
@@ -72,7 +75,7 @@ class _Declaration:
 
 
 def _tools_section(tools: Sequence[NamedTool], descriptions: Mapping[str, str]) -> str:
-    """The section that declares ``tools``: an agent declares the same ones in every turn."""
+    """Return the section that declares ``tools``.  It is cached: an agent declares the same tools in every turn."""
     declaration = _Declaration(f"{tools}{descriptions}", tools, descriptions)
     return _kept_section(declaration) if len(declaration.picture) <= _KEPT_LENGTH else _section(declaration)
 
@@ -85,7 +88,7 @@ _kept_section = lru_cache(_KEPT_SECTIONS)(_section)
 
 
 def _shown(tools: Toolset) -> tuple[Tool, ...]:
-    """All tools, callable or not, so that the prompt stays the same for the cache; none where no call may be made."""
+    """Return all tools, callable or not, so that the prefix cache still matches; none if calls are forbidden."""
     return () if tools.choice == "none" else tools.tools
 
 

@@ -1,7 +1,7 @@
-"""A Harmony message: what it says, from whom to whom, and how it is spelled.
+"""A Harmony message: its text, author and recipient, and its encoding.
 
-Calls and their outputs keep the older header form, with the recipient ahead of the channel, because in the newer one
-the model begins to write the recipient twice.
+Calls and their outputs keep the older header form, with the recipient before the channel.  After headers in the newer
+form, the model begins to write the recipient twice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.stages.models.harmony.raw_message import raw_message
 from penstock.stages.models.harmony.vocabulary import CALL, CHANNEL, END, MESSAGE, START
 
 Segment: TypeAlias = int | str
-"""A special token, or a text that is encoded in one go."""
+"""A special token, or a text to encode as a whole."""
 
 Author: TypeAlias = Literal["system", "developer", "user", "assistant", "tool"]
 Channel: TypeAlias = Literal["analysis", "commentary", "final"]
@@ -24,8 +24,9 @@ Channel: TypeAlias = Literal["analysis", "commentary", "final"]
 class HarmonyMessage:
     """One message of the prompt.
 
-    ``texts`` are its text, cut only where the vocabulary always cuts: ids of a text are not those of its pieces.
-    ``name`` is that of a tool.  ``rebuilt`` says that the model wrote it in other words, which its item does not hold.
+    ``texts`` are its text, split only where a token always begins: elsewhere, the ids of the pieces would differ from
+    the ids of the whole text.  ``name`` is the name of a tool.  ``rebuilt`` is True if its item does not hold the words
+    that the model wrote, only an equivalent.
     """
 
     author: Author
@@ -38,11 +39,11 @@ class HarmonyMessage:
 
     @property
     def end(self) -> int:
-        """The token that it ends with."""
+        """The token at its end."""
         return CALL if self.content_type else END
 
     def segments(self) -> Iterator[Segment]:
-        """The message as it is encoded: special tokens as ids, so that nothing a client writes can become one."""
+        """Yield the parts to encode; special tokens are ids, so that no text of a client can become one."""
         author = self.name or self.author
         yield START
         yield f"{author} to={self.recipient}" if self.recipient else author

@@ -42,7 +42,7 @@ from penstock.stages.render.texts import is_leading, output_of, result_of
 
 @dataclass(frozen=True)
 class Layout:
-    """A whole prompt: its head, then the items, each with the messages that it becomes, if it becomes any."""
+    """A whole prompt: its head, then the items, with the messages of each item in ``spoken`` (there may be none)."""
 
     head: tuple[HarmonyMessage, ...]
     items: tuple[Item, ...]
@@ -50,12 +50,12 @@ class Layout:
 
     @property
     def messages(self) -> tuple[HarmonyMessage, ...]:
-        """Those of all items."""
+        """The messages of all items."""
         return tuple(chain.from_iterable(self.spoken))
 
 
 def lay_out(conversation: Conversation) -> Layout:
-    """The messages of the prompt, up to the point where the model begins to write."""
+    """Lay out the messages of the prompt, without the beginning of the message that the model will write."""
     items = (*conversation.history, *conversation.input)
     leading = tuple(takewhile(is_leading, items))
     rest = items[len(leading) :]
@@ -63,7 +63,7 @@ def lay_out(conversation: Conversation) -> Layout:
 
 
 class _Items:
-    """The items behind the head: what each of them becomes depends on the others."""
+    """The items after the head.  The messages of each item depend on the other items."""
 
     def __init__(self, items: tuple[Item, ...], results: Mapping[str, str]) -> None:
         self._items = items
@@ -79,9 +79,9 @@ class _Items:
         }
 
     def spoken(self) -> Iterator[tuple[HarmonyMessage, ...]]:
-        """The messages of each item.
+        """Yield the messages of each item.
 
-        Thinking, and calls in the middle of it, are forgotten with the answer that they led to, as in training.
+        Reasoning, and calls made in the middle of it, are left out once the answer has followed, as in training.
         """
         for at, item in enumerate(self._items):
             is_read = self._callers.get(at, at) >= self._answered
@@ -106,10 +106,10 @@ class _Items:
                 return (self._output(item, at),)
             case McpCall() | CodeInterpreterCall() | WebSearchCall():
                 return self._run_here(item)
-            case McpApprovalRequest():  # one that was approved of becomes a call of its own
+            case McpApprovalRequest():  # an approved request becomes a call of its own
                 return refused(item, self._refusals[item.id]) if item.id in self._refusals else ()
             case AdditionalTools() | McpListTools() | McpApprovalResponse():
-                return ()  # the head declares tools with all others: the model was taught to look for them there
+                return ()  # the head declares these tools with all others, as in training
 
     def _output(self, output: CallOutput, at: int) -> HarmonyMessage:
         caller = self._items[self._callers[at]] if at in self._callers else None
@@ -117,7 +117,7 @@ class _Items:
         return returned(call, self._results.get(output.id) or output_of(output, call))
 
     def _run_here(self, call: McpCall | CodeInterpreterCall | WebSearchCall) -> Sequence[HarmonyMessage]:
-        """A call with its result; one that never came to run was not made."""
+        """Return a call with its result; nothing for a call that never ran."""
         result = self._results.get(call.id)
         if call.status in {"in_progress", "incomplete"} and not result:
             return ()
@@ -135,9 +135,9 @@ def _spoken(message: Message, channel: Channel) -> HarmonyMessage:
 
 
 def _answers(items: Sequence[Item]) -> frozenset[int]:
-    """The positions of the messages that answered the user.
+    """Return the positions of the messages that answered the user.
 
-    Some clients leave the phase out: then a call right behind a message tells that it was no answer, as that would have
+    Some clients leave out the phase.  A message right before a call is then not an answer, as an answer would have
     ended the turn.
     """
     return frozenset(

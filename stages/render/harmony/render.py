@@ -1,7 +1,7 @@
 """Render for Harmony: a conversation becomes the token ids that gpt-oss continues.
 
-Text is encoded apart from the special tokens, and each text in one go.  Texts are kept encoded, because the next turn
-of an agent reads all of them again; what the engine wrote in earlier turns is read to it as it wrote it.
+Texts are encoded separately from special tokens, and each text as a whole.  Encoded texts are cached, because the next
+turn of an agent needs all of them again.  Output of earlier turns is rendered in the tokens that the engine generated.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from penstock.stages.render.harmony.verbatim import as_written, in_its_words
 from penstock.stages.render.truncation import room_for_answer, to_drop
 
 _KEPT_BYTES = 64_000_000
-"""Of all that is kept encoded: some 200 conversations of 70,000 tokens."""
+"""Bytes of the cache of encoded texts: about 200 conversations of 70,000 tokens."""
 _KEPT_FROM = 200
-"""Characters of the shortest text that is kept: a shorter one is encoded as fast as it is found."""
+"""Characters of the shortest text to cache: a shorter one is encoded as fast as it is looked up."""
 _ENTRY_BYTES = 400
-"""What keeping a text takes beside its tokens."""
+"""Bytes of a cache entry besides its tokens."""
 
 
 @dataclass(frozen=True)
 class RenderHarmony:
     """Turns a conversation into the prompt of the next turn, off the event loop.
 
-    ``context_length`` is how many tokens prompt and answer may have together: what does not fit is cut to it where the
-    request asks for that.
+    ``context_length`` is the number of tokens that prompt and answer may have together.  A longer conversation is
+    truncated if the request allows it.
     """
 
     encoding: HarmonyEncoding
     context_length: int = 131_072
 
     async def __call__(self, source: AsyncIterator[Conversation]) -> AsyncGenerator[Prompt, None]:
-        """One prompt for each conversation; raises `InvalidRequest` for a format that cannot be enforced."""
+        """Yield one prompt for each conversation.  Raises `InvalidRequest` for a format that cannot be enforced."""
         async for conversation in source:
             yield await asyncio.to_thread(self._prompt, conversation)
 
@@ -80,7 +80,7 @@ class RenderHarmony:
         )
 
     def _item(self, messages: Sequence[HarmonyMessage], written: TokenIds) -> Sequence[int]:
-        """The tokens of an item: those that were ``written`` can only be of its first message."""
+        """Return the tokens of an item.  The engine generated ``written``, if anything, for its first message."""
         if not messages:
             return ()
         first, *others = messages
@@ -100,7 +100,7 @@ class RenderHarmony:
 
 
 def _key(encoding: HarmonyEncoding, text: str) -> tuple[HarmonyEncoding, bytes]:
-    """A text by its digest: a long one may have few tokens, and would outweigh them."""
+    """Return a text's cache key.  It is a digest, since a long text may need more memory than its tokens."""
     return encoding, sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 

@@ -1,10 +1,10 @@
-"""What the engine wrote itself is read to it in the same tokens.
+"""Render the engine's own output of earlier turns in the tokens that it generated.
 
-A text can be spelled in many tokens, and the header of a call in several words: only the very tokens that were
-generated go on from what the engine has in its cache.  They are read where they say what the layout says; a call that
-went to the wrong channel, or a text that a stage has changed on its way out, is laid out like any other message.
+A text can be encoded as different tokens, and the header of a call can be worded in several ways.  Only the generated
+tokens match the engine's prefix cache.  They are used if they say the same as the layout.  A call on the wrong channel,
+or a text that a stage changed on its way out, is encoded like any other message.
 
-Some items tell a call in the terms of the API: of those the model's own words are known from the tokens alone.
+Some items hold a call in the terms of the API.  The model's own words are then known only from the tokens.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _HEADER = re.compile(
     r"(?: to=(?P<ahead>[^\s<]+))?"
     r"<\|channel\|>(?P<channel>\w+)"
     r"(?: to=(?P<behind>[^\s<]+))?"
-    r"(?:(?: ?<\|constrain\|>| )(?:json|code|text|python))?"  # the form of the content
+    r"(?:(?: ?<\|constrain\|>| )(?:json|code|text|python))?"  # the content type
 )
 
 
 def in_its_words(layout: Layout, tokens: Mapping[str, TokenIds], encoding: HarmonyEncoding) -> Layout:
-    """The layout with what the model wrote itself in place of arguments that had to be rebuilt.
+    """Return the layout with the model's own arguments in place of those that had to be rebuilt.
 
-    ``tokens`` are those of items by their ids.
+    ``tokens`` are the generated tokens by item id.
     """
     spoken = tuple(
         (_in_its_words(messages[0], tokens[item.id], encoding), *messages[1:])
@@ -51,10 +51,10 @@ def _in_its_words(message: HarmonyMessage, token_ids: TokenIds, encoding: Harmon
 
 
 def as_written(message: HarmonyMessage, token_ids: TokenIds, encoding: HarmonyEncoding) -> Sequence[int]:
-    """The message in the tokens that an engine wrote for it behind ``<|start|>assistant``.
+    """Return the message in the tokens that an engine generated for it after ``<|start|>assistant``.
 
-    Empty where they do not say the same.  An ``<|end|>`` stays at their end; what ended the whole turn becomes what
-    the layout puts there.
+    Empty if the tokens do not say the same as the message.  A final ``<|end|>`` stays; a token that ended the whole
+    turn is replaced by the layout's.
     """
     if MESSAGE not in token_ids:
         return ()
