@@ -1,1 +1,1 @@
-"""Facts about models: vocabularies, templates, output formats."""
+"""Knowledge about models: vocabularies, templates and output formats."""

@@ -1,4 +1,4 @@
-"""Calls, as items of a conversation tell them: what all models have in common."""
+"""Tool calls as conversation items: helpers that all models share."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from penstock.pipeline.protocol.items import (
 )
 
 AnyCall: TypeAlias = Call | McpCall | McpApprovalRequest | CodeInterpreterCall | WebSearchCall
-"""What the model writes as a call, whoever runs it."""
+"""An item that the model writes as a call, run by the client or by the server."""
 
 _BROWSER_FUNCTIONS = {"search": "search", "open_page": "open", "find_in_page": "find"}
-"""The functions of the browser by the types of their actions."""
+"""The browser's function for each type of ``web_search_call`` action."""
 
 
 def browser_function(action: Mapping[str, Any]) -> str:
-    """The function of the browser that an action is a call of."""
+    """Return the browser function that an action calls; ``search`` for unknown types."""
     return _BROWSER_FUNCTIONS.get(str(action.get("type")), "search")
 
 
 def callers_of(items: Sequence[Item]) -> dict[int, int]:
-    """For the position of each output that of the call that it answers.
+    """Map the position of each call output to the position of its call.
 
-    It is the latest one before it with the same ``call_id``, as some clients count their calls anew in each turn.
+    That is the latest earlier call with the same ``call_id``: some clients reuse their ids in every turn.  Outputs
+    without a call are left out.
     """
     latest: dict[str, int] = {}
     callers: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Images as they come: which kind some bytes are, and data URLs, in which they travel."""
+"""Media types of images, and the data URLs that carry them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from binascii import a2b_base64
 from penstock.pipeline.protocol.params.json_body import Pace
 
 LARGEST_IMAGE = 20 << 20
-"""Bytes of an image, as it came."""
+"""Limit on the size of an encoded image, in bytes."""
 
-_PIECE = 1 << 16
+_PIECE = 1 << 16  # a multiple of four characters, so that each piece of base64 can be decoded alone
 _SIGNATURES = (
     (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
     (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
@@ -23,11 +23,11 @@ _alias = {"image/jpg": "image/jpeg"}
 
 
 class NoImage(Exception):
-    """Why something is no image that could be read, in words for whoever sent it."""
+    """The input is not a readable image; the message is written for the client."""
 
 
 def kind_of(start: bytes) -> str:
-    """The media type of the image that begins like this; raises `NoImage`."""
+    """Return the media type of an image from its first bytes; raises `NoImage` for an unknown one."""
     for signature, kind in _SIGNATURES:
         if signature.match(start):
             return kind
@@ -35,21 +35,24 @@ def kind_of(start: bytes) -> str:
 
 
 def as_data_url(image: bytes) -> str:
-    """An image as a data URL; raises `NoImage`."""
+    """Return an image as a data URL; raises `NoImage` for an unknown media type."""
     return f"data:{kind_of(image)};base64,{base64.b64encode(image).decode()}"
 
 
 def is_data_url(url: str) -> bool:
-    """Whether it says that it is one."""
+    """True if ``url`` has the ``data:`` scheme."""
     return url[:5].lower() == "data:"
 
 
 async def check_data_url(url: str, pace: Pace) -> None:
-    """Raise `NoImage` for a data URL that has none, or one that is too large."""
+    """Check that a data URL holds an image of an accepted type and size; raises `NoImage`.
+
+    ``pace`` is awaited between pieces, so that a large image does not block the event loop.
+    """
     payload = _payload_at(url)
     if (len(url) - payload) // 4 * 3 > LARGEST_IMAGE:
         raise NoImage(f"It is larger than {LARGEST_IMAGE >> 20} MiB.")
-    last = max(payload, len(url) - 4)
+    last = max(payload, len(url) - 4)  # only the last four characters may hold padding
     for start in range(payload, last, _PIECE):
         await pace()
         piece = url[start : min(start + _PIECE, last)]
@@ -64,12 +67,12 @@ async def check_data_url(url: str, pace: Pace) -> None:
 
 
 def image_in(data_url: str) -> bytes:
-    """The image of a data URL that was checked."""
+    """Decode the image of a data URL that `check_data_url` has accepted."""
     return a2b_base64(data_url[_payload_at(data_url) :])
 
 
 def _payload_at(url: str) -> int:
-    """Where the base64 begins."""
+    """Return the position of the base64 data; raises `NoImage` for an unknown header or type."""
     head = _head.match(url)
     if head is None:
         raise NoImage("A data URL of an image begins with data:image/...;base64,")

@@ -1,7 +1,7 @@
-"""What a model writes when it calls a shell, and how the wire tells it.
+"""Shell calls: the arguments that models write, and the API's action for them.
 
-gpt-oss writes ``{"cmd": ["bash", "-lc", "ls"], "workdir": ..., "env": ..., "timeout": ms}``; other models write the
-action of the API, ``{"commands": ["ls"], "timeout_ms": ms, "max_output_length": n}``.  Both are read here, once.
+gpt-oss writes ``{"cmd": ["bash", "-lc", "ls"], "workdir": ..., "env": ..., "timeout": ms}``.  Other models write the
+action of the API, ``{"commands": ["ls"], "timeout_ms": ms, "max_output_length": n}``.  This module reads both.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_COMMANDS = 64
 
 
 class ArgumentsInvalid(ValueError):
-    """What is wrong with the arguments, for the model to read."""
+    """The arguments are invalid; the message is written for the model."""
 
 
 class _Written(msgspec.Struct):
@@ -35,19 +35,19 @@ class _Written(msgspec.Struct):
 
 @dataclass(frozen=True)
 class ShellCall:
-    """Commands to run one after another, each the words of one program."""
+    """Commands to run one after another, each as the argument list of a program."""
 
     commands: tuple[tuple[str, ...], ...]
     workdir: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
     timeout_ms: int | None = None
-    """The time for each of them, where the model set one."""
+    """Time limit for each command, in milliseconds; None if the model set none."""
     max_output_length: int | None = None
-    """How many characters of output the model wants to read of each."""
+    """Limit on the output of each command, in characters; None if the model set none."""
 
 
 def shell_call(text: str) -> ShellCall:
-    """Read what the model wrote; raises `ArgumentsInvalid`."""
+    """Parse the arguments that the model wrote; raises `ArgumentsInvalid`."""
     try:
         written = msgspec.json.decode(text, type=_Written)
     except (msgspec.DecodeError, RecursionError) as exc:
@@ -62,7 +62,7 @@ def shell_call(text: str) -> ShellCall:
 
 
 def shell_action(text: str) -> dict[str, Any]:
-    """The action of a shell call's item; text that is no valid call becomes its one command."""
+    """Return the action of a shell call item; invalid arguments become its only command, unparsed."""
     try:
         call = shell_call(text)
     except ArgumentsInvalid:
@@ -76,7 +76,7 @@ def shell_action(text: str) -> dict[str, Any]:
 
 
 def shown(words: tuple[str, ...]) -> str:
-    """A command as one would type it: the script of a shell, or the words."""
+    """Format a command as a user would type it: the script of a shell call, or the quoted words."""
     match words:
         case (shell, "-c" | "-lc", script) if shell in _SHELLS:
             return script
@@ -85,7 +85,7 @@ def shown(words: tuple[str, ...]) -> str:
 
 
 def executed(words: tuple[str, ...]) -> tuple[str, ...]:
-    """A command as it is run: no shell of a sandbox has a profile to read, so none is asked to."""
+    """Return the command to run: ``-lc`` becomes ``-c``, as sandboxes have no login profile to read."""
     match words:
         case (shell, "-lc", *rest) if shell in _SHELLS:
             return shell, "-c", *rest
@@ -107,7 +107,7 @@ def _commands(written: _Written) -> tuple[tuple[str, ...], ...]:
 
 
 def _words(command: list[str] | str) -> tuple[str, ...]:
-    """A command of one string is a script."""
+    """Return the argument list of a command; a plain string is a script for bash."""
     words = ("bash", "-c", command) if isinstance(command, str) else tuple(command)
     if not words or not words[-1].strip():
         raise ArgumentsInvalid("A command is empty.")

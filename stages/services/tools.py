@@ -1,6 +1,6 @@
-"""What the ``converse`` stage asks of those that run calls: hosts, their sessions, and MCP servers.
+"""The interface between the ``converse`` stage and the services that run tool calls: hosts, sessions and MCP servers.
 
-A `Host` lives as long as the server and holds no state of a response; a `Session` is what one response uses of it.
+A `Host` lives as long as the server and holds no state of a response.  A `Session` is one response's use of a host.
 Sessions are lazy: nothing is started before the first call that needs it.
 """
 
@@ -17,7 +17,7 @@ from penstock.pipeline.protocol.tools import HOSTED, HostedKind, McpServer
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call ended; the fields are those of `penstock.pipeline.frames.CallFinished`."""
+    """The result of a call; the fields have the meaning of those in `penstock.pipeline.frames.CallFinished`."""
 
     result: str = ""
     error: str | None = None
@@ -26,7 +26,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Source:
-    """A page that may be cited."""
+    """A page that the model may cite."""
 
     title: str
     url: str
@@ -34,14 +34,14 @@ class Source:
 
 @dataclass(frozen=True)
 class Listed(Source):
-    """A page that lists others, and has no address itself: what is cited is the one that a line is about."""
+    """A page that lists other pages, such as search results.  A citation of a line names the page listed there."""
 
     starts: tuple[int, ...] = ()
-    """The lines at which the pages of ``sources`` begin."""
+    """The first line of each entry of ``sources``."""
     sources: tuple[Source, ...] = ()
 
     def at(self, line: int) -> Source | None:
-        """The page that the line is about."""
+        """Return the page listed at ``line``; None before the first."""
         before = [source for start, source in zip(self.starts, self.sources, strict=True) if start <= line]
         return before[-1] if before else None
 
@@ -50,21 +50,21 @@ class Session(Protocol):
     """One response's use of a host."""
 
     def action(self, name: str, text: str) -> dict[str, Any] | None:
-        """How the item tells what is about to run; None where its text says all of it.
+        """Return the item's action for a call that is about to run; None if the item shows the text alone.
 
-        ``name`` is that of the function, ``text`` what the model wrote: arguments or code, right or wrong.
+        ``name`` is the function's name.  ``text`` is the model's arguments or code, valid or not.
         """
         ...
 
     async def run(self, name: str, text: str, seconds: float) -> Outcome:
-        """Run one call within so many ``seconds``; calls of one session may come at the same time.
+        """Run one call, for at most ``seconds``.  Calls of one session may run concurrently.
 
-        Whatever goes wrong is told in the outcome.  Cancelling it ends what runs, at once.
+        Errors are reported in the outcome, not raised.  Cancelling the task stops the call at once.
         """
         ...
 
     async def close(self) -> None:
-        """End what still runs, and let go of everything; may be called from any task, and more than once."""
+        """Stop running calls and release all resources; may be called from any task, and more than once."""
         ...
 
 
@@ -73,7 +73,7 @@ class Citable(Protocol):
     """A session whose pages the model may cite."""
 
     def source(self, cursor: int) -> Source | None:
-        """The page behind a cursor."""
+        """Return the source to cite for a cursor; None if there is none."""
         ...
 
 
@@ -81,20 +81,20 @@ class Host(Protocol):
     """Runs the calls of one built-in tool."""
 
     def session(self, conversation: Conversation) -> Session:
-        """A session for one response."""
+        """Return a new session for one response."""
         ...
 
     async def close(self) -> None:
-        """The server ends."""
+        """Release all resources; called when the server shuts down."""
         ...
 
 
 class ServerUnavailable(Exception):
-    """Why an MCP server cannot be asked what it offers, for the client to read: it holds no secret."""
+    """An MCP server's tools cannot be listed.  The message is shown to the client, so it holds no secrets."""
 
 
 class McpHosts(Protocol):
-    """MCP servers: those that the operator configured, and those that requests name."""
+    """MCP servers, configured by the operator or named in requests."""
 
     @property
     def labels(self) -> frozenset[str]:
@@ -102,14 +102,14 @@ class McpHosts(Protocol):
         ...
 
     async def tools(self, server: McpServer, seconds: float) -> tuple[ListedTool, ...]:
-        """All that a server offers, in its own order, whatever the request allows of it.
+        """List all tools of a server in its own order, also tools that the request does not allow.
 
         Raises `ServerUnavailable`.
         """
         ...
 
     def session(self, server: McpServer) -> Session:
-        """A session for one response; it ends with the response, the connection may outlive it."""
+        """Return a session for one response; the connection to the server may outlive it."""
         ...
 
     async def close(self) -> None:
@@ -118,44 +118,44 @@ class McpHosts(Protocol):
 
 
 class NoServers:
-    """No MCP servers at all, neither the operator's nor those of requests."""
+    """Support for no MCP servers at all, neither the operator's nor those of requests."""
 
     labels: frozenset[str] = frozenset()
 
     async def tools(self, server: McpServer, seconds: float) -> tuple[ListedTool, ...]:
-        """Refuse."""
+        """Raise `ServerUnavailable`."""
         raise ServerUnavailable(f"This server calls no MCP servers, and so not {server.label} ({seconds:g} s).")
 
     def session(self, server: McpServer) -> Session:
-        """None is ever asked for, as nothing is listed."""
+        """Raise `LookupError`.  Not reached, as no server's tools are ever listed."""
         raise LookupError(server.label)
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
 
 @dataclass(frozen=True)
 class Toolbox:
-    """All that this server can run."""
+    """All tools that this server can run."""
 
     hosts: Mapping[str, Host] = field(default_factory=dict)
-    """The built-in tools that work here, by their namespaces."""
+    """The hosts of the built-in tools, by namespace."""
     mcp: McpHosts = field(default_factory=NoServers)
 
     @property
     def kinds(self) -> frozenset[HostedKind]:
-        """The built-in tools that work here."""
+        """The built-in tools that this server can run."""
         return frozenset(kind for kind in HOSTED if kind in self.hosts)
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Close all hosts and MCP connections."""
         await self.mcp.close()
         for host in self.hosts.values():
             await host.close()
 
 
 def bounded(text: str, longest: int) -> str:
-    """The head and the tail of a text that is too long, as most of them say at either end what matters."""
+    """Shorten a text to its head and tail: in most outputs, what matters is at either end."""
     if (left_out := len(text) - longest) <= 0:
         return text
     half = longest // 2

@@ -1,1 +1,1 @@
-"""Facts about models with a chat template."""
+"""Models with a chat template, through vLLM's templates and parsers."""

@@ -1,7 +1,7 @@
-"""Which of vLLM's parsers read the output of a model, where the operator names none.
+"""Guess which of vLLM's parsers read a model's output, for operators who name none.
 
-A chat template shows how its model writes: it lays earlier turns out in the same marks.  Where several families share
-marks, or a model has no template in text, the type of the model decides.
+A chat template shows how its model writes, because it lays out earlier turns with the same marks.  If several families
+share their marks, or a model has no template in text form, the model type decides.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sign:
-    """What tells that ``parser`` fits: all ``marks`` are in the template, and the model's type begins with a prefix."""
+    """Evidence for a parser: the template contains all ``marks``, and the model type begins with one of ``types``."""
 
     parser: str
     marks: tuple[str, ...] = ()
     types: tuple[str, ...] = ()
 
     def fits(self, template: str, model_type: str) -> bool:
-        """Whether the model is one of these."""
+        """True if a model with this template and ``model_type`` matches."""
         return all(mark in template for mark in self.marks) and (not self.types or model_type.startswith(self.types))
 
 
 @dataclass(frozen=True)
 class Guess:
-    """A parser, and what it was told by; none of a model that shows nothing."""
+    """A guessed parser and the reason for it; ``parser`` is None if no sign fits."""
 
     parser: str | None
     why: str
 
 
 TOOL_CALLS = (
-    # Families whose own readers are finer than those of the marks that they share.
+    # Families with their own parser, tried before the generic parser of the marks that they share.
     Sign("deepseek_v41", types=("deepseek_v41",)),
     Sign("deepseek_v4", types=("deepseek_v4",)),
     Sign("deepseek_v32", types=("deepseek_v32",)),
@@ -73,7 +73,7 @@ TOOL_CALLS = (
     Sign("llama4_json", ('"parameters": dictionary of argument name',), ("llama4",)),
     Sign("llama3_json", ('"parameters": dictionary of argument name',)),
     Sign("phi4_mini_json", ("<|tool|>",), ("phi",)),
-    # Marks that many share: what stands between them tells.
+    # Marks that many families share: the marks inside them, or the model type, decide.
     Sign("glm45", ("<arg_key>",)),
     Sign("qwen3_coder", ("<function=", "<parameter=")),
     Sign("minicpm5", ("<function name=", "<param name=")),
@@ -120,7 +120,7 @@ REASONING = (
     Sign("minicpmv", ("</think>",), ("minicpmv",)),
     Sign("kimi_k2", ("</think>", "<|tool_calls_section_begin|>")),
     Sign("glm45", ("</think>",), ("glm",)),
-    # V3.1 thinks where the request says so, by this variable; R1 and its kin always do, and V3 never.
+    # V3.1 thinks if the request sets this template variable; R1 and its kin always think, V3 never does.
     Sign("deepseek_v3", ("<｜", "</think>", "thinking")),
     Sign("deepseek_r1", ("<｜", "<think>", "</think>")),
     Sign("qwen3", ("<think>", "</think>")),
@@ -129,7 +129,7 @@ REASONING = (
 
 
 def guess(signs: tuple[Sign, ...], template: str, model_type: str) -> Guess:
-    """The parser of the first sign that fits."""
+    """Return the parser of the first sign that fits.  Order matters: specific signs come before generic ones."""
     for sign in signs:
         if sign.fits(template, model_type):
             seen = [f"its template has {' and '.join(sign.marks)}"] if sign.marks else []

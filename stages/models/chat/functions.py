@@ -1,7 +1,7 @@
-"""The tools of a request as functions, which is all that chat templates know.
+"""The tools of a request as functions, the only kind of tool that chat templates know.
 
-A tool that takes a plain text gets it as its one argument.  What is said of a whole namespace stands with the first of
-its functions.
+A tool that takes plain text becomes a function with one string argument.  The description of a namespace is put before
+the description of its first function.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ _KINDS = {"lark": "Lark grammar", "regex": "regular expression"}
 
 
 def functions(toolset: Toolset, names: ToolNames) -> list[Function]:
-    """What the model is told of its tools: all, callable or not, so that the prompt stays the same for the cache.
+    """Return the functions to show the model: all tools of the request, including those it may not call now.
 
-    It is told of none where no call may be made.
+    Showing all of them keeps the prompt the same between requests, for the prefix cache.  Empty if ``tool_choice`` is
+    ``none``.
     """
     if toolset.choice == "none":
         return []
@@ -35,7 +36,7 @@ def functions(toolset: Toolset, names: ToolNames) -> list[Function]:
 
 
 def _about(tool: Tool, descriptions: Mapping[str, str]) -> str:
-    """What is to be said of the namespace of ``tool``."""
+    """Return the description of the namespace of ``tool``, empty if it has none."""
     if isinstance(tool, HostedTool):
         return described()[tool.namespace][0]
     return descriptions.get(tool.namespace, "") if tool.namespace else ""
@@ -53,7 +54,7 @@ def _function(tool: Tool, name: str, introduction: str) -> Function:
 
 
 def _described(tool: Tool) -> tuple[str | None, Mapping[str, Any] | None]:
-    """What a tool is good for, and the JSON schema of its arguments."""
+    """Return the description of a tool and the JSON schema of its arguments."""
     match tool:
         case FunctionTool() | McpTool():
             return tool.description, tool.parameters

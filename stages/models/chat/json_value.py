@@ -1,4 +1,4 @@
-"""JSON that arrives in pieces: where a value ends, and what a string says."""
+"""JSON that arrives in pieces: find the end of a value, and decode strings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ _IN_STRING = re.compile(r'["\\]')
 
 
 class ValueEnd:
-    """The machine: one per value.  It finds the end of objects, arrays and strings; other values have none.
+    """Finds the end of one JSON object, array or string as its text arrives.
 
-    It takes what is no JSON as well, of which it finds an end or none.
+    Numbers and words have no end that could be recognised, so none is found for them.  Invalid JSON raises no error;
+    only quotes, escapes and brackets are looked at.
     """
 
     def __init__(self) -> None:
@@ -20,11 +21,11 @@ class ValueEnd:
         self._in_string = False
         self._is_escaped = False
         self.began = False
-        """Whether anything but white space has come."""
+        """True once anything but white space has arrived."""
         self.found = False
 
     def feed(self, text: str) -> int | None:
-        """Take more text; the position in it behind the value's end, if it is there."""
+        """Take more text; return the position after the value's end, or None if the value has not ended."""
         at = 0
         if not self.began:
             at = len(text) - len(text.lstrip())
@@ -32,7 +33,7 @@ class ValueEnd:
                 return None
             self.began = True
             if text[at] not in '{["':
-                self._depth = -1  # a bare word: nothing tells where it ends
+                self._depth = -1  # a number or a word: its end cannot be recognised
         while self._depth >= 0 and at < len(text):
             at = self._step(text, at)
             if self.found:
@@ -40,7 +41,7 @@ class ValueEnd:
         return None
 
     def _step(self, text: str, at: int) -> int:
-        """Go on to the next character that means something."""
+        """Advance past the next character that matters."""
         if self._is_escaped:
             self._is_escaped = False
             return at + 1
@@ -61,7 +62,7 @@ class ValueEnd:
 
 
 def unquoted(literal: str) -> str:
-    """The text of a JSON string, or what stands between its quotes where it is none."""
+    """Decode a JSON string; if it is invalid, return the text between its quotes as it is."""
     try:
         return str(json.loads(literal, strict=False))
     except ValueError:

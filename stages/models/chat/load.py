@@ -1,6 +1,7 @@
-"""Loading a chat model: from the engine of this process, or without one, for an engine elsewhere.
+"""Loading a chat model, from the engine of this process or, for a remote engine, from the model's files.
 
-Its template, its tokenizer and what reads its output are vLLM's, which is imported here inside functions.
+The template, the tokenizer and the output parsers are vLLM's.  vLLM is imported inside functions, because importing it
+is slow and it need not be installed.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NO_PARSER = "none"
-"""What an operator says who wants no parser."""
+"""The option value that turns a parser off."""
 
 
 class ChatModelsNeedVllm(ImportError):
-    """There is no vLLM here, whose templates and parsers chat models need."""
+    """vLLM is not installed; chat models need its templates and parsers."""
 
     def __init__(self, model: str) -> None:
         super().__init__(
@@ -38,12 +39,12 @@ class ChatModelsNeedVllm(ImportError):
 
 
 class WrongChatOptions(ValueError):
-    """Options that the model, or vLLM, knows nothing of."""
+    """An option names a template or parser that vLLM does not have, or that does not fit the model."""
 
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """What an operator says of a chat model; None leaves it to the model."""
+    """The operator's options for a chat model; None means that the model decides."""
 
     reasoning_parser: str | None = None
     tool_call_parser: str | None = None
@@ -54,10 +55,10 @@ class ChatOptions:
 
 
 def load_chat_model(config: VllmConfig, options: ChatOptions, renderer: BaseRenderer[Any] | None = None) -> ChatModel:
-    """The model of ``config``, with the renderer that an engine of this process has, if there is one.
+    """Build the chat model of ``config``, with the ``renderer`` of this process's engine if there is one.
 
-    Raises `WrongChatOptions` for options that do not fit it, and `UnknownParser` for parsers that do not fit each
-    other.
+    Raises `WrongChatOptions` for options that do not fit the model, and `UnknownParser` for parsers that do not fit
+    each other.
     """
     from vllm.exceptions import VLLMValidationError
     from vllm.renderers.chat_utils import load_chat_template, validate_chat_template
@@ -85,21 +86,21 @@ def load_chat_model(config: VllmConfig, options: ChatOptions, renderer: BaseRend
 
 
 def read_config(model: str) -> VllmConfig:
-    """What is to be known of ``model``, a folder or a Hugging Face id, without its weights and without a device."""
+    """Read the config of ``model``, a folder or a Hugging Face id, without its weights and without a device."""
     if find_spec("vllm") is None:
         raise ChatModelsNeedVllm(model)
     from vllm.config import VllmConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     model_config = AsyncEngineArgs(model=model).create_model_config()
-    model_config.quantization = None  # whose kernels a device would have to know
+    model_config.quantization = None  # vLLM would check that the device supports its kernels
     return VllmConfig(model_config=model_config)
 
 
 def _parsers(
     model: ModelConfig, tokenizer: Any, source: str | None, options: ChatOptions
 ) -> tuple[str | None, str | None]:
-    """The names of the parsers of reasoning and of calls: what the operator says, or else what the model shows."""
+    """Return the names of the reasoning and the tool call parser, by the operator's choice or by a guess."""
     template = source or _own_template(model, tokenizer)
     kind = model.hf_config.model_type
     reasoning = _Parser("reasoning")
@@ -111,7 +112,7 @@ def _parsers(
 
 
 def _own_template(model: ModelConfig, tokenizer: Any) -> str:
-    """The template that the model came with; empty where it is none in text."""
+    """Return the template that the model came with; empty if it has none in text form."""
     from vllm.renderers.hf import resolve_chat_template
     from vllm.tokenizers.hf import HfTokenizer
 
@@ -122,12 +123,16 @@ def _own_template(model: ModelConfig, tokenizer: Any) -> str:
 
 @dataclass(frozen=True)
 class _Parser:
-    """One of the two parsers."""
+    """The choice of one of the two parsers."""
 
     what: Literal["reasoning", "tool-call"]
 
     def chosen(self, said: str | None, guessed: Guess, tokenizer: Any) -> str | None:
-        """What the operator said, which has to fit, or what was guessed, if it fits."""
+        """Return the name of the parser to use, or None.
+
+        Raises `WrongChatOptions` if the operator named a parser that does not fit.  A guess that does not fit is only
+        logged.
+        """
         if said == NO_PARSER:
             return None
         if said is not None:
@@ -144,7 +149,7 @@ class _Parser:
         return guessed.parser
 
     def _problem(self, name: str, tokenizer: Any) -> str | None:
-        """What vLLM has against this parser with this tokenizer."""
+        """Return vLLM's objection to this parser with this tokenizer, or None."""
         try:
             composed((name, None) if self.what == "reasoning" else (None, name), tokenizer)
         except UnknownParser as error:
@@ -153,7 +158,7 @@ class _Parser:
 
 
 def _stop_token_ids(model: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
-    """What ends the model's turn: the tokenizer says one, and the generation config may say more."""
+    """Return the tokens that end the model's turn: the tokenizer's and those of the generation config."""
     said = model.try_get_generation_config().get("eos_token_id") or []
     ids = {said} if isinstance(said, int) else set(said)
     if tokenizer.eos_token_id is not None:
@@ -162,7 +167,7 @@ def _stop_token_ids(model: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
 
 
 def _sees_images(model: ModelConfig, renderer: BaseRenderer[Any]) -> bool:
-    """Whether prompts may hold images: None is a limit that nobody has set."""
+    """True if prompts may hold images.  A limit of None means that vLLM sets none."""
     if not model.is_multimodal_model or renderer.mm_processor is None:
         return False
     limits: Mapping[str, int | None] = renderer.mm_processor.info.allowed_mm_limits

@@ -1,6 +1,6 @@
-"""A model with a chat template, as the stages see it: its vocabulary, its template, and what reads its output.
+"""A model with a chat template, as the stages see it: its vocabulary, its template and its output parsers.
 
-vLLM's parts implement these protocols: see `.template` and `.parsers`.
+The protocols are implemented on top of vLLM: see `.template` and `.parsers`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from penstock.pipeline.frames import GenerationStarted, TokenIds
 from penstock.stages.models.chat.vocabulary import Vocabulary
 
 ChatMessage: TypeAlias = dict[str, Any]
-"""A message of the Chat Completions API, which is what templates are written for."""
+"""A message of the Chat Completions API, the format that chat templates expect."""
 
 Function: TypeAlias = dict[str, Any]
-"""A function tool of the Chat Completions API: ``{"type": "function", "function": {"name", ...}}``."""
+"""A function tool in the form of the Chat Completions API: ``{"type": "function", "function": {"name", ...}}``."""
 
 
 @dataclass(frozen=True)
 class Rendered:
-    """A prompt: its text, or where the template gives no text, its tokens."""
+    """A rendered prompt: its text, or its token ids if the template produces no text."""
 
     text: str = ""
     token_ids: TokenIds = ()
 
 
 class Template(Protocol):
-    """Lays out conversations as the model was taught to read them."""
+    """Lays out conversations in the format that the model was trained on."""
 
     def render(
         self,
@@ -39,38 +39,39 @@ class Template(Protocol):
         source: str | None = None,
         continues: bool = False,
     ) -> Rendered:
-        """The prompt of the next turn; with ``continues`` its end is that of the last message, which is left open.
+        """Render the prompt of the next turn.
 
-        ``source`` is another template for this prompt alone.  Takes time.  Raises `InvalidRequest` with what the
-        template has against the conversation.
+        With ``continues``, the prompt ends with the last message, left open for the model to continue.  ``source`` is
+        a template for this prompt alone.  Rendering is slow, so run it in a thread.  Raises `InvalidRequest` with the
+        template's objection to the conversation.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Thought:
-    """More of what the model thinks."""
+    """More reasoning text."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Said:
-    """More of what it says to the user."""
+    """More text of the answer."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Called:
-    """It begins a call of the function with this name."""
+    """The start of a call of the function ``name``."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Argued:
-    """More of the arguments of the latest call: JSON, in the words of the model or of whoever reads its markup."""
+    """More arguments of the latest call: JSON, as the model wrote it or as the parser translated its markup."""
 
     text: str
 
@@ -79,73 +80,74 @@ Piece: TypeAlias = Thought | Said | Called | Argued
 
 
 class OutputParser(Protocol):
-    """Reads one generation.
+    """Reads the output of one generation.
 
-    ``triggers`` are the characters with which its marks begin; None where nobody knows.  While it `is_at_rest` text
-    without any of them would come out as it is, and need not be fed.
+    ``triggers`` are the characters that its marks begin with; None if unknown.  While the parser `is_at_rest`, it
+    would pass on text without triggers unchanged, so the caller need not feed such text.
     """
 
     triggers: frozenset[str] | None
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether all that it was fed has come out."""
+        """True if all text fed so far has been returned."""
         ...
 
     @property
     def has_called(self) -> bool:
-        """Whether the arguments of the latest call are whole."""
+        """True if the arguments of the latest call are complete."""
         ...
 
     def feed(self, token: int, text: str) -> Sequence[Piece]:
-        """Take one token and the text that it completes, give what became clear by it."""
+        """Take one token and the text that it completes; return the pieces that are now certain."""
         ...
 
     def finish(self, *, cut: bool) -> Sequence[Piece]:
-        """What was held back until the end; ``cut`` says that the model was not done."""
+        """Return the pieces held back until the end; ``cut`` is True if the model did not end its turn itself."""
         ...
 
 
 class Parsers(Protocol):
-    """Makes parsers for the output of one model, and knows how it spells what they read."""
+    """Makes parsers for the output of one model, and describes the syntax that they read."""
 
     @property
     def thinking(self) -> tuple[str, str] | None:
-        """What a thought begins and ends with; None for a model that does not think."""
+        """The marks around reasoning, as start and end; None for a model without them."""
         ...
 
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
-        """The parser for one generation; ``functions`` are all that the model may call."""
+        """Return a parser for one generation; ``functions`` are all that the model may call."""
         ...
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
-        """How the model writes calls, one or several, as the ``format`` of a structural tag of xgrammar's.
+        """Return the syntax of tool calls as the ``format`` of an xgrammar structural tag.
 
-        None where nobody has described it: then a JSON list has to do.
+        With ``parallel``, it allows several calls.  None if vLLM does not describe the syntax; the caller then has the
+        model write its calls as a JSON list.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class ChatModel:
-    """All of it; ``stop_token_ids`` end the model's turn."""
+    """A model with its template and parsers; ``stop_token_ids`` end its turn."""
 
     vocabulary: Vocabulary
     template: Template
     parsers: Parsers
     stop_token_ids: TokenIds
     variables: Mapping[str, Any]
-    """Variables of the template that the operator set."""
+    """Template variables set by the operator."""
     sampling: Mapping[str, float] = field(default_factory=dict)
-    """What the makers of the model advise of sampling, in vLLM's terms."""
+    """Default sampling parameters from the model's generation config, by vLLM's names."""
     parser_names: tuple[str, ...] = ()
-    """The parsers that read it, by their names in vLLM."""
+    """The vLLM names of its parsers."""
     sees_images: bool = False
     trusts_templates: bool = False
-    """Whether a request may bring a template of its own."""
+    """True if a request may bring its own template."""
 
     def raw_message(self, token_ids: Sequence[int]) -> dict[str, Any]:
-        """A prompt, or what was generated, as vLLM shows it, to debug it by."""
+        """Return a prompt or a generation in vLLM's form of a raw message, for debugging."""
         return {
             "type": "raw_message_tokens",
             "message": self.vocabulary.decode(token_ids),

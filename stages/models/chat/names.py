@@ -1,8 +1,8 @@
-"""What a chat model calls the tools of a request: to it, all of them are functions with plain names.
+"""The names of a request's tools in a chat model's prompt, where all tools are functions with plain names.
 
-A tool that came in a namespace, one of an MCP server, and a function of a built-in tool are named
-``<namespace>__<name>``, with what no function name may hold replaced.  Where two end up with one name, the later one
-is numbered.
+A tool in a namespace, an MCP server's tool and a function of a built-in tool are named ``<namespace>__<name>``.
+Characters that a function name cannot hold are replaced by ``_``.  If two tools get the same name, the later one is
+numbered.
 """
 
 from __future__ import annotations
@@ -35,30 +35,32 @@ class ToolNames:
     """The names of one request's tools."""
 
     def __init__(self, tools: Toolset) -> None:
+        # the client expects its plain functions under their own names: they are never the ones to be numbered
         plain_first = sorted(tools.tools, key=lambda tool: tool.namespace is not None)
         self._tools: dict[str, Tool] = {}
         for tool in plain_first:
             self._tools[_free(_spelled(*tool_key(tool)), self._tools)] = tool
         self._names: Mapping[ToolKey, str] = {tool_key(tool): name for name, tool in self._tools.items()}
+        # reversed, so that the first of several names that differ in case wins
         lowered = {name.lower(): tool for name, tool in reversed(self._tools.items())}
         self._lowered: Mapping[str, Tool] = lowered
 
     def of(self, tool: Tool) -> str:
-        """The name of a tool of the request."""
+        """Return the name of a tool of the request."""
         return self._names[tool_key(tool)]
 
     def of_call(self, call: AnyCall) -> str:
-        """The name under which ``call`` was made, or would be made now; its tool may be gone."""
+        """Return the name to show for ``call``, which works also if its tool is not in this request."""
         key = _called(call)
         return self._names.get(key) or _spelled(*key)
 
     def tool(self, name: str) -> Tool | None:
-        """The tool of that name; to the letter, or else whatever its case."""
+        """Find a tool by its exact name, or else ignoring case."""
         return self._tools.get(name) or self._lowered.get(name.lower())
 
 
 def text_argument(tool: Tool | AnyCall) -> str | None:
-    """The one argument, a text, of tools that are not called with JSON; None for those that are."""
+    """Return the argument that holds the text of a custom tool or code; None for tools called with JSON."""
     match tool:
         case CustomTool() | CustomToolCall():
             return CUSTOM_ARGUMENT

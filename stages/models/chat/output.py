@@ -1,7 +1,7 @@
-"""One generation of a chat model, read by a parser of vLLM's: what it is known to get wrong is put right here.
+"""Reading one generation of a chat model with a vLLM parser, and correcting the parser's known mistakes.
 
-It is kept from reading more than it needs.  Plain text never comes to it, see `OutputParser.is_at_rest`, and the
-arguments of a long call come in batches, as several parsers read all of a call again for each token of it.
+The parser is fed as little as possible.  Plain text bypasses it (see `OutputParser.is_at_rest`).  The arguments of a
+long call are fed in batches, because several parsers read the whole call again for each token.
 """
 
 from __future__ import annotations
@@ -23,31 +23,34 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BATCH_GROWS_EVERY = 32
-"""Tokens.  So much longer, arguments are read one token more at once: all the reading of a call then takes time in
-proportion to its length, and nobody waits for more than a small part of it."""
+"""Tokens of arguments after which a batch grows by one token.
+
+Batches that grow with the call keep the total parsing time linear in its length, and delay only a small part of it.
+"""
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What is known of a parser.
+    """Known behaviour of a parser.
 
-    ``marks`` are the tokens that stand for themselves, and ``triggers`` are those of `OutputParser`.  ``takes_batches``
-    says that it reads several tokens like one by one, ``speaks_on`` that it gives what is said behind a call as the end
-    of its arguments, and ``mends`` that it finds more in a whole output than in its pieces.
+    ``marks`` are the ids of added tokens (see `Vocabulary.marks`), and ``triggers`` are those of `OutputParser`.
     """
 
     marks: frozenset[int] = frozenset()
     triggers: frozenset[str] | None = None
     takes_batches: bool = False
+    """True if several tokens at once give the same result as one by one."""
     speaks_on: bool = False
+    """True if the parser returns the text after a call as more of its arguments."""
     mends: bool = False
+    """True if the parser may find more in the whole output than in its pieces."""
 
 
 class ParsedOutput:
-    """The machine: one per generation.  ``parser`` is None where there is nothing but text.
+    """The `OutputParser` of one generation.  ``parser`` is None if the output is plain text.
 
-    ``syntax`` is how calls are written, where that is not the parser's business.  ``renew`` makes a parser for what
-    stands behind a call, where one parser does not read on.
+    ``syntax`` reads calls from the answer text, if the parser does not read them.  ``renew`` makes a new parser for the
+    output after a call, if the old one would find only further calls there.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class ParsedOutput:
         self._since_mark: int | None = None
         """Tokens since the latest mark in a call; None outside of one."""
         self._silent = ""
-        """What was read since something last came out."""
+        """The text read since the parser last returned something."""
         self._written: list[str] = []
         self._told: list[Piece] = []
         self._called: set[int] = set()
@@ -80,11 +83,11 @@ class ParsedOutput:
 
     @property
     def has_called(self) -> bool:
-        """Whether the arguments of the latest call are whole."""
+        """True if the arguments of the latest call are complete."""
         return self._arguments is not None and self._arguments.have_ended
 
     def feed(self, token: int, text: str) -> Sequence[Piece]:
-        """Take one token and the text that it completes, give what became clear by it."""
+        """Take one token and the text that it completes; return the pieces that are now certain."""
         self._batch.append(token)
         self._batched += text
         if self._since_mark is not None and self._traits.takes_batches:
@@ -103,10 +106,10 @@ class ParsedOutput:
         self._written, self._told, self._called = [], [], set()
 
     def finish(self, *, cut: bool) -> Sequence[Piece]:
-        """What was held back until the end; ``cut`` says that the model was not done."""
+        """Return the pieces held back until the end; ``cut`` is True if the model did not end its turn itself."""
         pieces = list(self._read()) if self._batch else []
         last = self._pieces(self._parsed([], "", finished=True))
-        if cut:  # whatever closes now was not closed by the model
+        if cut:  # calls that the parser completes now were not completed by the model
             last = [piece for piece in last if isinstance(piece, Thought | Said)]
         pieces += self._interpreted(last)
         if self._traits.mends and not cut and self._silent:
@@ -138,10 +141,10 @@ class ParsedOutput:
             case _:
                 return False
 
-    # What the parser says
+    # Reading with the parser
 
     def _parsed(self, tokens: list[int], text: str, *, finished: bool) -> DeltaMessage | str | None:
-        """Its answer, or where it has none, the text as it is."""
+        """Return the parser's delta, or plain text if there is no parser or it has failed."""
         self._silent += text
         if self._parser is None:
             return text
@@ -166,7 +169,10 @@ class ParsedOutput:
         return pieces
 
     def _mended(self) -> Iterator[Piece]:
-        """What the parser finds in the whole output and did not find in its pieces."""
+        """Pieces that the parser finds in the whole output but did not find while streaming.
+
+        Nothing, if the whole output contradicts the pieces that were already returned.
+        """
         if self._parser is None:
             return
         try:
@@ -186,7 +192,7 @@ class ParsedOutput:
             yield Called(call.name)
             yield Argued(call.arguments)
 
-    # What is made of it
+    # Correcting its result
 
     def _interpreted(self, read: Iterable[Piece]) -> list[Piece]:
         if self._syntax:
@@ -194,7 +200,7 @@ class ParsedOutput:
         return list(self._guarded(read))
 
     def _guarded(self, read: Iterable[Piece]) -> Iterator[Piece]:
-        """The pieces, with the arguments of calls whole and ended where they end."""
+        """Correct the arguments of calls: end them after the JSON value, and supply ``{}`` if there are none."""
         for piece in read:
             match piece:
                 case Called():
@@ -213,9 +219,10 @@ class ParsedOutput:
 
 
 class WholeOutput:
-    """A generation whose parser reads it whole, and not before.
+    """The syntax of a parser that only reads whole outputs: nothing is returned before the end.
 
-    It makes nothing of a call that was cut: behind what ``begins`` calls, they are then read as a list.
+    Such a parser finds nothing in a call that was cut.  The text after ``begins``, the pattern that starts calls, is
+    then read as a JSON list of calls.
     """
 
     def __init__(self, parser: Parser, request: Any, begins: str) -> None:
@@ -225,12 +232,12 @@ class WholeOutput:
         self._text = ""
 
     def said(self, text: str) -> Iterator[Piece]:
-        """Take more text."""
+        """Take more of the answer; nothing is returned before the end."""
         self._text += text
         yield from ()
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        """All that the parser finds."""
+        """Return all that the parser finds."""
         begun = self._begins.search(self._text)
         ahead = self._text[: begun.start()] if begun else self._text
         yield from self._read(ahead if cut else self._text, ahead)
@@ -246,7 +253,7 @@ class WholeOutput:
             logger.warning("A parser failed: the output is passed on as text", exc_info=True)
             reasoning, content, calls = None, text, None
         if calls and not (reasoning or content):
-            content = ahead  # which some leave out
+            content = ahead  # some parsers drop the text before the calls
         yield from [Thought(reasoning)] if reasoning else ()
         yield from [Said(content)] if content else ()
         for call in calls or ():
@@ -255,7 +262,7 @@ class WholeOutput:
 
 
 class _Arguments:
-    """The arguments of one call: JSON, without what the parser takes for its end; ``{}`` where there are none."""
+    """The JSON arguments of one call, without text that the parser appends; ``{}`` if the model wrote none."""
 
     def __init__(self, *, speaks_on: bool) -> None:
         self._speaks_on = speaks_on

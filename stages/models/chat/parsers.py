@@ -1,4 +1,4 @@
-"""What reads the output of chat models, and knows how they spell it: vLLM's parsers."""
+"""vLLM's parsers: they read the output of chat models, and describe the syntax of their calls."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Names: TypeAlias = tuple[str | None, str | None]
-"""Of the parser of reasoning, and of that of calls."""
+"""The names of the reasoning parser and the tool call parser."""
 
 _NESTED_TOOLS = frozenset({"step3", "internlm", "hy_v4"})
-"""Parsers that read tools in the form of the Chat Completions API only."""
+"""Parsers that accept tools only in the form of the Chat Completions API."""
 
 _ONLY_WHOLE: Mapping[str, str] = {
     "phi4_mini_json": r"functools(?=\[)",
@@ -30,34 +30,34 @@ _ONLY_WHOLE: Mapping[str, str] = {
     "hunyuan_a13b": "<tool_calls>",
     "internlm": r"<\|action_start\|>\s*<\|plugin\|>",
 }
-"""Parsers of calls that lose or garble them in pieces, and with what calls begin."""
+"""Tool call parsers that lose or garble calls when streaming, with a pattern for the start of calls."""
 
 _ONLY_WHOLE_TOGETHER: Mapping[Names, str] = {("granite", "granite"): r"<\|tool_call\|>|<tool_call>"}
-"""Parsers that do so beside the other one."""
+"""Pairs of parsers that do so only in combination."""
 
 _SPEAKS_ON = frozenset({"mistral"})
-"""Parsers that give what is said behind a call as the end of its arguments."""
+"""Parsers that return the text after a call as more of its arguments."""
 
 _ENDS_WITH_CALLS = frozenset({"hermes", "qwen3_json", "longcat"})
-"""Parsers that read nothing but calls behind a call, of which each stands between marks of its own."""
+"""Parsers that find only further calls after a call, each between its own pair of marks."""
 
 _TAKES_BATCHES = frozenset({"hermes", "qwen3_json", "longcat"})
-"""Parsers that read several tokens like one by one, beside those that are declared as engines."""
+"""Parsers that read several tokens at once as well as one by one, besides vLLM's engine-based ones."""
 
 _FIRST_LETTERS: Mapping[str, frozenset[str]] = dict.fromkeys(
     ("hermes", "qwen3_json", "longcat", "deepseek_v3", "deepseek_v31", "deepseek_r1", "ernie45", "lfm2"), frozenset("<")
 )
-"""With what the marks of parsers begin that do not say so themselves."""
+"""First characters of the marks, for parsers that do not declare them."""
 
 
 class UnknownParser(ValueError):
-    """There is no parser of that name, or it does not fit the model."""
+    """There is no parser with that name, or it does not fit the model."""
 
 
 class VllmParsers:
-    """The parsers of one model, by their names in vLLM; it may have none of reasoning, or none of calls.
+    """The parsers of one model, by their names in vLLM; either may be absent.
 
-    Raises `UnknownParser`.
+    Raises `UnknownParser` for a name that vLLM does not have, or a parser that does not fit the tokenizer.
     """
 
     def __init__(
@@ -79,13 +79,13 @@ class VllmParsers:
         self.thinking = (start, end) if start and end else None
 
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
-        """The parser for one generation; ``functions`` are all that the model may call.
+        """Return a parser for one generation; ``functions`` are all that the model may call.
 
-        Takes milliseconds, and more of them with many functions.
+        This takes milliseconds, more with many functions.
         """
         try:
             return self._started(turn, functions)
-        except Exception:  # schemas and variables are the client's, and vLLM expects simple ones
+        except Exception:  # schemas and variables come from the client, and vLLM fails on unusual ones
             logger.warning("No parser can be made: the output is passed on as text", exc_info=True)
             return ParsedOutput(None, None, turn.prompt, Traits(self._marks))
 
@@ -112,9 +112,10 @@ class VllmParsers:
         return ParsedOutput(parser, request, turn.prompt, self._known(names, parser), syntax, renew)
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
-        """How the model writes calls, one or several, as the ``format`` of a structural tag of xgrammar's.
+        """Return the syntax of tool calls as the ``format`` of an xgrammar structural tag.
 
-        None where nobody has described it: then a JSON list has to do.
+        With ``parallel``, it allows several calls.  None if vLLM does not describe the syntax; the caller then has the
+        model write its calls as a JSON list.
         """
         from vllm.tool_parsers.structural_tag_registry import limit_to_single_tool_call
 
@@ -146,7 +147,7 @@ class VllmParsers:
     def _request(
         self, tool_call_parser: str | None, functions: Sequence[Function], choice: Literal["auto", "required"] = "auto"
     ) -> Any:
-        """What parsers know of the request."""
+        """Build the request that vLLM's parsers expect; only its tools and its tool choice matter to them."""
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
         from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
@@ -157,7 +158,7 @@ class VllmParsers:
         else:
             flat = [{"strict": None, **_simple(function["function"]), "type": "function"} for function in functions]
             request = ResponsesRequest(model="", input="", tools=flat)
-        request.tool_choice = choice  # without tools it would be none, and calls of them would be text
+        request.tool_choice = choice  # without tools, vLLM sets it to none, and calls would be read as text
         return request
 
     def _known(self, names: Names, parser: Parser | None) -> Traits:
@@ -167,7 +168,7 @@ class VllmParsers:
 
 
 def _simple(function: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A function as parsers can read it: they expect each of its properties to be described by an object."""
+    """Replace property schemas that are not objects (such as ``true``) by ``{}``: parsers fail on them."""
     parameters = function.get("parameters") or {}
     properties = parameters.get("properties")
     if properties is None or (isinstance(properties, dict) and all(isinstance(p, dict) for p in properties.values())):
@@ -190,7 +191,10 @@ def _check_names(reasoning: str | None, tool_call: str | None) -> None:
 
 
 def composed(names: Names, tokenizer: Any) -> type[Parser] | None:
-    """What vLLM makes of parsers for a tokenizer; raises `UnknownParser`."""
+    """Return vLLM's parser class that combines two parsers, or None without any.
+
+    Raises `UnknownParser`, also if a parser does not fit the tokenizer.
+    """
     from vllm.parser import ParserManager
 
     _check_names(*names)
@@ -220,14 +224,17 @@ def _traits(names: Names, parser: Parser, marks: frozenset[int]) -> Traits:
 
 
 def _is_composed(parser: Parser) -> bool:
-    """Whether nobody but its parts decides what it makes of text."""
+    """True if the parser only delegates to its two parts, so that their marks are all its marks."""
     from vllm.parser.abstract_parser import DelegatingParser
 
     return type(parser).parse_delta is DelegatingParser.parse_delta
 
 
 def _first_letters(name: str, part: Any) -> frozenset[str] | None:
-    """With what the marks begin that mean something in text; engines are declared with them."""
+    """Return the first characters of the marks that end plain text or reasoning; None if unknown.
+
+    vLLM's engine-based parsers declare their marks.  For others, `_FIRST_LETTERS` lists them.
+    """
     from vllm.parser.engine.parser_engine import ParserEngine
     from vllm.parser.engine.parser_engine_config import ParserState
 

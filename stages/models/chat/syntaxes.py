@@ -1,4 +1,4 @@
-"""Calls in other than the model's own markup: what it says, behind its thoughts, is read as calls."""
+"""Tool calls in a syntax other than the model's own: the answer after the reasoning is read as calls."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _PUNCTUATION = "[]{}, \t\r\n"
 
 
 class Syntax(Protocol):
-    """Makes calls of what the model says."""
+    """Reads calls from the answer text of the model."""
 
     def said(self, text: str) -> Iterator[Piece]:
-        """Take more text."""
+        """Take more of the answer; yield the pieces that are now certain."""
         ...
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        """What was held back until the end; ``cut`` says that the model was not done."""
+        """Return the pieces held back until the end; ``cut`` is True if the model did not end its turn itself."""
         ...
 
 
 class BareArguments:
-    """All that is said are the arguments of the one function that may be called."""
+    """The whole answer is the JSON arguments of the only function that may be called."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._has_begun = False
 
     def said(self, text: str) -> Iterator[Piece]:
-        """Take more text."""
+        """Take more of the answer; yield the pieces that are now certain."""
         if not self._has_begun and text.strip():
             self._has_begun = True
             yield Called(self._name)
@@ -41,19 +41,19 @@ class BareArguments:
             yield Argued(text)
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        """Nothing is held back."""
+        """Return nothing: no text is held back."""
         yield from ()
 
 
 class ListedCalls:
-    """A JSON list of objects with ``name`` and ``parameters``, in this order."""
+    """The answer is a JSON list of calls: objects with ``name`` and ``parameters``, in this order."""
 
     def __init__(self) -> None:
         self._head = ""
         self._value: ValueEnd | None = None
 
     def said(self, text: str) -> Iterator[Piece]:
-        """Take more text."""
+        """Take more of the answer; yield the pieces that are now certain."""
         while text:
             if self._value:
                 end = self._value.feed(text)
@@ -69,7 +69,7 @@ class ListedCalls:
                 text, self._head, self._value = self._head[found.end() :], "", ValueEnd()
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
-        """What never became a call is text, but for the beginning of one that was cut."""
+        """Return text that did not become a call.  If the output was cut, the beginning of a call is dropped."""
         begins_call = self._head.lstrip()[:1] in tuple("[]{},")
         if self._head.strip(_PUNCTUATION) and not (cut and begins_call):
             yield Said(self._head)

@@ -1,7 +1,7 @@
-"""The chat template of a model, as vLLM reads it.
+"""The chat template of a model, rendered by vLLM.
 
-Its renderer knows what templates differ in, whether they take texts or parts and whether they know developers, and it
-knows models that have code in a template's place.
+vLLM's renderer handles the differences between templates: message content as text or as parts, with or without a
+developer role.  It also handles models that have code instead of a template.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ if TYPE_CHECKING:
 _DOT = (
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJggg=="
 )
-"""One pixel, in place of every image: a text only holds the places of images, whatever these show."""
+"""An image of one pixel, put in place of every image: rendered text has placeholders for images, not their content."""
 
 _OF_TEMPLATES = (ValueError, TypeError, LookupError, AssertionError, ArithmeticError, RecursionError)
-"""What goes wrong in templates, and in the reading of them, beside their own errors."""
+"""Exceptions that templates and their compilation raise, besides jinja2's own."""
 
 
 class VllmTemplate:
-    """The template of the model that ``renderer`` is for, or ``source`` in its place.
+    """The template of the model of ``renderer``, or ``source`` in its place.
 
-    ``content_format`` is how the template takes the content of messages.
+    ``content_format`` is the form of message content that the template takes (vLLM's
+    ``--chat-template-content-format``).
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class VllmTemplate:
         source: str | None = None,
         continues: bool = False,
     ) -> Rendered:
-        """The prompt of the next turn, as `penstock.stages.models.chat.model.Template` says."""
+        """Render the prompt of the next turn; see `penstock.stages.models.chat.model.Template`."""
         from vllm.renderers.params import ChatParams
 
         params = ChatParams(
@@ -84,7 +85,10 @@ class VllmTemplate:
 
 
 def _own(message: ChatMessage, *, keep_images: bool) -> ChatMessage:
-    """A message that vLLM may write to: it puts arguments of calls in another form."""
+    """Copy a message, because vLLM parses the arguments of its calls in place.
+
+    Images become `_DOT`, unless ``keep_images``.
+    """
     own = dict(message)
     if calls := message.get("tool_calls"):
         own["tool_calls"] = [{**call, "function": dict(call["function"])} for call in calls]

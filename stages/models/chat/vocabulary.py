@@ -1,4 +1,7 @@
-"""The vocabulary of a chat model: text to ids and back, with its marks told from text that looks like them."""
+"""The vocabulary of a chat model: text to token ids and back, and its marks.
+
+A mark is the text of an added token, special or not: ``<|im_end|>``, ``<think>``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,10 @@ from typing import Any
 
 
 class MarkParts:
-    """Tells texts that, with what stands beside them, could make a mark: one character of it makes none."""
+    """Detects texts that could form a mark together with text beside them.
+
+    Parts of one character are ignored: they are too common.
+    """
 
     def __init__(self, marks: Sequence[str]) -> None:
         self._all = "\0".join(marks)
@@ -21,41 +27,44 @@ class MarkParts:
         self._last_two = frozenset(begin[-2:] for begin in self._begins)
 
     def at_start(self, text: str) -> bool:
-        """Whether ``text`` begins with the end of a mark, or stands within one and is more than a name."""
+        """True if ``text`` begins with the end of a mark, or lies within a mark and is more than a word."""
         if text[:2] in self._first_two and any(text[:end] in self._ends for end in range(2, self._longest)):
             return True
         is_part = 1 < len(text) < self._longest and text in self._all
         return is_part and not text.replace("_", "").isalnum()
 
     def at_end(self, text: str) -> bool:
-        """Whether ``text`` ends with the beginning of a mark."""
+        """True if ``text`` ends with the beginning of a mark."""
         return text[-2:] in self._last_two and any(text[-size:] in self._begins for size in range(2, self._longest))
 
 
 class Vocabulary:
-    """What is to be known of a tokenizer: one of Hugging Face's, or one of Mistral's own as vLLM wraps it."""
+    """The vocabulary of a tokenizer: a Hugging Face tokenizer, or a Mistral tokenizer as wrapped by vLLM."""
 
     def __init__(self, tokenizer: Any) -> None:
         read = _read_mistral if not hasattr(tokenizer, "backend_tokenizer") else _read_hugging_face
         marks, token_bytes = read(tokenizer)
         self.tokenizer = tokenizer
         self.marks: Mapping[str, int] = {mark: marks[mark] for mark in sorted(marks, key=len, reverse=True)}
-        """The tokens that stand for themselves, special or not: ``<|im_end|>``, ``<think>``; longest first."""
+        """The ids of the marks, longest mark first."""
         self.token_bytes: Mapping[int, bytes] = _TokenBytes(token_bytes)
-        """The bytes of each token, by id; those that no token has stand for nothing."""
+        """The bytes of each token, by id; empty bytes for ids without a token."""
         self._mark_texts = {token: mark for mark, token in self.marks.items()}
         self.token_texts: Mapping[int, str] = dict(_texts(self.token_bytes, self._mark_texts))
-        """The text of each token that is a whole text by itself: no mark, and no part of a character."""
+        """The text of each token that is valid text by itself: not a mark, and not a part of a character."""
         self._plain_texts: dict[frozenset[str], Mapping[int, str]] = {}
 
     @cached_property
     def marks_pattern(self) -> re.Pattern[str]:
-        """What finds a mark in text; a word or a blank that is a token of its own is a mark to nobody."""
+        """Pattern that finds marks in text.
+
+        Added tokens that are plain words, blanks or single characters are left out: they mark nothing.
+        """
         return re.compile("|".join(map(re.escape, self._telling)) or r"(?!)")
 
     @cached_property
     def mark_parts(self) -> MarkParts:
-        """What finds parts of marks at the ends of a text."""
+        """Detector of parts of marks at the ends of a text."""
         return MarkParts(self._telling)
 
     @property
@@ -63,12 +72,18 @@ class Vocabulary:
         return [mark for mark in self.marks if len(mark) > 1 and not mark.isspace() and not mark.isalnum()]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of ``text``, in which marks are marks; half a surrogate pair, which JSON can spell, is no text."""
+        """Return the token ids of ``text``; marks in it become their own tokens.
+
+        Lone surrogates, which JSON can spell but UTF-8 cannot, become ``?``.
+        """
         ids: list[int] = self.tokenizer.encode(text.encode(errors="replace").decode(), add_special_tokens=False)
         return ids
 
     def encode_further(self, text: str) -> list[int]:
-        """The ids of ``text`` where other text comes before it: some vocabularies begin every text with a blank."""
+        """Return the token ids of ``text`` if other text comes before it.
+
+        Some vocabularies put a blank before every text; here, that blank is left out.
+        """
         if self._anchor is None:
             return self.encode(text)
         mark, token = self._anchor
@@ -77,25 +92,25 @@ class Vocabulary:
 
     @cached_property
     def _anchor(self) -> tuple[str, int] | None:
-        """A mark to have ahead of a text that is not the first, where it makes a difference."""
+        """The mark, and its id, to encode before a text that is not the first; None if it makes no difference."""
         mark = self.tokenizer.eos_token
         if mark not in self.marks:
             return None
         return (mark, self.marks[mark]) if self.encode(f"{mark}a")[1:] != self.encode("a") else None
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ``token_ids``, marks included."""
+        """Return the text of ``token_ids``, marks included."""
         text: str = self.tokenizer.decode(list(token_ids), skip_special_tokens=False)
         return text
 
     def mark(self, token: int) -> str | None:
-        """The mark that a token is, or a made-up one for an id that no token has; None for text tokens."""
+        """Return the text of a mark, or a made-up one for an id without a token; None for text tokens."""
         if token in self._mark_texts:
             return self._mark_texts[token]
         return None if token in self.token_bytes else f"<|reserved_{token}|>"
 
     def plain_texts(self, triggers: frozenset[str]) -> Mapping[int, str]:
-        """The texts of tokens in which none of ``triggers`` is, and which do not end in white space."""
+        """Return the texts of the tokens that contain none of ``triggers`` and do not end in white space."""
         if triggers not in self._plain_texts:
             self._plain_texts[triggers] = {
                 token: text
@@ -106,7 +121,7 @@ class Vocabulary:
 
 
 class _TokenBytes(dict[int, bytes]):
-    def __missing__(self, token: int) -> bytes:  # engines pad vocabularies, and ids of the padding may come
+    def __missing__(self, token: int) -> bytes:  # engines pad vocabularies, and may generate ids of the padding
         return b""
 
 
@@ -118,7 +133,10 @@ def _texts(token_bytes: Mapping[int, bytes], others: Container[int]) -> Iterator
 
 
 def _read_hugging_face(tokenizer: Any) -> tuple[dict[str, int], dict[int, bytes]]:
-    """The marks, and the bytes of all tokens: these are spelled in letters for bytes, or with ``\u2581`` for spaces."""
+    """Return the marks and the bytes of all tokens.
+
+    A vocabulary spells tokens either in letters that stand for bytes, or as text with ``\u2581`` for spaces.
+    """
     added: dict[str, int] = tokenizer.get_added_vocab()
     spells_bytes = b"ByteLevel" in tokenizer.backend_tokenizer.decoder.__getstate__()
     spelled = _spelled_bytes if spells_bytes else _spelled_text
@@ -153,7 +171,10 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 def _letters_of_bytes() -> dict[str, int]:
-    """The letters in which byte-level vocabularies spell bytes: printable ones as they are, others from U+0100 on."""
+    """Map the letters of byte-level vocabularies to bytes (GPT-2's scheme).
+
+    Printable bytes are spelled as themselves, the others as characters from U+0100 on.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}

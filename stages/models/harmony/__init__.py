@@ -1,1 +1,1 @@
-"""Facts about gpt-oss."""
+"""gpt-oss and its Harmony format."""

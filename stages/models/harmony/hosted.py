@@ -1,7 +1,7 @@
-"""The built-in tools as the model was taught them: a section of the system message.
+"""The built-in tools in the form that the model was trained on: a section of the system message.
 
-The words about the browser and python are openai_harmony's own.  For the container the package has none, so it is
-described here, in the same form.
+The descriptions of the browser and of python are openai_harmony's own.  The package has none for the container, so it
+is described here, in the same form.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EXEC = FunctionTool(
 
 
 def hosted_section(tools: Sequence[HostedTool]) -> str:
-    """The part of the system message that declares ``tools``; the order of namespaces is the package's."""
+    """Return the section of the system message that declares ``tools``, with namespaces in the package's order."""
     lines = ["# Tools"]
     for kind in sorted(HOSTED):
         if names := {tool.name for tool in tools if tool.namespace == kind}:
@@ -52,7 +52,7 @@ def _namespace(kind: HostedKind, names: set[str]) -> Iterator[str]:
 
 @cache
 def described() -> Mapping[HostedKind, tuple[str, Sequence[FunctionTool]]]:
-    """Description and functions of each; python has none, as it is sent plain code."""
+    """Return the description and the functions of each built-in tool; python has no functions, it takes plain code."""
     return {
         "browser": _of_package(ToolNamespaceConfig.browser()),
         "python": _of_package(ToolNamespaceConfig.python()),

@@ -1,4 +1,4 @@
-"""Harmony messages in openai_harmony's own JSON, for people who look into what the model read and wrote."""
+"""Harmony messages in openai_harmony's own JSON, for debugging the model's input and output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def raw_message(
     recipient: str | None = None,
     content_type: str | None = None,
 ) -> dict[str, Any]:
-    """A message as the JSON of ``openai_harmony.Message``, which leaves out what it does not say but the name."""
+    """Return a message as the JSON of ``openai_harmony.Message``: absent fields are left out, except ``name``."""
     routed = {"channel": channel, "recipient": recipient, "content_type": content_type}
     told = {key: value for key, value in routed.items() if value is not None}
     return {"role": role, "name": name, "content": [{"type": "text", "text": text}], **told}

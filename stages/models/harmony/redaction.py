@@ -1,8 +1,8 @@
-"""Recordings without texts, the tokens of a model that speaks Harmony included.
+"""Recordings without texts, for Harmony models also without the texts in their tokens.
 
-What such a model writes between its markers is either a header, which stays as far as it is made of words that the
-format or the tools of the request have, or a text, whose tokens become those of its shape.  So the structure can still
-be replayed.  Of other models nobody can tell here what is markup: their tokens are left out.
+Between its markers, a Harmony model writes headers and texts.  Of a header, the words of the format and the names of
+the request's tools are kept.  A text is replaced by the tokens of its shape.  So a replay still shows the structure of
+the output.  For other models, markup cannot be recognised here, so their tokens are left out.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ CHANNELS = ("analysis", "commentary", "final")
 CUT = tuple(channel[:length] for channel in CHANNELS for length in range(3, len(channel)))
 
 SPOKEN = ("system", "developer", "user", "assistant", "tool", "all", "to", "json", "code", "functions", *CHANNELS, *CUT)
-"""The words of headers, which are now and then glued together or cut."""
+"""The words that headers are made of.  The model sometimes joins words, or cuts the name of a channel short."""
 
 
 LONGEST_HEADER = 200
-"""Characters; what is longer is a text."""
+"""Limit on the length of a header, in characters; longer ones are redacted like texts."""
 
 
 class HarmonyWords:
-    """The machine: tokens become those of their shape; ``names`` are of tools, which stay."""
+    """Redacts one stream of tokens: texts become the tokens of their shape; header words and ``names`` are kept."""
 
     def __init__(self, encoding: HarmonyEncoding, names: Iterable[str] = ()) -> None:
         self._encoding = encoding
@@ -47,7 +47,7 @@ class HarmonyWords:
         self._is_text = False
 
     def feed(self, token_ids: Sequence[int]) -> list[int]:
-        """What may be written by now: a header waits for its end."""
+        """Return the redacted tokens so far; the tokens of a header are held back until it ends."""
         written: list[int] = []
         for token in token_ids:
             if token < TEXT_TOKENS:
@@ -61,7 +61,7 @@ class HarmonyWords:
         return written
 
     def finish(self) -> list[int]:
-        """What still waited."""
+        """Return the redacted tokens that were held back."""
         self._header.append(self._decoder.decode(b"", final=True))
         return self._flush()
 
@@ -82,17 +82,17 @@ class HarmonyWords:
 
 
 Words: TypeAlias = Callable[[Iterable[str]], HarmonyWords]
-"""Gives each stream its machine."""
+"""Makes the redactor of one stream from the names of its tools."""
 
 
 def harmony_words(names: Iterable[str]) -> HarmonyWords:
-    """The machine of a stream with tools of these names."""
+    """Return the redactor of a stream, given the names of its tools and namespaces."""
     return HarmonyWords(load_encoding(), names)
 
 
 @dataclass
 class WithoutTexts(Redaction):
-    """One response; ``words`` is None for models whose tokens nobody can read here."""
+    """The redaction of one response without texts; ``words`` is None for models other than Harmony's."""
 
     words: Words | None
     _names: frozenset[str] = frozenset()
@@ -102,11 +102,11 @@ class WithoutTexts(Redaction):
     changes_frames = True
 
     def keeps(self, stage: str) -> bool:
-        """Tokens only where they can be told apart."""
+        """True if the frames of ``stage`` are recorded: prompts and tokens only for Harmony models."""
         return self.words is not None or stage not in ("render", "generate")
 
     def frames(self, stage: str, frame: Any) -> Iterable[Any]:
-        """The frame with its texts crossed out."""
+        """Return the frame with its texts and tokens redacted; empty if it is left out or held back."""
         if isinstance(tools := getattr(frame, "tools", None), Toolset):
             self._names |= {name for tool in tools.tools for name in (tool.namespace, tool.name) if name}
             self._names |= {server.label for server in tools.servers}
@@ -120,12 +120,12 @@ class WithoutTexts(Redaction):
         return (self._without_tokens(without_texts(frame)),)
 
     def response(self, response: Response) -> Response:
-        """The response with its texts crossed out."""
+        """Return the response with its texts replaced by their shapes."""
         crossed_out: Response = without_texts(response)
         return crossed_out
 
     def failure(self, failure: Failure) -> Failure:
-        """A message may quote anything."""
+        """Return the failure with its message redacted too: it may quote the conversation."""
         return Failure(failure.error, shape(failure.message))
 
     def _spoken(self, frame: TokenChunk | GenerationFinished) -> Iterator[Any]:
@@ -138,7 +138,7 @@ class WithoutTexts(Redaction):
             yield frame
 
     def _without_tokens(self, frame: Any) -> Any:
-        """The frame with the tokens that it holds beside what it says."""
+        """Return the frame with the tokens in its fields redacted."""
         match frame:
             case Conversation():
                 return replace(frame, tokens={name: self._tokens(ids) for name, ids in frame.tokens.items()})

@@ -1,10 +1,9 @@
-"""JSON schema, understood: the shapes that a schema allows, in terms that TypeScript has words for.
+"""Reading JSON schemas as shapes: types that TypeScript can express.
 
-What JSON schema can say in several ways comes out as one shape: references are followed, ``allOf`` is merged,
-``const`` and ``enum`` are literals, ``anyOf`` is ``oneOf``.  What TypeScript has no words for (lengths, patterns,
-ranges) is left out, and what makes no sense is `ANY`: clients send all sorts of schemas, and none of them is a reason
-to fail.  Reading is bounded in depth and in what references may multiply, since a small schema can describe an endless
-type.
+Equivalent schemas give the same shape: references are followed, ``allOf`` is merged, ``const`` and ``enum`` become
+literals, ``anyOf`` is read as ``oneOf``.  Constraints without a TypeScript type (lengths, patterns, ranges) are left
+out.  Invalid parts become `ANY`: clients send all sorts of schemas, and none of them should fail a request.  Depth and
+the expansion of references are limited, because a small schema can describe an endless type.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ from penstock.stages.models.harmony.shapes import (
 )
 
 DEPTH_LIMIT = 32
-"""Schemas nested in one another; deeper ones are `ANY`."""
+"""Limit on nested schemas; deeper ones are `ANY`."""
 
 INLINE_LIMIT = 200_000
-"""Characters of JSON that references may bring into one schema; what comes after is `ANY`."""
+"""Limit on the JSON that references add to one schema, in characters; further references are not followed."""
 
 PROMPT_INLINE_LIMIT = 1_000_000
-"""Likewise into all schemas of one prompt; as much takes some seconds to read."""
+"""The same limit for all schemas of one prompt; reading that much takes some seconds."""
 
 _LITERAL_DEPTH_LIMIT = 100
 
@@ -63,19 +62,19 @@ _KEYWORDS: Mapping[str, Word] = {
 
 
 class Inlining:
-    """What references may still bring into the schemas of one prompt, in characters of JSON."""
+    """The JSON that references may still add to the schemas of one prompt, in characters."""
 
     def __init__(self) -> None:
         self.left = PROMPT_INLINE_LIMIT
 
 
 def read(schema: Any, inlining: Inlining) -> Node:
-    """What ``schema`` says, whatever it is."""
+    """Read a schema.  Never fails: a value that is not a schema gives `ANY`."""
     return _Reader(schema, inlining).read(schema)
 
 
 class _Reader:
-    """Reads one schema document; knows which references it is in the middle of."""
+    """Reads one schema document; keeps track of the references it is following, to stop at recursion."""
 
     def __init__(self, root: Any, inlining: Inlining) -> None:
         self._root = root
@@ -95,7 +94,7 @@ class _Reader:
         return node
 
     def _combined(self, schema: dict[str, Any]) -> Node:
-        """Everything that the schema demands at once."""
+        """Intersect the schema's own keywords with its references, ``allOf`` and unions."""
         embedded = [*self._referenced(schema), *(self.read(part) for part in _list(schema, "allOf"))]
         unions = [
             Union(tuple(self.read(variant) for variant in _list(schema, key)))
@@ -166,7 +165,7 @@ def _list(schema: dict[str, Any], key: str) -> list[Any]:
 
 
 def _type_names(schema: dict[str, Any]) -> list[str]:
-    """The types that the schema names, or, where it names none, the one that its keywords are about."""
+    """Return the types that the schema names, or else the type that its keywords imply."""
     if "type" in schema:
         names = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         return [name for name in names if isinstance(name, str) and name in _KEYWORDS]
@@ -176,7 +175,10 @@ def _type_names(schema: dict[str, Any]) -> list[str]:
 
 
 def _enumerated(schema: dict[str, Any], names: list[str]) -> list[Word]:
-    """The values that ``enum`` allows; a null that only ``type`` allows counts, as clients mean it."""
+    """Return the values that ``enum`` allows.
+
+    Null is added if only ``type`` allows it: strictly, such a schema forbids null, but clients mean to allow it.
+    """
     values = _list(schema, "enum")
     if not values or "object" in names or "array" in names:
         return []
@@ -187,7 +189,7 @@ def _enumerated(schema: dict[str, Any], names: list[str]) -> list[Word]:
 
 
 def _notes(schema: dict[str, Any], embedded: Notes) -> Notes:
-    """The schema's own notes, completed by those of the one schema that it embeds."""
+    """Return the schema's own notes, completed by ``embedded``, the notes of the schema that it refers to."""
     return Notes(
         title=_text(schema, "title") if "title" in schema else embedded.title,
         description=_text(schema, "description") if "description" in schema else embedded.description,
@@ -206,7 +208,7 @@ def _text(schema: dict[str, Any], key: str) -> str | None:
 
 
 def _lookup(root: Any, reference: str) -> Any:
-    """What a JSON pointer into ``root`` points at; a schema that allows everything where it points at nothing."""
+    """Resolve a JSON pointer (RFC 6901) into ``root``; an invalid one gives ``True``, the schema of any value."""
     if not reference.startswith("#/"):
         return True
     target = root
@@ -230,7 +232,7 @@ def _recursion(reference: str) -> Word:
 
 
 def literal(value: Any, depth: int = 0) -> str:
-    """A JSON value as text, numbers in openai_harmony's notation."""
+    """Return a JSON value as text, with numbers in openai_harmony's notation."""
     if depth > _LITERAL_DEPTH_LIMIT:
         return "null"
     if isinstance(value, dict):

@@ -1,7 +1,7 @@
-"""Shapes: the types that a prompt can speak of, and how several of them are one.
+"""Shapes: the types that a prompt can express, and how they combine.
 
-A shape is what TypeScript has words for; a node is a shape with the notes that a reader of the prompt finds beside it.
-All of them are values: equal shapes are the same shape.
+A shape is a type that TypeScript can express.  A node is a shape with notes, which the prompt shows as comments.
+Shapes and nodes are values: they are compared by content.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True)
 class Word:
-    """A type that is spelled as it stands: a keyword or a literal."""
+    """A type that is printed as it is: a keyword or a literal."""
 
     text: str
 
@@ -27,7 +27,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Union:
-    """One of several types, each with notes of its own: ``oneOf`` or ``anyOf``."""
+    """One of several types, each with its own notes: ``oneOf`` or ``anyOf``."""
 
     variants: tuple[Node, ...]
 
@@ -41,14 +41,14 @@ class Intersection:
 
 @dataclass(frozen=True)
 class Array:
-    """Any number of items."""
+    """An array of any length."""
 
     items: Node
 
 
 @dataclass(frozen=True)
 class Object:
-    """Named properties, and the type of all others where the schema gives one (``index``)."""
+    """Named properties, and the type of all other properties if the schema gives one (``index``)."""
 
     properties: tuple[tuple[str, Node], ...] = ()
     required: frozenset[str] = frozenset()
@@ -56,7 +56,7 @@ class Object:
 
     @property
     def is_empty(self) -> bool:
-        """True where it says no more than that there is an object."""
+        """True if the shape only requires the value to be an object."""
         return not self.properties and self.index is None
 
 
@@ -65,14 +65,14 @@ Shape: TypeAlias = Word | Choice | Union | Intersection | Array | Object
 
 @dataclass(frozen=True)
 class Notes:
-    """What a schema tells its reader beside the type; ``examples`` and ``default`` are JSON."""
+    """The annotations of a schema; ``examples`` and ``default`` are JSON."""
 
     title: str | None = None
     description: str | None = None
     examples: tuple[str, ...] = ()
     default: str | None = None
     of_enum: bool = False
-    """True where the schema lists its values, of which the default is one."""
+    """True if the schema has an ``enum``, so that the default is one of its values."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ _EMPTY_OBJECT = Object()
 
 
 def intersection(shapes: Iterable[Shape]) -> Shape:
-    """The shape that is all of ``shapes`` at once, as simply as it can be said."""
+    """Return the simplest shape that is all of ``shapes`` at once."""
     told = [shape for shape in shapes if shape != ANY]
     if len(told) < 2:
         return told[0] if told else ANY
@@ -122,7 +122,10 @@ def _merged(objects: list[Object]) -> Object:
 
 
 def _narrowed(union: Union, base: Sequence[Shape]) -> Iterator[Union]:
-    """The union beside ``base``: its variants that name no type have that of the base, or say nothing new at all."""
+    """Adapt a union to ``base``, the other shapes that hold at the same time.
+
+    Variants without a type get the type of the base.  A union that adds nothing to the base is dropped.
+    """
     if not base:
         yield union
         return
@@ -139,7 +142,7 @@ def _is_silent(shape: Shape) -> bool:
 
 
 def _is_loose(shape: Shape) -> bool:
-    """True for a shape that any tighter one beside it makes superfluous."""
+    """True if any more specific shape makes this one superfluous."""
     match shape:
         case Word(text):
             return shape in _LOOSE or text.startswith("any")
@@ -152,7 +155,7 @@ def _is_loose(shape: Shape) -> bool:
 
 
 def choice(options: Iterable[Shape]) -> Shape:
-    """One of ``options``, whatever their number."""
+    """Return a choice of ``options``: the option itself if there is only one, `ANY` if there are none."""
     several = tuple(options)
     if not several:
         return ANY
@@ -160,7 +163,7 @@ def choice(options: Iterable[Shape]) -> Shape:
 
 
 def or_null(shape: Shape) -> Shape:
-    """The shape, or null, if it is not one of its own options."""
+    """Add null to the options of a shape, unless it is one of them."""
     match shape:
         case Union(variants):
             return shape if _admits_null(shape) else Union((*variants, Node(NULL)))

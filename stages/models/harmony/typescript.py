@@ -1,8 +1,8 @@
-"""Tools as Harmony shows them to the model: TypeScript namespaces with one type per tool.
+"""Tools in the Harmony format: TypeScript namespaces with one type per tool.
 
-The layout is openai_harmony's, comment for comment and blank for blank, because it is what the model was trained on;
-its oddities (the indentation of nested objects, a description that is said twice) are kept on purpose.  Where the
-package prints no valid TypeScript, or loses what the schema says, this module differs.
+The layout matches openai_harmony's to the last comment and blank, because the model was trained on it.  Its oddities,
+such as the indentation of nested objects and repeated descriptions, are kept on purpose.  This module differs only
+when the package would print invalid TypeScript or lose information from the schema.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _IDENTIFIER = re.compile(r"[^\W\d][\w$]*|\$[\w$]*")
 
 
 NamedTool: TypeAlias = FunctionTool | CustomTool | McpTool
-"""A tool of a namespace that somebody names: a client, or an MCP server."""
+"""A tool that a client or an MCP server declares, as opposed to a built-in one."""
 
 
 def tools_section(tools: Iterable[NamedTool], descriptions: Mapping[str, str]) -> str:
-    """The part of the developer message that declares ``tools``; ``descriptions`` are those of their namespaces."""
+    """Return the section of the developer message that declares ``tools``; ``descriptions`` are by namespace."""
     lines, inlining = ["# Tools"], Inlining()
     for namespace, members in by_namespace(tools).items():
         lines += ["", *namespace_lines(namespace, descriptions.get(namespace), members, inlining)]
@@ -35,7 +35,7 @@ def tools_section(tools: Iterable[NamedTool], descriptions: Mapping[str, str]) -
 def namespace_lines(
     namespace: str, description: str | None, members: Iterable[NamedTool], inlining: Inlining
 ) -> Iterator[str]:
-    """The declaration of one namespace."""
+    """Yield the lines that declare one namespace."""
     yield from (f"## {namespace}", "", *(comment(description) if description else ()))
     yield from (f"namespace {namespace} {{", "")
     for tool in members:
@@ -44,7 +44,10 @@ def namespace_lines(
 
 
 def by_namespace(tools: Iterable[NamedTool]) -> dict[str, list[NamedTool]]:
-    """The tools of each namespace; plain ones first, together with those of a namespace that is called like theirs."""
+    """Group tools by namespace.
+
+    Tools without a namespace come first, together with the tools of a client's namespace named ``functions``.
+    """
     members: dict[str, list[NamedTool]] = {FUNCTIONS: []}
     for tool in tools:
         members.setdefault(tool.namespace or FUNCTIONS, []).append(tool)
@@ -57,7 +60,7 @@ def _function(tool: FunctionTool | McpTool, inlining: Inlining) -> list[str]:
 
 
 def _custom(tool: CustomTool) -> list[str]:
-    """A type that takes a string, with a word on how the string is written, for which TypeScript has no type."""
+    """Declare a custom tool as a function of a string, with comments on the format of the string."""
     told = comment(tool.description) if tool.description else []
     told += [f"// The input is plain text, not JSON{_rule(tool.grammar)}"]
     rule = comment(tool.grammar.definition) if tool.grammar else []
@@ -82,7 +85,7 @@ def _parameter(schema: Any, inlining: Inlining) -> str:
 
 
 def typescript(node: Node, indent: str = "") -> str:
-    """The type of ``node``; its lines after the first begin with ``indent``."""
+    """Return the type of ``node``; its lines after the first begin with ``indent``."""
     match node.shape:
         case Word(text):
             return text
@@ -99,7 +102,7 @@ def typescript(node: Node, indent: str = "") -> str:
 
 
 def _operand(node: Node, indent: str) -> str:
-    """The type as part of a bigger one, in parentheses where it would fall apart."""
+    """Return the type as an operand of a larger type, in parentheses if precedence requires them."""
     text = typescript(node, indent)
     match node.shape:
         case Choice() | Intersection():
@@ -138,7 +141,11 @@ def _property(key: str, node: Node, indent: str) -> Iterator[str]:
 
 
 def _union_property(key: str, union: Union, notes: Notes, indent: str) -> Iterator[str]:
-    """A property with one line per variant; what the first of them would say again is said only once."""
+    """Yield a property with one line per variant.
+
+    As in openai_harmony, the property's description replaces the first variant's and is not repeated for others.  If
+    it equals the first variant's, it is not printed at all.
+    """
     first = union.variants[0].notes.description
     is_described = notes.description is not None and notes.description != first
     if is_described:
@@ -157,7 +164,7 @@ def _variants(union: Union, remarks: Iterable[list[str]], indent: str) -> Iterat
 
 
 def _ends_incomment(node: Node) -> bool:
-    """True where code after the type, on the same line, would be part of a comment."""
+    """True if the type ends in a comment, so that code after it needs a new line."""
     if not isinstance(node.shape, Union):
         return False
     last = node.shape.variants[-1]
@@ -168,7 +175,7 @@ def _ends_incomment(node: Node) -> bool:
 
 
 def _remarks(notes: Notes) -> list[str]:
-    """What is said behind a variant."""
+    """Return the notes for the comment after a variant."""
     default = [f"default: {notes.default}"] if notes.default is not None else []
     return [*_one_line(notes.description), *default]
 
@@ -182,7 +189,7 @@ def _property_remarks(union: Union, notes: Notes, *, is_described: bool) -> Iter
 
 
 def _default(notes: Notes) -> str:
-    """The default; one of several literal strings stands without its quotes, if it can."""
+    """Return the text for the default value; a string of an ``enum`` has no quotes if it needs no escapes."""
     text = notes.default or ""
     is_plain = notes.of_enum and text.startswith('"') and "\\" not in text
     return f"default: {text[1:-1] if is_plain else text}"
@@ -199,11 +206,11 @@ def _one_line(text: str | None) -> list[str]:
 
 
 def comment(text: str, indent: str = "") -> list[str]:
-    """``text`` as lines that TypeScript skips."""
+    """Return ``text`` as TypeScript comment lines."""
     return [f"{indent}// {line}" for line in _lines(text)]
 
 
 def _lines(text: str) -> list[str]:
-    """The lines of ``text``; a break at its very end does not begin another."""
+    """Split ``text`` into lines; a line break at its end does not begin another line."""
     lines = _LINE_BREAK.split(text)
     return lines[:-1] if len(lines) > 1 and not lines[-1] else lines

@@ -1,8 +1,8 @@
 """The vocabulary of gpt-oss: its special tokens, its bytes, and a fast encoder over both.
 
-The ranks are those that oss-harmony embeds, read through its public API, so nothing is downloaded.  Encoding goes
-through tiktoken: the same ids, but in linear time and without the GIL, where the package's own encoder is quadratic on
-long runs of one character (openai/harmony#110).
+The merge ranks come from oss-harmony, which embeds them, through its public API; nothing is downloaded.  Text is
+encoded by tiktoken.  It gives the same ids as the package's own encoder, but in linear time and without the GIL; the
+package's encoder is quadratic on long runs of one character (openai/harmony#110).
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ CALL = 200012
 END_OF_TEXT = 199999
 
 STOP_TOKENS = (RETURN, CALL)
-"""What ends the assistant's turn; never END, which only ends a message."""
+"""The tokens that end the assistant's turn.  END is not among them: it only ends a message."""
 
 TEXT_TOKENS = 199_998
-"""Ids below are text; from here on they are special."""
+"""The first id of special tokens; lower ids are text tokens."""
 
 VOCABULARY_SIZE = 201_088
 
 FUNCTIONS = "functions"
-"""The namespace of tools that came in none."""
+"""The namespace for tools that the client put in none."""
 
 _SPECIAL_TOKENS = {
     "<|endoftext|>": END_OF_TEXT,
@@ -66,7 +66,7 @@ _SPECIAL_TOKENS = {
 _MARKS = {token: mark for mark, token in _SPECIAL_TOKENS.items()}
 
 _OWNERS = ("openai-harmony", "oss-harmony")
-"""The distributions that bring the module ``openai_harmony``."""
+"""The distributions that contain the module ``openai_harmony``."""
 
 _LETTER_RUN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -75,58 +75,58 @@ _LETTER_RUN = (
 SPLIT_PATTERN = "|".join(
     [*_LETTER_RUN, r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n/]*", r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+"]
 )
-"""How o200k splits text before merging, as published with tiktoken (``o200k_base``)."""
+"""The pattern that splits text before merging, as published with tiktoken (``o200k_base``)."""
 
 _PIECE = 500_000
-"""Characters encoded at a time: a million spaces in a row overflow the stack of tiktoken's splitter, which panics."""
+"""Characters encoded at a time: tiktoken's splitter overflows its stack and panics on a million spaces in a row."""
 
 
 class ClobberedInstall(RuntimeError):
-    """Two distributions own the module ``openai_harmony``, and have overwritten each other's files."""
+    """Two installed distributions own the module ``openai_harmony`` and have overwritten each other's files."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)  # a picture of it would be megabytes
+@dataclass(frozen=True, eq=False, repr=False)  # a repr would be megabytes
 class HarmonyEncoding:
-    """Text to ids and back."""
+    """Converts text to token ids and back."""
 
     token_bytes: Sequence[bytes] | Mapping[int, bytes]
     """The bytes of each text token, by id."""
     token_texts: Mapping[int, str]
-    """The text of each token that is a whole text by itself: no special token, and no part of a character."""
+    """The text of each token that is valid text by itself: not special, and not a part of a character."""
 
     @cached_property
     def _tiktoken(self) -> tiktoken.Encoding:
-        """What encodes: half a second, which nobody waits for who only reads tokens."""
+        """The encoder, built on first use: that takes half a second, and reading tokens does not need it."""
         ranks = {self.token_bytes[token]: token for token in range(TEXT_TOKENS)}
         return tiktoken.Encoding(
             "o200k_harmony", pat_str=SPLIT_PATTERN, mergeable_ranks=ranks, special_tokens=_SPECIAL_TOKENS
         )
 
     def encode(self, text: str) -> list[int]:
-        """The ids of ``text``, in which nothing is special: ``<|end|>`` in it stays seven characters."""
+        """Return the token ids of plain ``text``: ``<|end|>`` in it is encoded as seven characters."""
         if len(text) <= _PIECE:
             return self._tiktoken.encode_ordinary(text)
         pieces = (text[at : at + _PIECE] for at in range(0, len(text), _PIECE))
         return [token for piece in pieces for token in self._tiktoken.encode_ordinary(piece)]
 
     def encode_markup(self, text: str) -> list[int]:
-        """The ids of ``text`` with its markers as special tokens: for markup of our own, never for a client's text."""
+        """Return the token ids of our own markup, with markers as special tokens.  Never use it for a client's text."""
         return self._tiktoken.encode(text, allowed_special="all")
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of ``token_ids``, special tokens as markers: for people to read."""
+        """Return the text of ``token_ids``, with special tokens as markers, for people to read."""
         return self._tiktoken.decode(token_ids)
 
     def mark(self, token: int) -> str | None:
-        """How a special token is written; None for text tokens."""
+        """Return the marker of a special token; None for text tokens."""
         return None if token < TEXT_TOKENS else _MARKS.get(token, f"<|reserved_{token}|>")
 
 
 @cache
 def load_encoding() -> HarmonyEncoding:
-    """Build the encoding, once per process, so that no request waits for a part of it; about a second.
+    """Build the complete encoding, once per process, so that no request has to wait for a part of it.
 
-    Raises `ClobberedInstall` when openai-harmony is installed beside oss-harmony.
+    This takes about a second.  Raises `ClobberedInstall` when openai-harmony is installed beside oss-harmony.
     """
     token_bytes = tuple(map(_read_vocabulary(), range(TEXT_TOKENS)))
     encoding = HarmonyEncoding(token_bytes, _texts(token_bytes))
@@ -136,9 +136,9 @@ def load_encoding() -> HarmonyEncoding:
 
 @cache
 def encoding_on_demand() -> HarmonyEncoding:
-    """The same encoding, of which is built what is asked for, when it is: for who reads one recording, and leaves.
+    """Return an encoding that is built as it is used, for short programs such as a replay of one recording.
 
-    It raises what `load_encoding` does, likewise when it is asked for something.
+    The errors of `load_encoding` are raised on first use.
     """
 
     @cache
@@ -156,7 +156,7 @@ def encoding_on_demand() -> HarmonyEncoding:
 
 @dataclass(frozen=True, eq=False)
 class _OnDemand(Mapping[int, Spelled]):
-    """What all text tokens are in one way or another; ``read`` raises `KeyError` for those that are not."""
+    """A mapping from text tokens to their bytes or texts, computed by ``read``, which may raise `KeyError`."""
 
     read: Callable[[int], Spelled]
 
@@ -174,12 +174,12 @@ class _OnDemand(Mapping[int, Spelled]):
 
 @cache
 def _read_vocabulary() -> Callable[[int], bytes]:
-    """What spells the embedded tokens."""
+    """Load the embedded vocabulary; return a function from a text token to its bytes."""
     if all(_is_installed(name) for name in _OWNERS):
         raise ClobberedInstall(
             f"{' and '.join(_OWNERS)} both own the module openai_harmony: uninstall both, then install oss-harmony"
         )
-    os.environ.pop("TIKTOKEN_ENCODINGS_BASE", None)  # would replace the embedded vocabulary
+    os.environ.pop("TIKTOKEN_ENCODINGS_BASE", None)  # this variable would replace the embedded vocabulary
     harmony = load_harmony_encoding(HarmonyEncodingName.HARMONY_GPT_OSS)
     return lambda token: harmony.decode([token], errors="surrogateescape").encode("utf-8", "surrogateescape")
 
@@ -191,9 +191,9 @@ def _is_installed(name: str) -> bool:
 
 
 def recipient_of(tool: Tool | AnyCall) -> str:
-    """To whom a message goes that calls ``tool``: its full name, ``functions.get_weather``, or just ``python``."""
+    """Return the recipient of messages that call ``tool``: ``functions.get_weather``, or just ``python``."""
     match tool:
-        case FunctionTool() | CustomTool():  # of which there may be thousands
+        case FunctionTool() | CustomTool():  # first, as a request may have thousands of them
             return f"{tool.namespace or FUNCTIONS}.{tool.name}"
         case CodeInterpreterCall() | HostedTool(namespace="python"):
             return "python"
@@ -214,7 +214,7 @@ def recipient_of(tool: Tool | AnyCall) -> str:
 
 
 BUILT_IN = frozenset(recipient_of(tool) for tools in HOSTED.values() for tool in tools)
-"""The recipients that the model was taught, and addresses now and then though nobody declared them."""
+"""Recipients that the model was trained on; it sometimes calls them even if the request declares no such tool."""
 
 
 def _texts(token_bytes: Sequence[bytes]) -> dict[int, str]:

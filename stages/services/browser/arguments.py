@@ -1,4 +1,4 @@
-"""What the model asks of the browser: its arguments, read as generously as their meaning is clear."""
+"""The model's calls of the browser functions; arguments are read leniently if their meaning is clear."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _LONGEST_PATTERN = 500
 
 @dataclass(frozen=True)
 class Search:
-    """Find pages; how many of them the model wants, and where, is not minded: it is the same for all searches."""
+    """Search for pages.  The arguments ``topn`` and ``source`` are ignored: all searches have the same settings."""
 
     query: str
 
 
 @dataclass(frozen=True)
 class Open:
-    """Open a URL, a link of the page at ``cursor``, or that page at another place."""
+    """Open a URL, a link of the page at ``cursor``, or that page at another line (``loc``)."""
 
     target: str | int | None = None
     cursor: int = -1
@@ -45,7 +45,7 @@ Asked: TypeAlias = Search | Open | Find
 
 
 def asked(name: str, text: str) -> Asked:
-    """The call; raises `Failure` where it means nothing."""
+    """Parse a call; raises `Failure` for an unknown function or invalid arguments."""
     try:
         arguments = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -80,7 +80,7 @@ def _open(arguments: dict[str, Any]) -> Open:
 
 
 def _url(text: str) -> str:
-    """The URL that is meant, as it is sent; models leave out schemes."""
+    """Return the URL in its normalized form, with a scheme: models often leave it out."""
     text = _whole(text.strip())
     if text and not re.match(r"[A-Za-z][A-Za-z0-9+.-]*:(?![0-9])", text):
         text = f"https://{text}"
@@ -91,7 +91,7 @@ def _url(text: str) -> str:
 
 
 def _whole(text: str) -> str:
-    """The text without halves of characters, which JSON can write and nobody can read."""
+    """Replace lone surrogates, which JSON can spell but UTF-8 cannot."""
     return text.encode(errors="replace").decode()
 
 

@@ -1,8 +1,8 @@
-"""Search engines: what each one is asked, and how its answer is read.
+"""Search engines: the request to each one, and the reading of its response.
 
-An `Engine` says both without doing anything; one `WebSearch` talks to all of them.  They are the operator's choice, so
-their addresses are not guarded; their answers are bounded all the same.  No message here repeats what an engine
-answered, nor holds the key: both might tell it.
+An `Engine` describes both, without I/O.  `WebSearch` sends the requests.  The operator chooses the engine, so its
+address is not checked; the size of its responses is limited all the same.  No error message holds the key or text of a
+response, as a response may quote the key.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ logger = logging.getLogger(__name__)
 _LARGEST_ANSWER = 8 << 20
 _LONGEST_TEXT = 50_000
 _LONGEST_QUERY = 400
-"""Characters of a query, beyond which Brave and Tavily refuse it."""
+"""Characters of a query; Brave and Tavily refuse longer ones."""
 _MARKUP = re.compile(r"</?(?:b|em|i|mark|strong)>")
-"""How engines point out what was found; other angle brackets may belong to the text."""
+"""Tags with which engines highlight matches; other angle brackets may belong to the text."""
 
 
 @dataclass(frozen=True)
 class Hit:
-    """One result of a search; ``text`` is that of the page, where the engine gives it."""
+    """One search result; ``text`` is the text of the page, empty if the engine does not return it."""
 
     title: str
     url: str
@@ -41,20 +41,20 @@ class Hit:
 
 
 class SearchBackend(Protocol):
-    """Whoever finds pages."""
+    """A search engine."""
 
     async def search(self, query: str, topn: int) -> list[Hit]:
-        """The best ``topn`` results, or fewer; raises `Failure`."""
+        """Return the best results, at most ``topn``; raises `Failure`."""
         ...
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close all connections."""
         ...
 
 
 @dataclass(frozen=True)
 class Query:
-    """What to ask of an engine; a POST where there is a ``body``."""
+    """A request to a search engine: a POST if it has a ``body``, else a GET."""
 
     path: str
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -64,7 +64,10 @@ class Query:
 
 @dataclass(frozen=True)
 class Engine:
-    """How one search engine is talked to; ``ask`` is given the key, the words and the number of results."""
+    """The API of one search engine.
+
+    ``ask`` builds the request from the key, the query and the number of results; ``hits`` reads the decoded response.
+    """
 
     name: str
     url: str
@@ -72,7 +75,7 @@ class Engine:
     hits: Callable[[Any], list[Hit]]
     needs_key: bool = True
     forbidden: str = "it refused the key"
-    """What its status 403 means."""
+    """Meaning of its status 403, for the error message."""
 
 
 def _ask_searxng(key: str, words: str, topn: int) -> Query:
@@ -96,7 +99,7 @@ def _ask_exa(key: str, words: str, topn: int) -> Query:
 
 
 def _short(words: str) -> str:
-    """No more words than Brave takes, and no more characters."""
+    """Shorten a query to Brave's limits on words and characters."""
     return " ".join(words.split()[:50])[:_LONGEST_QUERY]
 
 
@@ -117,7 +120,7 @@ def _exa_hits(answer: Any) -> list[Hit]:
 
 
 def _hit(found: Mapping[str, Any], snippet: str, text: str = "text") -> Hit:
-    """A result, whose title and snippet may come as HTML."""
+    """Return a result as plain text: the engine may send its title and snippet as HTML."""
     words = str(found.get(text) or "")[:_LONGEST_TEXT]
     return Hit(_plain(found.get("title")), str(found.get("url")), _plain(found.get(snippet)), words)
 
@@ -146,7 +149,7 @@ ENGINES: Mapping[str, Engine] = {
 
 
 def backend_of(kind: str, url: str = "", key: str = "") -> SearchBackend:
-    """The search engine of the settings; raises ValueError where something is missing."""
+    """Return the search engine of the settings; raises `ValueError` for an unknown kind, or a missing key or URL."""
     if (engine := ENGINES.get(kind)) is None:
         raise ValueError(f"There is no search engine {kind!r}; there are {', '.join(ENGINES)}.")
     if engine.needs_key and not key:
@@ -157,7 +160,7 @@ def backend_of(kind: str, url: str = "", key: str = "") -> SearchBackend:
 
 
 class WebSearch:
-    """A search engine behind HTTP; its connections are made at the first search."""
+    """A search engine reached over HTTP; connections are made on the first search."""
 
     def __init__(self, engine: Engine, url: str, key: str) -> None:
         self._engine = engine
@@ -166,7 +169,7 @@ class WebSearch:
         self._session: aiohttp.ClientSession | None = None
 
     async def search(self, query: str, topn: int) -> list[Hit]:
-        """Ask the engine."""
+        """Send the query to the engine and return its results; raises `Failure`."""
         asked = self._engine.ask(self._key, query, topn)
         try:
             answer = await self._answer(asked)
@@ -179,7 +182,7 @@ class WebSearch:
         return [hit for hit in hits if _is_web(hit.url)][:topn]
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close all connections."""
         session, self._session = self._session, None
         if session:
             await session.close()
@@ -193,7 +196,7 @@ class WebSearch:
             headers={"Accept": "application/json", **asked.headers},
             params=asked.parameters,
             json=asked.body,
-            allow_redirects=False,  # the key goes nowhere else
+            allow_redirects=False,  # the key must not be sent elsewhere
         )
         async with asyncio.timeout(30), request as answer:
             if answer.status != 200:

@@ -1,7 +1,7 @@
-"""What goes wrong in a call of the browser."""
+"""The error of a browser call."""
 
 from __future__ import annotations
 
 
 class Failure(Exception):
-    """Why a call failed, in words for the model."""
+    """A call failed; the message is written for the model."""

@@ -1,4 +1,4 @@
-"""Fetching pages whose addresses come from outside: only text is read, and not all of it."""
+"""Fetching pages from URLs in untrusted input: only text is read, up to `LARGEST_PAGE` bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEADERS = {
 
 @dataclass(frozen=True)
 class Fetched:
-    """What came from a URL, at the end of all redirects; ``charset`` is what its server named, if anything."""
+    """A fetched page, after all redirects; ``charset`` is the server's, empty if it named none."""
 
     url: str
     is_html: bool
@@ -36,7 +36,7 @@ class Fetcher:
         self._fetcher = fetch.Fetcher(_HEADERS, allowed, resolver)
 
     async def fetch(self, url: str) -> Fetched:
-        """The page at a URL; raises `Failure`."""
+        """Fetch the page at a URL; raises `Failure`."""
         try:
             return await self._fetcher.fetch(url, _read)
         except fetch.NotFetched as error:

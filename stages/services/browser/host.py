@@ -1,4 +1,4 @@
-"""The host of the ``browser`` tool: what its sessions share."""
+"""The host of the ``browser`` tool: the resources that its sessions share."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from penstock.stages.services.web.ssrf import NOTHING_ALLOWED, AllowedNetworks
 
 
 class BrowserHost:
-    """Searches with ``backend``, and opens pages at public addresses and at those that are ``allowed``."""
+    """Searches with ``backend``, and opens pages at public and ``allowed`` addresses."""
 
     def __init__(self, backend: SearchBackend, allowed: AllowedNetworks = NOTHING_ALLOWED) -> None:
         self._backend = backend
         self._reader = Reader(Fetcher(allowed))
 
     def session(self, conversation: Conversation) -> BrowserSession:
-        """A browser that has seen what the model still sees."""
+        """Return a session whose cursors include the pages that the model still has in its context."""
         return BrowserSession(self._backend, self._reader, Visits(conversation))
 
     async def close(self) -> None:

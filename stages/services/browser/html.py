@@ -1,11 +1,11 @@
-"""A page's HTML as text with numbered links: a program of its own, run once for each page.
+"""Conversion of a page's HTML to text with numbered links: a separate program, run once per page.
 
-Parsing takes time and memory that are quadratic in what a hostile page nests, so it happens in a process with limits,
-which may be killed; this file therefore imports nothing of ours.  It reads HTML from its input and writes JSON with
-``title``, ``text`` and ``links``.
+Parsing takes time and memory quadratic in the nesting of a hostile page, so it runs in a process with limits, which can
+be killed.  This file therefore imports no other module of penstock.  It reads HTML from standard input and writes JSON
+with ``title``, ``text`` and ``links``.
 
-The text is much like Markdown: headings with ``#``, lists with ``*``, rows of tables with ``|``, code indented.  A link
-is ``【number†text】``, with the domain behind it where it leads to another one.  No page can forge such a mark.
+The text is close to Markdown: headings with ``#``, lists with ``*``, rows of tables with ``|``, code indented.  A link
+is ``【number†text】``, or ``【number†text†domain】`` if it leads to another domain.  A page cannot forge such a mark.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NEVER = _tags("""
     audio button canvas embed head iframe input math object option script select style svg template textarea title video
 """)
 _ASIDE = _tags("aside footer form nav noscript")
-"""What a page has beside what it is about."""
+"""Elements that surround the main content of a page."""
 _BLOCKS = _tags("""
     address article body caption center dd details dialog div dl dt fieldset figcaption figure footer form header hgroup
     html legend li main menu nav ol optgroup search section summary table tbody tfoot thead tr ul
@@ -40,41 +40,42 @@ _BLOCKS = _tags("""
 _PARAGRAPHS = _tags("blockquote h1 h2 h3 h4 h5 h6 hr p pre")
 _LISTS = _tags("menu ol ul")
 _APART = _LISTS | {"table"}
-"""Blocks with an empty line behind them."""
+"""Blocks followed by an empty line."""
 _CAPTURED = _tags("a pre sub sup td th")
-"""Elements whose text is written when it is known as a whole."""
+"""Elements whose text is written only once it is complete."""
 _PREFIXES = {f"h{level}": "#" * level + " " for level in range(1, 7)} | {"blockquote": "> ", "hr": "* * *"}
 
 _CLEAN = {ord("【"): "〖", ord("】"): "〗", 0x200B: None, 0xFEFF: None, 0x7F: None, 0x0D: " "}
 _CLEAN |= {code: None for code in range(0x20) if code not in (0x09, 0x0A, 0x0D)}
 _CODES = frozenset(("idna", "mbcs", "oem", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"))
-"""Codecs of Python's that are no encodings of pages."""
+"""Python codecs that are not encodings of web pages."""
 
 
 def clean(text: str) -> str:
-    """The text without what could be taken for marks, without control characters, and without halves of characters."""
+    """Replace brackets that could forge a mark and lone surrogates, and remove control characters."""
     return text.translate(_CLEAN).encode(errors="replace").decode()
 
 
 def link_mark(number: int, text: str, domain: str = "") -> str:
-    """How a link is shown."""
+    """Return the mark of a link, with its text and domain made safe."""
     shown = clean(text).replace("†", "‡")
     return f"【{number}†{shown}†{clean(domain).replace('†', '‡')}】" if domain else f"【{number}†{shown}】"
 
 
 def decoded(body: bytes, charset: str) -> str | None:
-    """The text in the encoding of that name, None where there is none."""
+    """Decode ``body``; None if ``charset`` is not the name of an encoding of web pages."""
     try:
         name = codecs.lookup(charset).name
         if name in _CODES:
             return None
+        # browsers read ISO-8859-1 as Windows-1252 (WHATWG Encoding Standard)
         return body.decode("cp1252" if name == "iso8859-1" else name, "replace")
     except (LookupError, ValueError):
         return None
 
 
 class _Page:
-    """What is written so far, and how to go on."""
+    """The text written so far, and the state of the conversion."""
 
     def __init__(self, url: str, base: str, left_out: frozenset[str]) -> None:
         self.links: dict[str, int] = {}
@@ -98,7 +99,7 @@ class _Page:
     # The walk
 
     def enter(self, node: LexborNode) -> bool:
-        """Whether to go on into the node."""
+        """Write the start of a node; return True if its children are to be visited."""
         tag = node.tag or ""
         if tag == "-text":
             self._write(clean(node.text_content or ""))
@@ -133,7 +134,7 @@ class _Page:
                 pass
 
     def leave(self, tag: str) -> None:
-        """All in an element is written."""
+        """Write the end of an element, after its children."""
         if tag in _LISTS:
             self._items.pop()
         if tag in _CAPTURED:
@@ -190,7 +191,7 @@ class _Page:
         self._raw(link_mark(number, re.sub("^#{1,6} ", "", words), domain if domain != self._domain else ""))
 
     def _target(self, href: str | None) -> str | None:
-        """Where a link leads, None where that is no other page."""
+        """Return the absolute URL of a link; None for anchors and for links to anything but web pages."""
         if not href or href.startswith("#") or len(href) > _LONGEST_URL:
             return None
         try:
@@ -201,7 +202,7 @@ class _Page:
             return None
 
     def _cell(self, text: str) -> None:
-        """A cell of a table: beside the others where it is short, else on lines of its own, as in tables for layout."""
+        """Write a table cell: in one line with others if it is short, else on its own, as in tables used for layout."""
         if len(text) > 200:
             self._break(1)
             self._raw(text)
@@ -249,7 +250,10 @@ def _is_hidden(node: LexborNode) -> bool:
 
 
 def converted(markup: str | bytes, url: str) -> tuple[str, str, list[str]]:
-    """The page's title, its text and its links; with what stands beside where that is nearly all there is."""
+    """Return a page's title, text and links.
+
+    The elements that surround the main content (`_ASIDE`) are included only if they are nearly all of the page.
+    """
     tree = LexborHTMLParser(markup, encoding=True)
     title, base = tree.css_first("title"), _base(tree, url)
     page = _walked(tree, _Page(url, base, _NEVER | _ASIDE))
@@ -268,7 +272,7 @@ def _base(tree: LexborHTMLParser, url: str) -> str:
 
 
 def _walked(tree: LexborHTMLParser, page: _Page) -> _Page:
-    """Visit all nodes in order, however deep they are nested."""
+    """Visit all nodes in document order, without recursion: pages may be nested arbitrarily deep."""
     todo: list[LexborNode | str] = [tree.body] if tree.body else []
     while todo:
         node = todo.pop()
@@ -287,7 +291,7 @@ def _walked(tree: LexborHTMLParser, page: _Page) -> _Page:
 
 
 def main() -> None:
-    """Convert what comes in; the arguments are its URL and the encoding that its server named, if any."""
+    """Convert the HTML on standard input; the arguments are its URL and its server's charset, which may be empty."""
     import resource  # noqa: PLC0415 - only this process is limited
 
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))

@@ -1,6 +1,6 @@
 """Pages as the model sees them: lines of at most 80 characters, numbered, shown a view at a time.
 
-The forms are those that gpt-oss was trained on: the reference tool's.
+The format is the one of gpt-oss's reference browser tool, on which the model was trained.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.stages.services.tools import Listed, Source
 WIDTH = 80
 VIEW_TOKENS = 1_024
 _LONGEST_VIEW = 8 * VIEW_TOKENS
-"""Of a view whose number of lines the model chose."""
+"""Limit in tokens of a view whose number of lines the model chose; other views have `VIEW_TOKENS`."""
 _MOST_MATCHES = 50
 _MATCH_LINES = 4
 _SNIPPET = 1_000
@@ -28,15 +28,15 @@ _LINE = re.compile(rf"(.{{1,{WIDTH}}})(?: |$)|(.{{{WIDTH}}})")
 _LINK = re.compile(r"【\d+†([^†】]+)(†[^†】]+)?】")
 SOURCE_PREFIX = "view-source:"
 FIND_SUFFIX = "/find?pattern="
-"""How the model is told of pages that are not there: the text of one, and what was found in one."""
+"""Parts of the URLs shown for pages that do not exist on the web: a page's source, and the matches in a page."""
 
 
 @dataclass(frozen=True)
 class Page:
-    """Something to be viewed; ``links`` are URLs by their number.
+    """A page that the model can view; ``links`` are URLs by number.
 
-    A page of results or matches has no place of its own: ``url`` is empty for results, and for matches that of the
-    page that was searched.  ``places`` are the lines where each result begins, or where each match was found.
+    Results and matches have no URL of their own: ``url`` is empty for search results, and the URL of the searched page
+    for matches.  ``places`` are the line of each result or match.
     """
 
     kind: Literal["page", "results", "matches"]
@@ -46,12 +46,12 @@ class Page:
     links: tuple[str, ...] = ()
     places: tuple[int, ...] = ()
     address: str = ""
-    """What is shown as the URL, where it is not ``url``."""
+    """The URL to show, if it is not ``url``."""
     cited_as: str = ""
-    """The title of what is cited, where it is not ``title``."""
+    """The title for citations, if it is not ``title``."""
 
     def source(self) -> Source:
-        """What is cited by naming this page."""
+        """Return the source for citations of this page."""
         if self.kind != "results":
             return Source(self.cited_as or self.title, self.url.removeprefix(SOURCE_PREFIX))
         found = tuple(Source(self._name(at), url) for at, url in enumerate(self.links))
@@ -63,13 +63,13 @@ class Page:
 
 
 def opened(url: str, title: str, text: str, links: Iterable[str]) -> Page:
-    """A page of the web."""
+    """Make the page of a URL from its converted text."""
     lines = wrapped(f"\nURL: {url}\n{text[:LONGEST_TEXT]}")
     return Page("page", _title(title) or urlsplit(url).netloc, url, lines, tuple(links))
 
 
 def results(query: str, hits: Iterable[Hit]) -> Page:
-    """What a search found."""
+    """Make a page of search results; each URL is listed once."""
     lines = ["", "URL: ", "# Search Results", ""]
     places: dict[str, int] = {}
     for hit in hits:
@@ -81,7 +81,10 @@ def results(query: str, hits: Iterable[Hit]) -> Page:
 
 
 def matches(page: Page, pattern: str) -> Page:
-    """Where a page has the pattern, upper and lower case alike."""
+    """Make a page of the matches of ``pattern`` in a page, ignoring case.
+
+    Raises `Failure` for pages of results or matches, as the reference tool does.
+    """
     if page.kind != "page":
         raise Failure("Cannot run `find` on search results page or find results page")
     lines = _LINK.sub(_words, "\n".join(page.lines)).split("\n")
@@ -104,7 +107,7 @@ def matches(page: Page, pattern: str) -> Page:
 
 
 def _places(lines: list[str], pattern: str) -> Iterable[int]:
-    """The first lines of matches, which do not overlap."""
+    """Yield the first line of each match; the lines shown for matches do not overlap."""
     at = found = 0
     while at < len(lines) and found < _MOST_MATCHES:
         if pattern in lines[at].lower():
@@ -116,7 +119,7 @@ def _places(lines: list[str], pattern: str) -> Iterable[int]:
 
 
 def _words(link: re.Match[str]) -> str:
-    """The text of a link, with as many line breaks as it had."""
+    """Return the text of a link, with the line breaks of its mark, so that line numbers stay right."""
     return link[1] + "\n" * (link[2] or "").count("\n")
 
 
@@ -129,7 +132,7 @@ def _one_line(text: str) -> str:
 
 
 def wrapped(text: str) -> tuple[str, ...]:
-    """The lines of a text, none longer than `WIDTH`."""
+    """Split a text into lines of at most `WIDTH` characters."""
     lines: list[str] = []
     for line in text.split("\n"):
         if len(line) <= WIDTH:
@@ -140,7 +143,10 @@ def wrapped(text: str) -> tuple[str, ...]:
 
 
 def view(page: Page, cursor: int, loc: int = 0, num_lines: int = -1) -> str:
-    """What the model sees of a page, from line ``loc`` on; raises `Failure` where there is no such line."""
+    """Return the view of a page from line ``loc`` on, cut at a limit of tokens.
+
+    Raises `Failure` if there is no such line.
+    """
     if loc >= len(page.lines):
         raise Failure(f"Invalid location parameter: `{loc}`. Cannot exceed page maximum of {len(page.lines) - 1}.")
     shown = list(_shown(page.lines, loc, num_lines))
@@ -155,6 +161,6 @@ def _shown(lines: tuple[str, ...], loc: int, num_lines: int) -> Iterable[str]:
     for at in range(loc, end):
         line = f"L{at}: {lines[at]}"
         yield line
-        budget -= len(line.encode()) // 4 + 1  # about as many tokens, in most languages
+        budget -= len(line.encode()) // 4 + 1  # an estimate of its tokens, close in most languages
         if budget <= 0:
             return

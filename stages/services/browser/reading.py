@@ -1,4 +1,7 @@
-"""From what was fetched to a page: HTML in a process of its own, which ends with whoever waits for it."""
+"""Converting fetched responses to pages.
+
+HTML is converted in a separate process, which is killed if the task that waits for it is cancelled.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +20,22 @@ from penstock.stages.services.browser.pages import SOURCE_PREFIX, Page, opened
 
 _CONVERTER = str(Path(__file__).with_name("html.py"))
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"}
-"""For what reads strangers' pages: no secrets, only where Python may have its libraries."""
+"""The converter's environment: no secrets, as it parses untrusted pages, only the path to Python's libraries."""
 
 
 _AT_ONCE = 4
-"""Processes that convert pages."""
+"""Limit on concurrent converter processes."""
 
 
 class Reader:
-    """Opens pages of the web."""
+    """Fetches web pages and converts them."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
         self._converters = asyncio.Semaphore(_AT_ONCE)
 
     async def page(self, url: str) -> Page:
-        """The page at a URL, or its text as it came where the URL says so; raises `Failure`."""
+        """Open the page at a URL, or its source if the URL begins with `SOURCE_PREFIX`; raises `Failure`."""
         fetched = await self._fetcher.fetch(url.removeprefix(SOURCE_PREFIX))
         if url.startswith(SOURCE_PREFIX):
             return await asyncio.to_thread(_read_text, fetched, SOURCE_PREFIX)

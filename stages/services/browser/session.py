@@ -17,15 +17,15 @@ from penstock.stages.services.browser.visits import Visit, Visits
 from penstock.stages.services.tools import Outcome, Source
 
 RESULTS = 20
-"""How many results a search asks for: what the model was trained with, whatever it asks for."""
+"""Results of each search.  The model was trained with this number; the one in its arguments is ignored."""
 _KNOWN = 100
-"""Results whose text is kept, for pages that their servers do not give."""
+"""Number of results whose text is kept, for pages that cannot be fetched."""
 _LEAD = 4
-"""Lines that are shown ahead of a match."""
+"""Lines shown before a match."""
 
 
 class BrowserSession:
-    """A stack of pages, and what may be done with them."""
+    """A stack of pages, with the functions to search, open and find."""
 
     def __init__(self, backend: SearchBackend, reader: Reader, visits: Visits) -> None:
         self._backend = backend
@@ -36,14 +36,14 @@ class BrowserSession:
         self._is_closed = False
 
     def action(self, name: str, text: str) -> dict[str, Any]:
-        """What is about to happen, with real URLs as far as they are known."""
+        """Return the action of a call, with the actual URL as far as it is known before the call runs."""
         try:
             return self._action(asked(name, text))
         except Failure:
             return _unclear(name)
 
     async def run(self, name: str, text: str, seconds: float) -> Outcome:
-        """Search, open or find."""
+        """Run a call of search, open or find."""
         action = self.action(name, text)
         try:
             async with asyncio.timeout(0 if self._is_closed else seconds) as deadline:
@@ -59,13 +59,13 @@ class BrowserSession:
         return Outcome(why, why, (_with_sources(action, ()),))
 
     async def close(self) -> None:
-        """End what still runs; what the model has seen may still be cited."""
+        """Stop running calls.  Pages that the model has seen may still be cited."""
         self._is_closed = True
         for deadline in self._deadlines:
             deadline.reschedule(0)
 
     def source(self, cursor: int) -> Source | None:
-        """The page behind a cursor, for citations."""
+        """Return the source to cite for a cursor; None if there is none."""
         return self._visits.source(cursor)
 
     # Actions
@@ -80,7 +80,7 @@ class BrowserSession:
                 return {"type": "find_in_page", "url": _real(self._visits.at(cursor).url), "pattern": pattern}
 
     def _address(self, call: Open) -> str | None:
-        """The URL that is about to be opened; None where a page has to be fetched to know."""
+        """Return the URL that a call will open; None if a page has to be fetched first to know it."""
         if isinstance(call.target, str):
             return _real(call.target)
         visit = self._visits.at(call.cursor)
@@ -117,7 +117,7 @@ class BrowserSession:
         return Outcome(shown, data=({**action, "url": _real(visit.url) or None},))
 
     async def _chosen(self, call: Open) -> tuple[Visit, int]:
-        """What is to be opened, and at which line."""
+        """Return the visit that a call opens, and the line to begin at."""
         if isinstance(call.target, str):
             return Visit("", call.target), call.loc
         visit = self._visits.at(call.cursor)
@@ -131,7 +131,7 @@ class BrowserSession:
         return Visit("", url), call.loc
 
     def _push(self, visit: Visit, page: Page, loc: int = 0, num_lines: int = -1) -> str:
-        """The view of a page, which is then on top; nothing is on top that could not be shown."""
+        """Put a page on top of the stack and return its view.  A page that cannot be shown is not put there."""
         shown = view(page, self._visits.latest + 1, loc, num_lines)
         self._visits.push(visit)
         return shown
@@ -139,7 +139,7 @@ class BrowserSession:
     # Pages
 
     async def _page(self, visit: Visit, *, again: bool = False) -> Page:
-        """The page of an entry, fetched if need be."""
+        """Return the page of a visit.  A web page is fetched if it is not kept, or if ``again`` is set."""
         if visit.page:
             return visit.page
         if visit.query:
@@ -180,14 +180,14 @@ def _real(url: str) -> str:
 
 
 def _with_sources(action: dict[str, Any], urls: tuple[str, ...]) -> dict[str, Any]:
-    """The action; of a search with what it found."""
+    """Add the URLs found to a search action; return other actions unchanged."""
     if action["type"] != "search":
         return action
     return {**action, "sources": [{"type": "url", "url": url} for url in urls]}
 
 
 def _unclear(name: str) -> dict[str, Any]:
-    """The action of a call that means nothing."""
+    """Return the action of a call with invalid arguments."""
     match name:
         case "open":
             return {"type": "open_page", "url": None}

@@ -1,8 +1,8 @@
-"""The stack of pages that a response has seen: what a cursor points at.
+"""The stack of pages that a response has seen; a cursor is an index into it.
 
-Only results and matches are kept as they are; pages of the web are kept as long as there is room, and are fetched again
-when a cursor needs them later.  So a response that continues another one starts from the headings that the model has
-read: they tell all that is needed.
+Only results and matches are always kept.  Web pages are kept while there is room, and fetched again if a cursor needs
+them later.  A response that continues another one rebuilds the stack from the headings that the model has read: they
+hold everything needed to get the pages again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.stages.services.browser.pages import FIND_SUFFIX, SOURCE_PREFIX, P
 from penstock.stages.services.tools import Source
 
 _KEPT = 8
-"""Pages of the web, each of which may take a megabyte."""
+"""Number of web pages to keep; each may take a megabyte."""
 _HEADING = re.compile(r"\[([0-9]{1,6})\] ([^\n]*)")
 _TITLE_AND_URL = re.compile(r"(.*) \(((?:view-source:)?https?://\S+)\)")
 _MATCHES = re.compile(r"Find results for text: `.*` in `(.*)`")
@@ -29,9 +29,9 @@ _MATCHES = re.compile(r"Find results for text: `.*` in `(.*)`")
 
 @dataclass(frozen=True)
 class Visit:
-    """One entry: ``page`` where it is kept, or else what to do to have it again.
+    """One entry of the stack: its ``page`` if that is kept, or how to get it again.
 
-    That is to search for ``query``, or to open ``url``, and there to find ``pattern``.
+    To get it again, search for ``query``; or open ``url`` and, if there is a ``pattern``, find it there.
     """
 
     title: str
@@ -41,7 +41,7 @@ class Visit:
     page: Page | None = None
 
     def source(self) -> Source | None:
-        """What is cited by naming it."""
+        """Return the source for citations of this entry; None for search results that are not kept."""
         if self.page:
             return self.page.source()
         return Source(self.title, self.url.removeprefix(SOURCE_PREFIX)) if self.url else None
@@ -56,17 +56,17 @@ class Visits:
 
     @property
     def latest(self) -> int:
-        """The cursor of the latest page, -1 where there is none."""
+        """The cursor of the latest page; -1 if there is none."""
         return max(self._visits, default=-1)
 
     def push(self, visit: Visit) -> int:
-        """Put another entry on top, and tell its cursor."""
+        """Put an entry on top and return its cursor."""
         cursor = self.latest + 1
         self._visits[cursor] = visit
         return cursor
 
     def at(self, cursor: int) -> Visit:
-        """The entry at a cursor, the latest one at -1; raises `Failure`."""
+        """Return the entry at a cursor, the latest one for -1; raises `Failure` if there is none."""
         if not self._visits:
             raise Failure("No pages to access!")
         visit = self._visits.get(self.latest if cursor == -1 else cursor)
@@ -75,18 +75,18 @@ class Visits:
         return visit
 
     def source(self, cursor: int) -> Source | None:
-        """What is cited by naming a cursor."""
+        """Return the source for citations of a cursor; None if there is none."""
         visit = self._visits.get(cursor)
         return visit.source() if visit else None
 
     def kept(self, url: str) -> Page | None:
-        """The page of the web that was opened by this URL, if it is still there."""
+        """Return the web page that was opened by this URL, if it is still kept."""
         if url in self._pages:
             self._pages.move_to_end(url)
         return self._pages.get(url)
 
     def keep(self, url: str, page: Page) -> None:
-        """Keep a page of the web, and let go of those that were not needed for the longest time."""
+        """Keep a web page, and drop the least recently used ones if there are too many."""
         self._pages[url] = page
         self._pages.move_to_end(url)
         while len(self._pages) > _KEPT:
@@ -100,7 +100,7 @@ def _restored(conversation: Conversation) -> Iterator[tuple[int, Visit]]:
 
 
 def _recent(items: tuple[Item, ...]) -> Iterable[WebSearchCall]:
-    """The calls behind the last answer: what the model still sees."""
+    """Return the calls after the last final answer: the ones whose results the model still sees."""
     calls: list[WebSearchCall] = []
     for item in items:
         if isinstance(item, WebSearchCall):

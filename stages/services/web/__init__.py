@@ -1,1 +1,1 @@
-"""Requests to the web that cannot reach private networks."""
+"""HTTP requests to the web that cannot reach private networks."""

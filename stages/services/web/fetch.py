@@ -1,7 +1,8 @@
-"""Fetching what URLs from outside name: guarded where sockets are made, so on every redirect and retry.
+"""Fetching URLs from untrusted input, without access to private networks.
 
-A connector is told which address is about to be connected only when it makes the socket; there the address is judged,
-whatever name, form of number or redirect led to it.  Seconds and redirects are bounded here, bytes by whoever reads.
+Each address is checked when its socket is made.  Only then is the address to connect to known for certain, whichever
+host name, number format or redirect led to it; and every redirect and retry is checked too.  Time and redirects are
+limited here.  The size is limited by the caller's ``read`` function.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ _SECONDS = 20.0
 
 
 class NotFetched(Exception):
-    """Why nothing came, in words for whoever named the URL."""
+    """The URL could not be fetched.  The message is for the client or the model that named the URL."""
 
 
 def guarded_connector(allowed: AllowedNetworks, resolver: AbstractResolver | None = None) -> aiohttp.TCPConnector:
-    """Connections to public addresses on the usual ports, and to what the operator allows on any."""
+    """Make a connector that only connects to public addresses on `PORTS`, and to allowed addresses on any port."""
 
     def socket_factory(info: AddrInfoType) -> socket.socket:
         family, kind, protocol, _, address = info
@@ -55,7 +56,7 @@ def _is_allowed(address: str, allowed: AllowedNetworks) -> bool:
 
 
 class Fetcher:
-    """Fetches with ``headers``; its connections are made when they are needed."""
+    """Fetches URLs with fixed ``headers``; connections are made on first use."""
 
     def __init__(
         self,
@@ -69,7 +70,10 @@ class Fetcher:
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
 
     async def fetch(self, url: str, read: Callable[[aiohttp.ClientResponse], Awaitable[Read]]) -> Read:
-        """What ``read`` makes of the answer at the end of all redirects; raises `NotFetched`."""
+        """Fetch ``url``, following redirects, and return the result of ``read`` for the final response.
+
+        Raises `NotFetched`, also for statuses other than 2xx.
+        """
         try:
             async with asyncio.timeout(_SECONDS):
                 return await self._followed(_checked(url), read)
@@ -98,7 +102,7 @@ class Fetcher:
         raise NotFetched("There are too many redirects.")
 
     def _session(self, url: URL) -> aiohttp.ClientSession:
-        """One for hosts that are allowed by name, whatever their addresses, and one for all others."""
+        """Return the session for a URL: unguarded for hosts that are allowed by name, guarded for all others."""
         trusted = self._allowed.names(url.host or "")
         if trusted not in self._sessions:
             connector = (
@@ -116,7 +120,7 @@ class Fetcher:
 
 
 async def read_start(content: aiohttp.StreamReader, most: int) -> bytes:
-    """As much of it as may be, after decompression."""
+    """Read at most ``most`` bytes, counted after decompression."""
     body = bytearray()
     async for chunk in content.iter_chunked(1 << 16):
         body += chunk
@@ -141,7 +145,7 @@ def _checked(text: str) -> URL:
 
 
 def _why(error: aiohttp.ClientConnectorError) -> str:
-    """Without the addresses: which ones a name has may be nobody's business."""
+    """Describe a connection error without addresses, as those of an internal host name are confidential."""
     if isinstance(error.os_error, Blocked):
         return "Its address is not one that may be opened."
     if isinstance(error, aiohttp.ClientConnectorDNSError):

@@ -1,4 +1,7 @@
-"""An image of the web: imported where one is fetched, as a client of HTTP takes a quarter of a second to import."""
+"""Fetching an image from the web.
+
+This module is imported on first use, because an HTTP client takes a quarter of a second to import.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; penstock)", "Accept": "image
 
 
 async def fetch_image(url: str, allowed: AllowedNetworks, resolver: AbstractResolver | None) -> str:
-    """The image at a URL as a data URL; raises `NoImage`."""
+    """Fetch the image at a URL and return it as a data URL; raises `NoImage`."""
     fetcher = Fetcher(_HEADERS, allowed, resolver)
     try:
         return await fetcher.fetch(url, _read)

@@ -1,6 +1,6 @@
-"""Images of a conversation, fetched: what an engine gets is the image itself, as a data URL.
+"""Fetching the images of a conversation: the engine gets each image itself, as a data URL.
 
-An image of the web is fetched again for every request, but not for every turn of one: the latest are kept for minutes.
+Fetched images are cached for five minutes, so the turns of a conversation do not fetch the same image again.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from aiohttp.abc import AbstractResolver
 
 LARGEST_SUM = 128 << 20
-"""Characters of all data URLs of a prompt: twice what a few images of the largest size take."""
+"""Limit on all data URLs of a prompt together, in characters: almost five images of the largest size."""
 
 _AT_ONCE = 8
-"""Of one conversation: another one does not wait for servers that are slow to this one."""
+"""Concurrent fetches per conversation, so that slow servers in one conversation do not delay another."""
 _KEPT_CHARACTERS = 64 << 20
 _KEPT_SECONDS = 300.0
 
 
 class Images:
-    """Fetches images from the web, under the rule of which addresses may be connected to."""
+    """Fetches images from public addresses and addresses that the operator allows, and caches them."""
 
     def __init__(
         self,
@@ -41,12 +41,15 @@ class Images:
         self._resolver = resolver
         self._clock = clock
         self._kept: OrderedDict[str, tuple[float, str]] = OrderedDict()
-        """Data URLs and when they were fetched, by URL; what was wanted last stands last."""
+        """The time of the fetch and the data URL, by URL; most recently used last."""
         self._size = 0
-        """Characters of all that is kept."""
+        """The length of all cached data URLs, in characters."""
 
     async def resolve_all(self, urls: Sequence[str]) -> tuple[str, ...]:
-        """The images at these URLs, each fetched once, as `resolve` gives them."""
+        """Return the images at ``urls`` as data URLs, fetching each URL once.
+
+        Raises `InvalidRequest` if an image cannot be fetched, or if all together are larger than `LARGEST_SUM`.
+        """
         at_once = asyncio.Semaphore(_AT_ONCE)
         size = 0
 
@@ -55,7 +58,7 @@ class Images:
             async with at_once:
                 image = await self.resolve(url)
             size += len(image) * times
-            if size > LARGEST_SUM:  # told at once: the others may be as large
+            if size > LARGEST_SUM:  # checked after each image, before the others take memory too
                 raise InvalidRequest("The images of this conversation are too large together.", param="input")
             return image
 
@@ -68,7 +71,7 @@ class Images:
         return tuple(tasks[url].result() for url in urls)
 
     async def resolve(self, url: str) -> str:
-        """The image at a URL as a data URL, which a data URL is already; raises `InvalidRequest`."""
+        """Return the image at ``url`` as a data URL; a data URL is returned as it is.  Raises `InvalidRequest`."""
         if is_data_url(url):
             return url
         if (kept := self._found(url)) is not None:

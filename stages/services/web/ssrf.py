@@ -1,10 +1,10 @@
-"""Which addresses may be connected to for a URL that came from outside: public ones, and those the operator allows.
+"""Protection against server-side request forgery: the addresses that a URL from untrusted input may lead to.
 
-Public ones of this machine are not among them.
+These are public addresses, except this machine's own, and addresses that the operator allows.
 
-An address is judged, never a name or a URL, and it has to be the very one that is then connected: a name may resolve
-to something else a moment later.  Python's own notion of a global address is of its release date, so what it misses is
-listed here.
+The check is on an address, never on a name or a URL, and has to be on the very address that is then connected: a name
+may resolve to something else a moment later.  Python's ``is_global`` is only as current as its release, so the networks
+that it misses are listed here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NOT_PUBLIC = tuple(
     for text in (
         "0.0.0.0/8",
         "100.64.0.0/10",
-        "168.63.129.16",  # where Azure tells its machines their secrets
+        "168.63.129.16",  # Azure serves secrets to its virtual machines here
         "192.0.0.0/24",
         "192.88.99.0/24",
         "198.18.0.0/15",
@@ -42,19 +42,19 @@ _NOT_PUBLIC = tuple(
     )
 )
 _EMBEDDING = ((IPv6Network("::ffff:0:0/96"), 0), (IPv6Network("64:ff9b::/96"), 0), (IPv6Network("2002::/16"), 80))
-"""Networks whose addresses stand for an IPv4 address, and how far from the right it is: mapped, NAT64, 6to4."""
+"""Networks of addresses that embed an IPv4 address, with its position in bits: IPv4-mapped, NAT64, 6to4."""
 _HOST = re.compile(r"(?!-)[a-z0-9_-]{1,63}(\.[a-z0-9_-]{1,63})*")
 
 
 class Blocked(OSError):
-    """An address that is not connected to; an OSError, as clients go on to the next address of a host at one."""
+    """The address must not be connected to.  An `OSError`, so that clients try the next address of the host."""
 
 
 @dataclass(frozen=True)
 class AllowedNetworks:
-    """What the operator allows beyond public addresses.
+    """The networks and hosts that the operator allows in addition to public addresses.
 
-    A host that is allowed by its name may have any address: whoever may set that name is trusted.
+    A host that is allowed by its name may have any address: the owner of that name is trusted.
     """
 
     networks: tuple[Network, ...] = ()
@@ -62,7 +62,7 @@ class AllowedNetworks:
 
     @classmethod
     def parse(cls, entries: Iterable[str]) -> AllowedNetworks:
-        """Read networks (``10.0.0.0/8``), addresses and host names; raises ValueError at anything else."""
+        """Parse networks (``10.0.0.0/8``), addresses and host names; raises `ValueError` for anything else."""
         networks, hosts = [], set()
         for entry in entries:
             host = _plain(entry)
@@ -73,11 +73,11 @@ class AllowedNetworks:
         return cls(tuple(networks), frozenset(hosts))
 
     def names(self, host: str) -> bool:
-        """Whether a host is allowed by its name."""
+        """True if a host is allowed by its name."""
         return _plain(host) in self.hosts
 
     def holds(self, address: Address) -> bool:
-        """Whether an address is in one of the networks."""
+        """True if an address is in one of the networks."""
         return any(address in network for network in self.networks)
 
 
@@ -85,7 +85,10 @@ NOTHING_ALLOWED = AllowedNetworks()
 
 
 def check_address(text: str, allowed: AllowedNetworks = NOTHING_ALLOWED) -> None:
-    """Raise `Blocked` unless the address may be connected to; ``text`` is one as sockets have it, scope included."""
+    """Raise `Blocked` unless the address may be connected to.
+
+    ``text`` is an address in the form that sockets take; an IPv6 scope (``%eth0``) is ignored.
+    """
     try:
         address = ip_address(text.partition("%")[0])
     except ValueError:
@@ -105,7 +108,11 @@ def _is_public(address: Address) -> bool:
 
 
 def _is_own(address: Address) -> bool:
-    """Whether this machine has it: from within, no firewall is in the way.  Nothing is sent to find out."""
+    """True if the address is this machine's own: a connection to it would bypass the firewall.
+
+    Connecting a UDP socket sends nothing, but chooses the source address for a target.  For an address of this machine
+    that is the address itself.
+    """
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sender:
         sender.connect((str(address), 9))
@@ -114,7 +121,7 @@ def _is_own(address: Address) -> bool:
 
 
 def _embedded(address: Address) -> Address:
-    """The IPv4 address that an IPv6 address stands for, or else the address itself."""
+    """Return the IPv4 address that is embedded in an IPv6 address, or else the address itself."""
     for network, shift in _EMBEDDING:
         if address in network:
             return IPv4Address((int(address) >> shift) & 0xFFFFFFFF)
@@ -129,7 +136,7 @@ def _network(entry: str) -> Network:
 
 
 def _is_numeric(host: str) -> bool:
-    """Whether it is an address or means one: no name ends in a number."""
+    """True if ``host`` ends in a number, as no host name does: it is an address in some notation."""
     return re.fullmatch(r"\d+|0x[0-9a-f]*", host.rpartition(".")[2]) is not None
 
 
