@@ -1,7 +1,7 @@
-"""The vLLM servers behind an engine over HTTP: what they can do, whether they answer, and which one takes a prompt.
+"""The vLLM servers of an HTTP engine: their capabilities, their health, and the choice of a server for a prompt.
 
-A server is left out as soon as it does not answer, and comes back by itself.  Each time it comes, it is asked again
-what it serves: another server may stand at its address by then.
+A server that fails its health check gets no prompts until it is healthy again.  It is probed anew each time it comes
+back, because a different server may be running at its address by then.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from penstock.stages.services.engines.endpoints import ENDPOINTS, Endpoint, Refu
 logger = logging.getLogger(__name__)
 
 CONNECTING = 5.0
-"""Seconds in which a server takes a connection, and in which it says that it is well."""
+"""Timeout in seconds for connecting to a server, and for its health check."""
 
 ASKING = 120.0
-"""Seconds in which it answers a question about itself: its first grammar may be one."""
+"""Timeout in seconds for a probe, long enough for a server to compile its first grammar."""
 
 SILENT = 3
-"""Checks without an answer, one behind the other, after which whatever a server was at is lost."""
+"""Consecutive health checks without an answer after which the generations on a server count as lost."""
 
 _MARKERS, _MARKER_IDS = "<|start|><|channel|><|message|>", [START, CHANNEL, MESSAGE]
-"""Harmony's, to a model that speaks it; to any other they are other tokens, or text."""
+"""Harmony markers and their token ids.  The tokenizer of a model without harmony splits them differently."""
 
 _PROBE = (5, 6, 7)
-"""Tokens that no model says by itself."""
+"""Token ids that no model generates in this order unless a grammar forces it to."""
 
 
 Asked = TypeVar("Asked")
@@ -65,54 +65,54 @@ class _Tokenized(msgspec.Struct, frozen=True):
 
 
 class UnusableServer(ConnectionError):
-    """A server that does not answer, or cannot do what it takes."""
+    """The server does not answer, or lacks a required capability."""
 
 
 class Broken(Protocol):
-    """A generation that a server is at."""
+    """A generation that is running on a server."""
 
     def lose(self) -> None:
-        """Take it for lost."""
+        """Give the generation up: its server no longer answers."""
         ...
 
 
 @dataclass(frozen=True)
 class Served:
-    """What the servers of an engine have in common."""
+    """The properties that all servers of an engine share."""
 
     models: tuple[str, ...]
     context_length: int
     speaks_harmony: bool | None
-    """None where the server has no tokenizer to ask."""
+    """None if the server refuses ``/tokenize``, as one without a tokenizer does."""
 
 
 @dataclass(eq=False)
 class Backend:
-    """One server, as far as it is known."""
+    """One server, with the results of its last probe."""
 
     url: str
     session: aiohttp.ClientSession
     endpoints: tuple[Endpoint[Any], ...] = ENDPOINTS
-    """What it may be asked over, the best first."""
+    """The endpoints to try, best first."""
     endpoint: Endpoint[Any] = ENDPOINTS[-1]
     grammar_fault: str | None = None
-    """Why it holds no answer to a grammar, unless it does."""
+    """Why the server cannot constrain output to a grammar; None if it can."""
     root: str = ""
-    """The model, as the server was told it: a Hugging Face id, or a folder of its own."""
+    """The model as given on the server's command line: a Hugging Face id, or a folder on the server's machine."""
     is_healthy: bool = False
     running: set[Broken] = field(default_factory=set)
     chosen: int = 0
-    """When it was last chosen."""
+    """Turn at which the server was last chosen; 0 if never."""
     _missed: int = 0
     _complaint: str = ""
 
     async def post(self, body: dict[str, Any], trace_headers: Mapping[str, str]) -> aiohttp.ClientResponse:
-        """Ask for tokens; raises `Refused` for any answer but a stream of them."""
+        """Send a generation request; raise `Refused` if the answer is not a stream of tokens."""
         response = await self.session.post(
             self.url + self.endpoint.path,
             data=msgspec.json.encode(body),
             headers=trace_headers,
-            allow_redirects=False,  # what clients write is for this server alone
+            allow_redirects=False,  # clients' prompts must not reach another server
         )
         if response.status == 200:
             return response
@@ -120,7 +120,11 @@ class Backend:
             raise read_refusal(response.status, await response.content.read(2**16))
 
     async def look(self, model: str | None) -> Served:
-        """Ask the server what it serves, and how; raises `UnusableServer`, or `Refused` and `aiohttp.ClientError`."""
+        """Probe the server: its models, endpoint, grammars and tokenizer.
+
+        Raises `UnusableServer` if the server lacks something required, and `Refused` or `aiohttp.ClientError` if a
+        probe fails.
+        """
         cards = (await self._ask("/v1/models", _Cards)).data
         base = next((card for card in cards if (card.id == model if model else not card.parent)), None)
         if base is None:
@@ -136,7 +140,10 @@ class Backend:
         return Served(models, base.max_model_len, await self._speaks_harmony(base.id))
 
     async def check(self) -> bool:
-        """Whether it says that it is well; one that is silent for long loses what it was at."""
+        """Return True if the server reports that it is healthy.
+
+        After `SILENT` checks in a row without an answer, the generations on the server are given up.
+        """
         with suppress(aiohttp.ClientError, TimeoutError):
             timeout = aiohttp.ClientTimeout(CONNECTING)
             async with self.session.get(f"{self.url}/health", timeout=timeout, allow_redirects=False) as answer:
@@ -149,14 +156,14 @@ class Backend:
         return False
 
     def leave_out(self, reason: str) -> None:
-        """Give it nothing until it is well again; what is said twice in a row is logged once."""
+        """Send the server no prompts until `take_in`.  A repeated reason is logged once."""
         self.is_healthy = False
         if reason != self._complaint:
             self._complaint = reason
             logger.warning("%s It is left out.", reason)
 
     def take_in(self) -> None:
-        """Give it its share."""
+        """Send the server prompts again."""
         if self._complaint:
             logger.info("The engine at %s is back", self.url)
         if self.grammar_fault:
@@ -188,7 +195,7 @@ class Backend:
     async def _generate(
         self, endpoint: Endpoint[Any], name: str, token_ids: list[int], *, max_tokens: int, grammar: str | None = None
     ) -> list[int]:
-        """A few tokens, for no client; raises `Refused`."""
+        """Return a few generated tokens for a probe; raise `Refused` if the server refuses."""
         sampling: dict[str, Any] = {"temperature": 0.0, "max_tokens": max_tokens}
         if grammar:
             sampling |= held_to(grammar)
@@ -202,7 +209,7 @@ class Backend:
         return None
 
     async def _ask(self, path: str, kind: type[Asked], question: dict[str, Any] | None = None) -> Asked:
-        """The JSON of an answer; raises `Refused` for any status but 200."""
+        """Return the decoded JSON; raise `Refused` if the status is not 200, `UnusableServer` for unexpected JSON."""
         async with self.session.request(
             "GET" if question is None else "POST",
             self.url + path,
@@ -221,18 +228,21 @@ class Backend:
 
 @dataclass(frozen=True)
 class Backends:
-    """All of them."""
+    """All servers of an engine."""
 
     all: tuple[Backend, ...]
     _turns: count[int] = field(default_factory=lambda: count(1))
 
     @property
     def healthy(self) -> Iterable[Backend]:
-        """Those that answer."""
+        """The servers that passed their last health check and probe."""
         return (backend for backend in self.all if backend.is_healthy)
 
     def choose(self, without: Collection[Backend], rather_not: Collection[Backend]) -> Backend | None:
-        """The one with the least to do; among several, the one that was not chosen for the longest time."""
+        """Return the least loaded server, or None if there is none outside ``without``.
+
+        A tie goes to the least recently chosen server.  Servers in ``rather_not`` are a last resort.
+        """
         able = [backend for backend in self.healthy if backend not in without]
         if not able:
             return None
@@ -242,12 +252,15 @@ class Backends:
 
 
 def connector() -> aiohttp.TCPConnector:
-    """A connection for each generation: behind one address may be many servers, and they share connections."""
+    """Return a connector that opens a new connection for each request.
+
+    An address may be a load balancer, which sends all requests of a reused connection to the same server.
+    """
     return aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_lively_socket)
 
 
 def _lively_socket(address: tuple[Any, ...]) -> socket.socket:
-    """A socket that finds out within half a minute that the other machine is gone, however silent the stream was."""
+    """Return a socket with TCP keepalive, which detects a lost peer in 30 seconds even while a stream is silent."""
     family, kind, protocol, *_ = address
     made = socket.socket(family, kind, protocol)
     made.setblocking(False)

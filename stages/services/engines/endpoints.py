@@ -1,8 +1,8 @@
-"""What vLLM reads and writes over HTTP where tokens go in and come out: bodies of requests, and lines of streams.
+"""vLLM's token-in, token-out HTTP endpoints: request bodies and streamed lines.
 
-There are two endpoints for it.  ``/inference/v1/generate`` is made for this, and takes all that vLLM can do; it is
-there where a server runs with ``--enable-scale-out``.  ``/v1/completions`` is everywhere, and tells token ids when
-asked.  Nothing in this file waits or sends.  Written against vLLM 0.32.
+``/inference/v1/generate`` works on token ids and takes all of vLLM's features, but a server has it only with
+``--enable-scale-out``.  ``/v1/completions`` is always there, and returns token ids with ``return_token_ids``.  This
+module does no I/O.  Written against vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -18,23 +18,25 @@ from penstock.pipeline.errors import EngineFailed
 from penstock.pipeline.frames import Prompt, TokenChunk, TokenLogprob
 
 MAX_LINE = 64 * 2**20
-"""Bytes of a line that is still one: the first of a stream repeats the prompt."""
+"""Maximum bytes of a line.  It is large because the first line of a stream may repeat the prompt."""
 
 _DIALECT = "%llguidance {}\n"
-"""What only guidance knows.  Without it a server that picks backends by itself may give our grammars to xgrammar, which
-reads much of them otherwise: the marks that end a turn could not come."""
+"""A directive that only the guidance backend understands.
+
+Without it, a server that picks its backend automatically may give our grammars to xgrammar.  Xgrammar reads much of
+them differently, so that the tokens that end a turn could not be generated."""
 
 _FLOOR = -9999.0
-"""How vLLM spells the logprob of what cannot come."""
+"""The log probability that vLLM reports over HTTP in place of minus infinity, which JSON lacks."""
 
 _MAX_LOGPROBS = 20
-"""As many alternatives as vLLM tells unless its operator says otherwise."""
+"""vLLM's default limit for ``logprobs`` (``--max-logprobs``)."""
 
 Logprobs = TypeVar("Logprobs")
 
 
 class Refused(Exception):
-    """What a server says in place of tokens."""
+    """The server answered with an error instead of tokens."""
 
     def __init__(self, status: int, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -80,13 +82,13 @@ class _Chosen(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Generated(msgspec.Struct, frozen=True, gc=False):
-    """How ``/inference/v1/generate`` tells logprobs."""
+    """Log probabilities as ``/inference/v1/generate`` returns them."""
 
     content: tuple[_Chosen, ...] | None = None
 
 
 class _Completed(msgspec.Struct, frozen=True, gc=False):
-    """How ``/v1/completions`` does."""
+    """Log probabilities as ``/v1/completions`` returns them."""
 
     token_logprobs: tuple[float | None, ...] = ()
     top_logprobs: tuple[dict[str, float] | None, ...] | None = None
@@ -94,33 +96,33 @@ class _Completed(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class Endpoint(Generic[Logprobs]):
-    """One of the two: where it is, what it reads, and how its lines are read."""
+    """An endpoint: its path, its request bodies, and the decoding of its lines."""
 
     path: str
     body: Callable[[Prompt], dict[str, Any]]
     question: Callable[[str, list[int], dict[str, Any]], dict[str, Any]]
-    """A body that asks a model for a few tokens at once, without a prompt of the pipeline's."""
+    """Build a body for a probe from model name, token ids and sampling parameters; its answer is not streamed."""
     decoder: msgspec.json.Decoder[_Line[Logprobs]]
     logprobs: Callable[[Logprobs, int | None], tuple[TokenLogprob, ...]]
     takes_images: bool
 
 
 class Answer(Generic[Logprobs]):
-    """Read the bytes of a stream, however they were cut on their way; ``top`` is how many alternatives to tell."""
+    """Decode the bytes of a stream, cut anywhere; ``top`` is the number of alternatives to report for each token."""
 
     def __init__(self, endpoint: Endpoint[Logprobs], top: int | None) -> None:
         self.finish_reason: str | None = None
         self.prompt_tokens: int | None = None
-        """What the engine read; None as long as it does not say."""
+        """Tokens of the prompt as the engine counted them; None until it reports them."""
         self.cached_tokens = 0
         self.is_complete = False
         self.fault: Refused | EngineFailed | None = None
-        """What is wrong with the stream behind all that was read of it: an error in it, or what nobody can read."""
+        """The error that ended the stream, after all tokens before it: reported by the server, or unreadable data."""
         self._decode, self._logprobs, self._top = endpoint.decoder.decode, endpoint.logprobs, top
         self._lines = Lines()
 
     def feed(self, data: bytes) -> TokenChunk | None:
-        """All tokens that ``data`` brings, as one chunk."""
+        """Return all tokens in ``data`` as one chunk, or None if it completes none; an error goes to ``fault``."""
         chunk = None
         try:
             for line in self._lines.feed(data):
@@ -158,14 +160,14 @@ class Answer(Generic[Logprobs]):
 
 
 class Lines:
-    """Cut bytes into lines, at a cost that grows with the bytes only."""
+    """Split bytes into lines, in time linear in their number even if one line comes in many pieces."""
 
     def __init__(self) -> None:
         self._begun: list[bytes] = []
         self._size = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that end in ``data``."""
+        """Return the lines that end in ``data``; raise `EngineFailed` if one exceeds `MAX_LINE`."""
         *lines, rest = data.split(b"\n")
         if lines and self._begun:
             lines[0] = b"".join((*self._begun, lines[0]))
@@ -180,7 +182,7 @@ class Lines:
 
 
 def refusal(problem: _Problem | str, status: int = 500) -> Refused:
-    """What an error says, whose own code goes ahead of ``status``."""
+    """Convert vLLM's error object to `Refused`; its own code, if it has one, takes precedence over ``status``."""
     if isinstance(problem, str):
         return Refused(status, problem)
     code = problem.code if isinstance(problem.code, int) else status
@@ -188,7 +190,7 @@ def refusal(problem: _Problem | str, status: int = 500) -> Refused:
 
 
 def read_refusal(status: int, body: bytes) -> Refused:
-    """What the body of an answer other than 200 says."""
+    """Convert the body of an answer with a status other than 200 to `Refused`."""
     try:
         problem = msgspec.json.decode(body, type=_Line[None]).error
     except msgspec.MsgspecError:
@@ -224,7 +226,7 @@ def _sampling(prompt: Prompt, logprobs: int | None) -> dict[str, Any]:
 
 
 def held_to(grammar: str) -> dict[str, Any]:
-    """The sampling parameters by which an answer matches the grammar."""
+    """Sampling parameters that constrain the answer to the grammar."""
     return {"structured_outputs": {"grammar": _DIALECT + grammar}}
 
 
@@ -241,13 +243,15 @@ def _request(prompt: Prompt) -> dict[str, Any]:
 
 
 def _generate_body(prompt: Prompt) -> dict[str, Any]:
-    """The token that came is the first of its alternatives here, and pushes out the last: so one more is asked for.
+    """Build the body for a prompt.
 
-    A server with a reasoning parser would hold the answer to the grammar only behind the thoughts; ours begin at once.
+    This endpoint reports the generated token as the first alternative, dropping the last one.  So one more is
+    requested.  ``reasoning_ended`` is for servers with a reasoning parser, which would apply the grammar only after the
+    reasoning: our grammars begin at the first generated token.
     """
     top = prompt.sampling.logprobs
     sampling = _sampling(prompt, top and max(top, min(top + 1, _MAX_LOGPROBS)))
-    sampling["detokenize"] = bool(prompt.sampling.stop)  # only to look for these texts
+    sampling["detokenize"] = bool(prompt.sampling.stop)  # vLLM needs text only to search for stop strings
     body = _request(prompt) | {"token_ids": prompt.token_ids, "sampling_params": sampling}
     if prompt.grammar is not None:
         body["reasoning_ended"] = True
@@ -289,7 +293,7 @@ def _completed_logprobs(told: _Completed, top: int | None) -> tuple[TokenLogprob
 
 
 def _logprob(value: float, others: dict[int, float], top: int | None) -> TokenLogprob:
-    """Tokens that a grammar forbids are no alternatives."""
+    """Sort the alternatives by likelihood, without the tokens that a grammar forbids."""
     possible = [(token, other) for token, other in others.items() if other > _FLOOR]
     return TokenLogprob(value, tuple(sorted(possible, key=itemgetter(1), reverse=True)[:top]))
 
@@ -311,4 +315,4 @@ COMPLETIONS = Endpoint(
     takes_images=False,
 )
 ENDPOINTS: tuple[Endpoint[Any], ...] = (GENERATE, COMPLETIONS)
-"""The better one first."""
+"""Both endpoints, the preferred one first."""

@@ -1,4 +1,4 @@
-"""What the ``generate`` stage asks of an engine: token ids in, token ids out."""
+"""The engine interface of the ``generate`` stage: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -9,55 +9,55 @@ from typing import Protocol
 from penstock.pipeline.frames import EngineFrame, Prompt
 
 PARAMETERS = {"logprobs": "top_logprobs", "max_tokens": "max_output_tokens", "input_tokens": "input"}
-"""Those of vLLM's parameters that the protocol calls otherwise."""
+"""vLLM's parameters with a different name in the OpenAI API, used in error messages."""
 
 
 class Engine(Protocol):
-    """Something that continues prompts."""
+    """An inference engine: it generates tokens for prompts."""
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The names that a request may ask for, that of the model itself first: its other names, and its adapters."""
+        """Model names that a request may use: the model's own name, then its aliases and LoRA adapters."""
         ...
 
     @property
     def context_length(self) -> int:
-        """How many tokens prompt and answer may have together."""
+        """Maximum number of tokens of prompt and answer together."""
         ...
 
     @property
     def vocabulary_size(self) -> int:
-        """One more than the highest token id that the engine survives."""
+        """Upper bound (exclusive) of the token ids in a prompt.  A higher id may crash the engine."""
         ...
 
     @property
     def is_alive(self) -> bool:
-        """False once the engine can serve no request any more."""
+        """True if the engine can serve requests."""
         ...
 
     def open(self, prompt: Prompt) -> AbstractAsyncContextManager[AsyncIterator[EngineFrame]]:
-        """Generate for the length of a block.
+        """Return a context manager that runs one generation.
 
-        Entering it is the engine's acceptance of the prompt: `InvalidPrompt`, `EngineOverloaded`, `ServerStopping` and
-        `EngineDead` are raised here.  Its frames are ``TokenChunk* . GenerationFinished``; `EngineFailed` and
+        Entering it returns once the engine has accepted the prompt, or raises `InvalidPrompt`, `EngineOverloaded`,
+        `ServerStopping` or `EngineDead`.  Its frames are ``TokenChunk* . GenerationFinished``; `EngineFailed` and
         `EngineDead` may be raised between them.  Leaving the block early aborts the generation.
         """
         ...
 
     async def cancel(self, response_id: str) -> bool:
-        """End the generation for a response at once, read or not, and tell whether there was one.
+        """End the generation for a response at once; return True if there was one.
 
-        Its frames then end, behind all that was generated, with the reason ``cancelled``.
+        Its frames end with the reason ``cancelled``, after all tokens generated so far.
         """
         ...
 
     async def stop(self) -> None:
-        """Tell every generation that runs to end with `EngineFailed`, and accept none from now on.
+        """End all running generations with `EngineFailed`, and accept no more prompts.
 
-        A prompt that is still on its way, or being accepted at this moment, is refused with `ServerStopping`.
+        Later prompts, and those being accepted at this moment, are refused with `ServerStopping`.
         """
         ...
 
     async def close(self) -> None:
-        """Let go of what the engine holds."""
+        """Release the engine's resources."""
         ...

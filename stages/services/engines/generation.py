@@ -1,7 +1,7 @@
-"""One prompt over HTTP, from the server that takes it to the last token.
+"""One generation over HTTP, from the choice of a server to the last token.
 
-As long as none of its tokens has come, another server may take it over; from the first one on, what goes wrong is the
-end of it.  Its connection is its life: vLLM aborts what nobody listens to any more, so that closing it ends it.
+Before the first token has arrived, a prompt can be retried on another server; after it, any error is final.  Closing
+the connection ends the generation, because vLLM aborts a request when its client disconnects.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from penstock.stages.services.engines.engine import PARAMETERS
 logger = logging.getLogger(__name__)
 
 PATIENCE = 1.0
-"""Seconds in which a server refuses what it will not do: afterwards a prompt counts as accepted."""
+"""Seconds to wait for a refusal.  A prompt that was not refused by then counts as accepted."""
 
 LOSSES = 1
-"""How often a prompt is given to another server behind one that broke off: it may have been the prompt's doing."""
+"""Retries after a server broke off.  There are few, because the prompt itself may have crashed the server."""
 
 _FULL = (429, 503)
-"""What a server answers whose queue is full, or that is about to stop."""
+"""HTTP statuses of a server that is shutting down or has a full queue."""
 
 End = Literal["cancelled", "stopped", "lost"]
 
 
 @dataclass(eq=False)
 class Generation:
-    """What becomes of ``prompt``, on one of the servers at a time."""
+    """The generation for ``prompt``, on one server at a time."""
 
     _backends: Backends
     prompt: Prompt
     started: float
     end: End | None = None
-    """Why it is broken off, if it is."""
+    """Why the generation was broken off; None if it was not."""
 
     def __post_init__(self) -> None:
         self._backend: Backend | None = None
@@ -57,24 +57,24 @@ class Generation:
         self._broken: list[Backend] = []
 
     def is_for(self, response_id: str) -> bool:
-        """Whether the response with this id is waiting for more of it."""
+        """Return True if this is an unfinished generation for the response with this id."""
         return self.prompt.response.id == response_id and self._answer.finish_reason is None
 
     def finish(self, end: End) -> None:
-        """Close the connection; whoever reads it finds its end behind what has come."""
+        """Close the connection.  The consumer still gets the tokens received so far, then the end."""
         self.end = self.end or end
         connecting, self._connecting = self._connecting, None
         if connecting:
             connecting.reschedule(0)
         elif self._response and not self._response.content.is_eof():
-            self._response.content.feed_eof()  # that is also where aiohttp lets go of the connection
+            self._response.content.feed_eof()  # at the end of a body aiohttp releases the connection
 
     def lose(self) -> None:
-        """The server does not answer any more."""
+        """Give up the connection: its server no longer answers."""
         self.finish("lost")
 
     def leave(self) -> None:
-        """Close the connection, whatever may still come."""
+        """Close the connection, discarding tokens not yet read."""
         if self._response:
             self._response.close()
             self._response = None
@@ -82,7 +82,10 @@ class Generation:
             self._backend.running.discard(self)
 
     async def begin(self) -> None:
-        """Raises what keeps it from beginning; a server that says nothing for a while has accepted it."""
+        """Send the prompt and wait until a server has accepted it; raise the error if none does.
+
+        A server that stays silent for `PATIENCE` seconds has accepted the prompt.
+        """
         while self._response is None and self.end is None:
             try:
                 await self._connect()
@@ -94,7 +97,7 @@ class Generation:
                 return
 
     async def frames(self) -> AsyncGenerator[EngineFrame, None]:
-        """Pass on every token: those that came while nobody read come together."""
+        """Yield all tokens, then the end.  Tokens that arrived since the last read come as one chunk."""
         chunk = self._first or await self._next()
         while chunk:
             yield chunk
@@ -109,7 +112,7 @@ class Generation:
         yield GenerationFinished(reason, self._answer.cached_tokens, duration, prompt_tokens)
 
     async def _next(self) -> TokenChunk | None:
-        """The tokens that are ready, or None at the end."""
+        """Wait for tokens and return them; return None at the end."""
         while True:
             try:
                 if self._response is None and self.end is None:
@@ -133,12 +136,15 @@ class Generation:
         return None
 
     def _has_end(self) -> bool:
-        """Whether that is the end of it: a server that stops may say so ahead of the first token."""
+        """Return True if the generation ended normally.
+
+        A server that shuts down may send another finish reason before the first token; the prompt is then retried.
+        """
         reason = self._answer.finish_reason
         return reason is not None and (self._has_tokens or reason in ("stop", "length"))
 
     async def _connect(self) -> None:
-        """Give the prompt to a server; none at all if it is broken off meanwhile."""
+        """Send the prompt to a server.  If `finish` is called meanwhile, there is no response."""
         backend = self._choose()
         self._backend, self._answer = backend, Answer(backend.endpoint, self.prompt.sampling.logprobs)
         backend.running.add(self)
@@ -165,7 +171,7 @@ class Generation:
         return backend
 
     def _give_up(self, error: aiohttp.ClientError | Refused) -> None:
-        """Let go of a server; raises unless another one may take the prompt over."""
+        """Leave the current server; raise unless the prompt may be retried on another one."""
         self.leave()
         if self.end == "lost":
             self.end = None

@@ -1,7 +1,7 @@
 """vLLM servers over HTTP: token ids in, token ids out, with neither vLLM nor PyTorch in this process.
 
-A prompt goes to the server with the least to do.  A stream may be silent for as long as its server says that it is
-well: prompts queue, and long ones take their time.
+A prompt goes to the least loaded server.  A stream may be silent as long as its server passes health checks, because
+prompts wait in the queue and long ones take time to process.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from penstock.stages.services.engines.generation import Generation
 logger = logging.getLogger(__name__)
 
 CHECKING = 3.0
-"""Seconds between two looks at the servers."""
+"""Seconds between two health checks."""
 
 SAYING = 15.0
-"""Seconds between two lines of the log on what is waited for."""
+"""Seconds between two log messages about waiting for a server to start."""
 
 _ANY_ID = 2**31
-"""One more than the highest id, where nobody knows the vocabulary: a vLLM server refuses ids that it does not know."""
+"""Vocabulary size if the real one is unknown.  That is safe, as a vLLM server refuses ids outside its vocabulary."""
 
 
 @dataclass(frozen=True)
 class HttpEngine:
-    """An engine that is one vLLM server, or several that serve the same."""
+    """An engine of one vLLM server, or of several that serve the same model."""
 
     models: tuple[str, ...]
     context_length: int
     vocabulary_size: int
     root: str
-    """The model, as the servers were told it: a Hugging Face id, or a folder of theirs."""
+    """The model as given on the servers' command line: a Hugging Face id, or a folder on their machine."""
     speaks_harmony: bool | None
-    """None where the servers have no tokenizer to ask."""
+    """None if the servers refuse ``/tokenize``, as servers without a tokenizer do."""
 
     _backends: Backends
     _session: aiohttp.ClientSession
@@ -55,12 +55,12 @@ class HttpEngine:
 
     @property
     def is_alive(self) -> bool:
-        """Whether any server answers; those that are gone may come back."""
+        """True if at least one server is healthy.  May become True again after False."""
         return any(self._backends.healthy)
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
-        """Give the prompt to a server, and close the connection on the way out."""
+        """Send the prompt to a server, and close the connection on exit."""
         if self._stopping.is_set():
             raise ServerStopping
         generation = Generation(self._backends, prompt, time.monotonic())
@@ -76,20 +76,20 @@ class HttpEngine:
             generation.leave()
 
     async def cancel(self, response_id: str) -> bool:
-        """Close the connection; what has come over it by now is still read, and then the end."""
+        """Close the connection.  The consumer still gets the tokens received so far, then the end."""
         found = [generation for generation in self._running if generation.is_for(response_id)]
         for generation in found:
             generation.finish("cancelled")
         return bool(found)
 
     async def stop(self) -> None:
-        """Break off what runs, and what is on its way."""
+        """Break off all generations, including prompts not yet accepted."""
         self._stopping.set()
         for generation in self._running:
             generation.finish("stopped")
 
     async def close(self) -> None:
-        """Ask the servers nothing any more."""
+        """Stop the health checks, and close all connections."""
         self._checking.cancel()
         with suppress(asyncio.CancelledError):
             await self._checking
@@ -105,11 +105,11 @@ async def start_http(
     interval: float = CHECKING,
     endpoints: tuple[Endpoint[Any], ...] = ENDPOINTS,
 ) -> HttpEngine:
-    """The vLLM servers at ``urls``, as soon as one of them answers; those that come later join it.
+    """Return an engine over the vLLM servers at ``urls`` as soon as one of them answers; the others may join later.
 
-    ``model`` is one of the names that they serve, by default the first.  They are looked at every ``interval`` seconds.
-    Raises `UnusableServer` where none answers for
-    ``wait`` seconds, and where they serve nothing that can be used, or not the same.
+    ``model`` is one of the served names, by default the first.  Health checks run every ``interval`` seconds.  Raises
+    `UnusableServer` if no server answers within ``wait`` seconds, if a server lacks something required, or if the
+    servers differ in what they serve.
     """
     headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
     if api_key:
@@ -131,7 +131,7 @@ async def start_http(
 
 
 async def _first_served(backends: Backends, model: str | None, wait: float) -> Served:
-    """What the servers serve, once they answer; all that are up by then have to serve the same."""
+    """Wait for a server to answer; return what it serves.  All servers that answer by then must serve the same."""
     urls = " and ".join(backend.url for backend in backends.all)
     deadline = said = time.monotonic()
     while True:
@@ -153,7 +153,7 @@ async def _first_served(backends: Backends, model: str | None, wait: float) -> S
 
 
 async def _served(backend: Backend, model: str | None) -> Served | None:
-    """What a server serves, if it answers; raises `UnusableServer`."""
+    """Return what a server serves, or None if it does not answer; raise `UnusableServer` if it cannot be used."""
     try:
         return await backend.look(model)
     except (aiohttp.ClientError, TimeoutError) as error:
@@ -173,7 +173,7 @@ async def _keep_checking(backends: Backends, model: str | None, served: Served, 
 
 
 async def _check(backend: Backend, model: str | None, served: Served) -> None:
-    """Leave a server out that is not well, and take in one that is."""
+    """Leave an unhealthy server out, and take a recovered one in if it serves the same as the others."""
     if not await backend.check():
         backend.leave_out(f"The engine at {backend.url} does not say that it is well.")
     elif not backend.is_healthy:

@@ -1,6 +1,6 @@
-"""Images for an engine: data URLs become pixels.
+"""Decode data URLs to images for an engine.
 
-Whoever imports this needs Pillow, which vLLM brings.
+Importing this module needs Pillow, which is installed along with vLLM.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from penstock.stages.models.images import image_in
 Pixels = TypeVar("Pixels")
 
 MOST_PIXELS = 256_000_000
-"""In all images of a prompt: each is three bytes once it is read."""
+"""Maximum number of pixels in all images of a prompt.  A decoded pixel takes three bytes."""
 
 
 def decoded(urls: Sequence[str], decode: Callable[[bytes], Pixels]) -> list[Pixels]:
-    """The images that data URLs hold, by way of ``decode``; takes time, and raises `InvalidPrompt`."""
+    """Decode the images in data URLs with ``decode``.
+
+    This is slow, so run it in a thread.  Raises `InvalidPrompt` for an unreadable image, or more than `MOST_PIXELS`.
+    """
     images, pixels = list[Pixels](), 0
     for number, url in enumerate(urls, start=1):
         try:
@@ -30,7 +33,7 @@ def decoded(urls: Sequence[str], decode: Callable[[bytes], Pixels]) -> list[Pixe
             pixels += _pixels(image)
             if pixels <= MOST_PIXELS:
                 images.append(decode(image))
-        except Exception as error:  # each format fails in ways of its own
+        except Exception as error:  # each image format raises errors of its own
             raise InvalidPrompt(f"Image {number} cannot be read: {shortened(str(error))}", param="input") from error
         if pixels > MOST_PIXELS:
             message = f"There are more than {MOST_PIXELS:,} pixels in the images up to number {number}."
@@ -39,6 +42,6 @@ def decoded(urls: Sequence[str], decode: Callable[[bytes], Pixels]) -> list[Pixe
 
 
 def _pixels(image: bytes) -> int:
-    """How many an image says that it has, without reading them."""
+    """Read the number of pixels from the image's header, without decoding them."""
     with Image.open(BytesIO(image)) as opened:
         return opened.width * opened.height

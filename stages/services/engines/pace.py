@@ -1,7 +1,8 @@
-"""Pace: how many tokens of a stream come at once, so that a loop with more to do than time does less for each.
+"""Adapt vLLM's stream interval (tokens per output) to the load of the event loop.
 
-A token by itself costs nearly as much on its way to a client as eight together.  So streams get each token as it comes
-while the loop has time, and up to `MOST` at once while it has none.  The first token of a stream never waits.
+Sending one token to a client costs nearly as much as sending eight at once.  So streams get each token as it is
+generated while the loop has time, and up to `MOST` tokens at once while it is overloaded.  The first token of a stream
+never waits.
 """
 
 from __future__ import annotations
@@ -15,28 +16,30 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 MOST = 8
-"""Tokens that come at once where there is the most to do."""
+"""Maximum tokens per output, under the highest load."""
 
 PERIOD = 0.1
-"""Seconds between two looks."""
+"""Seconds between two measurements."""
 
 BUSY, FREE = 0.7, 0.3
-"""The share of its time in which a loop works, above which it has too much to do, and below which it has time.
+"""Share of its time that a loop works: above ``BUSY`` it is overloaded, below ``FREE`` it has time.
 
-Half the interval is at most twice the work: from below the one it does not lead beyond the other."""
+Halving the interval at most doubles the load, so a loop below ``FREE`` cannot jump above ``BUSY``."""
 
 LATE, PUNCTUAL = 0.02, 0.005
-"""Seconds.  A loop whose timers are so late has too much to do, however little it works: it shares its processor."""
+"""Timer delay in seconds: above ``LATE`` the loop is overloaded, below ``PUNCTUAL`` it is not.
+
+A loop that works little can still be late if it shares its processor with other processes."""
 
 
 class Pace:
-    """The machine: how many tokens come at once."""
+    """State machine for the number of tokens per output.  It does no I/O."""
 
     def __init__(self) -> None:
         self.interval = 1
 
     def feed(self, busy: float, late: float) -> int:
-        """Take how the loop did since the last time: its share of work, and by how many seconds a timer was late."""
+        """Return the next interval: ``busy`` is the share of time worked, ``late`` a timer's delay in seconds."""
         if busy > BUSY or late > LATE:
             self.interval = min(self.interval * 2, MOST)
         elif busy < FREE and late < PUNCTUAL:
@@ -45,9 +48,10 @@ class Pace:
 
 
 async def keep_pace(states: Mapping[str, Any]) -> None:
-    """Set the pace of the requests whose ``states`` vLLM's output processor has, by how this loop does.
+    """Set the stream interval of running requests by this loop's load, until cancelled.
 
-    These states are no public part of vLLM: where they are not as expected, streams keep the pace that they have.
+    ``states`` are the request states of vLLM's output processor.  They are not a public interface: if they are not as
+    expected, an error is logged, and streams keep their interval.
     """
     try:
         await _keep_pace(states)
@@ -67,9 +71,10 @@ async def _keep_pace(states: Mapping[str, Any]) -> None:
 
 
 def set_pace(state: Any, interval: int) -> int:
-    """Let the tokens of a request come so many at once, or two where some of them still wait; returns how many.
+    """Set the stream interval of a request; return the interval set.
 
-    For an interval of one vLLM neither sends what waits, nor counts what it sends.
+    With an interval of one, vLLM neither sends the tokens held back nor counts the tokens it sends.  So the count is
+    caught up when leaving that interval, and an interval of at least two is kept while tokens are held back.
     """
     generated = state.detokenizer.num_output_tokens()
     if state.stream_interval == 1:

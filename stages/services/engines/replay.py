@@ -1,4 +1,4 @@
-"""An engine that says again what another one said: the recorded tokens of a fixture."""
+"""An engine that replays recorded tokens from a fixture file."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ class ReplayEngine:
     vocabulary_size: int = VOCABULARY_SIZE
     models: tuple[str, ...] = ("recorded",)
     _running: set[str] = field(default_factory=set)
-    """The ids of the responses that are being answered."""
+    """Ids of the running responses."""
     _turns: dict[str, int] = field(default_factory=dict)
-    """How many turns of each response have been answered."""
+    """Number of turns replayed so far, by response id."""
 
     @property
     def is_alive(self) -> bool:
-        """As alive as its file."""
+        """True if the recording exists."""
         return self.path.is_file()
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
-        """Raise `InvalidPrompt` where there is no recording, or none of so many turns."""
+        """Replay the next turn; raise `InvalidPrompt` if there is no recording, or no further turn in it."""
         response_id = prompt.response.id
         recorded = self._next_turn(response_id)
         self._running.add(response_id)
@@ -53,7 +53,7 @@ class ReplayEngine:
         return recorded[turn]
 
     def _recorded(self) -> list[list[EngineFrame]]:
-        """All turns."""
+        """Return the frames of all turns in the recording."""
         turns: list[list[EngineFrame]] = [[]]
         for frame in read_frames(self.path, TokenFrame):
             if isinstance(frame, GenerationStarted):
@@ -71,13 +71,13 @@ class ReplayEngine:
             yield frame
 
     async def cancel(self, response_id: str) -> bool:
-        """Say nothing more to a response."""
+        """End the frames of a response."""
         is_running = response_id in self._running
         self._running.discard(response_id)
         return is_running
 
     async def stop(self) -> None:
-        """A recording ends by itself."""
+        """Do nothing: a recording ends by itself."""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""

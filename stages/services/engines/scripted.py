@@ -1,4 +1,4 @@
-"""An engine that follows a script: for tests and fault drills, beneath everything of ours."""
+"""An engine that follows a script: for tests and fault drills of the whole pipeline without a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.stages.models.harmony.vocabulary import VOCABULARY_SIZE
 
 @dataclass(frozen=True)
 class Script:
-    """What an engine does with a prompt."""
+    """The engine's behaviour for a prompt."""
 
     token_ids: Sequence[int] = ()
     chunk_size: int = 1
@@ -23,15 +23,15 @@ class Script:
     """Seconds before each chunk."""
     reason: FinishReason = "stop"
     refusal: StageError | None = None
-    """Raised in place of accepting the prompt."""
+    """Raised instead of accepting the prompt."""
     error: Exception | None = None
-    """Raised once all tokens are out."""
+    """Raised after the last token."""
     dies: bool = False
-    """Whether ``error`` takes the engine down with it."""
+    """True if the engine dies with ``error``."""
     endless: bool = False
-    """Whether the tokens come round and round until the consumer leaves."""
+    """True if the tokens are repeated until the consumer leaves."""
     logprobs: Sequence[TokenLogprob] = ()
-    """One for each token; they are told only where the prompt asks for some."""
+    """Log probabilities, one for each token; emitted only if the prompt requests them."""
 
 
 @dataclass
@@ -47,12 +47,12 @@ class ScriptedEngine:
     aborted: int = 0
     prompts: list[Prompt] = field(default_factory=list)
     turns: Sequence[Script] = ()
-    """What is played instead for the first turns of each response."""
+    """Scripts for the first turns of each response, in place of ``script``."""
     _runs: list[_Run] = field(default_factory=list)
 
     @property
     def running(self) -> int:
-        """How many generations are in the engine."""
+        """Number of running generations."""
         return len(self._runs)
 
     @asynccontextmanager
@@ -75,7 +75,7 @@ class ScriptedEngine:
             self._leave(run)
 
     async def cancel(self, response_id: str) -> bool:
-        """Break off what runs for a response."""
+        """Break off the generations for a response."""
         runs = [run for run in self._runs if run.response_id == response_id and not run.is_finished]
         for run in runs:
             run.is_cancelled = True
@@ -84,13 +84,13 @@ class ScriptedEngine:
         return bool(runs)
 
     async def stop(self) -> None:
-        """Break off what runs, and refuse what comes."""
+        """Break off all generations, and refuse new prompts."""
         self.is_stopping = True
         for run in self._runs:
             run.woken.set()
 
     async def close(self) -> None:
-        """The engine is gone."""
+        """Mark the engine as dead."""
         self.is_alive = False
 
     def _next_script(self, response_id: str) -> Script:
@@ -132,7 +132,7 @@ class _Run:
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait, unless the engine has something to tell."""
+        """Sleep, but wake early on `cancel` or `stop`."""
         if not seconds:
             await asyncio.sleep(0)
             return

@@ -1,7 +1,7 @@
 """vLLM in this process: `AsyncLLM`, with token ids in and out.
 
-vLLM's interface moves between releases, and importing it takes seconds and gigabytes: this file alone knows it, inside
-functions.  Written against vLLM 0.32.
+vLLM's interface changes between releases, and importing it takes seconds and gigabytes.  So only this module imports
+it, and only inside functions.  Written against vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ if TYPE_CHECKING:
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
 ANYTHING = r"start: /(.|\n)*/"
-"""A grammar that everything matches."""
+"""A grammar that matches any text."""
 
 _TOO_LONG = re.compile(r"prompt \(length (\d+)\)")
-"""What vLLM calls a prompt that has no room: it says so in words alone."""
+"""vLLM's message about a prompt longer than the context.  Nothing else identifies this error."""
 
 
 class UnknownModel(ValueError):
-    """A model, or an adapter of one, that this server cannot run."""
+    """This server cannot run the model or LoRA adapter."""
 
 
 class NoVllm(ImportError):
@@ -59,7 +59,7 @@ class NoVllm(ImportError):
 
 @dataclass(frozen=True)
 class VllmEngine:
-    """An engine whose workers live in child processes of this one."""
+    """An engine over `AsyncLLM`, with vLLM's workers in child processes."""
 
     _llm: AsyncLLM
     models: tuple[str, ...]
@@ -69,24 +69,24 @@ class VllmEngine:
     """The LoRA adapters, by the names under which they are served."""
 
     _pacing: asyncio.Task[None] | None = None
-    """Sets how many tokens come at once, unless the operator does."""
+    """Task that adapts the stream interval; None if the operator set a fixed one."""
 
     _running: set[_Reading] = field(default_factory=set)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def is_alive(self) -> bool:
-        """False once a worker has died."""
+        """True if no worker has died."""
         return not self._llm.errored
 
     @asynccontextmanager
     async def open(self, prompt: Prompt) -> AsyncGenerator[AsyncIterator[EngineFrame], None]:
-        """Add the request to vLLM's queue; abort it on the way out unless it is finished."""
+        """Add the request to vLLM's queue; abort it on exit unless it is finished."""
         reading = await self._begin(prompt)
-        del prompt  # it may be long, and so may the generation
+        del prompt  # free it, as it may be large and the generation long
         self._running.add(reading)
         try:
-            if self._stopping.is_set():  # asked when it is among those that run: `stop` may come while vLLM takes it
+            if self._stopping.is_set():  # checked after `_begin`, which awaits: `stop` may have been called
                 raise ServerStopping
             async with aclosing(reading.frames()) as frames:
                 yield frames
@@ -96,7 +96,7 @@ class VllmEngine:
                 await self._abort(reading)
 
     async def cancel(self, response_id: str) -> bool:
-        """Abort the request, upon which vLLM puts an end behind whatever nobody has read yet."""
+        """Abort the request; vLLM then queues a final output after those not yet read."""
         found = [reading for reading in self._running if reading.is_for(response_id)]
         for reading in found:
             reading.is_cancelled = True
@@ -108,7 +108,7 @@ class VllmEngine:
             await self._llm.abort(reading.collector.request_id, internal=True)
 
     async def stop(self) -> None:
-        """Tell every generation that runs to end, and those that are being added not to begin."""
+        """End all running generations with `EngineFailed`, and refuse prompts, including those being added."""
         self._stopping.set()
         for reading in self._running:
             reading.collector.put(EngineFailed("The server is stopping."))
@@ -120,7 +120,7 @@ class VllmEngine:
         self._llm.shutdown()
 
     async def warm_up(self, grammar: str = ANYTHING) -> None:
-        """Load the adapters, and pay what the first request with a grammar, or with logprobs, would pay: seconds each.
+        """Load the adapters, and run a request with grammar and logprobs: the first such request takes seconds longer.
 
         Raises `UnknownModel` for an adapter that vLLM cannot load.
         """
@@ -129,7 +129,7 @@ class VllmEngine:
         for adapter in self._adapters.values():
             try:
                 await self._llm.add_lora(adapter)
-            except Exception as error:  # vLLM raises whatever was in the way
+            except Exception as error:  # vLLM raises errors of any type here
                 raise UnknownModel(f"The adapter {adapter.lora_name} cannot be loaded: {error}") from error
         constraint = StructuredOutputsParams(grammar=grammar)
         params = SamplingParams(max_tokens=2, logprobs=0, structured_outputs=constraint)
@@ -156,12 +156,12 @@ class VllmEngine:
                     trace_headers=prompt.scheduling.trace_headers or None,
                     priority=self._priority(prompt),
                 )
-            except asyncio.CancelledError:  # vLLM may have begun with it already
+            except asyncio.CancelledError:  # vLLM may have queued the request already
                 await self._llm.abort(prompt.response.id)
                 raise
 
     async def _read(self, prompt: Prompt) -> dict[str, Any]:
-        """What vLLM is to read: the images beside the tokens that hold their places."""
+        """Build vLLM's prompt: token ids with placeholders for images, and the images."""
         read: dict[str, Any] = {"prompt_token_ids": list(prompt.token_ids)}
         if prompt.images:
             read["multi_modal_data"] = {"image": await asyncio.to_thread(self._images, prompt.images)}
@@ -170,7 +170,7 @@ class VllmEngine:
         return read
 
     def _images(self, urls: Sequence[str]) -> list[Any]:
-        """Images as vLLM takes them, read as the operator says with ``--media-io-kwargs``."""
+        """Decode images for vLLM, with the operator's ``--media-io-kwargs``."""
         from vllm.multimodal.media.image import ImageMediaIO
 
         from penstock.stages.services.engines.images import decoded
@@ -180,7 +180,7 @@ class VllmEngine:
         return decoded(urls, ImageMediaIO(**multimodal.media_io_kwargs.get("image", {})).load_bytes)
 
     def _priority(self, prompt: Prompt) -> int:
-        """Refuse what the scheduler would ignore in silence."""
+        """Return the priority; raise `InvalidPrompt` if the scheduler would silently ignore it."""
         priority = prompt.scheduling.priority
         if priority and self._llm.vllm_config.scheduler_config.policy != "priority":
             raise InvalidPrompt(
@@ -192,7 +192,7 @@ class VllmEngine:
 
 @dataclass(eq=False, slots=True)
 class _Reading:
-    """What is read of one generation; the prompt, which may be long, is no part of it."""
+    """One running generation.  It does not hold the prompt, which may be large."""
 
     response_id: str
     collector: RequestOutputCollector
@@ -203,11 +203,11 @@ class _Reading:
     is_cancelled: bool = False
 
     def is_for(self, response_id: str) -> bool:
-        """Whether the response with this id is waiting for more of it."""
+        """Return True if this is an unfinished generation for the response with this id."""
         return self.response_id == response_id and not self.is_finished
 
     async def frames(self) -> AsyncGenerator[EngineFrame, None]:
-        """Pass on every token of every output: vLLM merges the outputs that a slow reader has not taken yet."""
+        """Yield all tokens, then the end.  vLLM merges outputs that were not read in time into one."""
         cached_tokens, prompt_tokens = 0, None
         with _faults():
             while True:
@@ -229,15 +229,16 @@ class _Reading:
 
 
 def _logprobs(flat: FlatLogprobs, top: int | None) -> tuple[TokenLogprob, ...]:
-    """Those of each token; ``top`` is how many alternatives to report beside it."""
+    """Convert vLLM's log probabilities; ``top`` is the number of alternatives to report for each token."""
     ranges = zip(flat.start_indices, flat.end_indices, strict=True)
     return tuple(_logprob(flat.token_ids[start:end], flat.logprobs[start:end], top) for start, end in ranges)
 
 
 def _logprob(token_ids: list[int], logprobs: list[float], top: int | None) -> TokenLogprob:
-    """The token that came stands first, and the likeliest ones behind: not always a second time, if it is of them.
+    """Convert one token's log probabilities.
 
-    Tokens that a grammar forbids are no alternatives.
+    vLLM lists the generated token first, then the likeliest tokens, which may or may not repeat it.  Tokens that a
+    grammar forbids are left out.
     """
     possible = {token: value for token, value in zip(token_ids, logprobs, strict=True) if value > -inf}
     likeliest = sorted(possible.items(), key=itemgetter(1), reverse=True)
@@ -261,18 +262,18 @@ def _sampling_params(prompt: Prompt) -> SamplingParams:
         stop=list(sampling.stop),
         stop_token_ids=list(prompt.stop_token_ids),
         logprobs=sampling.logprobs,
-        flat_logprobs=True,  # a few lists, where the default makes an object for each alternative of each token
-        # vLLM writes into the constraints that it is given: each request has its own.
+        flat_logprobs=True,  # saves an object for each alternative of each token
+        # A new object for each request, as vLLM modifies it.
         structured_outputs=prompt.grammar and StructuredOutputsParams(grammar=prompt.grammar),
         output_kind=RequestOutputKind.DELTA,
-        detokenize=bool(sampling.stop),  # only to look for these texts
+        detokenize=bool(sampling.stop),  # only needed to search for stop strings
         skip_special_tokens=False,
     )
 
 
 @contextmanager
 def _placing(prompt: Prompt) -> Iterator[None]:
-    """Turn what vLLM says where it does not get on with the images of a prompt into our error."""
+    """Turn vLLM's errors about the images of a prompt into `InvalidPrompt`."""
     try:
         yield
     except (AssertionError, ValueError) as error:
@@ -287,7 +288,7 @@ def _placing(prompt: Prompt) -> Iterator[None]:
 
 @contextmanager
 def _refusals(context_length: int) -> Iterator[None]:
-    """Turn what vLLM says to a request that it does not take into our errors."""
+    """Turn vLLM's errors about a request that it refuses into ours."""
     from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 
     try:
@@ -296,7 +297,7 @@ def _refusals(context_length: int) -> Iterator[None]:
     except GracefulHTTPError as error:
         raise EngineOverloaded("The engine's queue is full. Try again in a moment.") from error
     except VLLMValidationError as error:
-        if too_long := _TOO_LONG.search(error.args[0]):  # with its images, which were a token each before
+        if too_long := _TOO_LONG.search(error.args[0]):  # only vLLM knows the length with all image tokens
             raise ContextTooLong(int(too_long[1]), context_length) from error
         param = error.parameter and PARAMETERS.get(error.parameter, error.parameter)
         raise InvalidPrompt(error.args[0], param=param) from error
@@ -319,22 +320,22 @@ def _faults() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class VllmPlan:
-    """What a command line asks of vLLM, understood: nothing of the model is loaded yet but its config."""
+    """A parsed vLLM command line.  Of the model, only the config is loaded yet."""
 
     config: VllmConfig
     _arguments: AsyncEngineArgs
     _modules: Sequence[Any]
     """The LoRA adapters."""
     _is_paced: bool = False
-    """Whether the operator leaves it to us how many tokens come at once."""
+    """True if the stream interval adapts to the load, because the operator did not set it."""
 
     @property
     def speaks_harmony(self) -> bool:
-        """Whether the model does."""
+        """True if the model is a gpt-oss, which uses the harmony format."""
         return speaks_harmony(self.config)
 
     def start(self) -> VllmEngine:
-        """Load the model, which takes from ten seconds to minutes; call it in the event loop."""
+        """Load the model, which takes ten seconds to minutes.  Call it in a running event loop, which it blocks."""
         from vllm.lora.request import LoRARequest
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -352,14 +353,14 @@ class VllmPlan:
 
 
 def speaks_harmony(config: VllmConfig) -> bool:
-    """Whether the model of ``config`` is a gpt-oss; all others have a chat template."""
+    """Return True if the model is a gpt-oss.  All other models use a chat template."""
     return bool(config.model_config.hf_config.model_type == "gpt_oss")
 
 
 def plan_vllm(model: str, arguments: Sequence[str]) -> VllmPlan:
-    """Read ``arguments`` as vLLM's own command line takes them, and the config of ``model``.
+    """Parse ``arguments`` with vLLM's own parser, and load the config of ``model``.
 
-    Exits with a message for arguments that vLLM does not know.  Raises `NoVllm` where it is not installed.
+    Exits with a message for arguments that vLLM does not know.  Raises `NoVllm` if vLLM is not installed.
     """
     if find_spec("vllm") is None:
         raise NoVllm("vLLM is not installed here: install vllm, or name an engine elsewhere with --engine URL.")
@@ -373,9 +374,9 @@ def plan_vllm(model: str, arguments: Sequence[str]) -> VllmPlan:
 
 
 def _read_arguments(arguments: Sequence[str]) -> tuple[AsyncEngineArgs, list[Any]]:
-    """What the command line says of the engine, and the LoRA modules, which are for whoever serves it.
+    """Parse the engine arguments and the LoRA modules, which vLLM reads in its server rather than its engine.
 
-    The stream interval is None where it says nothing of that.
+    The stream interval is None if the command line does not set it.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import LoRAParserAction
@@ -393,5 +394,5 @@ def _read_arguments(arguments: Sequence[str]) -> tuple[AsyncEngineArgs, list[Any
         raise SystemExit(
             f"penstock: structured output needs the backend guidance, and {structured.backend} is asked for"
         )
-    structured.backend = "guidance"  # our grammars are in its dialect
+    structured.backend = "guidance"  # our grammars use its dialect
     return engine_args, namespace.lora_modules

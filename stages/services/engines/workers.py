@@ -1,7 +1,7 @@
-"""vLLM's own processes: they end with the server, however it ends.
+"""Make vLLM's worker processes end with the server, even if it is killed.
 
-By itself vLLM never notices that whoever started it was killed.  It would go on with what was asked, and keep the
-memory of the GPU, so that no other server could start.
+vLLM itself does not notice that its parent process was killed.  Its workers would go on generating and keep the GPU
+memory, so that no other server could start.
 """
 
 from __future__ import annotations
@@ -13,29 +13,30 @@ import signal
 import sys
 
 MARK = "_PENSTOCK_ENGINE"
-"""Set in the environment of the processes that are ours."""
+"""Environment variable that marks the worker processes of this server."""
 
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
 def mark_workers() -> None:
-    """Have the vLLM processes that this one starts from now on end with it; call it from the main thread.
+    """Make vLLM processes started from now on end with this one.
 
-    They are started anew instead of forked, as a copy of a server would keep its port.
+    Start them from the main thread: to the kernel, a process loses its parent when the thread that started it ends.
+    They are spawned instead of forked, because a forked copy of the server would keep its port open.
     """
     os.environ[MARK] = "1"
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 
 
 def end_with_parent() -> None:
-    """Ask the kernel to kill this process once the one that started it is gone.
+    """Make the kernel kill this process when its parent dies.
 
-    A plugin of vLLM, by ``pyproject.toml``, which each of its processes calls before it does anything else; in those
-    of other programs it does nothing.
+    This is a vLLM plugin (see ``pyproject.toml``): each vLLM process calls it first.  It does nothing in processes
+    of other programs, and only works on Linux.
     """
     parent = multiprocessing.parent_process()
     if parent is None or MARK not in os.environ or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent.pid:  # it was gone before
+    if os.getppid() != parent.pid:  # the parent died before the call
         os.kill(os.getpid(), signal.SIGKILL)

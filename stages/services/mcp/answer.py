@@ -1,4 +1,4 @@
-"""What a tool returned, as text for the model: there is no other way to show it anything."""
+"""Convert the result of an MCP tool to text, as the model cannot read anything else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.stages.services.tools import Outcome
 
 
 def outcome(result: CallToolResult, secrets: Hidden) -> Outcome:
-    """How a call ended that was answered."""
+    """Convert the result of a call to an `Outcome`, with ``secrets`` hidden."""
     text = secrets.hide("\n".join(_texts(result)))
     return tool_failure(text or "The tool failed.").outcome if result.is_error else Outcome(text)
 

@@ -1,9 +1,9 @@
-"""Which MCP servers the operator has, and how each is reached: the file that most MCP clients share.
+"""Read the operator's MCP servers from a file, in the format that most MCP clients share.
 
     {"mcpServers": {"files": {"command": "npx", "args": ["-y", "some-server"], "env": {"TOKEN": "${FILES_TOKEN}"}},
                     "wiki": {"url": "https://wiki.example/mcp", "headers": {"Authorization": "Bearer ${WIKI}"}}}}
 
-``${NAME}`` is taken from the environment, so that the file need hold no secret.
+``${NAME}`` is replaced from the environment, so that the file need not hold secrets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HttpTransport: TypeAlias = Literal["http", "sse"]
 
 @dataclass(frozen=True)
 class StdioServer:
-    """A program that is started as a child, and spoken to over its stdin and stdout."""
+    """A program that runs as a child process, and communicates over its stdin and stdout."""
 
     command: str
     args: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class StdioServer:
 
 @dataclass(frozen=True)
 class HttpServer:
-    """A server at a URL; without a ``transport`` it is found out which of the two it speaks."""
+    """A server at a URL; with no ``transport``, it is detected on connecting."""
 
     url: str = field(repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -45,7 +45,7 @@ ServerConfig: TypeAlias = StdioServer | HttpServer
 
 
 class WrongServers(ValueError):
-    """What is wrong with the file, for the operator to read."""
+    """The file cannot be read or is invalid; the message is for the operator."""
 
 
 class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,14 +60,14 @@ class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    mcpServers: dict[str, msgspec.Raw]  # noqa: N815 - the file has it so
+    mcpServers: dict[str, msgspec.Raw]  # noqa: N815 - the key in the file
 
 
 _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
 def read_servers(path: Path) -> dict[str, ServerConfig]:
-    """The servers of a file by their labels; raises `WrongServers`."""
+    """Return the servers in a file by label; raise `WrongServers` if it is unreadable or invalid."""
     try:
         entries = msgspec.json.decode(path.read_bytes(), type=_File).mcpServers
     except OSError as error:
@@ -112,7 +112,7 @@ def _all_filled(place: str, texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def _filled(place: str, text: str) -> str:
-    """``text`` with what it takes from the environment."""
+    """Replace each ``${NAME}`` in ``text``; raise `WrongServers` if it is not in the environment."""
 
     def value(found: re.Match[str]) -> str:
         if (said := os.environ.get(found[1])) is None:

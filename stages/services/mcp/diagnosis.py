@@ -1,6 +1,6 @@
-"""What an exception of the SDK, or of what is below it, means to the client.
+"""Convert exceptions of the SDK and the libraries below it to errors for the client.
 
-Exceptions come in nested groups, and their texts hold URLs, so most of them are told in words of our own.
+Exceptions come in nested groups, and their messages contain URLs.  So most of them get a message of our own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from penstock.stages.services.web.ssrf import Blocked
 
 
 def diagnosed(error: BaseException, statuses: Sequence[int], seconds: float, secrets: Hidden) -> Failure:
-    """The `Failure` that ``error`` is, where HTTP ``statuses`` were met on the way within so many ``seconds``."""
+    """Return the `Failure` for ``error``.
+
+    ``statuses`` are the HTTP error statuses of the requests made, ``seconds`` is the time limit for the message about a
+    timeout, and ``secrets`` are hidden from the message.
+    """
     leaves = tuple(_leaves(error))
     for leaf in leaves:
         if isinstance(leaf, Failure):

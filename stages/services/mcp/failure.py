@@ -1,4 +1,4 @@
-"""Why a server could not be asked or a call failed, in words for the client, and in the forms of the API."""
+"""Errors of MCP servers and calls: a message for the client, and the error object of the OpenAI API."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ TIMED_OUT = -32001
 INVALID_PARAMS = -32602
 
 LONGEST = 4000
-"""Characters of an error that are told: it may be anything that a server says."""
+"""Maximum characters of an error message.  A server may send a message of any length."""
 
 
 class Failure(Exception):
-    """What went wrong; ``form`` is how an ``mcp_call`` tells it."""
+    """An MCP server or call failed; ``form`` is the error object of an ``mcp_call`` item."""
 
     def __init__(self, message: str, form: dict[str, Any]) -> None:
         super().__init__(message)
@@ -24,18 +24,18 @@ class Failure(Exception):
 
     @property
     def outcome(self) -> Outcome:
-        """The call that ended so."""
+        """The outcome of a call that failed with this error."""
         return Outcome(error=str(self), data=(self.form,))
 
 
 def protocol_failure(code: int, message: str) -> Failure:
-    """The server could not be spoken with, or said no."""
+    """Return the failure of a server that cannot be reached, breaks the protocol or refuses; ``code`` is JSON-RPC's."""
     message = message[:LONGEST]
     return Failure(message, {"type": "mcp_protocol_error", "code": code, "message": message})
 
 
 def http_failure(status: int) -> Failure:
-    """The server answered with an HTTP status."""
+    """Return the failure for an HTTP error status."""
     try:
         phrase = HTTPStatus(status).phrase
     except ValueError:
@@ -45,11 +45,11 @@ def http_failure(status: int) -> Failure:
 
 
 def tool_failure(message: str) -> Failure:
-    """The tool ran, and says that it failed."""
+    """Return the failure for a tool that ran and reported an error."""
     message = message[:LONGEST]
     return Failure(message, {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": message}]})
 
 
 def too_slow(seconds: float) -> Failure:
-    """The time is up."""
+    """Return the failure for a server that exceeded the time limit."""
     return protocol_failure(TIMED_OUT, f"The server did not answer within {seconds:g} seconds.")

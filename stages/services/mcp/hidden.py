@@ -1,4 +1,4 @@
-"""What a server is told in confidence, and how it is kept out of all that others read."""
+"""Hide the secrets in a server's configuration from text that models and clients read."""
 
 from __future__ import annotations
 
@@ -9,32 +9,33 @@ from urllib.parse import unquote, urlsplit
 from penstock.stages.services.mcp.config import HttpServer, ServerConfig
 
 _SHORTEST = 8
-"""Characters: what is shorter is no secret, and may well be part of a word."""
+"""Minimum length of a secret in characters.  A shorter text may be part of an ordinary word."""
 
 _PUBLIC = frozenset(
     ("accept", "accept-encoding", "accept-language", "cache-control", "content-type", "origin", "referer", "user-agent")
 )
 
 _SECRETIVE = re.compile("key|token|secret|passw|pwd|auth|credential", re.IGNORECASE)
-"""Names of variables for what is secret: what else a program is told, its tools may well speak of."""
+"""Names of environment variables that hold secrets.  Other values may appear in tool results."""
 
 
 class Hidden:
-    """Texts that nobody else may read."""
+    """Secrets to be removed from texts."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         longest_first = sorted({secret for secret in secrets if len(secret) >= _SHORTEST}, key=len, reverse=True)
         self._found = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
     def hide(self, text: str) -> str:
-        """``text`` without them."""
+        """Return ``text`` with each secret replaced by ``[hidden]``."""
         return self._found.sub("[hidden]", text) if self._found else text
 
 
 def hidden(config: ServerConfig) -> Hidden:
-    """What the settings of a server hide.
+    """Return the secrets in a server's configuration.
 
-    That is the values of its headers, the password and query of its URL, and the variables that are secret by name.
+    They are the header values except for well-known public headers, the password and query of the URL, and environment
+    variables with a name that suggests a secret.
     """
     if isinstance(config, HttpServer):
         return Hidden((*_of_headers(config.headers), *_of_url(config.url)))

@@ -1,7 +1,7 @@
-"""An MCP server of the operator's in the place of a built-in tool.
+"""Use an operator's MCP server in place of a built-in tool.
 
-Every response gets a connection of its own, and over HTTP tells its id: what these tools remember, variables or pages,
-is for nobody else.
+Each response has its own connection, and over HTTP sends its id.  These tools keep state, such as variables or pages,
+which responses must not share.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from penstock.stages.services.mcp.session import McpSession, arguments
 from penstock.stages.services.tools import Outcome, Session, bounded
 
 LONGEST = 64_000
-"""Characters of a result that an item shows, as many as of the tools that are built in."""
+"""Maximum characters of a result, the same as for the built-in tools."""
 
 SESSION_HEADER = "x-session-id"
-"""How servers of tools for gpt-oss tell one conversation from another."""
+"""HTTP header that identifies a session to gpt-oss tool servers."""
 
 
 class McpHost:
-    """A `Host` that runs the calls of a built-in tool on the server that has its name for a label."""
+    """A `Host` that runs a built-in tool on the operator's MCP server labelled with the tool's name."""
 
     def __init__(self, servers: McpServers, kind: HostedKind) -> None:
         self._servers = servers
         self._kind: HostedKind = kind
 
     def session(self, conversation: Conversation) -> Session:
-        """A session for one response."""
+        """Return a session for one response."""
         inner = self._servers.private_session(self._kind, {SESSION_HEADER: conversation.response.id})
         return _SESSIONS[self._kind](inner)
 
     async def close(self) -> None:
-        """The servers close their connections themselves."""
+        """Do nothing: `McpServers` closes the connections."""
 
 
 class _HostedSession:
@@ -44,11 +44,11 @@ class _HostedSession:
         self._inner = inner
 
     def action(self, name: str, text: str) -> dict[str, Any] | None:
-        """The text says all of it."""
+        """Return None: the item shows the text itself, and needs no other form."""
         return None
 
     async def run(self, name: str, text: str, seconds: float) -> Outcome:
-        """Run a call, and show of it what the tool's items show."""
+        """Run a call; ``data`` of the outcome has the form of the built-in tool's items."""
         try:
             outcome = await self._inner.call(name, self._arguments(text), seconds)
         except Failure as failure:
@@ -57,7 +57,7 @@ class _HostedSession:
         return replace(outcome, data=self._shown(outcome))
 
     async def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         await self._inner.close()
 
     def _arguments(self, text: str) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class _Python(_HostedSession):
 
 class _Browser(_HostedSession):
     def action(self, name: str, text: str) -> dict[str, Any] | None:
-        """As far as the arguments tell it: where a number leads, only the server knows."""
+        """Build the action from the arguments.  A link given by number has no URL here: only the server knows it."""
         try:
             said = arguments(text)
         except Failure:

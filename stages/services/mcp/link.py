@@ -1,7 +1,8 @@
-"""A server as one reaches it, whether it is connected at the moment or not.
+"""A link to an MCP server, which connects when needed.
 
-A connection is opened at the first need and again when it was lost, at most so often.  A call that was under way when
-its connection broke may have done its work, so it is made again only where that does no harm.
+A connection is opened by the first call, and again by the next call after it was lost.  If the server is down, calls
+fail at once until a growing delay has passed.  A call may have taken effect before its connection broke, so it is
+repeated only if that is harmless.
 """
 
 from __future__ import annotations
@@ -30,22 +31,22 @@ from penstock.stages.services.web.ssrf import AllowedNetworks
 
 MOST_TOOLS = 2000
 LARGEST_LISTING = 2 * 2**20
-"""Bytes of all names, descriptions and schemas together; what is longer no model could read."""
+"""Maximum bytes of a listing as JSON.  A longer one would not fit a model's context."""
 _MOST_PAGES = 500
 
 _FIRST_DELAY = 0.2
 _LONGEST_DELAY = 5.0
-"""Seconds between two attempts to connect to a server that is down."""
+"""Seconds between attempts to connect to a server that is down, doubled from `_FIRST_DELAY` up to this."""
 
 _CLOSING = 1.0
-"""Seconds that whoever closes a link waits for it; what takes longer goes on without them."""
+"""Seconds that `Link.close` waits.  A connection that takes longer goes on closing in the background."""
 
 Result = TypeVar("Result")
 Work: TypeAlias = Callable[[Client], Awaitable[Result]]
 
 
 class Link:
-    """A way to one server; ``connections`` holds those that it has."""
+    """A link to one server.  Its connections are in ``connections`` until they are closed."""
 
     def __init__(
         self,
@@ -63,11 +64,11 @@ class Link:
         self._delay = _FIRST_DELAY
 
     async def tools(self, seconds: float) -> Tools:
-        """All tools that the server offers; raises `Failure`."""
+        """Return all tools that the server offers; raise `Failure`."""
         return await self._asked(_listed, seconds, is_repeatable=True)
 
     async def call(self, name: str, arguments: dict[str, Any], seconds: float, *, is_repeatable: bool) -> Outcome:
-        """Call a tool; a connection that breaks meanwhile is tried again only where the call ``is_repeatable``."""
+        """Call a tool.  If the connection breaks meanwhile, the call is repeated only if it ``is_repeatable``."""
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
         try:
             result = await self._asked(partial(_called, request), seconds, is_repeatable)
@@ -76,7 +77,7 @@ class Link:
         return answer.outcome(result, self._secrets)
 
     async def close(self) -> None:
-        """Connect no more, and end the connection there is."""
+        """Close the connection, and open no more."""
         self._is_closed = True
         if self._connection is not None:
             self._connection.end()
@@ -87,7 +88,7 @@ class Link:
             try:
                 async with asyncio.timeout(seconds):
                     return await self._worked(work, statuses, is_repeatable)
-            except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - whatever it is, it is told
+            except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - reported as a `Failure`
                 raise diagnosed(error, statuses, seconds, self._secrets) from None
 
     async def _worked(self, work: Work[Result], statuses: list[int], is_repeatable: bool) -> Result:
@@ -96,20 +97,20 @@ class Link:
             return await work(await connection.client())
         except MCPError as error:
             if error.code == INVALID_REQUEST and 404 in statuses:
-                connection.end()  # the server has begun anew, and did nothing; another call may have noticed before
+                connection.end()  # the server has lost the session (MCP: status 404), so it ran nothing
             elif not is_repeatable or error.code != CONNECTION_CLOSED:
                 raise
         statuses.clear()
         return await work(await self._connected().client())
 
     def _connected(self) -> Connection:
-        """The connection that calls take now, which may still be opening."""
+        """Return the current connection, which may still be opening, or open a new one."""
         if self._connection is None or self._connection.is_over:
             self._connection = self._next(self._connection)
         return self._connection
 
     def _next(self, last: Connection | None) -> Connection:
-        """A new connection in place of the ``last``, unless it is too early for that."""
+        """Return a new connection; raise the ``last`` one's failure if it is too early for another attempt."""
         if self._is_closed:
             raise protocol_failure(CONNECTION_CLOSED, "The connection to the server is closed.")
         now = asyncio.get_running_loop().time()
@@ -124,13 +125,16 @@ class Link:
 
 
 async def _called(request: CallToolRequest, client: Client) -> CallToolResult:
-    """Call past the client's own method, which lets patterns of the server's schema run over the server's result."""
+    """Send the call through the session, as the client's own method would validate the result.
+
+    It would run the regular expressions of an untrusted server's schema on that server's result.
+    """
     try:
         return await client.session.send_request(request, CallToolResult)
     except MCPError as error:
         if error.code != HEADER_MISMATCH:
             raise
-    await _listed(client)  # from which the SDK learns what arguments go into headers
+    await _listed(client)  # the SDK learns from a listing which arguments go into headers
     return await client.session.send_request(request, CallToolResult)
 
 

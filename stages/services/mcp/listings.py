@@ -1,4 +1,4 @@
-"""What servers offer, asked once and then remembered for a while."""
+"""Cache the tool listings of MCP servers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.pipeline.protocol.items import ListedTool
 from penstock.stages.services.mcp.failure import CONNECTION_CLOSED, protocol_failure
 
 Key: TypeAlias = tuple[str, bytes]
-"""Where a server is, and a hash of what it is told beside: others may be offered other tools."""
+"""A server's URL or label, and a hash of the request's headers, as the tools offered may depend on them."""
 Tools: TypeAlias = tuple[ListedTool, ...]
 
 
 class Listings:
-    """Listings of the latest ``most`` servers, each fresh for ``seconds``; those who ask at once ask together."""
+    """Listings of the latest ``most`` servers, valid for ``seconds``.  Concurrent requests for one are merged."""
 
     def __init__(self, seconds: float, most: int = 64, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds
@@ -28,9 +28,9 @@ class Listings:
         self._tasks: set[asyncio.Task[Tools]] = set()
 
     async def get(self, key: Key, ask: Callable[[], Coroutine[Any, Any, Tools]]) -> Tools:
-        """What the server offers; raises what ``ask`` raises, which is not remembered.
+        """Return the listing of a server, fetched by ``ask`` if it is not cached.
 
-        Whoever stops waiting leaves the others their answer.
+        Errors raised by ``ask`` are passed on and not cached.  Cancelling one caller does not affect the others.
         """
         if (known := self.known(key)) is not None:
             return known
@@ -44,17 +44,17 @@ class Listings:
         return task.result()
 
     def known(self, key: Key) -> Tools | None:
-        """What the server offered a while ago at most."""
+        """Return the cached listing, or None if there is none or it has expired."""
         at, tools = self._known.get(key, (-self._seconds, None))
         return tools if self._clock() - at < self._seconds else None
 
     def forget(self, key: Key) -> None:
-        """The server offers something else by now; what is being asked may come too late to be remembered."""
+        """Drop a listing that has changed.  A request in flight may return the old one, so it is not cached either."""
         self._known.pop(key, None)
         self._asking.pop(key, None)
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Cancel all requests in flight."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -79,4 +79,4 @@ class Listings:
     def _answered(self, task: asyncio.Task[Tools]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # those who wait are told; where nobody waits, it is no news
+            task.exception()  # mark it as retrieved: callers get it from `get`

@@ -1,7 +1,8 @@
-"""HTTP for MCP servers: only to addresses that may be connected to, and never more than can be held.
+"""HTTP for MCP servers, limited to permitted addresses and to bodies of bounded size.
 
-A name is resolved here, each of its addresses is checked, and one that passed is connected to: between the check and
-the connection there is nothing to be changed.  That holds for redirects as well, as each of them connects anew.
+A host name is resolved here, each address is checked, and the connection goes to a checked address, not to the name.
+So DNS cannot change the target between check and connection.  Redirects are covered too, as each of them opens a
+connection in the same way.
 """
 
 from __future__ import annotations
@@ -18,25 +19,26 @@ import httpx2
 from penstock.stages.services.web.ssrf import AllowedNetworks, Blocked, check_address
 
 LARGEST = 16 * 2**20
-"""Bytes of an answer, or of an event of a stream."""
+"""Maximum bytes of a response body, or of one event of a stream."""
 
 CONNECTING = 10.0
 READING = 600.0
-"""Seconds without a byte; streams are silent while a tool runs."""
+"""Seconds without a byte before a read times out.  It is long, as streams are silent while a tool runs."""
 
 _TRY = 3.0
-"""Seconds for one of several addresses."""
+"""Seconds to try each address of a host before the next one.  The last one has the remaining time."""
 
 _TLS = httpx2.create_ssl_context()
-"""Made once, as it reads all certificates of the machine."""
+"""Created once, because that loads all root certificates."""
 
 Note: TypeAlias = Callable[[httpx2.Response], Awaitable[None]]
 
 
 def http_client(headers: Mapping[str, str], note: Note, allowed: AllowedNetworks | None = None) -> httpx2.AsyncClient:
-    """A client that sends these ``headers`` with every request, and has ``note`` look at every response.
+    """Return a client that sends ``headers`` with each request and calls ``note`` with each response.
 
-    With ``allowed`` it connects to public addresses and to those; without it to all, by the proxies of the environment.
+    With ``allowed``, it connects only to public and to allowed addresses.  Without, it connects to any address, and
+    uses the proxies set in the environment.
     """
     return httpx2.AsyncClient(
         headers=dict(headers),
@@ -49,19 +51,19 @@ def http_client(headers: Mapping[str, str], note: Note, allowed: AllowedNetworks
 
 
 class GuardedTransport(httpx2.AsyncHTTPTransport):
-    """HTTP by way of a `GuardedBackend`, for servers that nobody here knows."""
+    """HTTP over a `GuardedBackend`, for servers named by clients, which the operator does not know."""
 
     def __init__(self, allowed: AllowedNetworks) -> None:
         super().__init__(verify=_TLS, trust_env=False)
         self._pool = httpcore2.AsyncConnectionPool(
             ssl_context=_TLS,
-            max_connections=None,  # each call that runs has one, and none may wait for another's end
+            max_connections=None,  # one for each running call: none may wait for another
             network_backend=GuardedBackend(allowed),
         )
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request, and bound what comes back; streams of events are bounded where they are read."""
-        request.headers["Accept-Encoding"] = "identity"  # compressed, a few bytes may be any number of them
+        """Send a request, and limit the size of the body.  The events of a stream are limited by its reader."""
+        request.headers["Accept-Encoding"] = "identity"  # a few compressed bytes may expand to gigabytes
         response = await super().handle_async_request(request)
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
@@ -76,7 +78,7 @@ def _is_event_stream(response: httpx2.Response) -> bool:
 
 
 class _Bounded(httpx2.AsyncByteStream):
-    """As much of a body as can be held."""
+    """A body that raises `httpx2.StreamError` after `LARGEST` bytes."""
 
     def __init__(self, inner: httpx2.AsyncByteStream) -> None:
         self._inner = inner
@@ -93,7 +95,7 @@ class _Bounded(httpx2.AsyncByteStream):
 
 
 class GuardedBackend(httpcore2.AsyncNetworkBackend):
-    """Connects to public addresses, and to those that are allowed."""
+    """A network backend that connects only to public and to allowed addresses."""
 
     def __init__(self, allowed: AllowedNetworks) -> None:
         self._allowed = allowed
@@ -103,11 +105,11 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         self,
         host: str,
         port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - the interface has it
+        timeout: float | None = None,  # noqa: ASYNC109 - required by the interface
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> httpcore2.AsyncNetworkStream:
-        """Connect to one of the host's addresses."""
+        """Connect to the first of the host's permitted addresses that accepts."""
         try:
             async with asyncio.timeout(timeout):
                 return await self._first(await self._addresses(host, port), port)
@@ -117,7 +119,10 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
             raise httpcore2.ConnectError(str(error)) from error
 
     async def _addresses(self, host: str, port: int) -> list[str]:
-        """Those of its addresses that may be connected to; raises `Blocked` where there is none."""
+        """Return the host's permitted addresses: all of them if the operator allows the host by name.
+
+        Raises `Blocked` if there are none.
+        """
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
         if self._allowed.names(host):
@@ -134,7 +139,7 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
         return passed
 
     async def _first(self, addresses: list[str], port: int) -> httpcore2.AsyncNetworkStream:
-        """The first of some addresses that answers."""
+        """Connect to the first address that accepts."""
         for address in addresses[:-1]:
             with suppress(httpcore2.ConnectError, httpcore2.ConnectTimeout):
                 return await self._inner.connect_tcp(address, port, _TRY)

@@ -1,7 +1,7 @@
-"""How a connection to an MCP server is opened: its transport, and the client of the SDK upon it.
+"""Open a connection to an MCP server: its transport, and the SDK's client on top.
 
-The SDK tells of an HTTP error only that there was one.  Its status is noted beside, for the call that met it: requests
-are sent in the context of whoever asked.
+The SDK's exceptions do not contain the status of an HTTP error.  So it is recorded in a context variable, and thus for
+the right call, because a request is sent in the context of its caller.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from penstock.stages.services.mcp.hidden import Hidden
 from penstock.stages.services.mcp.network import LARGEST, READING, http_client
 from penstock.stages.services.web.ssrf import AllowedNetworks
 
-# They log whole URLs, and messages with all that they hold.
+# These libraries log whole URLs and messages, which contain secrets.
 for name in ("httpx2", "httpcore2", "mcp"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
 Transport: TypeAlias = AbstractAsyncContextManager[tuple[Any, Any]]
 
 _NO_SUCH_TRANSPORT = frozenset((404, 405))
-"""How servers that only know SSE answer a POST to where their stream is."""
+"""HTTP statuses with which a server that only knows SSE answers a POST to the URL of its stream."""
 
 _statuses: ContextVar[list[int] | None] = ContextVar("statuses", default=None)
 
 
 @contextmanager
 def statuses_noted() -> Generator[list[int], None, None]:
-    """The HTTP errors that requests from within the block are answered with."""
+    """Collect the HTTP error statuses of requests that are sent from within the block."""
     statuses: list[int] = []
     token = _statuses.set(statuses)
     try:
@@ -54,7 +54,7 @@ def statuses_noted() -> Generator[list[int], None, None]:
 
 @dataclass(frozen=True)
 class Opening:
-    """What it takes to open a connection; ``allowed`` as in `http_client`."""
+    """The parameters of a connection.  ``allowed`` is passed to `http_client`."""
 
     config: ServerConfig
     allowed: AllowedNetworks | None
@@ -63,18 +63,22 @@ class Opening:
 
     @property
     def seconds(self) -> float:
-        """How long it may take: a program may have to be installed first."""
+        """Timeout in seconds for opening.  It is longer for a program, which may have to be installed first."""
         return 60.0 if isinstance(self.config, StdioServer) else 15.0
 
     @property
     def closing_seconds(self) -> float:
-        """How long a polite end may take: programs are asked twice before they are killed."""
+        """Timeout in seconds for closing.
+
+        It is longer for a program, because the SDK asks it twice to exit before killing it.
+        """
         return 8.0 if isinstance(self.config, StdioServer) else 2.0
 
     async def client(self, stack: AsyncExitStack, over: asyncio.Event, statuses: list[int]) -> Client:
-        """A client that ``stack`` closes; ``over`` is set when its connection breaks.
+        """Open a connection and return its client.
 
-        ``statuses`` are the HTTP errors that were met so far, as `statuses_noted` has them.
+        ``stack`` closes the client, ``over`` is set when the connection breaks, and ``statuses`` is the list from
+        `statuses_noted`.  If the server does not know the first transport, the second one is tried.
         """
         transports = tuple(self._transports(over.set))
         for transport in transports[:-1]:
@@ -88,7 +92,10 @@ class Opening:
         return await self._entered(stack, transports[-1], over)
 
     def _transports(self, lost: Callable[[], None]) -> Iterator[Transport]:
-        """The ways to the server: the second one is for a server that does not know the first."""
+        """Yield the transports to try in turn.
+
+        For a URL, they are streamable HTTP and then SSE, or a single one if the configuration or the path names it.
+        """
         match self.config:
             case StdioServer() as config:
                 yield _stdio(config)
@@ -135,7 +142,7 @@ def _events(config: HttpServer, allowed: AllowedNetworks | None, lost: Callable[
     async def note(response: httpx2.Response) -> None:
         await _note(response)
         if response.is_error:
-            lost()  # the SDK would wait for an answer that never comes
+            lost()  # otherwise the SDK waits for an answer that never comes
 
     def client(*_: Any, **__: Any) -> httpx2.AsyncClient:
         return http_client(config.headers, note, allowed)
@@ -150,7 +157,7 @@ async def _watched(transport: Transport, lost: Callable[[], None]) -> AsyncGener
 
 
 class _Watched:
-    """A stream from a server that tells when it ends, so that nobody has to run into a dead connection to learn it."""
+    """A stream from a server that calls ``lost`` at its end, so that no later call runs into a dead connection."""
 
     def __init__(self, inner: Any, lost: Callable[[], None]) -> None:
         self._inner = inner

@@ -1,9 +1,9 @@
-"""MCP servers: those that the operator configured, and those that requests name.
+"""MCP servers, configured by the operator or named by requests.
 
-The former have one connection each, which all responses share.  The latter get one for each response: what one client
-is allowed to do is never lent to another.
+The operator's servers have one connection each, shared by all responses.  A server that a request names or sends
+headers to gets a connection for each response, so that no client can use another's permissions.
 
-The SDK takes half a second to import, so that is done at the first need, and in a thread.
+The SDK takes half a second to import, so it is imported on first use, and in a thread.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FRESH = 300.0
-"""Seconds for which a listing is believed."""
+"""Seconds for which a listing is cached."""
 
 _NOT_THE_CLIENTS = FRAMING | {"content-type"}
-"""Headers that say how a message is sent, not what."""
+"""Headers about the transfer of a message, which are dropped if a request names them."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A server as a request means it; ``label`` is that of the operator's server, where it is one.
+    """A server as named by a request; ``label`` is set if it is one of the operator's.
 
-    ``is_shared`` says that all responses use one connection, as the server is told nothing of the request's.
-    ``allowed`` is where it may be, None for wherever it is.
+    ``is_shared`` is True if all responses share a connection, because the request sends it no headers.
+    ``allowed`` are the networks permitted besides public addresses; None permits any address.
     """
 
     config: ServerConfig
@@ -57,7 +57,7 @@ class Target:
 
 
 class McpServers:
-    """The `McpHosts` over the official SDK; a listing is believed for ``fresh`` seconds."""
+    """The `McpHosts` implementation over the official SDK.  Listings are cached for ``fresh`` seconds."""
 
     def __init__(
         self, servers: Mapping[str, ServerConfig], allowed: AllowedNetworks = NOTHING_ALLOWED, *, fresh: float = FRESH
@@ -74,7 +74,7 @@ class McpServers:
         return frozenset(self._servers)
 
     async def tools(self, server: McpServer, seconds: float) -> Tools:
-        """All that a server offers; raises `ServerUnavailable`."""
+        """Return all tools of a server; raise `ServerUnavailable` if they cannot be listed."""
         try:
             target = self._target(server)
             return await self._listings.get(target.key, partial(self._list, target, seconds))
@@ -83,7 +83,7 @@ class McpServers:
             raise ServerUnavailable(str(failure)) from None
 
     def session(self, server: McpServer) -> McpSession:
-        """A session for one response; where there is no such server, its calls fail."""
+        """Return a session for one response.  If there is no such server, its calls fail."""
         try:
             target = self._target(server)
         except Failure as failure:
@@ -92,7 +92,7 @@ class McpServers:
         return McpSession(partial(self._link, target), is_repeatable, is_shared=target.is_shared)
 
     def private_session(self, label: str, headers: Mapping[str, str]) -> McpSession:
-        """A session with a connection of its own to a server of the operator's, whose state is that of a response."""
+        """Return a session with a connection of its own to an operator's server that keeps state for a response."""
         config = self._servers[label]
         if isinstance(config, HttpServer):
             config = _with_headers(config, headers)
@@ -108,7 +108,7 @@ class McpServers:
         await asyncio.gather(*(connection.closed() for connection in connections))
 
     def _target(self, server: McpServer) -> Target:
-        """The server that a request means; raises `Failure`."""
+        """Return the server that a request names; raise `Failure` if its URL is invalid or its label unknown."""
         headers = {
             name: value for name, value in server.headers.reveal().items() if name.lower() not in _NOT_THE_CLIENTS
         }
@@ -132,14 +132,14 @@ class McpServers:
                 await link.close()
 
     async def _link(self, target: Target) -> Link:
-        """The way to a server: a new one, unless it is shared."""
+        """Return a new link to a server, or the existing one if it is shared."""
         module = await asyncio.to_thread(importlib.import_module, "penstock.stages.services.mcp.link")
         changed = partial(self._listings.forget, target.key)
         link: Link = module.Link(target.config, target.allowed, changed, self._connections)
         return self._links.setdefault(target.label or "", link) if target.is_shared else link
 
     def _is_repeatable(self, key: Key, name: str) -> bool:
-        """Whether a tool says of itself that calling it twice does no harm."""
+        """Return True if the tool's hints (``readOnlyHint``, ``idempotentHint``) declare a second call harmless."""
         tools = self._listings.known(key) or ()
         hints = next((tool.annotations or {} for tool in tools if tool.name == name), {})
         return hints.get("readOnlyHint") is True or hints.get("idempotentHint") is True
@@ -150,7 +150,7 @@ async def _refused(failure: Failure) -> Link:
 
 
 def _with_headers(config: HttpServer, headers: Mapping[str, str]) -> HttpServer:
-    """The operator's server, told ``headers`` beside its own, which none of them replaces."""
+    """Add ``headers`` to an operator's server; the operator's own headers take precedence."""
     own = {name.lower() for name in config.headers}
     added = {name: value for name, value in headers.items() if name.lower() not in own}
     return replace(config, headers={**added, **config.headers})

@@ -1,4 +1,4 @@
-"""What one response uses of an MCP server."""
+"""One response's use of an MCP server."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def _never(name: str) -> bool:
-    """Calls of no tool are repeated."""
+    """Return False for every tool: by default, no call is repeated."""
     return name == ""
 
 
 class McpSession:
-    """A `Session` over the link that ``open_link`` gives at the first call; it closes the link unless that is shared.
+    """A `Session` over a link opened by ``open_link`` at the first call, and closed with the session unless shared.
 
-    ``is_repeatable`` tells, by a tool's name, whether calling it twice does no harm.
+    ``is_repeatable`` returns True for the name of a tool if calling it twice is harmless.
     """
 
     def __init__(
@@ -39,33 +39,33 @@ class McpSession:
         self._is_closed = False
 
     def action(self, name: str, text: str) -> dict[str, Any] | None:
-        """The arguments say all of it."""
+        """Return None: the item shows the arguments themselves, and needs no other form."""
         return None
 
     async def run(self, name: str, text: str, seconds: float) -> Outcome:
-        """Call a tool with the JSON that the model wrote."""
+        """Call a tool with the JSON arguments that the model wrote."""
         try:
             return await self.call(name, arguments(text), seconds)
         except Failure as failure:
             return failure.outcome
 
     async def call(self, name: str, said: dict[str, Any], seconds: float) -> Outcome:
-        """Call a tool; raises `Failure` where there is no server to be called."""
+        """Call a tool; raise `Failure` if there is no such server or the session is closed."""
         link = self._link or await self._open_link()
         if self._is_closed:
             raise protocol_failure(CONNECTION_CLOSED, "The response has ended.")
-        self._link = self._link or link  # calls that come at once may all have opened one, but none has connected
+        self._link = self._link or link  # concurrent first calls may each open a link; the others never connect
         return await self._link.call(name, said, seconds, is_repeatable=self._is_repeatable(name))
 
     async def close(self) -> None:
-        """End the connection, if it is this response's own."""
+        """Close the connection unless it is shared."""
         self._is_closed = True
         if self._link is not None and not self._is_shared:
             await self._link.close()
 
 
 def arguments(text: str) -> dict[str, Any]:
-    """The arguments that the model wrote; raises `Failure`."""
+    """Decode the arguments that the model wrote; raise `Failure` if they are not a JSON object."""
     try:
         said = msgspec.json.decode(text or "{}")
     except (msgspec.DecodeError, RecursionError) as error:

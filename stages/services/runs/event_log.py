@@ -1,12 +1,12 @@
-"""The event log: the events of one run, kept so compactly that any of them can be read again to the same bytes.
+"""The event log: the events of one run in a compact form that reproduces them byte by byte.
 
-Whoever knows an item's deltas can tell the events that close it, and whoever knows the response those that begin and
-end it.  So a block of the log holds the texts of deltas, the whole of those events that nobody can tell, as those that
-open items, and for all others the number of the right one among the guesses of `Follower`.  Writer and reader follow
-the same events, hence make the same guesses.
+Most events can be derived: the events that close an item from its deltas, and the first and last events of the stream
+from the response.  So a block of the log holds the texts of deltas, a complete copy of each event that cannot be
+derived (such as one opening an item), and for all others an index into `Follower.guesses`.  Writer and reader feed the
+same events to a `Follower`, so they get the same guesses.
 
-What begins a response is told from how it ended.  So a stage that changes, only at the end, what the response says of
-its request, which no stream may, is read as if it had said so from the beginning.
+The first events are derived from the final response.  If a stage breaks the protocol by changing, at the end, fields
+that repeat the request, a reader sees the changed fields from the first event on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.pipeline.protocol.response import Response
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Some events in a row: ``count`` of them, from sequence number ``first`` on."""
+    """``count`` consecutive events, encoded, from sequence number ``first`` on."""
 
     first: int
     count: int
@@ -44,20 +44,20 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class _Texts(msgspec.Struct, array_like=True, tag=0):
-    """Deltas of the open text."""
+    """Deltas of the open text, which have no log probabilities."""
 
     texts: list[str]
 
 
 class _Likely(msgspec.Struct, array_like=True, tag=1):
-    """A delta with logprobs."""
+    """A delta with log probabilities."""
 
     text: str
     logprobs: tuple[Logprob, ...]
 
 
 _Entry: TypeAlias = _Texts | _Likely | int | bytes
-"""Deltas, the number of a guess, or a whole event."""
+"""Deltas, the index of a guess, or a complete encoded event."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_entries = msgspec.msgpack.Decoder(list[_Entry]).decode
@@ -65,11 +65,11 @@ _decode_event: Any = msgspec.msgpack.Decoder(ResponseEvent).decode
 
 
 class EventLog:
-    """The machine: the log of one run, which is written at its end and read from anywhere.
+    """State machine for the log of one run.  It is appended to, can be read from any event, and does no I/O.
 
-    ``response`` is the response so far, and how it ended once that event is sealed.  The events since the last block
-    are ``fresh``: kept as they are.  All blocks are one stretch of bytes, because objects of their own would weigh more
-    than what is in them.  Events come in the order of their numbers.
+    ``response`` is the response so far, and the final response once the terminal event is sealed.  ``fresh`` holds the
+    events since the last block, not encoded.  All blocks share one byte array, because a Python object for each would
+    take more memory than its data.  Events must be appended in the order of their sequence numbers.
     """
 
     def __init__(self, response: Response, blocks: Iterable[Block] = ()) -> None:
@@ -77,42 +77,42 @@ class EventLog:
         self.fresh: list[ResponseEvent] = []
         self._follower = Follower()
         self._data = bytearray()
-        self._ends = array("q", [0])  # where each block ends in there, and the first begins
+        self._ends = array("q", [0])  # the end of each block in `_data`, after the start of the first
         for block in blocks:
             self.load(block)
 
     @property
     def size(self) -> int:
-        """Bytes that the blocks take."""
+        """Memory in bytes that the blocks use."""
         return sys.getsizeof(self._data) + sys.getsizeof(self._ends)
 
     @property
     def last_number(self) -> int:
-        """The sequence number of the last event, -1 before the first."""
+        """The sequence number of the last event, -1 if there is none."""
         return self.fresh[-1].sequence_number if self.fresh else self.last_sealed
 
     @property
     def last_sealed(self) -> int:
-        """The sequence number of the last event in a block."""
+        """The sequence number of the last event in a block, -1 if there is none."""
         return self._follower.number
 
     @property
     def next_number(self) -> int:
-        """The sequence number of the event to come."""
+        """The sequence number of the next event."""
         return self.last_number + 1
 
     def load(self, block: Block) -> None:
-        """Take the next block of a log that was stored."""
+        """Load the next block of a stored log."""
         for _ in _read(block.data, self._follower, self.response):
             pass
         self._keep(block.data)
 
     def append(self, event: ResponseEvent) -> None:
-        """Take the next event."""
+        """Append the next event."""
         self.fresh.append(event)
 
     def begin(self) -> None:
-        """Take the events that a response begins with, up to its present status, where nobody else writes them."""
+        """Append the first events of a response, up to its present status, if no pipeline has emitted them."""
         created = begun(self.response)
         self.append(ResponseCreated(0, created))
         if created.status == "queued":
@@ -121,14 +121,15 @@ class EventLog:
             self.append(ResponseInProgress(self.next_number, replace(created, status="in_progress")))
 
     def seal(self) -> Block | None:
-        """Encode what came since the last block; None if nothing did."""
+        """Encode the fresh events as a block; return None if there are none."""
         events, self.fresh = self.fresh, []
         return self._block(events, self._entries(events))
 
     def break_off(self, error: Exception | None) -> Block | None:
-        """End the stream here in good order, as `Follower.ending` does, and seal it.
+        """End the stream with the events from `Follower.ending`, and seal it.
 
-        A log without any event begins first.
+        The response fails with ``error``, or is cancelled if that is None.  An empty log gets its first events, too.
+        Returns None if there were no events to seal.
         """
         if self.next_number == 0:
             self.begin()
@@ -140,18 +141,18 @@ class EventLog:
         return self._block(events, entries)
 
     def read(self, after: int = -1) -> Iterator[ResponseEvent]:
-        """The events behind the one of number ``after``."""
+        """Yield the events after sequence number ``after``."""
         reader = LogReader(self, after)
         while reader.is_behind:
             yield from reader.read()
 
     def sealed(self, number: int) -> bytes:
-        """What is in the block of that number."""
+        """Return the data of the block with this index."""
         begin, end = self._ends[number : number + 2]
         return bytes(self._data[begin:end])
 
     def _entries(self, events: Sequence[ResponseEvent]) -> list[_Entry]:
-        """What to write of the next events."""
+        """Encode the next events as entries of a block."""
         entries, at = list[_Entry](), 0
         while at < len(events):
             if texts := self._follower.growth(events, at):
@@ -186,25 +187,25 @@ class EventLog:
 
 
 class LogReader:
-    """The machine: one reader of a log, which may still be growing."""
+    """State machine for one reader of a log, which may still be growing.  It does no I/O."""
 
     def __init__(self, log: EventLog, after: int = -1) -> None:
         self._log = log
         self._after = after
         self._blocks_read = 0
         self._follower = Follower()
-        self._fresh: list[ResponseEvent] = []  # the log's own list when it was last read, up to this position
+        self._fresh: list[ResponseEvent] = []  # the log's list at the last read, and the position reached in it
         self._position = 0
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are events that were not read."""
+        """True if there are unread events."""
         return self._after < self._log.last_number
 
     def read(self) -> Sequence[ResponseEvent]:
-        """Some of the events that were not read, in order: no more than a block of them, or those that are fresh.
+        """Return the next unread events: at most one block, or all fresh ones.
 
-        Nothing is decoded as long as the reader keeps up with the writer.
+        As long as the reader keeps up with the writer, nothing is decoded.
         """
         if not self.is_behind:
             return ()
@@ -227,7 +228,7 @@ class LogReader:
 
 
 def read_blocks(response: Response, blocks: Iterable[Block]) -> Iterator[ResponseEvent]:
-    """The events of a log that was stored; ``response`` is the response so far, or as it ended."""
+    """Yield the events of a stored log; ``response`` is the response so far, or the final one if it has ended."""
     follower = Follower()
     for block in blocks:
         yield from _read(block.data, follower, response)

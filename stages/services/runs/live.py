@@ -1,7 +1,8 @@
-"""Live responses: the runs of this process, each with its log, which is written once and followed by any number.
+"""Live responses: the runs of this process, each with an event log that any number of readers can follow.
 
-The writer never waits: it appends, and about every quarter of a second what is new goes to the store as one block.
-Only the end waits for its commit, and not for long.  However a run is left, it ends in good order by its own log.
+The writer never waits: it appends events, and about four times a second the new ones go to the store as one block.
+Only the end of a run waits for its commit, for at most `PATIENCE` seconds.  A run that is broken off gets its last
+events from its own log.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from penstock.stages.services.runs.event_log import Block, EventLog, LogReader, 
 from penstock.stages.services.store.store import Store, StoredResponse
 
 FLUSH_SECONDS = 0.25
-"""How long an event may be in memory alone."""
+"""Maximum seconds before an event goes to the store."""
 
 FLUSH_EVENTS = 1024
-"""How many events may be in memory alone; of a token each, they are some 4 KB of text."""
+"""Maximum events in memory before they go to the store.  With a token each, they are about 4 KB of text."""
 
 EVENTS_AT_ONCE = 256
-"""How many events of a stored log are read before the loop may turn to others."""
+"""Events of a stored log to decode before other tasks may run."""
 
 PATIENCE = 1.0
-"""Seconds that the end of a run waits for its commit."""
+"""Maximum seconds that the end of a run waits for its commit."""
 
 
 class RunMoved(ServerStopping):
-    """The response waited here for its turn, and is now for another server to make."""
+    """The response was queued here, and is left to another server to run."""
 
 
 class LiveResponse:
     """One run.
 
-    ``response`` is how it began, then how it ended; ``tokens`` and ``results`` are those of its output items so far.
-    Once it has ``ended`` it takes nothing more.
+    ``response`` is the response as it began, then the final one.  ``tokens`` and ``results`` belong to its output items
+    so far, by item id.  Once the run has ``ended``, it ignores further events.
     """
 
     def __init__(self, stored: StoredResponse, live: LiveResponses, log: EventLog) -> None:
@@ -57,15 +58,19 @@ class LiveResponse:
         self._log = log
         self._next = log.next_number
         self._moved = False
-        self._news: asyncio.Event | None = None  # of those who wait for what comes next: few runs have any
-        self._closed = False  # it has ended, and there was time to save that
+        self._news: asyncio.Event | None = None  # made by the first waiting reader: most runs have none
+        self._closed = False  # ended, and no longer waiting for the commit
         self._timer: asyncio.TimerHandle | None = None
         self._saved: asyncio.Future[None] | None = None
 
     # Writing
 
     def append(self, event: ResponseEvent) -> bool:
-        """Take the next event; False of one that the log has, or that comes behind the end: it is ignored."""
+        """Append the next event; return False if it was ignored.
+
+        An event is ignored if the log has it already, or the run has ended.  A gap in the sequence numbers raises
+        `InvariantBroken`.
+        """
         number = event.sequence_number
         if number != self._next:
             return self._skip(event)
@@ -81,21 +86,24 @@ class LiveResponse:
         return True
 
     def _skip(self, event: ResponseEvent) -> bool:
-        """Ignore an event that the log has, or that comes behind the end; raise where one between is missing."""
+        """Ignore a duplicate or late event; raise `InvariantBroken` if an event before it is missing."""
         rule(
             event.sequence_number < self._next, "sequence numbers count from 0 without gaps: a stage has lost an event"
         )
         return False
 
     def keep(self, frame: ItemTokens | ItemResult) -> None:
-        """Take what nobody is told of an item."""
+        """Keep an item's token ids or tool result, which are stored but not sent to clients."""
         if isinstance(frame, ItemTokens):
             self.tokens[frame.item_id] = frame.token_ids
         else:
             self.results[frame.item_id] = frame.result
 
     async def end(self, event: TerminalEvent) -> None:
-        """Take the last event, and give its commit a moment: whoever sees the end may ask for the response at once."""
+        """Append the last event, and wait up to `PATIENCE` seconds for its commit.
+
+        A client that has received the end may retrieve the response at once, so it should be stored by then.
+        """
         if event.sequence_number != self._next:
             self._skip(event)
             return
@@ -107,9 +115,9 @@ class LiveResponse:
             self._close()
 
     def break_off(self, error: Exception | None) -> None:
-        """End the run here, unless it has ended: it fails because of ``error``; where there is none, it is cancelled.
+        """End the run unless it has ended: it fails with ``error``, or is cancelled if that is None.
 
-        Whatever its pipeline still says is ignored.  The end is stored, but nobody waits for that.
+        Later events of its pipeline are ignored.  The end is stored without waiting for the commit.
         """
         if self.ended:
             return
@@ -119,19 +127,19 @@ class LiveResponse:
             self._close()
 
     async def saved(self) -> None:
-        """Give the commit of its end a moment."""
+        """Wait up to `PATIENCE` seconds for the commit of the end, if one is under way."""
         if self._saved is not None:
             await asyncio.wait([self._saved], timeout=PATIENCE)
 
     def start(self) -> None:
-        """Go on from the queue, unless it has ended there."""
+        """Mark a queued response as in progress, unless it has ended in the queue."""
         if self.ended:
             return
         self.response = replace(self.response, status="in_progress")
         self._live.store.start(self.response)
 
     def hand_over(self) -> None:
-        """Leave the response to another server, unless it has ended: nothing more is heard of it here."""
+        """Leave the response to another server unless it has ended.  Its readers here get `RunMoved`."""
         if self.ended:
             return
         self._moved = True
@@ -142,10 +150,10 @@ class LiveResponse:
     # Reading
 
     async def follow(self, after: int = -1) -> AsyncGenerator[ResponseEvent, None]:
-        """The events behind the one of number ``after``, those to come included; raises `RunMoved`.
+        """Yield the events after sequence number ``after``, including future ones.
 
-        A reader who was further than the run ever came, because a server died in between, gets the last event, under
-        the number that is next for that reader.
+        Raises `RunMoved` if the response is left to another server.  A reader may be past the end of the log, because a
+        crashed server had sent events that it had not stored.  It gets the terminal event, numbered ``after + 1``.
         """
         reader = LogReader(self._log, after)
         while True:
@@ -165,7 +173,7 @@ class LiveResponse:
             yield last_event(after + 1, self.response)
 
     async def wait(self) -> None:
-        """Return once the run has ended, and there was time to save that."""
+        """Wait until the run has ended and no longer waits for its commit."""
         while not self._closed:
             await self._anything_new()
 
@@ -176,20 +184,20 @@ class LiveResponse:
     # Storing
 
     def _flush(self) -> None:
-        """Hand what is new to the store, without waiting."""
+        """Pass the fresh events to the store as a block, without waiting."""
         self._stop_timer()
         block = self._log.seal()
         if block is not None and self.response.store:
             self._live.store.append(self.response.id, block)
 
     def _end(self, block: Block | None) -> None:
-        """Store the end, which the log has."""
+        """Store the end of the run, already in the log."""
         self.response = self._log.response
         self._stop()
         self._saved = self._live.end(self, block)
 
     def _stop(self) -> None:
-        """Take no more events, and tell those who wait for any."""
+        """Accept no more events, and wake the waiting readers."""
         self.ended, self._next = True, sys.maxsize
         self._stop_timer()
         self._tell()
@@ -199,7 +207,7 @@ class LiveResponse:
         self._tell()
 
     def _tell(self) -> None:
-        """Wake those who wait for what comes next."""
+        """Wake the waiting readers."""
         news, self._news = self._news, None
         if news is not None:
             news.set()
@@ -211,7 +219,7 @@ class LiveResponse:
 
 
 class LiveResponses:
-    """The runs of this process, by the response's id, until they have ended and that is saved in ``store``."""
+    """The runs of this process by response id, until they have ended and their end is saved in ``store``."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -225,30 +233,30 @@ class LiveResponses:
 
     @property
     def queued(self) -> tuple[LiveResponse, ...]:
-        """Those that wait for their turn."""
+        """The runs waiting in the queue."""
         return tuple(run for run in self if run.response.status == "queued")
 
     @property
     def running(self) -> tuple[LiveResponse, ...]:
-        """Those that are being made."""
+        """The runs in progress."""
         return tuple(run for run in self if run.response.status == "in_progress")
 
     def get(self, response_id: str, owner: str) -> LiveResponse | None:
-        """The run of that response, if it is here and of that owner."""
+        """Return the run of a response, or None if it is not here or belongs to another owner."""
         run = self._runs.get(response_id)
         return run if run is not None and run.origin.owner == owner else None
 
     def queue(self, stored: StoredResponse) -> LiveResponse:
-        """Take a response that is in the store's queue: the first events of its log say that it waits.
+        """Add a response from the store's queue, with the first events of its log up to ``response.queued``.
 
-        As there may be many, its input is left to the store until it begins.
+        Its input stays in the store until the run begins, because many responses may be queued.
         """
         log = EventLog(stored.response)
         log.begin()
         return self._add(replace(stored, input=()), log)
 
     def begin(self, started: ResponseStarted) -> LiveResponse:
-        """The run of a response that begins, which may have waited here; the store learns of it without a wait."""
+        """Return the run of a response that begins, new or from the queue.  The store is updated without waiting."""
         run = self._runs.get(started.response.id)
         if run is not None:
             run.input = started.input
@@ -260,11 +268,14 @@ class LiveResponses:
         return self._add(stored, EventLog(stored.response))
 
     def adopt(self, stored: StoredResponse, blocks: Iterable[Block]) -> LiveResponse:
-        """Take what a dead server left of a run, to be ended here."""
+        """Add the stored part of a run whose server died, to end it here."""
         return self._add(stored, EventLog(stored.response, blocks))
 
     def end(self, run: LiveResponse, block: Block | None) -> asyncio.Future[None] | None:
-        """Store how a run ended; it stays here until that is saved."""
+        """Store the end of a run, which stays here until that is saved.
+
+        Returns None if there is nothing to save: the response is not stored and belongs to no conversation.
+        """
         response = run.response
         if not response.store and response.conversation is UNSET:
             self.discard(run)
@@ -274,7 +285,7 @@ class LiveResponses:
         return saved
 
     def discard(self, run: LiveResponse) -> None:
-        """Forget a run; those who follow it keep it until they are through."""
+        """Forget a run.  Its current readers can still read it to the end."""
         self._runs.pop(run.response.id, None)
 
     def _add(self, stored: StoredResponse, log: EventLog) -> LiveResponse:
@@ -283,7 +294,7 @@ class LiveResponses:
 
 
 async def replayed(response: Response, blocks: Iterable[Block], after: int = -1) -> AsyncGenerator[ResponseEvent, None]:
-    """The events of a stored log behind the one of number ``after``, as `LiveResponse.follow` gives them."""
+    """Yield the events of a stored log after sequence number ``after``, as `LiveResponse.follow` does."""
     number = -1
     for count, event in enumerate(read_blocks(response, blocks)):
         if count % EVENTS_AT_ONCE == 0:
@@ -296,9 +307,10 @@ async def replayed(response: Response, blocks: Iterable[Block], after: int = -1)
 
 
 def _is_ahead(after: int, last: int, response: Response) -> bool:
-    """Whether a reader may have seen what nobody can tell any more: the last words of a server that was killed.
+    """Return True if a reader may have seen events that were lost when a server was killed.
 
-    Its numbers then stand for other events, that of the last one included.
+    Their sequence numbers then belong to other events in the log.  So even a reader at ``last`` may have seen another
+    event under that number, and not the terminal event.
     """
     killed = response.error is not None and response.error.message == RunInterrupted().message
     return after > last or (killed and after == last)
