@@ -1,7 +1,7 @@
-"""The two ways out of a sandbox, of which nothing is believed: the control channel and the output.
+"""The two ways data leaves a sandbox: the control channel and the output.  Neither is trusted.
 
-The channel takes exactly one line where one was asked for; anything else ends the sandbox.  The output is read as it
-comes, keeps its beginning and its end, and ends the sandbox where there is no end of it.
+The channel accepts exactly one line per question; anything else ends the sandbox.  The output is read as it arrives.
+Only its beginning and its end are kept, and a sandbox that writes too much is ended.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from penstock.stages.services.sandbox.kept import Kept
 
 _LONGEST_ANSWER: Final = 4 << 20
 _AT_ONCE: Final = 64
-"""How many pieces of output are read before others have their turn."""
+"""Maximum number of reads before other tasks get their turn."""
 
 
 class Channel(asyncio.Protocol):
-    """Asks one question at a time, in lines of JSON."""
+    """The control channel: one question at a time, as lines of JSON."""
 
     def __init__(self, kill: Callable[[], None]) -> None:
         self._kill = kill
@@ -31,11 +31,11 @@ class Channel(asyncio.Protocol):
 
     @property
     def open(self) -> bool:
-        """Whether questions can be asked."""
+        """True if the sandbox can answer questions."""
         return self._transport is not None and not self.ended.is_set()
 
     def ask(self, question: dict[str, Any]) -> None:
-        """Send a line."""
+        """Send a question as one line of JSON."""
         assert self._transport is not None
         self._line.clear()
         self._answer = asyncio.get_running_loop().create_future()
@@ -45,7 +45,7 @@ class Channel(asyncio.Protocol):
             self._transport.write(json.dumps(question).encode() + b"\n")
 
     async def answer(self, seconds: float) -> dict[str, Any] | None:
-        """The answer to the latest question; None if there is none yet, or if there will be none."""
+        """Return the answer to the latest question; None after ``seconds`` or if the channel is closed."""
         assert self._answer is not None
         await asyncio.wait({self._answer}, timeout=seconds)
         if not self._answer.done() or self._answer.cancelled():
@@ -53,7 +53,7 @@ class Channel(asyncio.Protocol):
         return self._answer.result()
 
     def shut(self) -> None:
-        """No more questions, and no answers."""
+        """Close the channel, and cancel a pending answer."""
         self.ended.set()
         if self._answer is not None:
             self._answer.cancel()
@@ -61,15 +61,15 @@ class Channel(asyncio.Protocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The channel is there."""
-        self._transport = cast("asyncio.Transport", transport)  # as uvloop's are without being of that class
+        """Store the transport."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports do not subclass it
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The other end is gone, and with it what could be asked."""
+        """End the sandbox: without the channel it is of no use."""
         self._kill()
 
     def data_received(self, data: bytes) -> None:
-        """A part of an answer, or a misdeed."""
+        """Collect the answer; end the sandbox if it sends too much, or sends data without a question."""
         self._line += data
         if self._answer is None or self._answer.done() or len(self._line) > _LONGEST_ANSWER:
             self._kill()
@@ -88,7 +88,10 @@ class Channel(asyncio.Protocol):
 
 
 class Output:
-    """Reads all that is written, and keeps some of what was written since the latest question."""
+    """Reads all output of a sandbox, and keeps part of the output since the latest question.
+
+    ``end`` is the descriptor to read, ``most`` the number of bytes to keep.  `flooded` is called after ``flood`` bytes.
+    """
 
     def __init__(self, end: int, most: int, flood: int, flooded: Callable[[], None]) -> None:
         self._end: int | None = end
@@ -100,21 +103,21 @@ class Output:
         os.set_blocking(end, False)
 
     def watch(self) -> None:
-        """Read whenever there is something."""
+        """Read whenever output is available."""
         self._loop = asyncio.get_running_loop()
         assert self._end is not None
         self._loop.add_reader(self._end, self.read)
 
     def forget(self) -> None:
-        """Begin anew, with a new question."""
+        """Discard the kept output, before a new question."""
         self._kept = Kept(self._most)
 
     def text(self) -> str:
-        """What is kept."""
+        """Return the kept output."""
         return self._kept.text()
 
     def read(self) -> None:
-        """Take what is there."""
+        """Read the available output, and call `flooded` if there is too much."""
         for _ in range(_AT_ONCE):
             if not self._take():
                 return
@@ -123,7 +126,7 @@ class Output:
                 return
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading, and close the descriptor."""
         if self._end is not None:
             if self._loop is not None:
                 self._loop.remove_reader(self._end)

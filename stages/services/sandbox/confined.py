@@ -1,7 +1,7 @@
-"""The first thing that runs in a sandbox: it gives up all that it can, then becomes the program that it is sent.
+"""The first program in a sandbox: it drops all privileges that it can, then runs the program that it receives.
 
-This file is sent as text to a Python that has nothing but its standard library, and is never imported there.
-Descriptor 0 is the control channel, a socket: one line of JSON says what to give up and what to run.
+The sandbox's Python gets this file as text (``python -c``), and has only the standard library to import.  Descriptor 0
+is the control channel, a socket: one line of JSON holds the restrictions and the program to run.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""How many rights over files each version of Landlock knows; later ones know no more."""
+"""Number of file system rights in each version of Landlock; later versions add none."""
 READ = 1 << 0 | 1 << 2 | 1 << 3
+"""The rights to execute and read files, and to list folders."""
 OF_FILES = 1 << 0 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15
+"""The rights that apply to files.  Landlock refuses a rule that grants other rights on a file."""
 
 
 def main() -> None:
-    """Confine this process, say so, and serve."""
+    """Confine this process, report that on the control channel, and run the program."""
     control, requests = take_control()
     order = json.loads(requests.readline())
     if order["dies_with_parent"]:
-        check(LIBC.prctl(1, int(signal.SIGKILL), 0, 0, 0))
-    check(LIBC.prctl(38, 1, 0, 0, 0))  # no new privileges
+        check(LIBC.prctl(1, int(signal.SIGKILL), 0, 0, 0))  # PR_SET_PDEATHSIG
+    check(LIBC.prctl(38, 1, 0, 0, 0))  # PR_SET_NO_NEW_PRIVS: Landlock and seccomp require it
     limit(order["limits"])
     version = landlock(order["read"], order["write"])
     if order["scope"] and version < 6:
@@ -46,18 +48,21 @@ def main() -> None:
 
 
 def load(programs: dict[str, str]) -> Callable[[io.BufferedReader, int, dict[str, Any]], None]:
-    """Make modules of texts, this one among them; the last one has the program."""
+    """Create a module from each text, and return `serve` of the last one.
+
+    The programs import this file by its usual name, so it is registered first.
+    """
     sys.modules["penstock.stages.services.sandbox.confined"] = sys.modules[__name__]
     module = sys.modules[__name__]
     for name, text in programs.items():
         module = sys.modules[name] = types.ModuleType(name)
-        exec(compile(text, name, "exec"), vars(module))  # noqa: S102 - our own text
+        exec(compile(text, name, "exec"), vars(module))  # noqa: S102 - this project's own text
     serve: Callable[[io.BufferedReader, int, dict[str, Any]], None] = vars(module)["serve"]
     return serve
 
 
 def take_control() -> tuple[int, io.BufferedReader]:
-    """Move the control channel out of the way of whoever reads the standard input."""
+    """Move the control channel off descriptor 0, which programs read as standard input; return it and a reader."""
     control = os.dup(0)
     nothing = os.open("/dev/null", os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -66,7 +71,7 @@ def take_control() -> tuple[int, io.BufferedReader]:
 
 
 def check(result: int) -> int:
-    """The result of a call of the C library."""
+    """Return the result of a C library call; raise `OSError` if it is negative."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -74,7 +79,7 @@ def check(result: int) -> int:
 
 
 def limit(limits: dict[str, int]) -> None:
-    """Lower the limits for good."""
+    """Lower the soft and hard resource limits; they cannot be raised again."""
     for name, value in limits.items():
         kind = getattr(resource, f"RLIMIT_{name}")
         most = resource.getrlimit(kind)[1]
@@ -83,7 +88,11 @@ def limit(limits: dict[str, int]) -> None:
 
 
 def landlock(read: list[str], write: list[str]) -> int:
-    """Nothing but these folders and files, no TCP, and no signals or sockets out of here; the version of Landlock."""
+    """Restrict this process to the given folders and files; return the version of Landlock.
+
+    Version 4 also forbids TCP.  Version 6 also forbids signals to processes, and connections to abstract sockets,
+    outside this Landlock domain.  Raises `RuntimeError` below version 3, which does not restrict truncation.
+    """
     version = check(LIBC.syscall(CREATE_RULESET, None, ctypes.c_long(0), ctypes.c_long(1)))
     if version < 3:
         raise RuntimeError(f"Landlock {version} does not keep files from being cut")
@@ -101,26 +110,29 @@ def landlock(read: list[str], write: list[str]) -> int:
 
 
 def grant(ruleset: int, path: str, rights: int) -> None:
-    """Let this process do so much at ``path``, if there is such a path."""
+    """Allow ``rights`` at ``path``, if it exists."""
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except FileNotFoundError:
         return
-    granted = rights if os.path.isdir(path) else rights & OF_FILES  # noqa: PTH112 - pathlib would be imported for this
+    granted = rights if os.path.isdir(path) else rights & OF_FILES  # noqa: PTH112 - not worth importing pathlib
     rule = struct.pack("=Qi", granted, place)
     check(LIBC.syscall(ADD_RULE, ctypes.c_long(ruleset), ctypes.c_long(1), ctypes.c_char_p(rule), ctypes.c_long(0)))
     os.close(place)
 
 
 def filter_calls(program: bytes) -> None:
-    """Load the filter of system calls."""
+    """Load the seccomp filter."""
     held = ctypes.create_string_buffer(program, len(program))
     described = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(held))
     check(LIBC.prctl(22, 2, ctypes.c_char_p(described), 0, 0))
 
 
 def verify(path: str) -> None:
-    """Try what must not work: a protection that is silently absent is none."""
+    """Raise `RuntimeError` if this process can read ``path`` or create a network socket.
+
+    A missing protection must not go unnoticed.
+    """
 
     def read() -> None:
         os.close(os.open(path, os.O_RDONLY))
@@ -137,7 +149,7 @@ def verify(path: str) -> None:
 
 
 def answer(control: int, **facts: Any) -> None:
-    """One line back."""
+    """Write one line of JSON to the control channel."""
     line = memoryview(json.dumps(facts).encode() + b"\n")
     while line:
         line = line[os.write(control, line) :]

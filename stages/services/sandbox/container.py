@@ -1,10 +1,10 @@
-"""The host of ``container``: each response has a sandbox of its own for commands, whose files stay from call to call.
+"""The host of ``container``: each response has its own sandbox for commands, and its files persist between calls.
 
-Commands may start others.  All that a command has started ends with it, so that nothing runs on in the background.
-With bubblewrap that is certain, by the pid namespace.  Without it the sandbox's first process sees to it: Landlock
-(version 6) keeps the commands from signalling it, and keeps its own ``kill(-1)`` to what it started.  What this does
-not cover is that first process being killed from outside, by the kernel for want of memory: then what runs at that
-moment goes on until its processor time is used up.
+Commands may start other processes.  They all end with the command; none continues in the background.  With bubblewrap
+the pid namespace guarantees this.  Without it the sandbox's first process ends them: Landlock (version 6) keeps the
+commands from signalling that process, and limits its ``kill(-1)`` to the processes that it started.  One case is not
+covered: if the kernel kills the first process for lack of memory, the commands running at that moment continue until
+their processor time is used up.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from penstock.stages.services.sandbox.tenancy import Tenancy
 from penstock.stages.services.tools import Outcome
 
 _GRACE_SECONDS: Final = 2.0
-"""How long the sandbox may take to end a command whose time is over."""
+"""Seconds that the sandbox may take to end a command after its time is up."""
 _NOTHING: Final = "(The command wrote nothing.)"
 
 Output = dict[str, Any]
 
 
 class ContainerHost:
-    """Runs commands in sandboxes, at most so many at once; more wait."""
+    """Runs commands in at most ``most`` sandboxes at once; further responses wait for a free one."""
 
     def __init__(self, sandbox: Sandbox, most: int = 32) -> None:
         self._sandbox = sandbox
@@ -40,11 +40,11 @@ class ContainerHost:
         return ContainerSession(Tenancy(plan, self._places), plan.limits)
 
     def describe(self) -> str:
-        """The protections that are on, for the log."""
+        """Return the active protections, for the log."""
         return self._sandbox.describe()
 
     async def close(self) -> None:
-        """Sandboxes belong to sessions, so there is nothing to close."""
+        """Do nothing: each session closes its own sandbox."""
 
 
 class ContainerSession:
@@ -55,7 +55,7 @@ class ContainerSession:
         self._limits = limits
 
     def action(self, name: str, text: str) -> dict[str, Any] | None:
-        """The commands, as one would type them."""
+        """Return the ``action`` of the call's item: its commands as typed in a shell, and its limits."""
         return shell_action(text)
 
     async def run(self, name: str, text: str, seconds: float) -> Outcome:
@@ -78,11 +78,11 @@ class ContainerSession:
             return _outcome(outputs)
 
     async def close(self) -> None:
-        """End all processes, and wait until nothing of them is left."""
+        """End the sandbox, wait for its processes to exit, and remove its files."""
         await self._tenancy.close()
 
     async def _run(self, call: ShellCall, seconds: float, outputs: list[Output]) -> None:
-        """Add the output of each command that ran; a command that takes too long is the last."""
+        """Append the output of each command to ``outputs``; stop after a command that times out."""
         now = asyncio.get_running_loop().time
         until = now() + seconds
         own = seconds if call.timeout_ms is None else call.timeout_ms / 1000
@@ -102,7 +102,7 @@ class ContainerSession:
 
 
 def _output(answer: dict[str, Any]) -> Output:
-    """What the sandbox told of a command, believing nothing of it."""
+    """Return the output of a command from the sandbox's answer, which is not trusted."""
     code = answer.get("code")
     flooded = "\n(The command was ended: it wrote without end.)" if answer.get("flooded") else ""
     ended = {"type": "exit", "exit_code": code} if isinstance(code, int) else {"type": "timeout"}
@@ -119,7 +119,7 @@ def _outcome(outputs: list[Output], error: str | None = None) -> Outcome:
 
 
 def _read(output: Output) -> str:
-    """What the model reads of a command."""
+    """Return a command's output as text for the model."""
     ended = output["outcome"]
     if ended["type"] == "timeout":
         last = "(The command took too long and was ended, with all that it had started. Files are kept.)"

@@ -1,13 +1,13 @@
-"""What is kept of an output that may be endless: its beginning and its end.
+"""The kept part of an output that may be endless: its beginning and its end.
 
-This file is also sent as text to the sandbox of commands.
+The sandbox for commands also gets this file as text.
 """
 
 from __future__ import annotations
 
 
 class Kept:
-    """The first and the last bytes of an output, ``most`` of them altogether."""
+    """The first and the last bytes of an output, ``most`` in total."""
 
     def __init__(self, most: int) -> None:
         self._half = max(most // 2, 1)
@@ -16,7 +16,7 @@ class Kept:
         self.total = 0
 
     def add(self, data: bytes) -> None:
-        """More of it."""
+        """Add more output."""
         self.total += len(data)
         room = self._half - len(self._head)
         if room > 0:
@@ -27,7 +27,7 @@ class Kept:
             del self._tail[: -self._half]
 
     def text(self) -> str:
-        """What is kept, with a line in the place of what is not."""
+        """Return the kept output, with a line in place of the bytes left out."""
         tail = self._tail[-self._half :]
         left_out = self.total - len(self._head) - len(tail)
         if not left_out:

@@ -1,8 +1,8 @@
-"""How a sandbox is started: the command line, and the order that its first program obeys.
+"""The plan of a sandbox: its command line, and the order that its first program follows.
 
-There are two modes.  With ``bubblewrap`` the process has a tree of files, a network and processes of its own, and the
-limits of its disk are exact.  With ``landlock`` it lives among the host's, and is refused all of them.  In both
-it runs under Landlock, a filter of system calls and resource limits, as another user where the server is root.
+There are two modes.  With ``bubblewrap`` the process has its own file system, network and process ids, and the disk
+limit is exact.  With ``landlock`` it shares the host's, and is denied access to them.  In both modes it runs under
+Landlock, a seccomp filter and resource limits, and as another user if the server is root.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MODES: Final[tuple[Mode, ...]] = ("bubblewrap", "landlock")
 
 NOBODY: Final = 65534
 HOME: Final = "/mnt/data"
-"""The working folder where the sandbox has a tree of its own: where models were taught to keep files."""
+"""The working folder with bubblewrap.  Models were trained to keep files there."""
 OWN: Final = (HOME, "/tmp")  # noqa: S108 - its own
-"""Where it may write there: file systems in memory."""
+"""The writable folders with bubblewrap: file systems in memory."""
 UNREADABLE: Final = "/etc/passwd"
-"""A file that every host has, and that no sandbox can read."""
+"""A file that every host has and no sandbox can read.  Each sandbox checks that at its start."""
 
 _HERE: Final = Path(__file__).parent
 _FILES: Final = ("/etc/ld.so.cache", "/etc/localtime")
@@ -39,24 +39,27 @@ _DEVICES: Final = ("/dev/zero", "/dev/random", "/dev/urandom", "/dev/full")
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a sandbox may use."""
+    """The resource limits of a sandbox."""
 
     memory: int = 512 << 20
     """Bytes of address space of each process; a Python sandbox has one process."""
     processor_seconds: int = 300
-    """Of each process."""
+    """Processor time of each process, in seconds."""
     processes: int = 64
     """Processes and threads; a Python sandbox has one process."""
     disk: int = 64 << 20
-    """Bytes of files; without bubblewrap this is looked at a few times a second, so that it may be passed for a
-    moment, and files that are open but deleted count only each for itself."""
+    """Bytes of files.  Without bubblewrap they are measured a few times a second, so they may exceed the limit for a
+    moment.  Files that are open but deleted are not measured there; the limit applies to each of them alone."""
     output: int = 64_000
-    """Bytes of output of one call that are kept."""
+    """Bytes kept of the output of a Python call, and of each stream of a command."""
     flood: int = 64 << 20
-    """Bytes of output of one call that end it."""
+    """Bytes of output in one call after which a command, or a Python sandbox, is ended."""
 
     def of_kernel(self, others: int) -> dict[str, int]:
-        """As the kernel calls them, where the same user has so many ``others`` among its processes and threads."""
+        """Return the limits by the names of the kernel (``RLIMIT_``).
+
+        The kernel counts processes and threads per user: ``others`` is the number that the user has already.
+        """
         return {
             "NPROC": others + self.processes,
             "AS": self.memory,
@@ -71,25 +74,25 @@ class Limits:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is the same for all sandboxes of one kind."""
+    """The settings common to all sandboxes of one kind."""
 
     kind: Kind
     mode: Mode
     interpreter: str
     limits: Limits = Limits()
     packages: Path | None = None
-    """A folder of packages that Python code may import beside the standard library."""
+    """A folder of packages that Python code may import besides the standard library."""
     drops_user: bool = False
-    """Whether to go on as another user."""
+    """True if the sandbox runs as another user, `NOBODY`."""
 
     @property
     def isolates(self) -> bool:
-        """Whether the sandbox has files, processes and a network of its own."""
+        """True if the sandbox has its own files, processes and network."""
         return self.mode == "bubblewrap"
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The folders and files of the host that code may read."""
+        """The host's folders and files that the sandbox may read."""
         prefix = Path(self.interpreter).parent.parent
         own = (str(prefix / "bin"), str(prefix / "lib"), str(prefix / "lib64"))
         packages = () if self.packages is None else (str(self.packages),)
@@ -97,18 +100,21 @@ class Plan:
         return (*places, *own, *packages, *_FILES)
 
     def command(self, status: int) -> list[str]:
-        """The command line; bubblewrap tells ``status``, a descriptor, which process it started."""
+        """Return the command line.
+
+        bubblewrap writes the pid of the first process inside to ``status``, a descriptor.
+        """
         python = [self.interpreter, "-I", "-B", "-X", "utf8", "-c", source("confined")]
         return [*self._bubblewrap(status), "--", *python] if self.isolates else python
 
     def order(self, home: str) -> dict[str, Any]:
-        """What the first program reads."""
+        """Return the order for `confined`, the first program: its restrictions, and the program to run."""
         machine = MACHINES[platform.machine()]
         allowance = Allowance(programs=self.kind == "container", metadata=self.isolates or self.kind == "container")
         programs = ("repl",) if self.kind == "python" else ("kept", "shell")
         processes = ("/proc",) if self.isolates and self.kind == "container" else ()
         return {
-            # without a namespace the shell's first process has to live on, to end the others
+            # without a pid namespace the shell's first process must outlive the server, to end the others
             "dies_with_parent": self.isolates or self.kind == "python",
             "scope": not self.isolates and self.kind == "container",
             "limits": self.limits.of_kernel(0 if self.isolates else tasks(NOBODY if self.drops_user else os.getuid())),
@@ -136,7 +142,7 @@ class Plan:
 
 
 def tasks(user: int) -> int:
-    """How many processes and threads a user has."""
+    """Return the number of processes and threads of a user."""
     found = 0
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -146,7 +152,7 @@ def tasks(user: int) -> int:
 
 
 def environment(home: str) -> Mapping[str, str]:
-    """All variables of a sandbox."""
+    """Return all environment variables of a sandbox."""
     return {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": home,
@@ -157,12 +163,12 @@ def environment(home: str) -> Mapping[str, str]:
 
 
 def source(name: str) -> str:
-    """The text of one of the programs that run inside."""
+    """Return the text of a program that runs inside a sandbox."""
     return (_HERE / f"{name}.py").read_text(encoding="utf-8")
 
 
 def interpreters(chosen: str | None) -> tuple[str, ...]:
-    """The Pythons to try: the one that was chosen, or the server's own and the system's."""
+    """Return the Pythons to try: only the operator's choice if there is one, else the server's own and the system's."""
     if chosen is not None:
         return (chosen,)
     own = Path(getattr(sys, "_base_executable", sys.executable))

@@ -1,4 +1,4 @@
-"""Which sandboxes work on this machine: found out by starting them, once, when the server starts."""
+"""Find the sandboxes that work on this machine, by starting each kind once when the server starts."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from penstock.stages.services.sandbox.seccomp import MACHINES
 
 @dataclass(frozen=True)
 class Unavailable:
-    """Why there can be no sandbox here."""
+    """The result of `probe` if no sandbox works here, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Sandbox:
-    """A kind of sandbox that was started here once, confined itself and could not do what it must not."""
+    """A kind of sandbox that works here: one was started, confined itself and verified that."""
 
     plan: Plan
 
     def describe(self) -> str:
-        """The protections that are on, for the log."""
+        """Return the active protections, for the log."""
         own = "own files, network and processes (bubblewrap), " if self.plan.isolates else "no namespaces, "
         user = "another user" if self.plan.drops_user else "the server's user"
         return f"{self.plan.kind}: {own}Landlock, seccomp, limits, {user}, {self.plan.interpreter}"
@@ -41,7 +41,7 @@ async def probe(
     packages: Path | None = None,
     modes: Sequence[Mode] = MODES,
 ) -> Sandbox | Unavailable:
-    """The first mode that works, the stronger first."""
+    """Return a sandbox of the strongest mode that works, or the reasons why none does."""
     if platform.system() != "Linux" or platform.machine() not in MACHINES:
         return Unavailable("sandboxes need Linux on x86-64 or arm64")
     drops_user = os.geteuid() == 0
@@ -60,7 +60,7 @@ async def probe(
 
 
 async def _failure(plan: Plan) -> str | None:
-    """What keeps this plan from working."""
+    """Start a sandbox; return the error, or None if it works."""
     try:
         process = await Process.start(plan)
     except (SandboxDied, OSError) as exc:

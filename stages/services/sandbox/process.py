@@ -1,4 +1,4 @@
-"""One sandbox that runs: its processes, its control channel, its output and its folder."""
+"""A running sandbox: its processes, its control channel, its output and its folder."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _log = logging.getLogger(__name__)
 
 
 class SandboxDied(Exception):
-    """The sandbox has ended, and why as far as it is known."""
+    """The sandbox has ended; the message is the reason, as far as it is known."""
 
 
 class Process:
-    """A sandbox and the way to talk to it; `start` makes one."""
+    """A running sandbox; create one with `start`."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -53,7 +53,7 @@ class Process:
 
     @classmethod
     async def start(cls, plan: Plan) -> Process:
-        """A sandbox that is confined and ready; raises `SandboxDied`."""
+        """Start a sandbox, and return it when it is confined and ready; raises `SandboxDied`."""
         process = cls(plan)
         try:
             await process._begin()
@@ -64,22 +64,25 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked."""
+        """True if the sandbox can answer questions."""
         return self._channel.open
 
     @property
     def written(self) -> str:
-        """What was written since the latest question."""
+        """Output since the latest question."""
         return self._output.text()
 
     async def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Send one line and wait for the answer, as `answer` does."""
+        """Send a question and wait for the answer, as `answer` does."""
         self._output.forget()
         self._channel.ask(question)
         return await self.answer(seconds)
 
     async def answer(self, seconds: float) -> dict[str, Any]:
-        """The answer to the latest question; raises `SandboxDied`, or `TimeoutError` and may then be tried again."""
+        """Wait for the answer to the latest question.
+
+        Raises `SandboxDied`, or `TimeoutError` after ``seconds``; the caller may then wait again.
+        """
         told = await self._channel.answer(seconds)
         self._output.read()
         if told is not None:
@@ -89,12 +92,12 @@ class Process:
         raise TimeoutError
 
     def interrupt(self) -> None:
-        """Ask it to stop what it does."""
+        """Interrupt the running code, by SIGINT."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._watched[-1], signal.SIGINT)
 
     def kill(self) -> None:
-        """End it at once; what is left to do is `end`."""
+        """End the sandbox without waiting for it; `end` releases its resources."""
         self._channel.shut()
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_RDWR)
@@ -102,7 +105,7 @@ class Process:
             self._kill_watched()
 
     async def end(self) -> None:
-        """Kill it, wait until nothing of it is left, and remove its folder."""
+        """Kill the sandbox, wait for its processes to exit, and remove its folder."""
         self.kill()
         if self._ending is None:
             self._ending = asyncio.create_task(self._gone())
@@ -110,7 +113,10 @@ class Process:
 
     @property
     def _sweeps_itself(self) -> bool:
-        """Whether its first process, which nothing inside can touch, ends the others when the channel closes."""
+        """True if the sandbox's first process ends the others when the channel closes.
+
+        No process inside can signal the first one.
+        """
         return self._greeted and not self._plan.isolates and self._plan.kind == "container"
 
     async def _begin(self) -> None:
@@ -136,7 +142,7 @@ class Process:
         self.kill()
 
     async def _watch(self) -> None:
-        """Look at its files, between calls as well: threads run on."""
+        """End the sandbox if its files exceed the limits.  Also checks between calls, because threads keep running."""
         while not await self._fills():
             await asyncio.sleep(_LOOK_SECONDS)
         self._reason = f"it wrote more than {self._plan.limits.disk >> 20} MB of files, or {_MOST_FILES} files"
@@ -173,9 +179,9 @@ class Process:
 
 
 def _spawn(plan: Plan, folder: Path | None) -> tuple[socket.socket, int, int, subprocess.Popen[bytes]]:
-    """Start the processes: the control channel, what bubblewrap tells, the output, and the first of them.
+    """Start the sandbox; return the control channel, bubblewrap's status pipe, the output pipe and the process.
 
-    They get these three descriptors, the variables of `environment`, and nothing else of this process.
+    The process inherits the other ends of these three, the variables of `environment`, and nothing else.
     """
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         control, control_end = socket.socketpair()
@@ -189,7 +195,7 @@ def _spawn(plan: Plan, folder: Path | None) -> tuple[socket.socket, int, int, su
             ends.append((end, other))
         (status, status_end), (output, output_end) = ends
         user = NOBODY if plan.drops_user else None
-        process = subprocess.Popen(  # noqa: S603 - our own command line
+        process = subprocess.Popen(  # noqa: S603 - this project's own command line
             plan.command(status_end),
             stdin=control_end.fileno(),
             stdout=output_end,
@@ -207,19 +213,22 @@ def _spawn(plan: Plan, folder: Path | None) -> tuple[socket.socket, int, int, su
 
 
 def _first_to_go(pid: int) -> None:
-    """Where memory is short, the kernel shall end sandboxes before servers."""
+    """Make the kernel kill this process before any server if memory runs out."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def _inner(status: int) -> int:
-    """The first process inside, as bubblewrap has told before it let that one go on."""
+    """Return the pid of the first process inside.
+
+    bubblewrap writes it before that process continues, so after the first answer this read does not block.
+    """
     first, _, _ = os.read(status, 65536).partition(b"\n")
     return int(json.loads(first)["child-pid"])
 
 
 async def _ended(process: int) -> bool:
-    """Wait for the end of a process."""
+    """Wait for the end of a process; False if it takes longer than `_END_SECONDS`."""
     loop = asyncio.get_running_loop()
     ended = asyncio.Event()
     loop.add_reader(process, ended.set)
@@ -245,13 +254,13 @@ def _make_folder(plan: Plan) -> Path:
 
 
 def _is_crowded(place: int) -> bool:
-    """Whether a file system in memory has more files than may be: empty ones take memory as well."""
+    """True if a file system in memory has too many files; empty ones take memory too."""
     found = os.statvfs(place)
     return found.f_files - found.f_ffree > _MOST_FILES
 
 
 def _fills(folder: str, most: int) -> bool:
-    """Whether there is more in a folder than may be; a tree that cannot be walked counts as full."""
+    """True if a folder has too many bytes or files, or if its tree cannot be walked."""
     found, files, left = 0, 0, [folder]
     while left:
         try:
@@ -271,7 +280,7 @@ def _fills(folder: str, most: int) -> bool:
 
 
 async def _remove(folder: Path) -> None:
-    """Remove a folder whose tree may be deeper than Python can go."""
+    """Remove a folder with ``rm``, because its tree may exceed Python's recursion limit."""
     process = await asyncio.create_subprocess_exec("rm", "-rf", "--", str(folder), stderr=subprocess.DEVNULL)
     if await process.wait():
         _log.warning("the folder of a sandbox cannot be removed: %s", folder)

@@ -1,4 +1,4 @@
-"""The host of ``python``: each response has a Python of its own, whose variables stay from call to call."""
+"""The host of ``python``: each response has its own Python, and its variables persist between calls."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.stages.services.sandbox.tenancy import Tenancy
 from penstock.stages.services.tools import Outcome
 
 _GRACE_SECONDS: Final = 1.0
-"""How long code that was interrupted may take to end."""
+"""Seconds that interrupted code may take to end."""
 _NOTHING: Final = "(The code wrote nothing.)"
 
 
 class PythonHost:
-    """Runs code in sandboxes, at most so many at once; more wait."""
+    """Runs code in at most ``most`` sandboxes at once; further responses wait for a free one."""
 
     def __init__(self, sandbox: Sandbox, most: int = 32) -> None:
         self._sandbox = sandbox
@@ -28,25 +28,25 @@ class PythonHost:
         return PythonSession(Tenancy(self._sandbox.plan, self._places))
 
     def describe(self) -> str:
-        """The protections that are on, for the log."""
+        """Return the active protections, for the log."""
         return self._sandbox.describe()
 
     async def close(self) -> None:
-        """Sandboxes belong to sessions, so there is nothing to close."""
+        """Do nothing: each session closes its own sandbox."""
 
 
 class PythonSession:
-    """One response's Python."""
+    """One response's Python sandbox."""
 
     def __init__(self, tenancy: Tenancy) -> None:
         self._tenancy = tenancy
 
     def action(self, name: str, text: str) -> dict[str, Any] | None:
-        """The code says all of it."""
+        """Return None: the item already shows the code that runs."""
         return None
 
     async def run(self, name: str, text: str, seconds: float) -> Outcome:
-        """Run one cell; what it raises is output, what ends it from outside is an error."""
+        """Run one cell.  An exception in the code is output; a timeout or a dead sandbox is an error."""
         async with self._tenancy.turn:
             try:
                 return await self._run(text, seconds)
@@ -59,7 +59,7 @@ class PythonSession:
                 raise
 
     async def close(self) -> None:
-        """End the Python, and wait until nothing of it is left."""
+        """End the sandbox, wait for its process to exit, and remove its files."""
         await self._tenancy.close()
 
     async def _run(self, code: str, seconds: float) -> Outcome:
@@ -73,7 +73,7 @@ class PythonSession:
         return _outcome(process.written)
 
     async def _interrupt(self, seconds: float) -> Outcome:
-        """End a cell that takes too long: with a word first, by force then."""
+        """Interrupt a cell that takes too long; end the sandbox if that does not help."""
         process = await self._tenancy.process(0)
         process.interrupt()
         late = f"The code ran longer than {seconds:g} seconds"
@@ -86,6 +86,6 @@ class PythonSession:
 
 
 def _outcome(written: str, error: str | None = None) -> Outcome:
-    """What was written, for the model and for the item."""
+    """Return the outcome of a call, with its output for the model and for the item."""
     logs = ({"type": "logs", "logs": written},) if written else ()
     return Outcome(result=written or ("" if error else _NOTHING), error=error, data=logs)

@@ -1,6 +1,6 @@
-"""The program of a Python sandbox: it runs one cell after another in one namespace, as a notebook does.
+"""The program of a Python sandbox: it runs cells one after another in one namespace, like a notebook.
 
-It is sent to the sandbox as text, behind `confined`.  Descriptor 1 takes all that the code writes.
+It is sent to the sandbox as text, after `confined`.  All output of the code goes to descriptor 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from penstock.stages.services.sandbox.confined import answer
 
 CELL = "<cell "
 COROUTINE = 0x80
-"""The flag of code that awaits at its top level."""
+"""``CO_COROUTINE``: the flag of code with a top-level ``await``."""
 
 
 class Cells:
@@ -36,7 +36,7 @@ class Cells:
         sys.modules["__main__"] = self._main
 
     def run(self, code: str) -> None:
-        """Run one cell; whatever it raises is written to its output."""
+        """Run one cell, and write its exception, if any, to its output."""
         self._count += 1
         cell = f"{CELL}{self._count}>"
         linecache.cache[cell] = (len(code), None, code.splitlines(keepends=True), cell)
@@ -47,19 +47,19 @@ class Cells:
         try:
             self._running = True
             self._execute(code, cell)
-        except BaseException as exc:  # noqa: BLE001 - also the cell's own exit and interrupt
+        except BaseException as exc:  # noqa: BLE001 - including SystemExit and KeyboardInterrupt
             self._running = False
             show(exc, self._written)
         finally:
             self._running = False
 
     def flush(self) -> None:
-        """Write out what the code has printed."""
+        """Flush the printed output."""
         if not self._written.closed:
             self._written.flush()
 
     def _interrupted(self, signum: int, frame: types.FrameType | None) -> None:
-        """An interrupt belongs to a cell; one that comes too late is nobody's."""
+        """Interrupt the running cell; ignore a signal that arrives after its end."""
         if self._running:
             raise KeyboardInterrupt
 
@@ -75,32 +75,32 @@ class Cells:
 
     def _evaluate(self, tree: ast.Module | ast.Expression, cell: str, mode: str) -> Any:
         code = compile(tree, cell, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        value = eval(code, self._names)  # noqa: S307 - what this program is for
+        value = eval(code, self._names)  # noqa: S307 - the purpose of this program
         if not code.co_flags & COROUTINE:
             return value
-        import asyncio  # noqa: PLC0415 - half of the start, and rarely needed
+        import asyncio  # noqa: PLC0415 - half of the start-up time, and rarely needed
 
         return asyncio.run(value)
 
 
 def written() -> TextIO:
-    """The output; a character that has no bytes is shown by its number."""
+    """Open the output.  Characters without an encoding (lone surrogates) are written as escapes."""
     return io.open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: UP020
 
 
 def show(exc: BaseException, target: TextIO) -> None:
-    """Write the traceback from the cell on."""
+    """Write the traceback, from the cell's frame on."""
     trace = exc.__traceback__
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(CELL):
         trace = trace.tb_next
     try:
         traceback.print_exception(type(exc), exc, trace, file=target)
-    except BaseException:  # noqa: BLE001 - an exception may say what it likes when it is asked what it is
+    except BaseException:  # noqa: BLE001 - an exception's own ``__str__`` may raise anything
         target.write(f"{type(exc).__name__}, which cannot be shown\n")
 
 
 def serve(requests: io.BufferedReader, control: int, order: dict[str, Any]) -> None:
-    """Run what comes until no more comes."""
+    """Run cells until the control channel is closed."""
     if order["packages"]:
         sys.path.append(order["packages"])
     cells = Cells()
@@ -109,5 +109,5 @@ def serve(requests: io.BufferedReader, control: int, order: dict[str, Any]) -> N
             cells.run(json.loads(line)["code"])
             cells.flush()
         except (KeyboardInterrupt, ValueError):
-            pass  # between two cells, or its output was closed
+            pass  # interrupted between two cells, or the cell has closed its output
         answer(control, done=True)

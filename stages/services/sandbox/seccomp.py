@@ -1,7 +1,7 @@
-"""The system calls that a sandbox may make, as a filter for the kernel (BPF), for x86-64 and arm64.
+"""The system calls that a sandbox may make, as a seccomp filter (BPF) for x86-64 and arm64.
 
-Two tables say all of it: the number of each call on both machines, and what to answer to it.  Calls that came after
-those known here do not exist (ENOSYS), calls of another architecture kill the process, as do those of x32.
+The tables hold the numbers of the restricted calls on both machines; all other known calls are allowed.  Calls newer
+than `_LAST_KNOWN` fail with ENOSYS, as on an older kernel.  Calls of another architecture or of x32 kill the process.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def _number(text: str) -> int | None:
 
 
 _FOREIGN: Final = _table(
-    # other processes, and what the kernel knows of them
+    # other processes, and the kernel's information about them
     "ptrace 101 117; process_vm_readv 310 270; process_vm_writev 311 271; process_madvise 440 440;"
     "process_mrelease 448 448; kcmp 312 272; pidfd_open 434 434; pidfd_getfd 438 438; pidfd_send_signal 424 424;"
     "migrate_pages 256 238; move_pages 279 239; setpriority 141 140; ioprio_set 251 30; sched_setaffinity 203 122;"
     "sched_setscheduler 144 119; sched_setparam 142 118; sched_setattr 314 274; perf_event_open 298 241;"
-    # the kernel's larger machinery, where most of its holes were
+    # large subsystems of the kernel, with most of its past vulnerabilities
     "bpf 321 280; userfaultfd 323 282; keyctl 250 219; add_key 248 217; request_key 249 218; io_uring_setup 425 425;"
     "io_uring_enter 426 426; io_uring_register 427 427; fanotify_init 300 262; fanotify_mark 301 263;"
     "inotify_init 253 -; inotify_init1 294 26; inotify_add_watch 254 27; memfd_create 319 279; memfd_secret 447 447;"
@@ -65,11 +65,11 @@ _FOREIGN: Final = _table(
     "init_module 175 105; finit_module 313 273; delete_module 176 106; kexec_load 246 104; kexec_file_load 320 294;"
     "reboot 169 142; syslog 103 116; settimeofday 164 170; clock_settime 227 112; clock_adjtime 305 266;"
     "adjtimex 159 171; sethostname 170 161; setdomainname 171 162; nfsservctl 180 42;"
-    # memory and messages that are shared by number or name, outside of all folders
+    # shared memory and messages, found by number or name outside of all folders
     "shmget 29 194; shmat 30 196; shmctl 31 195; shmdt 67 197; semget 64 190; semop 65 193; semctl 66 191;"
     "semtimedop 220 192; msgget 68 186; msgsnd 69 189; msgrcv 70 188; msgctl 71 187; mq_open 240 180;"
     "mq_unlink 241 181; mq_timedsend 242 182; mq_timedreceive 243 183; mq_notify 244 184; mq_getsetattr 245 185;"
-    # the network; pairs of connected sockets are looked at below
+    # the network; `socketpair` is among the calls with conditions, below
     "socket 41 198; connect 42 203; bind 49 200; listen 50 201; accept 43 202; accept4 288 242"
 )
 _PROCESSES: Final = _table(
@@ -88,18 +88,20 @@ _LOOKED_AT: Final = _table(
 
 @dataclass(frozen=True)
 class Allowance:
-    """How far a sandbox may go: whether to other programs, and whether to owners and modes of files.
+    """The optional rights of a sandbox.
 
-    Landlock does not know of owners, modes and times of files, so without a tree of files of its own a process is not
-    to change them.
+    Landlock does not restrict changes of owners, modes and times of files.  So a Python sandbox that shares the host's
+    files has no right to ``metadata``.
     """
 
     programs: bool
+    """True if it may start programs and send signals."""
     metadata: bool
+    """True if it may change owners, modes and times of files."""
 
 
 def program(machine: Machine, allowance: Allowance) -> bytes:
-    """The filter, as the kernel reads it."""
+    """Return the filter in the kernel's binary format."""
     refused = dict(_FOREIGN)
     if not allowance.programs:
         refused |= _PROCESSES
@@ -116,7 +118,7 @@ def program(machine: Machine, allowance: Allowance) -> bytes:
 
 
 def _entry(machine: Machine) -> Iterable[Instruction]:
-    """Nothing but calls of this machine that are known here."""
+    """Yield the first checks: kill calls of other architectures, and refuse calls that are not known here."""
     yield _LOAD, 0, 0, _ARCHITECTURE
     yield _IF_EQUAL, 1, 0, _AUDIT[machine]
     yield _RETURN, 0, 0, _KILL
@@ -128,30 +130,33 @@ def _entry(machine: Machine) -> Iterable[Instruction]:
 
 
 def _case(number: int | None, block: list[Instruction]) -> list[Instruction]:
-    """``block``, which always returns, for the call of this number; the next case for all others."""
+    """Return instructions that run ``block`` for the call of this number; none if the machine lacks the call.
+
+    ``block`` must end in a return.  All other calls go on to the next case.
+    """
     return [] if number is None else [(_IF_EQUAL, 0, len(block), number), *block]
 
 
 def _conditions(allowance: Allowance) -> dict[str, list[Instruction]]:
-    """Calls of which some arguments are allowed."""
+    """Return a block for each call whose arguments decide if it is allowed."""
     if allowance.programs:
         own = {"clone": [_argument(0), (_IF_ANY_BIT, 0, 1, _CLONE_NEW), _answer(errno.EPERM), _answer(0)]}
     else:
         own = {
             "clone": [_argument(0), (_IF_ANY_BIT, 1, 0, _CLONE_THREAD), _answer(errno.EPERM), _answer(0)],
-            # who owns a descriptor gets signals for it, and that could be any process of the same user
+            # the owner of a descriptor gets signals for it, and could be any process of the same user
             "fcntl": _unless(1, _SET_OWNER),
             "ioctl": _unless(1, _SET_OWNER_OF_SOCKET),
-            # to die with the server
+            # PR_SET_PDEATHSIG: the process must keep dying with the server
             "prctl": _unless(0, _SET_DEATH_SIGNAL),
         }
     return {
         **own,
-        # its arguments lie in memory, where a filter cannot look: the C library falls back to clone
+        # a filter cannot read its arguments in memory; after ENOSYS the C library falls back to clone
         "clone3": [_answer(errno.ENOSYS)],
-        # limits of its own only
+        # pid 0 only: the process's own limits
         "prlimit64": [_argument(0), (_IF_EQUAL, 1, 0, 0), _answer(errno.EPERM), _answer(0)],
-        # AF_UNIX, SOCK_STREAM: such a pair can never be connected elsewhere, and event loops need one
+        # AF_UNIX and SOCK_STREAM only: event loops need such a pair, and it cannot be connected elsewhere
         "socketpair": [
             _argument(0),
             (_IF_EQUAL, 1, 0, 1),
@@ -166,13 +171,13 @@ def _conditions(allowance: Allowance) -> dict[str, list[Instruction]]:
 
 
 def _unless(index: int, values: Iterable[int]) -> list[Instruction]:
-    """Allow a call, unless one of its arguments has one of these values."""
+    """Return a block that allows a call unless its argument at ``index`` has one of these values."""
     refused = (step for value in values for step in ((_IF_EQUAL, 0, 1, value), _answer(errno.EPERM)))
     return [_argument(index), *refused, _answer(0)]
 
 
 def _argument(index: int) -> Instruction:
-    """Load the lower half of an argument; both machines are little-endian."""
+    """Return the instruction to load the lower half of an argument; both machines are little-endian."""
     return _LOAD, 0, 0, 16 + 8 * index
 
 

@@ -1,8 +1,8 @@
-"""The program of a sandbox for commands: it runs one command at a time, and ends all that a command left behind.
+"""The program of a sandbox for commands: it runs one command at a time, and ends all processes left by a command.
 
-It is sent to the sandbox as text, behind `confined` and `kept`.  In a pid namespace it is the first process.  Without
-one, each command runs in a Landlock domain of its own inside this process's, so that no command can signal this process
-and ``kill(-1)`` here reaches all of its processes, whatever sessions they went to, and nothing else of the machine.
+It is sent to the sandbox as text, after `confined` and `kept`.  In a pid namespace it is the first process.  Without
+one, each command runs in its own Landlock domain, nested in the domain of this process.  So no command can signal this
+process, and ``kill(-1)`` here reaches all processes of the command, in any session, and no others on the machine.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from penstock.stages.services.sandbox.confined import LIBC, answer, landlock
 from penstock.stages.services.sandbox.kept import Kept
 
 PAUSE = 0.02
-"""How long the end of a command may go unnoticed."""
+"""Maximum delay in seconds until the end of a command is noticed."""
 
 
 class Gone(Exception):
-    """The server does not listen any more."""
+    """The server has closed the control channel."""
 
 
 class Command:
-    """One command that runs."""
+    """A running command."""
 
     def __init__(self, request: dict[str, Any], order: dict[str, Any]) -> None:
         out, out_end = os.pipe()
@@ -44,7 +44,7 @@ class Command:
         os.close(err_end)
 
     def read(self, control: int) -> None:
-        """Take what it wrote; raises `Gone`."""
+        """Read the available output, waiting at most `PAUSE` seconds for it; raises `Gone`."""
         ready, _, _ = select.select([*self._open, control], [], [], PAUSE)
         if control in ready:
             raise Gone
@@ -52,18 +52,18 @@ class Command:
             self._take(end)
 
     def drain(self) -> None:
-        """Read to the end, when nobody can write any more."""
+        """Read the rest of the output, after all its writers have ended."""
         while self._open:
             for end in tuple(self._open):
                 self._take(end)
 
     @property
     def floods(self) -> bool:
-        """Whether it writes without end."""
+        """True if the command has written too much."""
         return self._out.total + self._err.total > self._flood
 
     def texts(self) -> dict[str, str]:
-        """What it wrote."""
+        """Return the kept output."""
         return {"stdout": self._out.text(), "stderr": self._err.text()}
 
     def _take(self, end: int) -> None:
@@ -86,22 +86,22 @@ def become(request: dict[str, Any], order: dict[str, Any], out: int, err: int) -
             landlock(order["read"], order["write"])
         os.chdir(request["workdir"] or order["home"])
         words = request["words"]
-        os.execvpe(words[0], words, {**os.environ, **request["env"]})  # noqa: S606 - what this program is for
-    except BaseException as exc:  # noqa: BLE001 - whatever it is, this process must not go on as its parent
+        os.execvpe(words[0], words, {**os.environ, **request["env"]})  # noqa: S606 - the purpose of this program
+    except BaseException as exc:  # noqa: BLE001 - this process must never continue as its parent
         os.write(2, f"{exc}\n".encode())
     finally:
         os._exit(127)
 
 
 def end_all() -> dict[int, int]:
-    """Kill every process but this one, and take back what is left of them: their statuses."""
+    """Kill every process but this one, and return their statuses by pid."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(-1, signal.SIGKILL)
     return reap(0)
 
 
 def reap(flags: int) -> dict[int, int]:
-    """The statuses of processes that have ended."""
+    """Collect the child processes that have ended, and return their statuses by pid."""
     found: dict[int, int] = {}
     while True:
         try:
@@ -114,7 +114,7 @@ def reap(flags: int) -> dict[int, int]:
 
 
 def run(request: dict[str, Any], control: int, order: dict[str, Any]) -> dict[str, Any]:
-    """Run one command to its end, or to that of its time."""
+    """Run one command until it ends, its time is up, or it has written too much."""
     command = Command(request, order)
     until = time.monotonic() + request["seconds"]
     statuses: dict[int, int] = {}
@@ -130,8 +130,8 @@ def run(request: dict[str, Any], control: int, order: dict[str, Any]) -> dict[st
 
 
 def serve(requests: io.BufferedReader, control: int, order: dict[str, Any]) -> None:
-    """Run what comes until no more comes."""
-    LIBC.prctl(36, 1, 0, 0, 0)  # orphans come to this process
+    """Run commands until the control channel is closed."""
+    LIBC.prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphaned processes become its children
     try:
         while line := requests.readline():
             answer(control, **run(json.loads(line), control, order))

@@ -9,7 +9,7 @@ from penstock.stages.services.sandbox.process import Process, SandboxDied
 
 
 class Tenancy:
-    """Holds one of a limited number of places, from the first call to the end, and a sandbox in it."""
+    """One of a limited number of places, held from the first call until `close`, and the sandbox in it."""
 
     def __init__(self, plan: Plan, places: asyncio.Semaphore) -> None:
         self._plan = plan
@@ -18,10 +18,13 @@ class Tenancy:
         self._closed = False
         self._process: Process | None = None
         self.turn = asyncio.Lock()
-        """Calls of one response run one after another."""
+        """Held during a call, because the calls of one response run one after another."""
 
     async def process(self, seconds: float) -> Process:
-        """The sandbox, started now if there is none; raises `SandboxDied`."""
+        """Return the sandbox, and start one if there is none.
+
+        A free place and the start may take ``seconds`` in total.  Raises `SandboxDied`.
+        """
         if self._process is None:
             try:
                 async with asyncio.timeout(seconds):
@@ -40,22 +43,22 @@ class Tenancy:
 
     @property
     def written(self) -> str:
-        """What was written in the latest call."""
+        """Output of the latest call."""
         return "" if self._process is None else self._process.written
 
     def kill(self) -> None:
-        """End what runs, at once."""
+        """End the sandbox without waiting for it."""
         if self._process is not None:
             self._process.kill()
 
     async def drop(self) -> None:
-        """Let go of the sandbox; the next call has a new one."""
+        """End the sandbox and wait for it; the next call starts a new one."""
         process, self._process = self._process, None
         if process is not None:
             await process.end()
 
     async def close(self) -> None:
-        """End everything, and leave the place to others."""
+        """End the sandbox, and free the place."""
         self._closed = True
         self.kill()
         try:

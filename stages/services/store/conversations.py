@@ -1,7 +1,8 @@
-"""Conversations: items in a row that many responses add to, one after the other.
+"""Conversations: sequences of items, extended by one response at a time.
 
-The positions of a conversation's items are 0, 1, 2 and so on; its length makes room for the next ones, and whoever
-changes it holds the others up until the transaction is over.  The response that is being added to it holds its lock.
+The items of a conversation have the positions 0, 1, 2 and so on.  A transaction that adds items first increases the
+conversation's length; other transactions that change it wait until this one is over.  A response holds the
+conversation's lock (the column ``response_id``) from its request until its end, when its items are added.
 """
 
 from __future__ import annotations
@@ -46,13 +47,13 @@ _FREE = f"""(response_id is null or (
     and not exists (select 1 from servers where servers.id = conversations.server_id
                     and beat_at >= {NOW} - cast($4 as double precision))
 ))"""
-"""A lock is free, or held by what a dead server has left and nobody will ever end."""
+"""The condition of a free lock: no response holds it, or no server will ever end the response that holds it."""
 
 _HOLD = f"""
     update conversations set response_id = case when {_FREE} then null else response_id end
     where id = $1 and owner = $2
 """
-"""Takes away a lock that nobody will ever release; nobody gets another one until the transaction is over."""
+"""Clears a lock that no server will ever release, and keeps responses from locking until the transaction is over."""
 
 _GROW = "update conversations set length = length + $3 where id = $1 and owner = $2 and response_id is null"
 
@@ -68,7 +69,7 @@ _POSITION = """(
     select max(position) from conversation_items where conversation_id = $1 and id = $2
     and exists (select 1 from conversations where conversations.id = $1 and response_id is null)
 )"""
-"""Where an item stands that may be taken out."""
+"""The position of the item to delete; null if there is none, or while a response holds the conversation."""
 
 _SHRINK = f"""
     update conversations set length = length - 1 where id = $1 and {_POSITION} is not null
@@ -77,7 +78,7 @@ _SHRINK = f"""
 _READ_BEFORE = f"""
     update responses set position = position - 1 where conversation_id = $1 and position > {_POSITION}
 """
-"""What a response had read of the conversation, without the item that goes."""
+"""Decrements the number of items read, for each response that has read the deleted item."""
 
 _CLOSE_UP = f"""
     update conversation_items set position = position - 1 where conversation_id = $1 and position > {_POSITION}
@@ -93,7 +94,7 @@ _LOCK = f"""
 """
 
 _END = 2**62
-"""Behind the last item of any conversation."""
+"""A position after the last item of any conversation."""
 
 
 class Conversations:
@@ -103,27 +104,27 @@ class Conversations:
         self._ledger = ledger
 
     async def create(self, conversation: StoredConversation, owner: str, items: Sequence[Item] = ()) -> None:
-        """Keep a new conversation that begins with these items."""
+        """Store a new conversation that begins with these items."""
         name, metadata = conversation.id, rows.to_json(conversation.metadata)
         created = Statement(_CREATE, (name, owner, conversation.created_at, metadata, len(items)))
         await self._change(name, created, *_added(name, owner, items))
 
     async def get(self, conversation_id: str, owner: str) -> StoredConversation | None:
-        """The conversation without its items, if there is one."""
+        """Return the conversation without its items; None if there is none."""
         for created_at, metadata in await self._read(_GET, conversation_id, owner):
             known: dict[str, str] = rows.from_json(metadata, _METADATA)
             return StoredConversation(conversation_id, created_at, known)
         return None
 
     async def update(self, conversation_id: str, owner: str, metadata: dict[str, str]) -> StoredConversation | None:
-        """The conversation with other metadata, if there is one."""
+        """Replace the metadata, and return the conversation; None if there is none."""
         if not rows.can_exist(conversation_id):
             return None
         await self._change(conversation_id, Statement(_UPDATE, (conversation_id, owner, rows.to_json(metadata))))
         return await self.get(conversation_id, owner)
 
     async def delete(self, conversation_id: str, owner: str) -> bool:
-        """Forget a conversation and its items, durably, and nothing else; False if there is none."""
+        """Delete a conversation and its items durably, but not its responses; False if there is none."""
         if not rows.can_exist(conversation_id):
             return False
         deleted = Statement(_DELETE, (conversation_id, owner))
@@ -131,7 +132,7 @@ class Conversations:
         return counts[0] > 0
 
     async def items(self, conversation_id: str, owner: str, upto: int | None = None) -> History | None:
-        """The items of a conversation, or the first ``upto`` of them; None if there is no such conversation."""
+        """Return all items of a conversation, or the first ``upto``; None if there is no such conversation."""
         if await self.get(conversation_id, owner) is None:
             return None
         found = await self._read(_ITEMS, conversation_id, _END if upto is None else upto)
@@ -142,7 +143,7 @@ class Conversations:
         )
 
     async def add_items(self, conversation_id: str, owner: str, items: Sequence[Item]) -> bool:
-        """Put items behind the last one; False if there is no such conversation.
+        """Append items to a conversation; False if there is no such conversation.
 
         Raises `ConversationLocked` while a response holds it.
         """
@@ -155,9 +156,9 @@ class Conversations:
         return held > 0
 
     async def delete_item(self, conversation_id: str, owner: str, item_id: str) -> bool:
-        """Take an item out, of several with one id the last; False if there is none, or no such conversation.
+        """Delete an item, the last one if several have the id; False if there is no such item or conversation.
 
-        The responses that have read it stay as they are; what continues them reads the conversation without it.
+        Responses that have read it stay unchanged; responses that continue them read the conversation without it.
         Raises `ConversationLocked` while a response holds the conversation.
         """
         if not rows.can_exist(item_id) or await self.get(conversation_id, owner) is None:
@@ -170,10 +171,10 @@ class Conversations:
         return counts[-1] > 0
 
     async def lock(self, conversation_id: str, owner: str, response_id: str, position: int) -> None:
-        """Reserve the conversation for a response that has read ``position`` items of it.
+        """Lock the conversation for a response that has read its first ``position`` items.
 
-        Raises `ConversationNotFound`, or `ConversationLocked` while another response holds it and where it is no longer
-        as long as it was read.
+        Raises `ConversationNotFound`, or `ConversationLocked` while another response holds it and if its length has
+        changed since it was read.
         """
         if rows.can_exist(conversation_id):
             locked = Statement(_LOCK, (conversation_id, owner, *self._ours, response_id, position))
@@ -185,7 +186,7 @@ class Conversations:
         raise ConversationNotFound(conversation_id, param="conversation")
 
     def unlock(self, conversation_id: str, response_id: str) -> None:
-        """Let the next response have the conversation, if it is this one that holds it."""
+        """Release the conversation for the next response, if this response holds it."""
         unlocked = unlock(conversation_id, response_id, self._ledger.server_id)
         self._ledger.writer.queue((unlocked,), conversation_id)
 
@@ -194,14 +195,17 @@ class Conversations:
         return self._ledger.server_id, self._ledger.stale
 
     async def _change_held(self, conversation_id: str, owner: str, *statements: Statement) -> tuple[int, ...]:
-        """Carry statements out that no lock can come between, behind one that counts the conversation itself."""
+        """Execute statements in a transaction during which no response can lock the conversation.
+
+        The first of the returned counts is 1 if the conversation exists, and 0 if not.
+        """
         return await self._change(conversation_id, Statement(_HOLD, (conversation_id, owner, *self._ours)), *statements)
 
     async def _change(self, conversation_id: str, *statements: Statement) -> tuple[int, ...]:
         return await self._ledger.writer.carry_out(statements, conversation_id)
 
     async def _read(self, sql: str, conversation_id: str, *arguments: Value) -> Sequence[Row]:
-        """The rows of a query about a conversation, with all that was queued for it."""
+        """Return the rows of a query about a conversation, after its queued changes are written."""
         if not rows.can_exist(conversation_id):
             return ()
         await self._ledger.writer.settled(conversation_id)
@@ -212,7 +216,7 @@ _METADATA: msgspec.json.Decoder[dict[str, str]] = msgspec.json.Decoder(dict[str,
 
 
 def _added(conversation_id: str, owner: str, items: Sequence[Item]) -> Iterable[Statement]:
-    """Items in the room that was made for them."""
+    """Yield statements to insert items at the end of a conversation whose length already includes them."""
     now = time.time()
     for number, item in enumerate(items):
         known = item.id if rows.can_exist(item.id) else None

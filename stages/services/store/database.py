@@ -1,7 +1,7 @@
-"""What the store asks of a database: to write changes in groups, and to read rows.
+"""The store's interface to a database: write changes in groups, and read rows.
 
-SQL is written once, in the words that PostgreSQL and SQLite share, with ``$1`` for the first argument.  Where
-PostgreSQL needs words that SQLite has not, they are named here, and the SQLite backend puts its own in their place.
+SQL is written once, in the dialect common to PostgreSQL and SQLite, with ``$1`` for the first argument.  Expressions
+that SQLite lacks are constants in this module, and the SQLite backend replaces them.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ Value: TypeAlias = str | int | float | bytes | None
 Row: TypeAlias = Sequence[Any]
 
 NOW = "cast(extract(epoch from clock_timestamp()) as double precision)"
-"""The database's own clock, in seconds since 1970: one for all servers."""
+"""The database's clock, in seconds since 1970.  It is the same for all servers."""
 
 SHARED = "for share"
-"""Keeps others from changing the rows that are read until the transaction is over."""
+"""Locks the selected rows against changes until the transaction is over."""
 
 BATCH = 500
-"""How many rows one statement names, or changes, at most."""
+"""Maximum number of rows that one statement names or changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement and its arguments."""
+    """An SQL statement and its arguments."""
 
     sql: str
     arguments: tuple[Value, ...]
@@ -33,10 +33,10 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Statements that are carried out together or not at all.
+    """Statements that are executed together or not at all.
 
-    The rows that each one changed are ``counted`` where somebody waits for that.  Units that are not counted may be
-    carried out side by side: all that have the same statement at once, in the order of `STATEMENTS`.
+    If ``counted``, the database returns the number of rows changed by each statement.  Units that are not counted may
+    be merged: each statement is executed once, for all units that contain it, in the order of `STATEMENTS`.
     """
 
     statements: tuple[Statement, ...]
@@ -44,57 +44,60 @@ class Unit:
 
 
 class Unavailable(Exception):
-    """The database cannot be reached, or has no room: the same may succeed later."""
+    """The database cannot be reached or has no space; the same operation may succeed later."""
 
 
 class Refused(Exception):
-    """The database will never take this."""
+    """The database will never accept this operation."""
 
 
 class Database(Protocol):
-    """Where rows are kept.  Whatever goes wrong is `Unavailable` or `Refused`."""
+    """The storage of rows.  Reads and writes fail with `Unavailable` or `Refused` only."""
 
     async def open(self) -> None:
-        """Connect, and bring the schema up to date; raises `StoreFailed` with one clear line."""
+        """Connect, and bring the schema up to date; raises `StoreFailed` with a one-line message."""
 
     async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
-        """Carry out the units in one transaction; how many rows each counted statement changed."""
+        """Execute the units in one transaction.
+
+        Return a tuple for each unit: the row counts of its statements, or an empty tuple if it is not counted.
+        """
         ...
 
     async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
-        """The rows of a query."""
+        """Return the rows of a query."""
         ...
 
     async def size(self) -> int:
-        """Bytes on disk."""
+        """Return the size on disk in bytes."""
         ...
 
     async def close(self) -> None:
-        """Let go of everything.  Closing twice is harmless."""
+        """Close all connections.  Closing twice is harmless."""
 
 
 class Nowhere:
-    """A `Database` that keeps nothing: for flows that nobody asks about afterwards."""
+    """A `Database` that stores nothing, for pipelines whose responses are never read back."""
 
     async def open(self) -> None:
-        """Need nothing."""
+        """Do nothing."""
 
     async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
-        """Forget the units."""
+        """Discard the units, and return zero for each counted statement."""
         return [(0,) * len(unit.statements) if unit.counted else () for unit in units]
 
     async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
-        """Know nothing."""
+        """Return no rows."""
         return ()
 
     async def size(self) -> int:
-        """Take no room."""
+        """Return zero."""
         return 0
 
     async def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing, as no connection is open."""
 
 
 def placeholders(count: int, first: int = 1) -> str:
-    """``count`` arguments in a row, from the number ``first`` on: what stands between the brackets of ``in ()``."""
+    """Return ``count`` consecutive placeholders, from number ``first`` on, for the parentheses of ``in ()``."""
     return ", ".join(f"${number}" for number in range(first, first + count))

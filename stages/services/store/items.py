@@ -1,6 +1,7 @@
-"""Finds items by their ids, in responses and in conversations: of several with one id, the one that was stored last.
+"""Find items and tool call results by item id, in responses and in conversations.
 
-What a call gave the model to read is kept once, with the response that made the call: the first that had its item.
+Of several items with one id, the item stored last is returned.  A tool call result is the text that the call gave the
+model to read.  It is stored with the response that made the call, the first response with that item.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from penstock.stages.services.store.database import BATCH, placeholders
 from penstock.stages.services.store.ledger import Ledger
 
 _Found: TypeAlias = dict[str, tuple[float, Item]]
-"""Items by their id, each with the time when it was stored."""
+"""Items by id, each with the time at which it was stored."""
 
 
 async def find_items(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, Item]:
-    """The items of those ids that somebody owns, by id."""
+    """Return the owner's items with these ids, by id."""
     found: dict[str, Item] = {}
     for start in range(0, len(ids), BATCH):
         some = ids[start : start + BATCH]
@@ -63,7 +64,7 @@ async def _in_conversations(ledger: Ledger, ids: Sequence[str], owner: str) -> _
 
 
 async def find_results(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, str]:
-    """What calls gave the model to read, by the ids of those of their items that somebody owns."""
+    """Return the results of the owner's tool calls with these item ids, by item id."""
     found: dict[str, str] = {}
     for start in range(0, len(ids), BATCH):
         some = ids[start : start + BATCH]

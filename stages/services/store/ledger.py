@@ -1,4 +1,4 @@
-"""The ledger: what the parts of the store share, the database with the queue before it and the server's own name."""
+"""The ledger, shared by the parts of the store: the database, its write queue and this server's id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.stages.services.store.writer import Writer
 
 
 class Ledger:
-    """One server's access to the database; a server that has not beaten for ``stale`` seconds is dead."""
+    """One server's access to the database.  A server without a heartbeat for ``stale`` seconds is dead."""
 
     def __init__(self, database: Database, stale: float) -> None:
         self.database = database
@@ -20,7 +20,7 @@ class Ledger:
         self.stale = stale
 
     async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
-        """The rows of a query; `StoreFailed` where it cannot be asked."""
+        """Return the rows of a query; raises `StoreFailed` if the database cannot be read."""
         self.writer.check_open()
         try:
             return await self.database.read(sql, *arguments)
@@ -28,7 +28,7 @@ class Ledger:
             raise StoreFailed("The store cannot be read.") from exc
 
     async def size(self) -> int:
-        """Bytes on disk."""
+        """Return the size on disk in bytes; raises `StoreFailed` if the database cannot be read."""
         try:
             return await self.database.size()
         except (Unavailable, Refused) as exc:

@@ -1,4 +1,4 @@
-"""Orphans: responses that have not ended, and whose server is dead or was never told."""
+"""Orphans: responses that have not ended, and that have no server or a dead one."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ _log = logging.getLogger(__name__)
 
 
 async def orphans(ledger: Ledger) -> tuple[Orphan, ...]:
-    """The oldest orphans, so many as are settled at once."""
+    """Return the oldest orphans, at most `BATCH` of them."""
     found = await ledger.read(_ORPHANS, ledger.server_id, ledger.stale)
     return tuple(orphan for row in found for orphan in _readable(row))
 
 
 def _readable(row: Row) -> Iterator[Orphan]:
-    """The orphan of a row: one that nobody can read must not keep the others from their end."""
+    """Yield the orphan of a row, or nothing if the row cannot be read: it must not block the other orphans."""
     server_id, response_id, *columns = row
     try:
         stored = rows.stored_response(columns)
@@ -64,9 +64,9 @@ def _readable(row: Row) -> Iterator[Orphan]:
 
 
 async def claim(ledger: Ledger, orphan: Orphan) -> bool:
-    """Take an orphan over, and its lock; False if it is no longer one, or no longer that server's.
+    """Take over an orphan and its conversation's lock; False if it has ended or another server has it by now.
 
-    Done twice, as after a commit of which nobody knows whether it was in time, it is taken over.
+    A claim may be repeated if the outcome of its commit is unknown: a response that this server has is claimed again.
     """
     own, response_id = ledger.server_id, orphan.stored.response.id
     taken = Statement(_CLAIM, (own, ledger.stale, response_id, orphan.server_id or ""))
@@ -75,7 +75,7 @@ async def claim(ledger: Ledger, orphan: Orphan) -> bool:
 
 
 async def restart(ledger: Ledger, response_id: str) -> None:
-    """Let a response of this server wait as it did before it began."""
+    """Put a response of this server back to ``queued``, and delete its events."""
     own = (response_id, ledger.server_id)
     for row in await ledger.read(_OWN, *own):
         response = replace(rows.stored_response(row).response, status="queued")

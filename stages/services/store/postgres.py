@@ -1,7 +1,7 @@
-"""PostgreSQL: the store that many servers on many machines share.
+"""PostgreSQL: a store shared by many servers on many machines.
 
-One connection writes, because groups are committed one after the other; a small pool reads.  A connection that is lost
-is made again at the next try.
+One connection writes, because groups are committed one after another; a small pool reads.  A lost connection is
+replaced at the next attempt.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from penstock.stages.services.store.schema import POSTGRES, newer
 from penstock.stages.services.store.statements import bulks
 
 _READERS = 4
-"""How many queries run at once."""
+"""Maximum number of concurrent queries."""
 
 _CONNECT_SECONDS = 5.0
 
 _COMMAND_SECONDS = 10.0
-"""After so long without an answer the connection counts as lost."""
+"""Seconds without an answer after which a connection counts as lost."""
 
 _TRIES = 3
-"""How often a group is tried again when it and another server's wait for each other's rows."""
+"""Number of retries of a group after a deadlock with another server."""
 
 _MIGRATING = 0x70656E73746F636B
-"""The advisory lock of whoever brings the schema up to date."""
+"""The advisory lock held while the schema is upgraded."""
 
 _SETTINGS: dict[str, Any] = {
     "timeout": _CONNECT_SECONDS,
@@ -41,11 +41,11 @@ _SETTINGS: dict[str, Any] = {
 }
 
 _FOR_EVER = ("22", "23", "42", "54")
-"""Classes of SQLSTATE that tell of the statement or its values: another try meets the same."""
+"""SQLSTATE classes of errors in the statement or its values: another attempt would fail again."""
 
 
 class PostgresDatabase:
-    """A `Database` on the server and in the database that ``url`` names."""
+    """A `Database` in PostgreSQL, at ``url``."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -53,7 +53,7 @@ class PostgresDatabase:
         self._readers: Any = None
 
     async def open(self) -> None:
-        """Connect; raises `StoreFailed` where that cannot be, with nothing of the URL that is secret."""
+        """Connect, and bring the schema up to date; raises `StoreFailed`, without the secrets of the URL."""
         try:
             with _named_errors():
                 await self._upgrade()
@@ -65,7 +65,7 @@ class PostgresDatabase:
                 self._lose_connection()
 
     async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
-        """Carry out the units in one transaction."""
+        """Execute the units in one transaction, again after a deadlock."""
         try:
             with _named_errors():
                 for _ in range(_TRIES):
@@ -77,7 +77,7 @@ class PostgresDatabase:
             raise
 
     async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
-        """The rows of a query; it is asked once more where its connection was just lost."""
+        """Return the rows of a query, retrying once if the connection is lost."""
         with _named_errors():
             try:
                 return await self._fetch(sql, *arguments)
@@ -90,12 +90,12 @@ class PostgresDatabase:
         return rows
 
     async def size(self) -> int:
-        """Bytes of the database on the server's disk."""
+        """Return the size of the database in bytes."""
         ((size,),) = await self.read("select pg_database_size(current_database())")
         return int(size)
 
     async def close(self) -> None:
-        """Let go of all connections.  Closing twice is harmless."""
+        """Close all connections.  Closing twice is harmless."""
         self._lose_connection()
         if self._readers is not None:
             self._readers.terminate()
@@ -110,19 +110,19 @@ class PostgresDatabase:
         return counts
 
     async def _connected(self) -> Any:
-        """The connection that writes, made again where it was lost."""
+        """Return the connection for writes, and replace it if it was lost."""
         if self._writing is None or self._writing.is_closed():
             self._writing = await asyncpg.connect(self._url, **_SETTINGS)
         return self._writing
 
     def _lose_connection(self) -> None:
-        """Forget the connection that writes: nobody knows what became of its last words."""
+        """Drop the connection for writes: after an error the outcome of its last transaction is unknown."""
         if self._writing is not None:
             self._writing.terminate()
             self._writing = None
 
     async def _upgrade(self) -> None:
-        """Bring the database to today's schema, one server at a time."""
+        """Upgrade the database to the current schema, one server at a time."""
         connection = await self._connected()
         async with connection.transaction():
             await connection.execute(f"select pg_advisory_xact_lock({_MIGRATING})")
@@ -141,7 +141,7 @@ async def _counted(connection: Any, units: Sequence[Unit]) -> list[tuple[int, ..
 
 
 async def _execute(connection: Any, statement: Statement) -> int:
-    """How many rows a statement has changed: the last word of its tag, as in ``INSERT 0 1``."""
+    """Return the number of rows that a statement changed: the last word of its tag, as in ``INSERT 0 1``."""
     tag: str = await connection.execute(statement.sql, *statement.arguments)
     return int(tag.rpartition(" ")[2])
 
@@ -154,7 +154,7 @@ async def _in_bulk(connection: Any, units: Sequence[Unit]) -> list[tuple[int, ..
 
 @contextmanager
 def _named_errors() -> Iterator[None]:
-    """Whatever goes wrong, as what it means for another try."""
+    """Convert errors of the driver: `Refused` if another attempt would fail too, otherwise `Unavailable`."""
     try:
         yield
     except asyncpg.PostgresError as exc:
@@ -162,14 +162,14 @@ def _named_errors() -> Iterator[None]:
         raise (Refused if state.startswith(_FOR_EVER) else Unavailable)(str(exc)) from exc
     except ValueError as exc:
         raise Refused("what it was given cannot be understood") from exc
-    except (asyncpg.InterfaceError, asyncpg.InternalClientError) as exc:  # or a connection died in the middle of a word
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError) as exc:  # also a connection lost mid-message
         raise Unavailable(str(exc)) from exc
     except OSError as exc:
         raise Unavailable(str(exc) or "it does not answer") from exc
 
 
 def _place(url: str) -> str:
-    """Where a URL leads, without what is secret in it."""
+    """Return the host, port and database of a URL, without its secrets."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port or 5432

@@ -1,7 +1,7 @@
-"""Rows: stored values as the columns of the database, and back.
+"""Rows: conversion of stored values to database columns and back.
 
-JSON goes in as text, and without secrets.  What a client sent may hold half a surrogate pair, which is no text that a
-database takes: then the JSON is written in ASCII, with escapes.
+JSON is stored as text, without secrets.  Text from a client may contain a lone surrogate, which no database accepts.
+Such JSON is written in ASCII, with escapes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from penstock.stages.services.store.stored import StoredResponse
 T = TypeVar("T")
 
 RESPONSE_COLUMNS = "response, input, owner, position, tokens, results"
-"""What `stored_response` reads."""
+"""The columns of a row for `stored_response`."""
 
 _LONGEST_ID = 512
-"""Bytes of an id that can be looked up; no server makes longer ones."""
+"""Maximum length in bytes of an id that can be looked up; no server creates longer ids."""
 
 _encoder = msgspec.json.Encoder(enc_hook=unwritten)
 _decode_response = msgspec.json.Decoder(Response)
@@ -40,18 +40,18 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 def to_json(value: object) -> str:
-    """The value as JSON."""
+    """Encode a value as JSON."""
     try:
         return _encoder.encode(value).decode()
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:  # a lone surrogate
         return json.dumps(msgspec.to_builtins(value, enc_hook=unwritten))
 
 
 def from_json(text: str, decoder: msgspec.json.Decoder[T]) -> T:
-    """The value again; raises `StoreFailed` for what can no longer be understood."""
+    """Decode a value from JSON; raises `StoreFailed` if it does not fit the decoder's type."""
     try:
         return decoder.decode(text)
-    except msgspec.MsgspecError:
+    except msgspec.MsgspecError:  # perhaps only an escaped lone surrogate, which `json` accepts
         try:
             return msgspec.convert(json.loads(text), decoder.type, dec_hook=unread)
         except (msgspec.MsgspecError, ValueError) as exc:
@@ -59,7 +59,7 @@ def from_json(text: str, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def stored_response(row: Row) -> StoredResponse:
-    """The response of a row of `RESPONSE_COLUMNS`."""
+    """Decode the response of a row of `RESPONSE_COLUMNS`."""
     response, given, owner, position, tokens, results = row
     return StoredResponse(
         from_json(response, _decode_response),
@@ -71,61 +71,61 @@ def stored_response(row: Row) -> StoredResponse:
 
 
 def item(text: str) -> Item:
-    """The item of a row."""
+    """Decode an item."""
     return from_json(text, _decode_item)
 
 
 def tokens_column(tokens: Mapping[str, TokenIds]) -> bytes:
-    """The tokens of a response's items."""
+    """Encode the token ids of a response's items."""
     return _pack(tokens)
 
 
 def token_ids_column(token_ids: TokenIds | None) -> bytes | None:
-    """The tokens of one item."""
+    """Encode the token ids of one item; None if there are none."""
     return _pack(token_ids) if token_ids else None
 
 
 def token_ids(column: bytes | None) -> TokenIds:
-    """The tokens of one item; none where none are known."""
+    """Decode the token ids of one item; empty if there are none."""
     return _unpacked(column, _decode_token_ids) if column else ()
 
 
 def results_column(results: Mapping[str, str]) -> str | None:
-    """What the calls of a response gave the model to read."""
+    """Encode the results of a response's tool calls; None if there are none."""
     return to_json(results) if results else None
 
 
 def results_in(column: str | None) -> Mapping[str, str]:
-    """What the calls of a response gave the model to read."""
+    """Decode the results of a response's tool calls; empty if there are none."""
     return from_json(column, _decode_results) if column else {}
 
 
 def result_column(result: str | None) -> str | None:
-    """What one call gave the model to read."""
+    """Encode the result of one tool call; None if there is none."""
     return None if result is None else to_json(result)
 
 
 def result(column: str) -> str:
-    """What one call gave the model to read."""
+    """Decode the result of one tool call."""
     return from_json(column, _decode_result)
 
 
 def can_exist(name: str) -> bool:
-    """Whether something may be stored under that id: clients make up ids that no database takes."""
+    """True if an object with this id may be stored; clients may send ids that no database accepts."""
     try:
         length = len(name.encode())
-    except UnicodeEncodeError:  # half a surrogate pair
+    except UnicodeEncodeError:  # a lone surrogate
         return False
     return 0 < length <= _LONGEST_ID and "\0" not in name
 
 
 def known_ids(items: Iterable[Any]) -> list[str]:
-    """The ids of items under which they can be found, each once."""
+    """Return the ids of items that `can_exist`, without duplicates."""
     return possible(each.id for each in items)
 
 
 def possible(ids: Iterable[str]) -> list[str]:
-    """Those of some ids under which something may be stored, each once."""
+    """Return the ids that `can_exist`, without duplicates."""
     return [name for name in dict.fromkeys(ids) if can_exist(name)]
 
 

@@ -1,7 +1,7 @@
-"""The tables, and what leads to them from whatever an older penstock has left.
+"""The tables, and the statements that upgrade the database of an older penstock to them.
 
-A database knows how many statements of its list it has seen; opening it runs the others.  So a list only ever grows at
-its end.
+A database stores how many statements of its list (`POSTGRES` or `SQLITE`) it has executed; opening it executes the
+rest.  So new statements are only ever appended to a list.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ _TABLES = (
     )
     """,
 )
-"""What both databases have in common; a response is ``logged`` as long as its events are kept."""
+"""The tables of both databases.  A response is ``logged`` as long as its events are kept."""
 
 _RESULTS = (
     "alter table responses add column results text",
     "alter table conversation_items add column result text",
 )
-"""What calls gave the model to read, as JSON; null where there is nothing to say."""
+"""The columns for tool call results, as JSON; null if there are none."""
 
 _FIRST_TABLES = (
     """
@@ -122,7 +122,7 @@ _FIRST_TABLES = (
         union select json_extract(value, '$.id'), responses.id from responses, json_each(response, '$.output')
     """,
 )
-"""SQLite as it was before there were owners, events and conversations."""
+"""The first SQLite schema, before owners, events and conversations."""
 
 _SET_ASIDE = (
     "drop trigger response_stored",
@@ -130,6 +130,7 @@ _SET_ASIDE = (
     "drop table items",
     "alter table responses rename to first_responses",
 )
+"""Frees the names of the first SQLite tables for `_TABLES`."""
 
 _BROUGHT_OVER = (
     """
@@ -147,13 +148,14 @@ _BROUGHT_OVER = (
     """,
     "drop table first_responses",
 )
+"""Copies the responses of the first SQLite schema; ``x'80'`` is an empty MessagePack map."""
 
 POSTGRES = (*_TABLES, *_RESULTS)
 SQLITE = (*_FIRST_TABLES, *_SET_ASIDE, *_TABLES, *_BROUGHT_OVER, *_RESULTS)
 
 
 def newer(version: int, known: int) -> str:
-    """What to say of a database that a newer penstock has written."""
+    """Return the error message for a database that a newer penstock has written."""
     return (
         f"The store has schema version {version}, and this penstock knows versions up to {known}: "
         "run the penstock that wrote it, or a newer one."

@@ -1,6 +1,6 @@
-"""Servers: the penstock processes that share one store, and which of them are alive.
+"""Servers: the penstock processes that share one store, and their heartbeats.
 
-The clock is the database's, so that no two servers disagree about the time.
+All times are by the database's clock, so that the servers agree on them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from penstock.stages.services.store.ledger import Ledger
 from penstock.stages.services.store.stored import Server
 
 STALE = 15.0
-"""Seconds without a beat after which a server is dead."""
+"""Seconds without a heartbeat after which a server is dead."""
 
 _BEAT = f"""
     insert into servers (id, url, machine, beat_at) values ($1, $2, $3, {NOW})
@@ -23,7 +23,7 @@ _BEAT = f"""
 _GO_ON = f"""
     update servers set beat_at = {NOW} where id = $1 and beat_at >= {NOW} - cast($2 as double precision)
 """
-"""Counts a server whose last beat was not long ago."""
+"""Changes a row only if this server's last heartbeat was recent."""
 
 _REPLACE = "delete from servers where url = $2 and machine = $3 and id <> $1"
 
@@ -37,38 +37,40 @@ _RUNNER = f"""
 
 
 class Servers:
-    """This server among the others."""
+    """This server's entry in the store, and the entries of the others."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.machine = _this_machine()
-        """Where this server runs: an address such as 127.0.0.1 is another one on each machine."""
+        """This server's machine: an address such as 127.0.0.1 means a different server on each machine."""
         self._ledger = ledger
         self._url = ""
 
     async def join(self, url: str) -> None:
-        """Be found by the others under that address; who had it before on this machine is dead, as it is taken now."""
+        """Register this server's address for the others, with a first heartbeat.
+
+        Another server with this address and machine is removed: it must be dead, because the address was free.
+        """
         self._url = url
         await self._ledger.writer.carry_out((Statement(_BEAT, self._here), Statement(_REPLACE, self._here)))
 
     async def beat(self) -> bool:
-        """Be alive; `StoreFailed` if the store does not learn of it.
+        """Record a heartbeat; raises `StoreFailed` if it cannot be stored.
 
-        Says whether the beat before was at most half of what makes a server dead ago, by the store's clock.
+        Return True if the previous heartbeat was at most half of ``stale`` seconds ago, by the database's clock.
         """
         lately = (self._ledger.server_id, self._ledger.stale / 2)
         beat = (Statement(_GO_ON, lately), Statement(_BEAT, self._here))
-        counts = await self._ledger.writer.carry_out(
-            beat, is_first=True
-        )  # silence behind a long queue looks like death
+        # first: if a heartbeat had to wait for a long queue, this server would look dead
+        counts = await self._ledger.writer.carry_out(beat, is_first=True)
         return counts[0] > 0
 
     async def leave(self) -> None:
-        """Be gone: what this server has not ended is an orphan from now on."""
+        """Remove this server's entry.  Its unfinished responses become orphans."""
         own = self._ledger.server_id
         await self._ledger.writer.carry_out((Statement(_LEAVE, (own,)),), own)
 
     async def runner(self, response_id: str) -> Server | None:
-        """Who runs a response; None if it has ended, or waits for anybody."""
+        """Return the server that runs a response; None if the response has ended, or waits for any server."""
         own = self._ledger.server_id
         for server_id, url, is_alive in await self._ledger.read(_RUNNER, response_id, self._ledger.stale):
             return Server(server_id, url or "", bool(is_alive) or server_id == own)
@@ -80,8 +82,8 @@ class Servers:
 
 
 def _this_machine() -> str:
-    """The name of this machine since it was started; each container with a network of its own counts as one."""
+    """Return an id of this machine since its boot; each container with its own network counts as a machine."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/net').readlink()}"
-    except OSError:  # not every system tells
+    except OSError:  # these files exist on Linux only
         return socket.gethostname()

@@ -1,7 +1,7 @@
-"""SQLite: the store in one file, durable, with no service to run, and shared by the processes of one machine.
+"""SQLite: a durable store in one file, without a service to run, shared by the processes of one machine.
 
-All writing happens on one thread.  Reads have a thread and a connection of their own; thanks to the write-ahead log
-neither side waits for the other.
+All writes run on one thread.  Reads have their own thread and connection; with the write-ahead log, reads and writes
+do not wait for each other.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from penstock.stages.services.store.statements import bulks
 T = TypeVar("T")
 
 _NAMES = tuple(str(number) for number in range(1, BATCH + 100))
-"""Of the arguments of a statement."""
+"""The names of a statement's arguments, without the ``$``."""
 
 _BUSY_SECONDS = 5.0
-"""How long one process waits for another that is writing to the same file."""
+"""Seconds that one process waits for another to finish writing to the same file."""
 
 
 class SqliteDatabase:
-    """A `Database` in the file ``path``, which is made, with its folder, where it is missing."""
+    """A `Database` in the file ``path``, which is created, with its folder, if it does not exist."""
 
     def __init__(self, path: str | Path) -> None:
         self._file = Path(path).absolute()
@@ -52,19 +52,19 @@ class SqliteDatabase:
         self._connections = ExitStack()
 
     async def open(self) -> None:
-        """Open the file; raises `StoreFailed` when it cannot be used, or was written by a newer penstock."""
+        """Open the file; raises `StoreFailed` if it cannot be used, or was written by a newer penstock."""
         await asyncio.to_thread(self._open)
 
     async def write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
-        """Carry out the units in one transaction."""
+        """Execute the units in one transaction."""
         return await self._on(self._write_thread, lambda: self._write(units))
 
     async def read(self, sql: str, *arguments: Value) -> Sequence[Row]:
-        """The rows of a query."""
+        """Return the rows of a query."""
         return await self._on(self._read_thread, lambda: self._read(sql, arguments))
 
     async def size(self) -> int:
-        """Bytes of the file that are in use."""
+        """Return the number of bytes in use in the file."""
         pragmas = ("page_count", "freelist_count", "page_size")
         pages, free, size = [(await self.read(f"pragma {name}"))[0][0] for name in pragmas]
         return int((pages - free) * size)
@@ -76,7 +76,7 @@ class SqliteDatabase:
     async def _on(self, thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(thread, work)
-        except sqlite3.OperationalError as exc:  # locked, no room, no file any more
+        except sqlite3.OperationalError as exc:  # locked, disk full, or file removed
             raise Unavailable(str(exc)) from exc
         except (sqlite3.Error, OverflowError, UnicodeError) as exc:
             raise Refused(str(exc)) from exc
@@ -95,7 +95,7 @@ class SqliteDatabase:
     def _close(self) -> None:
         self._write_thread.shutdown()
         self._read_thread.shutdown()
-        self._connections.close()  # the write connection last: it folds the write-ahead log into the file
+        self._connections.close()  # the write connection is closed last, and merges the write-ahead log into the file
 
     def _write(self, units: Sequence[Unit]) -> list[tuple[int, ...]]:
         counts: list[tuple[int, ...]] = []
@@ -122,17 +122,17 @@ class SqliteDatabase:
 
 @cache
 def _translated(sql: str) -> str:
-    """A statement in SQLite's words: it has one writer at a time, hence needs no locks on rows."""
+    """Return a statement in SQLite's dialect.  It needs no row locks, because there is one writer at a time."""
     return sql.replace(NOW, "clock()").replace(SHARED, "")
 
 
 def _named(arguments: Sequence[Value]) -> dict[str, Value]:
-    """The arguments as sqlite3 takes them for ``$1``."""
+    """Return the arguments by name, as `sqlite3` expects them for ``$1``."""
     return dict(zip(_NAMES, arguments, strict=False))
 
 
 def _connect(file: Path, undo: ExitStack) -> sqlite3.Connection:
-    """A connection that begins no transaction by itself, and whose commits are on disk when they return."""
+    """Open a connection with explicit transactions only, and commits that are on disk when they return."""
     connection = sqlite3.connect(file, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     undo.callback(connection.close)
     connection.execute("pragma synchronous = full")
@@ -141,7 +141,7 @@ def _connect(file: Path, undo: ExitStack) -> sqlite3.Connection:
 
 
 def _upgrade(connection: sqlite3.Connection) -> None:
-    """Bring the file to today's schema."""
+    """Upgrade the file to the current schema."""
     _log_ahead(connection)
     with _transaction(connection):
         (version,) = connection.execute("pragma user_version").fetchone()
@@ -153,7 +153,10 @@ def _upgrade(connection: sqlite3.Connection) -> None:
 
 
 def _log_ahead(connection: sqlite3.Connection) -> None:
-    """Have the file use a write-ahead log: SQLite itself does not wait for another process that does the same."""
+    """Switch the file to a write-ahead log.
+
+    Retries, because SQLite itself does not wait for another process that makes the same switch.
+    """
     deadline = time.monotonic() + _BUSY_SECONDS
     while time.monotonic() < deadline:
         with suppress(sqlite3.OperationalError):

@@ -1,8 +1,8 @@
-"""What a run does to the database: statements that wait in the queue, and that many runs carry out together.
+"""The statements of runs.  They wait in the queue, and are executed for many runs at once.
 
-Each one is fenced: it changes only what belongs to the server that says it, so that a server which the others took for
-dead overwrites nothing that they have settled; and carried out twice it changes no more than once, because after a lost
-connection nobody knows whether the last commit was in time.
+Each statement is fenced: it changes only rows that belong to the calling server.  So a server that the others took for
+dead cannot overwrite the rows that they have settled.  A change may be executed twice without further effect: after a
+lost connection it is unknown if the last commit succeeded, so its changes are executed again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INDEX = f"""
     from responses where id = $1 and server_id = $4 {SHARED}
     on conflict do nothing
 """
-"""That a response holds an item."""
+"""Records that a response contains an item."""
 
 APPEND = f"""
     insert into events (response_id, first, count, data)
@@ -36,7 +36,7 @@ APPEND = f"""
 """
 
 GROW = "update conversations set length = length + $2 where id = $1 and response_id = $3 and server_id = $4"
-"""Makes room at the end of a conversation, and keeps others from doing so until the transaction is over."""
+"""Makes room at the end of a conversation, and blocks other changes of it until the transaction is over."""
 
 ADD = """
     insert into conversation_items (conversation_id, position, id, stored_at, item, tokens, result)
@@ -44,7 +44,7 @@ ADD = """
            cast($7 as text)
     from conversations where id = $1 and response_id = $8 and server_id = $9
 """
-"""An item, so many places before the end."""
+"""Inserts an item, ``$2`` places before the end of the conversation."""
 
 UNLOCK = """
     update conversations set response_id = null, server_id = null
@@ -65,16 +65,16 @@ WITHDRAWAL = (
     """,
     "delete from responses where id = $1 and server_id = $2 and status = 'queued'",
 )
-"""Takes back a response that was never to be run."""
+"""Deletes a queued response that must not run, because `Store.accept` has failed."""
 
 RELEASE = "update responses set server_id = null where id = $1 and server_id = $2"
 
 STATEMENTS = (BEGIN, *WITHDRAWAL, START, INDEX, APPEND, GROW, ADD, UNLOCK, END, RELEASE)
-"""All of them, in the order in which they are carried out when many units go together."""
+"""All statements, in their order of execution when many units are merged."""
 
 
 def bulks(units: Iterable[Unit]) -> dict[str, list[tuple[Value, ...]]]:
-    """The arguments of all units, by statement, in the order of `STATEMENTS`."""
+    """Return the arguments of all units by statement, in the order of `STATEMENTS`."""
     rows: dict[str, list[tuple[Value, ...]]] = {sql: [] for sql in STATEMENTS}
     for unit in units:
         for statement in unit.statements:
@@ -83,5 +83,5 @@ def bulks(units: Iterable[Unit]) -> dict[str, list[tuple[Value, ...]]]:
 
 
 def unlock(conversation_id: str, response_id: str, server_id: str) -> Statement:
-    """Let the next response have the conversation."""
+    """Return the statement that releases a conversation for the next response."""
     return Statement(UNLOCK, (conversation_id, response_id, server_id))

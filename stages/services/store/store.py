@@ -1,7 +1,7 @@
-"""The store: responses with their events, and what belongs to whom; it outlives every run and every server.
+"""The store: responses, their events and conversations, each with an owner.  It outlives every run and every server.
 
-A run only queues what it has to say, and never waits; a request waits until what it asks for is durable.  Reads see
-every change that was queued here before them.  What somebody else owns is not found, like what does not exist.
+A run only queues its changes, and never waits.  A request waits until its changes are durable.  A read sees every
+change that this server queued before it.  Objects of another owner are not found, as if they did not exist.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ _DELETE = (
 
 
 class Store:
-    """What outlives a run.  Whatever cannot be done raises `StoreFailed`, and so does everything behind `close`.
+    """The storage of responses and conversations.
 
-    What this server runs carries its id; when it has not beaten for ``stale`` seconds, the others may take it over.
+    An operation that fails raises `StoreFailed`, as does every operation after `close`.  The responses that this server
+    runs carry its id.  After ``stale`` seconds without a heartbeat, other servers may take them over.
     """
 
     def __init__(self, database: Database, stale: float = STALE) -> None:
@@ -76,75 +77,75 @@ class Store:
 
     @property
     def server_id(self) -> str:
-        """This server's name in the store."""
+        """This server's id in the store."""
         return self._ledger.server_id
 
     @property
     def is_degraded(self) -> bool:
-        """Whether the database could not be written when it was last tried."""
+        """True if the last write found the database unavailable, or the current one is slow."""
         return self._writer.is_degraded
 
     @property
     def backlog(self) -> int:
-        """Bytes that wait to be written."""
+        """Bytes waiting to be written."""
         return self._writer.backlog
 
     def check(self) -> None:
-        """Raise `StoreFailed` when too much waits already."""
+        """Raise `StoreFailed` if too many bytes wait to be written."""
         self._writer.check()
 
     async def open(self) -> None:
-        """Connect, and bring the schema up to date; raises `StoreFailed` if that cannot be."""
+        """Connect, and bring the schema up to date; raises `StoreFailed` if that is not possible."""
         await self._database.open()
 
     async def close(self) -> None:
-        """Try once more what waits, then let go of everything.  Closing twice is harmless."""
+        """Try once more to write the queued changes, then close the database.  Closing twice is harmless."""
         await self._writer.close()
         await self._database.close()
 
-    # Runs: none of these waits
+    # Runs: only `accept` waits for the database
 
     def begin(self, stored: StoredResponse) -> None:
-        """Keep a response that this server begins to run, unless it is kept already."""
+        """Store a response that this server begins to run, unless it is stored already."""
         self._queue(stored, partial(self._begun, stored, None, time.time()))
 
     async def accept(self, stored: StoredResponse, conversation: Conversation) -> None:
-        """Keep a response that this server is going to run, durably, with all that it takes to run it.
+        """Store a response that this server is going to run, durably, with all that is needed to run it.
 
-        Secrets are not kept: whoever runs it needs them from elsewhere.
+        Secrets are not stored: the server that runs it must get them from elsewhere.
         """
         begun = partial(self._begun, stored, conversation, time.time())
         try:
             await self._writer.carry_out(begun, *_keys(stored.response))
-        except StoreFailed:  # a connection that was lost may have taken it with its last words
+        except StoreFailed:  # the commit may have succeeded before the connection was lost
             self._queue(stored, [Statement(sql, (stored.response.id, self.server_id)) for sql in say.WITHDRAWAL])
             raise
 
     def start(self, response: Response) -> None:
-        """A response that waited is running."""
+        """Record that a queued response is running."""
         started = (response.id, response.status, rows.to_json(response), self.server_id)
         self._writer.queue((Statement(say.START, started),), response.id)
 
     def append(self, response_id: str, block: Block) -> None:
-        """Keep more of a run's events."""
+        """Store more events of a run."""
         self._writer.queue((self._appended(response_id, block),), response_id)
 
     def end(self, stored: StoredResponse, block: Block | None) -> asyncio.Future[None]:
-        """Keep a response as it ended, the last of its events and its place in its conversation, which is free again.
+        """Store an ended response and its last events, add its items to its conversation, and release the conversation.
 
-        Only what completed, or came to a limit, is added to its conversation; what was not to be stored is, as well.
-        The future is done when all of it is durable.
+        Items are added only if the response is completed or incomplete, but even if it has ``store: false``.  The
+        future is done when all of this is durable.
         """
         return self._queue(stored, partial(self._at_the_end, stored, block, time.time()))
 
     def release(self, response_id: str) -> None:
-        """Let any server run a response that still waits."""
+        """Let any server run a response that is still queued."""
         self._writer.queue((Statement(say.RELEASE, (response_id, self.server_id)),), response_id)
 
     def _queue(self, stored: StoredResponse, statements: Statements) -> asyncio.Future[None]:
         return self._writer.queue(statements, *_keys(stored.response))
 
-    # What is said of a response, as the queue has it made in a thread
+    # The statements of a response, which the queue builds in a thread
 
     def _begun(self, stored: StoredResponse, request: Conversation | None, now: float) -> Iterator[Statement]:
         response, origin = stored.response, stored.origin
@@ -184,7 +185,7 @@ class Store:
         return Statement(say.APPEND, (response_id, block.first, block.count, block.data, self.server_id))
 
     def _added(self, stored: StoredResponse, conversation_id: str, now: float) -> Iterator[Statement]:
-        """What a response adds to its conversation, which it holds no longer."""
+        """Yield the statements that add a response's items to its conversation, then release the conversation."""
         response_id = stored.response.id
         if stored.response.status in ("completed", "incomplete"):
             items = stored.items
@@ -206,20 +207,20 @@ class Store:
     # Reading
 
     async def get(self, response_id: str, owner: str) -> StoredResponse | None:
-        """The response of that id, as it ended or so far."""
+        """Return the response, ended or still running; None if there is no such response."""
         for row in await self._read(_GET, response_id, owner):
             return rows.stored_response(row)
         return None
 
     async def chain(self, response_id: str, owner: str) -> tuple[StoredResponse, ...]:
-        """The response and all that it continues through ``previous_response_id``, oldest first.
+        """Return the response and all that it continues through ``previous_response_id``, oldest first.
 
-        The chain begins behind the first ancestor that is missing, and is empty if the response itself is.
+        The chain begins after the nearest missing ancestor, and is empty if the response itself is missing.
         """
         return tuple(map(rows.stored_response, await self._read(_CHAIN, response_id, owner)))
 
     async def history(self, response_id: str, owner: str) -> History | None:
-        """All that the next response after this one continues: the items of its chain, and its conversation's before.
+        """Return the items before the next response: those of the conversation, then those of this response's chain.
 
         None if there is no such response.
         """
@@ -234,46 +235,46 @@ class Store:
         return History((*_given(before, chain), *chain[-1].response.output), tokens, results)
 
     async def given(self, response_id: str, owner: str) -> tuple[Item, ...] | None:
-        """All that a response was given to read: what it continues, then its own input; None if there is none."""
+        """Return all items that a response has read, ending with its own input; None if there is no such response."""
         chain = await self.chain(response_id, owner)
         if not chain:
             return None
         return _given(await self._before(chain[0]), chain)
 
     async def _before(self, stored: StoredResponse) -> History:
-        """What a response has read of its conversation."""
+        """Return the items of its conversation that a response has read."""
         name, origin = _conversation_id(stored.response), stored.origin
         read = await self.conversations.items(name, origin.owner, origin.position) if name else None
         return read or History(())
 
     async def items(self, ids: Sequence[str], owner: str) -> dict[str, Item]:
-        """The items of those ids, by id, wherever they are; those that nobody stored are left out.
+        """Return the items with these ids, by id, from responses and conversations; missing items are left out.
 
-        Of several items with one id it is the one that was stored last.
+        Of several items with one id, the item stored last is returned.
         """
         await self._writer.settled()
         return await find_items(self._ledger, rows.possible(ids), owner)
 
     async def results(self, ids: Sequence[str], owner: str) -> dict[str, str]:
-        """What calls gave the model to read, by the ids of their items, wherever these came from.
+        """Return tool call results by item id: the texts that the calls gave the model to read.
 
-        Those of a response that is gone are left out.
+        Results stored only with a deleted response are left out.
         """
         await self._writer.settled()
         return await find_results(self._ledger, rows.possible(ids), owner)
 
     async def blocks(self, response_id: str) -> tuple[Block, ...]:
-        """The events of a response, in order; raises `StreamExpired` where they are no longer kept."""
+        """Return the events of a response in order; raises `StreamExpired` if they are no longer kept."""
         found = await self._read(_BLOCKS, response_id)
         if not found and any(not logged for (logged,) in await self._read(_LOGGED, response_id)):
             raise StreamExpired("The events of this response are no longer kept: ask for it without its stream.")
         return tuple(Block(*row) for row in found)
 
     async def queued(self, response_id: str) -> Conversation | None:
-        """What it takes to run a response that was accepted, without secrets.
+        """Return the request of an accepted response, to run it, without secrets.
 
-        None once it has ended, or is another server's.
-        Raises `RunInterrupted` when this penstock cannot understand what another version has left.
+        None if the response has ended or belongs to another server.
+        Raises `RunInterrupted` if this penstock cannot decode the request that another version has stored.
         """
         for (request,) in await self._read(_REQUEST, response_id, self.server_id):
             try:
@@ -283,9 +284,9 @@ class Store:
         return None
 
     async def delete(self, response_id: str, owner: str) -> bool:
-        """Forget the response, its events and items, durably; False if there is none of that id.
+        """Delete the response, its events and items durably; False if there is no such response.
 
-        What continued it stays: its chain then begins behind the gap.
+        Responses that continue it stay; their chains then begin after the gap.
         """
         if not rows.can_exist(response_id):
             return False
@@ -295,47 +296,47 @@ class Store:
         return counts[0] > 0
 
     async def _read(self, sql: str, response_id: str, *arguments: Value) -> Sequence[Row]:
-        """The rows of a query about a response, with all that was queued for it."""
+        """Return the rows of a query about a response, after its queued changes are written."""
         if not rows.can_exist(response_id):
             return ()
         await self._writer.settled(response_id)
         return await self._ledger.read(sql, response_id, *arguments)
 
-    # What dead servers left
+    # Responses of other servers, and expired ones
 
     async def runner(self, response_id: str) -> Server | None:
-        """Who runs a response, or is going to; None if it has ended, or waits for anybody."""
+        """Return the server that runs a response, or will; None if the response has ended, or waits for any server."""
         await self._writer.settled(response_id)
         return await self.servers.runner(response_id)
 
     async def orphans(self) -> tuple[Orphan, ...]:
-        """The oldest of the responses that have not ended and that nobody runs, or is going to."""
+        """Return the oldest responses that have not ended and have no live server."""
         return await orphans(self._ledger)
 
     async def claim(self, orphan: Orphan) -> bool:
-        """Take an orphan over, with its place in its conversation; False if another server was first."""
+        """Take over an orphan and its conversation's lock; False if another server was first."""
         return await claim(self._ledger, orphan)
 
     async def restart(self, response_id: str) -> None:
-        """Forget the events of a response that this server has, which waits again."""
+        """Put a response of this server back to ``queued``, and delete its events."""
         await restart(self._ledger, response_id)
 
     async def sweep(self, keep_responses: float, keep_logs: float) -> Report:
-        """Delete responses and event logs that ended so many seconds ago, and say what is left.
+        """Delete expired responses and event logs, and return a report of the rest.
 
-        A response that another one continues stays.
+        Both times are in seconds from the end of a response.  A response that another one continues stays.
         """
         return await sweep(self._ledger, keep_responses, keep_logs)
 
 
 def _given(before: History, chain: Sequence[StoredResponse]) -> tuple[Item, ...]:
-    """What the last response of a chain was given to read, whose first one had read what was ``before`` it."""
+    """Return the items that the last response of a chain has read; its first response had read those ``before`` it."""
     *older, last = chain
     return (*before.items, *(item for stored in older for item in stored.items), *last.input)
 
 
 def _keys(response: Response) -> tuple[str, ...]:
-    """What a change of a response changes."""
+    """Return the ids of the objects that a change of a response affects."""
     conversation_id = _conversation_id(response)
     return (response.id,) if conversation_id is None else (response.id, conversation_id)
 

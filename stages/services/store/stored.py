@@ -1,4 +1,4 @@
-"""What the store keeps and tells, as values."""
+"""The values that the store accepts and returns."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from penstock.pipeline.protocol.response import Response
 
 
 class StoredResponse(msgspec.Struct, frozen=True):
-    """A response and the input that came with its own request; what it continues is stored under its own id.
+    """A response and the input of its own request; a response that it continues is stored under its own id.
 
-    ``tokens`` are those that the engine wrote for its output items, by the item's id, and ``results`` what the calls
-    among them gave the model to read, where the item does not say it.
+    ``tokens`` are the token ids that the engine generated for its output items, by item id.  ``results`` are the texts
+    that its tool calls gave the model to read, by item id, if the items do not contain them.
     """
 
     response: Response
@@ -26,12 +26,12 @@ class StoredResponse(msgspec.Struct, frozen=True):
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """What it adds to a conversation: its input, then its output."""
+        """The items that it adds to a conversation: its input, then its output."""
         return (*self.input, *self.response.output)
 
 
 class History(msgspec.Struct, frozen=True):
-    """Items in their order, and by the item's id the tokens that an engine wrote, and the results that it read."""
+    """Items in order, with the token ids that the engine generated and the tool call results, both by item id."""
 
     items: tuple[Item, ...]
     tokens: Mapping[str, TokenIds] = {}
@@ -47,7 +47,7 @@ class StoredConversation(msgspec.Struct, frozen=True):
 
 
 class Server(msgspec.Struct, frozen=True):
-    """One penstock process: where the others reach it, and whether its heart still beats."""
+    """One penstock process.  Other servers reach it at ``url``; ``is_alive`` is False if its heartbeat has stopped."""
 
     id: str
     url: str
@@ -55,7 +55,7 @@ class Server(msgspec.Struct, frozen=True):
 
 
 class Orphan(msgspec.Struct, frozen=True):
-    """A response that has not ended and that nobody runs; ``server_id`` names the dead server that did."""
+    """A response that has not ended and has no live server; ``server_id`` is the dead server, if there was one."""
 
     stored: StoredResponse
     server_id: str | None
@@ -63,7 +63,7 @@ class Orphan(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """How much is stored: ``bytes`` on disk, and the age of the oldest response in seconds."""
+    """The size of the store: responses, bytes on disk, and the age of the oldest response in seconds."""
 
     responses: int
     bytes: int

@@ -1,4 +1,4 @@
-"""The sweep: what has been kept long enough goes, a few hundred rows at a time, so that no writer waits long."""
+"""The sweep: delete expired rows, a few hundred at a time, so that no writer waits long."""
 
 from __future__ import annotations
 
@@ -28,7 +28,11 @@ _COUNT = "select count(*), min(created_at) from responses"
 
 
 async def sweep(ledger: Ledger, keep_responses: float, keep_logs: float) -> Report:
-    """Delete what ended so many seconds ago, and the servers of yesterday; count what is left."""
+    """Delete expired responses, event logs and servers; return a report of the rest.
+
+    A response expires ``keep_responses`` seconds after its end, unless another one continues it.  Its events expire
+    ``keep_logs`` seconds after its end, and a server one day after its last heartbeat.
+    """
     now = time.time()
     while ids := [name for (name,) in await ledger.read(_OLD_RESPONSES, now - keep_responses)]:
         if not await _forget(ledger, ids):
@@ -42,7 +46,7 @@ async def sweep(ledger: Ledger, keep_responses: float, keep_logs: float) -> Repo
 
 
 async def _forget(ledger: Ledger, ids: list[str]) -> int:
-    """Delete responses that nothing continues; how many were."""
+    """Delete those responses that no other response continues; return their number."""
     these = placeholders(len(ids))
     gone = f"response_id in ({these}) and not exists (select 1 from responses where id = response_id)"
     steps = (
@@ -55,7 +59,7 @@ async def _forget(ledger: Ledger, ids: list[str]) -> int:
 
 
 async def _forget_logs(ledger: Ledger, ids: list[str]) -> int:
-    """Delete the events of responses; of how many."""
+    """Delete the events of responses; return the number of these responses."""
     these = placeholders(len(ids))
     steps = (
         f"update responses set logged = 0 where id in ({these})",

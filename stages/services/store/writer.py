@@ -1,9 +1,9 @@
-"""The queue before the database: changes are committed in groups, in their order, and survive an outage in memory.
+"""The write queue of the database: changes are committed in order, in groups, and wait in memory during an outage.
 
-A change joins the queue, and the next flush commits all that wait there in one transaction, so that a durable commit
-is paid for once and not sixty-four times.  There are two kinds.  A *lasting* change belongs to a run, which never waits
-for it: while the database cannot be reached it stays in the queue and is tried again.  An *urgent* one is awaited by a
-request: it is tried at once, and withdrawn if that fails.  A writer belongs to one event loop.
+The next flush commits all queued changes in one transaction, so that the cost of a durable commit is paid once for many
+changes.  There are two kinds of changes.  A *lasting* change belongs to a run, which never waits for it: while the
+database is unavailable it stays in the queue and is retried.  An *urgent* change is awaited by a request: it is
+attempted at once, and withdrawn if the database is unavailable.  A writer belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from penstock.pipeline.errors import StoreFailed
 from penstock.stages.services.store.database import Database, Statement, Unavailable, Unit
 
 GROUP = 500
-"""How many changes one transaction holds at most."""
+"""Maximum number of changes in one transaction."""
 
 LIMIT = 64 * 2**20
-"""Bytes that may wait for the database before new responses are refused."""
+"""Bytes in the queue above which new responses are refused."""
 
 UNKNOWN = 2**14
-"""What a change is taken to weigh, in bytes, until its statements are made."""
+"""Assumed size in bytes of a change whose statements are not built yet."""
 
 PAUSES = (0.1, 2.0)
-"""Seconds between two tries while the database cannot be reached: each twice the one before, from, to."""
+"""Shortest and longest pause in seconds between attempts during an outage.  Each pause is twice the one before."""
 
 SLOW = 1.0
-"""Seconds after which a try that goes on shows that something is wrong."""
+"""Seconds after which an unfinished attempt counts as degraded."""
 
 READ_PATIENCE = 3.0
-"""Seconds that a read waits for the changes it has to see."""
+"""Seconds that a read waits for the changes that it must see."""
 
 Statements: TypeAlias = Iterable[Statement] | Callable[[], Iterable[Statement]]
-"""What a change says, or how to make that in a thread: of a large response it takes long."""
+"""The statements of a change, or a function that builds them in a thread, as a large response takes long."""
 
 _SIZED = (str, bytes)
 
@@ -49,9 +49,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Change:
-    """A unit on its way to disk; ``keys`` are the ids of what it changes, the first one names it in logs.
+    """A change on its way to disk.
 
-    Of statements that are still to be made, ``unit`` knows nothing yet, and ``size`` is a guess.
+    ``keys`` are the ids of the objects that it changes; logs name it by the first.  Until its statements are built,
+    ``unit`` is None and ``size`` is a guess.
     """
 
     statements: Statements
@@ -63,7 +64,7 @@ class _Change:
     rows_changed: tuple[int, ...] = ()
 
     def made(self) -> Unit:
-        """The unit, made of its statements where that was not done before."""
+        """Return the unit, built on the first call."""
         if self.unit is None:
             statements = self.statements() if callable(self.statements) else self.statements
             self.unit = Unit(tuple(statements), counted=self.is_urgent)
@@ -71,15 +72,15 @@ class _Change:
 
 
 class Writer:
-    """Carries changes to the database, one group after the other."""
+    """Writes changes to the database, one group after another."""
 
     def __init__(self, database: Database) -> None:
         self.backlog = 0
-        """Bytes that wait."""
+        """Bytes in the queue."""
         self._database = database
         self._queue: deque[_Change] = deque()
-        self._last: dict[str | None, _Change] = {}  # the last lasting change of each key, and under None of all
-        self._alone = 0
+        self._last: dict[str | None, _Change] = {}  # latest lasting change by key; under None, of all keys
+        self._alone = 0  # changes to write one by one, after the database refused their group
         self._flushing: asyncio.Task[None] | None = None
         self._wakened = asyncio.Event()
         self._try_began = 0.0
@@ -88,25 +89,25 @@ class Writer:
 
     @property
     def is_degraded(self) -> bool:
-        """Whether the last try found no database, or the present one takes suspiciously long."""
+        """True if the last attempt found the database unavailable, or the current one takes longer than `SLOW`."""
         is_slow = self._flushing is not None and time.monotonic() - self._try_began > SLOW
         return is_slow or self._outage_began is not None
 
     def check(self) -> None:
-        """Raise `StoreFailed` when too much waits already, or nothing more is taken."""
+        """Raise `StoreFailed` if the queue is over `LIMIT` or closed."""
         self.check_open()
         if self.backlog > LIMIT:
             raise StoreFailed("The store cannot keep up: too much waits to be written.")
 
     def queue(self, statements: Statements, *keys: str) -> asyncio.Future[None]:
-        """Have a lasting change carried out behind those that wait; nobody needs to look at the future."""
+        """Queue a lasting change.  The returned future may be ignored."""
         return self._queued(statements, keys).done
 
     async def carry_out(self, statements: Statements, *keys: str, is_first: bool = False) -> tuple[int, ...]:
-        """Carry out an urgent change: how many rows each of its statements changed; `StoreFailed` if it was not.
+        """Write an urgent change; return the number of rows changed by each of its statements.
 
-        One that ``is_first`` goes ahead of all that waits.  A change whose caller is cancelled is carried out all the
-        same.
+        Raises `StoreFailed` if it was not written.  If ``is_first``, it goes to the front of the queue.  If the caller
+        is cancelled, the change is still written.
         """
         change = self._queued(statements, keys, is_urgent=True, is_first=is_first)
         self._wakened.set()
@@ -133,9 +134,10 @@ class Writer:
         return change
 
     async def settled(self, key: str | None = None) -> None:
-        """Wait until what lasts for that id, or at all, is in; `StoreFailed` when it takes too long.
+        """Wait until all lasting changes of an id, or of all ids, are written.
 
-        An urgent change is not waited for: whoever made it knows when it is in.
+        Raises `StoreFailed` after `READ_PATIENCE` seconds.  Urgent changes are left out, because their callers wait
+        for them already.
         """
         change = self._last.get(key)
         if change is None:
@@ -145,22 +147,22 @@ class Writer:
             raise StoreFailed("The store has not yet taken what is to be read.")
 
     async def close(self) -> None:
-        """Try once more what waits; what is lost is logged.  Closing twice is harmless."""
+        """Try once more to write the queued changes, and log any that are lost.  Closing twice is harmless."""
         self._closed = True
         self._wakened.set()
         if self._flushing is not None:
             await asyncio.shield(self._flushing)
 
     def check_open(self) -> None:
-        """Raise `StoreFailed` behind `close`."""
+        """Raise `StoreFailed` after `close`."""
         if self._closed:
             raise StoreFailed("The store is closed.")
 
     async def _flush(self) -> None:
-        """Commit in groups until no change waits.
+        """Write groups until the queue is empty.
 
-        The task starts a turn of the loop after the first change, so that all the changes of that turn make one group;
-        those that come while it is being committed make the next.
+        This task starts one turn of the event loop after the first change, so all changes of that turn form one group.
+        Changes that arrive during its commit form the next group.
         """
         pause, longest = PAUSES
         try:
@@ -176,9 +178,9 @@ class Writer:
             self._flushing = None
 
     async def _write_group(self) -> bool:
-        """Commit the next group; False if there is no database.
+        """Write the next group; False if the database is unavailable.
 
-        A group that the database refuses is tried again one by one: a bad change never harms its neighbours.
+        If the database refuses a group, its changes are retried one by one, so that a bad one does not harm the others.
         """
         group = list(islice(self._queue, 1 if self._alone else GROUP))
         self._wakened.clear()
@@ -188,7 +190,7 @@ class Writer:
         except Unavailable as exc:
             self._outage(exc)
             return False
-        except Exception as exc:  # noqa: BLE001 - whatever it is, it is this group's
+        except Exception as exc:  # noqa: BLE001 - any other error belongs to this group
             if len(group) > 1:
                 self._alone = len(group)
                 return True
@@ -203,7 +205,7 @@ class Writer:
         return True
 
     async def _units(self, group: Sequence[_Change]) -> list[Unit]:
-        """The units of a group, made in a thread where they are still to be made."""
+        """Return the units of a group; those not built yet are built in a thread."""
         unmade = [change for change in group if change.unit is None]
         if unmade:
             await asyncio.to_thread(lambda: [change.made() for change in unmade])
@@ -214,7 +216,7 @@ class Writer:
         return [change.made() for change in group]
 
     def _take_out(self, change: _Change) -> asyncio.Future[None]:
-        """The future of a change that no longer waits."""
+        """Remove a change from the queue, and return its future."""
         if self._queue[0] is change:
             self._queue.popleft()
         else:
@@ -226,7 +228,7 @@ class Writer:
         return change.done
 
     def _outage(self, error: Unavailable) -> None:
-        """Log the first failure of an outage, and withdraw what does not wait for its end."""
+        """Log the first failure of an outage, and withdraw the urgent changes."""
         if self._outage_began is None:
             self._outage_began = time.monotonic()
             _log.error("the store cannot be written, and what is missing there waits in memory: %s", error)
@@ -240,7 +242,7 @@ class Writer:
             self._outage_began = None
 
     async def _rest(self, seconds: float) -> None:
-        """Wait before the next try, which an urgent change brings forward."""
+        """Pause before the next attempt; an urgent change ends the pause early."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._wakened.wait(), seconds)
 
@@ -252,7 +254,7 @@ class Writer:
 
 
 def _size(unit: Unit) -> int:
-    """About how many bytes a unit takes."""
+    """Return the approximate size of a unit in bytes."""
     size = 0
     for statement in unit.statements:
         for value in statement.arguments:
@@ -271,6 +273,6 @@ def _failed(message: str, cause: Exception) -> StoreFailed:
 
 
 def _fail(done: asyncio.Future[None], error: StoreFailed) -> None:
-    """Tell those that wait, and nobody else."""
+    """Fail a change's future, without a warning from asyncio if no caller awaits it."""
     done.set_exception(error)
-    done.exception()  # seen: a future that nobody awaits is not a bug
+    done.exception()  # marks the exception as retrieved
