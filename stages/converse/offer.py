@@ -47,7 +47,7 @@ class Listing:
 
 
 def known(items: Iterable[Item]) -> dict[str, tuple[ListedTool, ...]]:
-    """Return the tools that the conversation already lists, by server label; these servers are not asked again."""
+    """Return the tools that the conversation already lists, by server label; these servers are not listed again."""
     return {item.server_label: item.tools for item in of_type(items, McpListTools) if not item.error}
 
 
