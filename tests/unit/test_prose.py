@@ -42,7 +42,7 @@ def comments(text: str) -> Iterator[tuple[int, str]]:
 def broken(where: str, prose: str) -> list[str]:
     """The rules that a text breaks."""
     plain = CODE.sub("", prose)
-    return [f"{where}: {rule}: {found[0]!r}" for rule, words in RULES.items() if (found := words.search(plain))]
+    return [f"{where}: {rule}: {match[0]!r}" for rule, words in RULES.items() if (match := words.search(plain))]
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -55,7 +55,9 @@ def test_module_is_in_plain_english(path: Path) -> None:
     assert not [fault for line, prose in (*strings, *comments(text)) for fault in broken(f"line {line}", prose)]
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *PAGES], ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES], ids=lambda path: str(path.relative_to(ROOT))
+)
 def test_page_is_in_plain_english(path: Path) -> None:
     """The rules hold outside of code."""
     text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
