@@ -40,7 +40,7 @@ Run: TypeAlias = Callable[..., str]
 
 def listed(folder: Path) -> set[str]:
     """The files of the product below a folder, by their paths in the wheel."""
-    files = {path for package in PACKAGES for path in (folder / package).rglob("*") if path.is_file()}
+    files = {path for package in PACKAGES for path in (folder / package).rglob("*.*") if path.suffix != ".md"}
     paths = {f"penstock/{path.relative_to(folder)}" for path in files if "__pycache__" not in path.parts}
     return paths | {"penstock/server.py"}
 

@@ -183,7 +183,7 @@ def settled(pids: set[int], kind: Kind) -> bool:
     commands = [command(pid) for pid in pids]
     if kind == "container":
         return commands.count(b"sleep\0" + b"53\0") == 2
-    return any(b"The first thing that runs" in text for text in commands)
+    return any(b"def take_control" in text for text in commands)
 
 
 def command(pid: int) -> bytes:
