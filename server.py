@@ -325,8 +325,8 @@ async def sandboxed() -> dict[str, Host]:
         hosts["python"] = PythonHost(python)
     if isinstance(container, Sandbox):
         hosts["container"] = ContainerHost(container)
-    for name, found in (("Python", python), ("Shell", container)):
-        logger.info("%s for the model: %s", name, found.describe() if isinstance(found, Sandbox) else found.reason)
+    for name, probed in (("Python", python), ("Shell", container)):
+        logger.info("%s for the model: %s", name, probed.describe() if isinstance(probed, Sandbox) else probed.reason)
     return hosts
 
 

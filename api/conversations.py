@@ -146,11 +146,11 @@ class Conversations:
             raise ConversationNotFound(shortened(conversation_id))
         return history.items
 
-    async def _read(self, said: Sequence[InputItem], before: Sequence[Item], owner: str) -> tuple[Item, ...]:
+    async def _read(self, input_items: Sequence[InputItem], before: Sequence[Item], owner: str) -> tuple[Item, ...]:
         """Read the items of a body; references to items ``before`` them in the conversation are left out."""
         find, pace = partial(self.store.items, owner=owner), Pace()
         reader = ItemReader("items", self.draw(), find, Offer(), sees=True)  # images too: any model may continue it
-        items = await reader.read(said, before, pace)
+        items = await reader.read(input_items, before, pace)
         await reader.check_calls(before, items, pace)
         return await unrepeated(before, items, pace)
 

@@ -65,16 +65,16 @@ class Relayed:
 
     def feed(self, data: bytes) -> bytes:
         """Return the frames that ``data`` completes, without the final `DONE`, which `send` writes itself."""
-        known = len(self._rest)
+        previous_size = len(self._rest)
         self._rest += data
-        end = self._rest.rfind(b"\n\n", max(known - 1, 0))  # the blank line may be cut in two
+        end = self._rest.rfind(b"\n\n", max(previous_size - 1, 0))  # the blank line may be cut in two
         if end < 0:
             return b""
         whole = bytes(self._rest[: end + 2]).removesuffix(DONE)
         del self._rest[: end + 2]
-        if (event := whole.rfind(_DATA)) >= 0:
-            told = _decode(whole[event + len(_DATA) : whole.index(b"\n\n", event)])
-            self.last, self.ended = told.sequence_number, told.type in TERMINAL
+        if (start := whole.rfind(_DATA)) >= 0:
+            event = _decode(whole[start + len(_DATA) : whole.index(b"\n\n", start)])
+            self.last, self.ended = event.sequence_number, event.type in TERMINAL
         return whole
 
 
@@ -113,8 +113,8 @@ class Peers:
             async with self._asked(request, server, request.rel_url, timeout) as answer:
                 if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
                     raise PeerLost(f"{server.url} answers {answer.status}")
-                kept = {name: answer.headers[name] for name in KEPT if name in answer.headers}
-                return web.Response(status=answer.status, body=await answer.read(), headers=kept)
+                headers = {name: answer.headers[name] for name in KEPT if name in answer.headers}
+                return web.Response(status=answer.status, body=await answer.read(), headers=headers)
 
     async def frames(self, request: web.Request, server: Server, relayed: Relayed) -> AsyncGenerator[bytes, None]:
         """Forward a request for a stream, and yield the frames that follow what was ``relayed`` before.

@@ -116,24 +116,24 @@ class Responses:
         """Create a response, as a stream of events or as one object."""
         body = await request.read()
         with self.runs.admission:
-            asked = await self._asked(request, body)
-            if asked.conversation.response.background and not asked.streams:
-                request[ANSWERED] = queued = (await self.runs.queue(asked.conversation)).response
+            prepared = await self._prepare(request, body)
+            if prepared.conversation.response.background and not prepared.streams:
+                request[ANSWERED] = queued = (await self.runs.queue(prepared.conversation)).response
                 return as_json(queued)
-            async with self._spoken(self.runs.events(asked.conversation)) as events:
+            async with self._spoken(self.runs.events(prepared.conversation)) as events:
                 first = await anext(events)
-                if not asked.streams:
+                if not prepared.streams:
                     request[ANSWERED] = response = await _last_response(events)
                     return as_json(response)
-                return await self._send(request, events, hides=asked.hides, ready=(first,))
+                return await self._send(request, events, hides=prepared.hides, ready=(first,))
 
     @operation(Operation(InputTokens, body=CreateResponse, refusals=_READING))
     async def count_input_tokens(self, request: web.Request) -> web.Response:
         """Count the input tokens of a request, by rendering it."""
         body = await request.read()
         with self.runs.admission:
-            wanted = (await read_request(body)).owned_by(request[OWNER])
-            async with self._rendering.open(replay([wanted])) as prompts:
+            create_request = (await read_request(body)).owned_by(request[OWNER])
+            async with self._rendering.open(replay([create_request])) as prompts:
                 prompt = await anext(prompts)
         return as_json(InputTokens(len(prompt.token_ids)))
 
@@ -151,11 +151,11 @@ class Responses:
         streams, hides, after = STREAM.read(request), INCLUDE_OBFUSCATION.read(request), STARTING_AFTER.read(request)
         if not streams:
             return as_json(await self._response(request))
-        found = await self._found(request)
+        found = await self._find(request)
         if isinstance(found, Server):
             async with aclosing(self._relayed(request, found, after, hides=hides)) as frames:
                 return await send(request, (), frames, bytes, self.keep_alive)
-        async with self._spoken(await self._told(found, after)) as events:
+        async with self._spoken(await self._events_after(found, after)) as events:
             return await self._send(request, events, hides=hides)
 
     @operation(Operation(DeletedResponse, refusals=_FINDING))
@@ -193,21 +193,21 @@ class Responses:
     @operation(Operation(Items, query=PAGE, refusals=_FINDING))
     async def list_input_items(self, request: web.Request) -> web.Response:
         """List the input items of a stored response page by page, including the history that it continues."""
-        wanted = Wanted.read(request)
+        page = Wanted.read(request)
         response_id, owner = request.match_info["response_id"], request[OWNER]
-        given = await self.store.given(response_id, owner)
-        if given is None:
+        input_items = await self.store.given(response_id, owner)
+        if input_items is None:
             raise ResponseNotFound(shortened(response_id))
         current_response.set(response_id)
-        return as_json(wanted.of(_once(given)))
+        return as_json(page.of(_once(input_items)))
 
-    async def _asked(self, request: web.Request, body: bytes) -> _Asked:
+    async def _prepare(self, request: web.Request, body: bytes) -> _Asked:
         """Read a create request; its parsed body can be freed before the stream begins."""
-        wanted = (await read_request(body)).traced(request.headers).owned_by(request[OWNER])
-        wanted = wanted.recorded(body, asks=self.recorded_if.is_met_by(request.headers))
-        options = wanted.stream_options
+        create_request = (await read_request(body)).traced(request.headers).owned_by(request[OWNER])
+        create_request = create_request.recorded(body, asks=self.recorded_if.is_met_by(request.headers))
+        options = create_request.stream_options
         hides = options is not None and options.include_obfuscation is True
-        return _Asked(await self.runs.prepare(wanted), bool(wanted.stream), hides)
+        return _Asked(await self.runs.prepare(create_request), bool(create_request.stream), hides)
 
     async def _response(self, request: web.Request) -> Response:
         """Return the response named in the path, as it stands; raise `ResponseNotFound` if there is none."""
@@ -218,7 +218,7 @@ class Responses:
         current_response.set(response_id)
         return known.response
 
-    async def _found(self, request: web.Request) -> LiveResponse | StoredResponse | Server:
+    async def _find(self, request: web.Request) -> LiveResponse | StoredResponse | Server:
         """Find the response named in the path: live here, stored, or on another server."""
         response_id = request.match_info["response_id"]
         found = await self.runs.find(response_id, request[OWNER])
@@ -233,16 +233,18 @@ class Responses:
         Raises `ServerUnreachable` if that server does not answer within ``peers.patience`` seconds.
         """
         deadline = monotonic() + self.peers.patience
-        while isinstance(found := await self._found(request), Server):
+        while isinstance(found := await self._find(request), Server):
             try:
                 return await self.peers.forward(request, found)
-            except PeerLost as lost:
+            except PeerLost as error:
                 if monotonic() > deadline:
-                    raise ServerUnreachable from lost
+                    raise ServerUnreachable from error
             await asyncio.sleep(RETRY)
         return found
 
-    async def _told(self, found: LiveResponse | StoredResponse, after: int) -> AsyncGenerator[ResponseEvent, None]:
+    async def _events_after(
+        self, found: LiveResponse | StoredResponse, after: int
+    ) -> AsyncGenerator[ResponseEvent, None]:
         """Return the events after the sequence number ``after``; raise `StreamExpired` if they are no longer kept."""
         if isinstance(found, LiveResponse):
             return found.follow(after)
@@ -261,17 +263,17 @@ class Responses:
                 async with aclosing(self.peers.frames(request, found, relayed)) as frames:
                     async for frame in frames:
                         yield frame
-            except PeerLost as lost:
+            except PeerLost as error:
                 # Log the loss of a server once; further attempts to reach it are only of interest for debugging.
                 level = logging.DEBUG if found.id == missed else logging.INFO
-                logger.log(level, "A stream has to go on without %s: %s", found.url, lost)
+                logger.log(level, "A stream has to go on without %s: %s", found.url, error)
                 missed = found.id
             else:
                 return
             await asyncio.sleep(RETRY)
-            found = await self._found(request)
+            found = await self._find(request)
         encode = obfuscated if hides else to_sse
-        async with self._spoken(await self._told(found, relayed.last)) as events:
+        async with self._spoken(await self._events_after(found, relayed.last)) as events:
             async for event in events:
                 yield encode(event)
 

@@ -44,15 +44,15 @@ REPLAY = "replay:"
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def seconds(said: Any) -> Any:
+def seconds(value: Any) -> Any:
     """Return the seconds of ``30d``, ``12h``, ``5m``, ``90s`` or ``90``; leave anything else to pydantic."""
-    spelled = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", said) if isinstance(said, str) else None
-    return float(spelled[1]) * _SECONDS[spelled[2]] if spelled else said
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", value) if isinstance(value, str) else None
+    return float(match[1]) * _SECONDS[match[2]] if match else value
 
 
-def speed(said: Any) -> Any:
+def speed(value: Any) -> Any:
     """Return ``2`` for ``2x``, and None for ``max``; leave anything else to pydantic."""
-    return None if said == "max" else said.removesuffix("x") if isinstance(said, str) else said
+    return None if value == "max" else value.removesuffix("x") if isinstance(value, str) else value
 
 
 Duration = Annotated[float, BeforeValidator(seconds), Field(ge=0, allow_inf_nan=False)]
@@ -222,25 +222,25 @@ class Settings(BaseSettings):
 
     @field_validator("record", mode="before")
     @classmethod
-    def _folder(cls, said: Any) -> Any:
-        if said == "":  # as a path it would be the working directory
+    def _folder(cls, value: Any) -> Any:
+        if value == "":  # as a path it would be the working directory
             raise ValueError("it names no folder")
-        return said
+        return value
 
     @field_validator("record_after", mode="before")
     @classmethod
-    def _stages(cls, said: Any) -> Any:
-        stages = said.split(",") if isinstance(said, str) else said
+    def _stages(cls, value: Any) -> Any:
+        stages = value.split(",") if isinstance(value, str) else value
         if unknown := [stage for stage in stages if stage not in FILES]:
             raise ValueError(f"{unknown[0]!r} is none of {', '.join(FILES)}")
         return tuple(stages)
 
     @field_validator("record_if")
     @classmethod
-    def _condition(cls, said: str | None) -> str | None:
-        if said is not None:
-            Condition.parse(said)
-        return said
+    def _condition(cls, value: str | None) -> str | None:
+        if value is not None:
+            Condition.parse(value)
+        return value
 
     @field_validator("engine")
     @classmethod
@@ -273,8 +273,8 @@ class Settings(BaseSettings):
     @property
     def recordings(self) -> Path | None:
         """The folder of recordings to answer from; None if an engine generates."""
-        told = [Path(engine.removeprefix(REPLAY)) for engine in self.engine if engine.startswith(REPLAY)]
-        return told[0] if told else None
+        folders = [Path(engine.removeprefix(REPLAY)) for engine in self.engine if engine.startswith(REPLAY)]
+        return folders[0] if folders else None
 
     @property
     def recorded_if(self) -> Condition:
@@ -318,9 +318,9 @@ class Settings(BaseSettings):
 
 def mistakes(error: ValidationError) -> str:
     """Describe what is wrong with the settings, in one line for each option or conflict of options."""
-    told = []
+    lines = []
     for each in error.errors():
         option = each["loc"][0] if each["loc"] else ""
-        said = each["msg"].removeprefix("Value error, ")
-        told.append(f"--{str(option).replace('_', '-')}: {said}" if option else said)
-    return "\n".join(told)
+        message = each["msg"].removeprefix("Value error, ")
+        lines.append(f"--{str(option).replace('_', '-')}: {message}" if option else message)
+    return "\n".join(lines)

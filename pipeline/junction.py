@@ -51,12 +51,12 @@ def junctions(name: str, stage: Any) -> tuple[Junction, Junction]:
         hints = _hints(getattr(function, "__func__", function))
     except NameError as error:
         raise JunctionError(f"stage {name!r} is annotated with what its module does not have: {error}") from error
-    spelled = inspect.get_annotations(function)
+    raw_hints = inspect.get_annotations(function)
     source = next(iter(inspect.signature(stage).parameters), None)
     if source not in hints or "return" not in hints:
         raise JunctionError(f"stage {name!r}, {stage!r}, is not annotated with the frames it takes and gives")
     known = getattr(function, "__globals__", {})
-    return _junction(hints[source], spelled[source], known), _junction(hints["return"], spelled["return"], known)
+    return _junction(hints[source], raw_hints[source], known), _junction(hints["return"], raw_hints["return"], known)
 
 
 @functools.lru_cache
@@ -70,8 +70,8 @@ def inner_junctions(composite: type) -> tuple[Junction, Junction] | None:
     ends = typing.get_args(_hints(composite).get("inner"))
     if len(ends) != 2:
         return None
-    spelled = re.fullmatch(r"\w+\[(.+), (.+)\]", str(inspect.get_annotations(composite).get("inner")))
-    given, taken = spelled.groups() if spelled else (None, None)
+    match = re.fullmatch(r"\w+\[(.+), (.+)\]", str(inspect.get_annotations(composite).get("inner")))
+    given, taken = match.groups() if match else (None, None)
     return _junction_of(ends[0], given), _junction_of(ends[1], taken)
 
 
@@ -82,11 +82,11 @@ def _annotated(stage: Any) -> Any:
     return stage if inspect.isroutine(stage) else type(stage).__call__
 
 
-def _junction(hint: Any, spelled: Any, known: Mapping[str, Any]) -> Junction:
+def _junction(hint: Any, annotation: Any, known: Mapping[str, Any]) -> Junction:
     arguments = typing.get_args(hint)
     if not arguments:
         raise JunctionError(f"{hint!r} does not name the frames that it carries")
-    alias = re.fullmatch(r"\w+\[(.+?)(, None)?\]", spelled) if isinstance(spelled, str) else None
+    alias = re.fullmatch(r"\w+\[(.+?)(, None)?\]", annotation) if isinstance(annotation, str) else None
     return _junction_of(arguments[0], alias[1] if alias else _alias(arguments[0], known))
 
 

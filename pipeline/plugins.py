@@ -62,8 +62,8 @@ class Plugin:
 
     def _check(self, pipeline: Pipeline[Any, Any], edited: Pipeline[Any, Any]) -> None:
         """Raise `WrongPlugin` unless the server can run ``edited`` in place of ``pipeline``."""
-        if lost := [name for name in NEEDED if name in pipeline.names() and name not in edited.names()]:
-            raise WrongPlugin(self.name, f"{lost[0]} is gone, which the server needs: `replace` it instead")
+        if missing := [name for name in NEEDED if name in pipeline.names() and name not in edited.names()]:
+            raise WrongPlugin(self.name, f"{missing[0]} is gone, which the server needs: `replace` it instead")
         try:
             edited.accepts().check(pipeline.accepts(), "the server", edited.steps[0].name)
             pipeline.emits().check(edited.emits(), edited.steps[-1].name, "the server")
@@ -98,11 +98,11 @@ def _found(name: str) -> Install:
 
 def _entry_point(name: str) -> str:
     """Return the value of an entry point, ``module:function``."""
-    found = {point.name: point.value for point in entry_points(group=GROUP)}
-    if name not in found:
-        there = f"there are {', '.join(sorted(found))}" if found else "there are none"
+    points = {point.name: point.value for point in entry_points(group=GROUP)}
+    if name not in points:
+        there = f"there are {', '.join(sorted(points))}" if points else "there are none"
         raise WrongPlugin(name, f"it is no entry point of {GROUP} ({there}), and names no module:function")
-    return found[name]
+    return points[name]
 
 
 def _module(place: str) -> Any:

@@ -27,9 +27,9 @@ def main(arguments: Sequence[str]) -> None:
     one, other = recorded(chosen.one), _other(chosen)
     stages = _common(one, other)
     for stage in stages:
-        if found := parting(one[stage], other[stage], exact=chosen.exact):
-            print(f"{FILES[stage][0]}:{found.line}: {found.problem}")
-            for shown in _context(one[stage], other[stage], found, chosen.context):
+        if difference := parting(one[stage], other[stage], exact=chosen.exact):
+            print(f"{FILES[stage][0]}:{difference.line}: {difference.problem}")
+            for shown in _context(one[stage], other[stage], difference, chosen.context):
                 print(shown)
             sys.exit(1)
     if others := [FILES[stage][0] for stage in stages if not is_chunked_alike(one[stage], other[stage])]:
@@ -102,14 +102,14 @@ def _recorded(frames: Sequence[Any], raised: Exception | None, *, abandoned: boo
     return [Line(frame, number) for number, frame in enumerate([*frames, end], start=2)]
 
 
-def _context(one: Sequence[Line], other: Sequence[Line], found: Parting, size: int) -> Iterator[str]:
+def _context(one: Sequence[Line], other: Sequence[Line], difference: Parting, size: int) -> Iterator[str]:
     """Yield ``size`` lines before the difference, and as many from it on for each side."""
     if not size:
         return
     for mark, lines, start, stop in (
-        (" ", one, found.line - size, found.line),
-        ("-", one, found.line, found.line + size),
-        ("+", other, found.other_line, found.other_line + size),
+        (" ", one, difference.line - size, difference.line),
+        ("-", one, difference.line, difference.line + size),
+        ("+", other, difference.other_line, difference.other_line + size),
     ):
         for each in lines:
             if start <= each.number < stop:

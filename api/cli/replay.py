@@ -101,8 +101,8 @@ def _replay(path: Path, chosen: argparse.Namespace, install: Install, bugs: _Bug
     if story.fault or (bugs.met and not story.end.failure):
         stage, error = story.fault or (name_stage(bugs.met[0]), bugs.met[0])
         last = traceback.extract_tb(error.__traceback__)[-1]
-        told = f"stage {stage} raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
-        print(f"penstock: {story.path}: {told}", file=sys.stderr)
+        message = f"stage {stage} raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})"
+        print(f"penstock: {story.path}: {message}", file=sys.stderr)
         return True
     return False
 

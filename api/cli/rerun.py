@@ -106,11 +106,11 @@ def recorded_files(path: Path) -> dict[str, Path]:
     stages = {name: stage for stage, (name, _) in FILES.items()}
     try:
         places = [path] if path.is_file() else [path / name for name, _ in FILES.values()]
-        found = {stages[place.name]: place for place in places if place.name in stages and place.is_file()}
+        paths = {stages[place.name]: place for place in places if place.name in stages and place.is_file()}
     except OSError as error:
         raise UnreadableRecording(path, None, f"it cannot be read: {error.strerror}") from error
-    if found:
-        return found
+    if paths:
+        return paths
     if path.is_file():
         raise UnreadableRecording(path, None, f"a file of a recording is told by its name, one of {', '.join(stages)}")
     problem = f"there is no recording here: none of {', '.join(stages)}" if path.is_dir() else "there is nothing here"
@@ -159,8 +159,8 @@ def part(pipeline: Pipeline[Any, Any], source: str, since: str, upto: str | None
     inserted between ``source`` and ``since``.
     """
     try:
-        behind = pipeline.behind(source)
-        part: Pipeline[Any, Any] = Pipeline((*behind.upto(since).steps, *behind.since(since).steps[1:]))
+        rest = pipeline.behind(source)
+        part: Pipeline[Any, Any] = Pipeline((*rest.upto(since).steps, *rest.since(since).steps[1:]))
         return part if upto is None else part.upto(upto)
     except LookupError as error:
         raise NoReplay(str(error.args[0])) from error

@@ -80,12 +80,12 @@ def main(arguments: Sequence[str]) -> None:
     fails = Command(chosen.fails, chosen.timeout, chosen.saying or "") if chosen.fails else None
     trial = Trial(fails or stages(model, chosen.plugins), chosen.tries)
     if not trial(case):
-        told = (
+        reason = (
             f"command does not fail on the recording as it is: {fails.ended}"
             if fails
             else "stages do not fail on the recording as it is"
         )
-        raise CannotRun(f"the {told}")
+        raise CannotRun(f"the {reason}")
     ended = smallest(trial, model)
     write(trial, case, out, chosen.recording)
     print(f"{case.size} tokens -> {trial.best.size}, {trial.tries} tries{ended}: {out}", file=sys.stderr)
@@ -129,14 +129,14 @@ class Command:
             process_group=0,
         ) as process:
             try:
-                said, _ = process.communicate(timeout=self.seconds)
+                output, _ = process.communicate(timeout=self.seconds)
             except subprocess.TimeoutExpired:
                 self.ended = f"it takes longer than {self.seconds:g} s"
                 return False
             finally:
                 _end(process)
         self.ended = f"it exits with {process.returncode}"
-        return process.returncode not in (0, *CANNOT_SAY) and self.saying.encode() in said
+        return process.returncode not in (0, *CANNOT_SAY) and self.saying.encode() in output
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -159,9 +159,9 @@ class Stages:
         """Run the stages on the recording in ``folder``.  Return True if they show the fault."""
         recording = read_recording(folder / TOKENS, FILES["generate"][1])
         with _unlogged():
-            found = asyncio.run(self._fault(recording))
-        self.fault = self.fault or found
-        return bool(found) and found == self.fault
+            fault = asyncio.run(self._fault(recording))
+        self.fault = self.fault or fault
+        return bool(fault) and fault == self.fault
 
     async def _fault(self, recording: Recording) -> str:
         """Return the fault of the stages on a recording; empty if there is none.
@@ -169,15 +169,15 @@ class Stages:
         The stages before `emit` run alone first, because `emit` turns their errors into an event without details.
         """
         steps = self.pipeline.behind("generate").steps
-        ahead = Pipeline[Any, Any](steps[: [step.name for step in steps].index("emit")])
+        before_emit = Pipeline[Any, Any](steps[: [step.name for step in steps].index("emit")])
         whole = Pipeline[Any, Any](steps).then("check", check)
-        for pipeline in (ahead, whole):
+        for pipeline in (before_emit, whole):
             trace = await traced(pipeline, replay_recording(recording), "generate")
-            if recording.end.failure and pipeline is ahead and trace.error:
+            if recording.end.failure and pipeline is before_emit and trace.error:
                 return ""  # the engine failed, not a stage
             if trace.error:
-                said = f": {trace.error}" if isinstance(trace.error, InvariantBroken) else ""
-                return f"{name_stage(trace.error)} raised {type(trace.error).__name__}{said}"
+                detail = f": {trace.error}" if isinstance(trace.error, InvariantBroken) else ""
+                return f"{name_stage(trace.error)} raised {type(trace.error).__name__}{detail}"
         return ""
 
 
@@ -283,9 +283,9 @@ def write(trial: Trial, original: Case, out: Path, folder: Path) -> None:
     case, model = trial.best, model_of(original.header, out / TOKENS)
     _write_files(case, out)
     if case.conversation:
-        given = folder / "request.json"
-        same = given.is_file() and case.conversation == original.conversation
-        request = given.read_bytes() if same else _pretty(request_of(case.conversation))
+        request_file = folder / "request.json"
+        same = request_file.is_file() and case.conversation == original.conversation
+        request = request_file.read_bytes() if same else _pretty(request_of(case.conversation))
         (out / "request.json").write_bytes(request)
         if len(case.turns) == 1 and model.spelling:
             _derive_prompt(trial, case.conversation, out, model)
@@ -327,5 +327,5 @@ def _derive(case: Case, out: Path, model: RecordedModel) -> None:
         (out / "response.json").write_bytes(_pretty(last.response))
 
 
-def _pretty(told: object) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(told)) + b"\n"
+def _pretty(value: object) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value)) + b"\n"

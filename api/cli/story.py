@@ -67,8 +67,8 @@ def speed_of(crossings: Iterable[Crossing]) -> Speed | None:
     if not chunks:
         return None
     first, last = chunks[0][0], chunks[-1][0]
-    behind = sum(count for _, count in chunks[1:])
-    return Speed(first, behind / (last - first) if last > first else None)
+    later_tokens = sum(count for _, count in chunks[1:])
+    return Speed(first, later_tokens / (last - first) if last > first else None)
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,10 @@ def describe(routes: Iterable[web.RouteDef], events: Mapping[str, frozenset[type
     for route, operation in described:
         path = re.sub(r":[^}]+", "", route.path)  # OpenAPI knows no patterns for path parameters
         stream = next((schemas.streams[base] for base in events if path.startswith(base)), None)
-        said = _described(route, path, operation, schemas)
+        operation_object = _described(route, path, operation, schemas)
         if operation.streams and stream:
-            said["responses"]["200"]["content"]["text/event-stream"] = {"schema": stream}
-        paths.setdefault(path, {})[route.method.lower()] = said
+            operation_object["responses"]["200"]["content"]["text/event-stream"] = {"schema": stream}
+        paths.setdefault(path, {})[route.method.lower()] = operation_object
     info = {"title": "penstock", "version": version("penstock"), "summary": "The OpenAI Responses API over vLLM"}
     keys = {"key": {"type": "http", "scheme": "bearer"}}
     return OpenApi("3.1.0", info, paths, {"schemas": schemas.components, "securitySchemes": keys})
@@ -55,9 +55,9 @@ class _Schemas:
     def __init__(self, operations: Iterable[Operation], events: Mapping[str, frozenset[type]]) -> None:
         answers = [*dict.fromkeys(operation.answer for operation in operations if operation.answer), ErrorBody]
         unions = [reduce(or_, sorted(frames, key=lambda frame: frame.__name__)) for frames in events.values()]
-        found, outgoing = msgspec.json.schema_components([*answers, *unions], ref_template=f"{_REF}{{name}}")
-        self.answers: dict[Any, Schema] = dict(zip(answers, found, strict=False))
-        self.streams: dict[str, Schema] = dict(zip(events, found[len(answers) :], strict=True))
+        schemas, outgoing = msgspec.json.schema_components([*answers, *unions], ref_template=f"{_REF}{{name}}")
+        self.answers: dict[Any, Schema] = dict(zip(answers, schemas, strict=False))
+        self.streams: dict[str, Schema] = dict(zip(events, schemas[len(answers) :], strict=True))
         bodies = dict.fromkeys(operation.body for operation in operations if operation.body)
         named, incoming = models_json_schema(
             [(body, "validation") for body in bodies], ref_template=f"{_REF}{{model}}Param"
@@ -94,16 +94,16 @@ def _loosened(schema: Any) -> Any:
 
 
 def _described(route: web.RouteDef, path: str, operation: Operation, schemas: _Schemas) -> Schema:
-    said: Schema = {
+    operation_object: Schema = {
         "operationId": re.sub(r"\W+", "_", f"{route.method.lower()}{path}").strip("_"),
         "summary": (getdoc(route.handler) or "").partition("\n")[0],
         "parameters": list(_parameters(path, operation)),
         "responses": {},
     }
     if operation.body:
-        said["requestBody"] = {"required": True, "content": _json(schemas.bodies[operation.body])}
+        operation_object["requestBody"] = {"required": True, "content": _json(schemas.bodies[operation.body])}
     if operation.answer:
-        said["responses"] = {
+        operation_object["responses"] = {
             str(status): {
                 "description": "OK" if status == 200 else "Not OK",
                 "content": _json(schemas.answers[operation.answer]),
@@ -112,11 +112,14 @@ def _described(route: web.RouteDef, path: str, operation: Operation, schemas: _S
         }
     refusals: tuple[type[StageError], ...] = (*operation.refusals, StageError)
     if path not in OPEN:
-        said["security"] = [{}, {"key": []}]  # the empty entry: a server without keys needs none
+        operation_object["security"] = [{}, {"key": []}]  # the empty entry: a server without keys needs none
         refusals = (Unauthorized, *refusals)
     for status, reasons in sorted(_meanings(refusals).items()):
-        said["responses"][str(status)] = {"description": reasons, "content": _json(schemas.answers[ErrorBody])}
-    return said
+        operation_object["responses"][str(status)] = {
+            "description": reasons,
+            "content": _json(schemas.answers[ErrorBody]),
+        }
+    return operation_object
 
 
 def _json(schema: Schema) -> Schema:

@@ -30,8 +30,8 @@ class Parameter(ABC):
     def schema(self) -> dict[str, Any]:
         """The JSON schema of the value."""
 
-    def _refusal(self, expected: str, said: str) -> InvalidRequest:
-        return InvalidRequest(f"{self.name} is {expected}, not {shortened(said)!r}.", param=self.name)
+    def _refusal(self, expected: str, value: str) -> InvalidRequest:
+        return InvalidRequest(f"{self.name} is {expected}, not {shortened(value)!r}.", param=self.name)
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Flag(Parameter):
 
     def read(self, request: web.Request) -> bool:
         """Return the flag; raise `InvalidRequest` for any value but ``true`` and ``false``."""
-        said = request.query.get(self.name, "false")
-        if said not in ("true", "false"):
-            raise self._refusal("true or false", said)
-        return said == "true"
+        value = request.query.get(self.name, "false")
+        if value not in ("true", "false"):
+            raise self._refusal("true or false", value)
+        return value == "true"
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,10 @@ class Choice(Parameter):
 
     def read(self, request: web.Request) -> str:
         """Return the word; raise `InvalidRequest` for any other value."""
-        said = request.query.get(self.name, self.words[0])
-        if said not in self.words:
-            raise self._refusal(f"one of {', '.join(self.words)}", said)
-        return said
+        value = request.query.get(self.name, self.words[0])
+        if value not in self.words:
+            raise self._refusal(f"one of {', '.join(self.words)}", value)
+        return value
 
 
 @dataclass(frozen=True)
@@ -100,12 +100,12 @@ class Number(Parameter):
 
     def read(self, request: web.Request) -> int:
         """Return the number; raise `InvalidRequest` if it is not a whole number within the limits."""
-        said = request.query.get(self.name)
-        if said is None:
+        value = request.query.get(self.name)
+        if value is None:
             return self.default
-        if _NUMBER.fullmatch(said) and self.least <= int(said) <= self.most:
-            return int(said)
-        raise self._refusal(f"a whole number from {self.least} to {self.most}", said)
+        if _NUMBER.fullmatch(value) and self.least <= int(value) <= self.most:
+            return int(value)
+        raise self._refusal(f"a whole number from {self.least} to {self.most}", value)
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,8 @@ class Several(Parameter):
 
     def read(self, request: web.Request) -> list[str]:
         """Return the words; raise `InvalidRequest` for any other value."""
-        said = [*request.query.getall(self.name, ()), *request.query.getall(f"{self.name}[]", ())]
-        for word in said:
+        values = [*request.query.getall(self.name, ()), *request.query.getall(f"{self.name}[]", ())]
+        for word in values:
             if word not in self.words:
                 raise self._refusal(f"some of {', '.join(sorted(self.words))}", word)
-        return said
+        return values

@@ -111,10 +111,10 @@ class KeptAlive:
 
     def _look(self) -> None:
         """Send a comment if the silence is long enough, unless the last comment is still on its way."""
-        left = self._written_at + self._period - self._loop.time()
-        if left <= 0 and (self._speaking is None or self._speaking.done()):
+        remaining = self._written_at + self._period - self._loop.time()
+        if remaining <= 0 and (self._speaking is None or self._speaking.done()):
             self._speaking = self._loop.create_task(self._speak())
-        self._timer = self._loop.call_later(left if left > 0 else self._period, self._look)
+        self._timer = self._loop.call_later(remaining if remaining > 0 else self._period, self._look)
 
     async def _speak(self) -> None:
         with suppress(ConnectionResetError):  # the next event meets the same error

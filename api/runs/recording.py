@@ -43,8 +43,8 @@ def options(chat: ChatOptions) -> Mapping[str, Any]:
 
 def versions() -> Mapping[str, str]:
     """Return the versions of Python, penstock and vLLM that make the recording."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in ("penstock", "vllm"):
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            installed[name] = version(name)
+    return installed

@@ -22,10 +22,10 @@ async def keep_sweeping(store: Store, keep_responses: float, keep_streams: float
     period = min(PERIOD, max(1.0, min(keep_responses, keep_streams)))
     while True:
         try:
-            left = await store.sweep(keep_responses, keep_streams)
+            stats = await store.sweep(keep_responses, keep_streams)
         except StoreFailed:
             logger.exception("What is too old could not be deleted")
         else:
-            days = left.oldest_age / 86400
-            logger.info("Stored: %d responses, %.1f MB, %.1f days", left.responses, left.bytes / 1e6, days)
+            days = stats.oldest_age / 86400
+            logger.info("Stored: %d responses, %.1f MB, %.1f days", stats.responses, stats.bytes / 1e6, days)
         await asyncio.sleep(period)

@@ -154,8 +154,8 @@ class CommandsChecker:
 
     def close(self, item: OutputItem) -> bool:
         """Take the finished item; return True if it was cut."""
-        told = isinstance(item, ShellCall) and self._open is None and self._done == list(item.action["commands"])
-        rule(told, "a shell call tells its commands")
+        is_complete = isinstance(item, ShellCall) and self._open is None and self._done == list(item.action["commands"])
+        rule(is_complete, "a shell call tells its commands")
         return isinstance(item, ShellCall) and item.status == "incomplete"
 
     def _check_order(
@@ -185,10 +185,10 @@ class OutputChecker:
                     self._streams[name] += text
             case ShellCallOutputContentDone():
                 rule(event.command_index == self._commands, "outputs come in the order of their commands")
-                said = {name: "".join(output[name] for output in event.output) for name in self._streams}
-                rule(said == self._streams, "the deltas of an output sum to what its done event carries")
+                texts = {name: "".join(output[name] for output in event.output) for name in self._streams}
+                rule(texts == self._streams, "the deltas of an output sum to what its done event carries")
                 self._outputs += event.output
-                self._commands, self._streams = self._commands + 1, dict.fromkeys(said, "")
+                self._commands, self._streams = self._commands + 1, dict.fromkeys(texts, "")
             case _:
                 rule(False, "events of calls are of their call's kind")
 

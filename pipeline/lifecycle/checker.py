@@ -186,8 +186,8 @@ def _check_outcome(response: Response) -> None:
         (response.incomplete_details is not None) == (response.status == "incomplete"),
         "incomplete_details belong to incomplete responses",
     )
-    told = [messages is not msgspec.UNSET for messages in (response.input_messages, response.output_messages)]
-    rule(told[0] == told[1], "raw messages are those of both sides")
+    presence = [messages is not msgspec.UNSET for messages in (response.input_messages, response.output_messages)]
+    rule(presence[0] == presence[1], "raw messages are those of both sides")
     if response.status not in ("failed", "cancelled"):
         rule(response.usage is not None, "a response that ended by itself has its usage")
     if response.usage:

@@ -102,7 +102,7 @@ class CallFollower:
     def __init__(self, item: CallItem) -> None:
         self._item = item
         self._steps = LADDERS.get(type(item), ())
-        self._commands = _told(item) if isinstance(item, ShellCall) else []
+        self._commands = _command_events(item) if isinstance(item, ShellCall) else []
         self._outputs: list[dict[str, Any]] = []
 
     def feed(self, event: ResponseEvent) -> None:
@@ -120,8 +120,8 @@ class CallFollower:
         """Return the next event on the way to the end of the call, which ends with ``status`` and ``text``."""
         if self._commands:
             command_kind, *rest = self._commands[0]
-            told: ResponseEvent = command_kind(number, index, *rest)
-            return told
+            command_event: ResponseEvent = command_kind(number, index, *rest)
+            return command_event
         kind: Any = next((step[status] for step in self._steps if status in step), None)
         if kind is None:
             return OutputItemDone(number, index, self._ended(text, status))
@@ -147,11 +147,11 @@ class CallFollower:
                 return replace(self._item, status=status)
 
 
-def _told(item: ShellCall) -> list[tuple[Any, ...]]:
+def _command_events(item: ShellCall) -> list[tuple[Any, ...]]:
     """List the events for the commands of a shell call: type, command index, and text."""
-    told = list[tuple[Any, ...]]()
+    events = list[tuple[Any, ...]]()
     for at, command in enumerate(item.action.get("commands") or ()):
-        told.append((ShellCallCommandAdded, at, ""))
-        told += [(ShellCallCommandDelta, at, command)] if command else []
-        told.append((ShellCallCommandDone, at, command))
-    return told
+        events.append((ShellCallCommandAdded, at, ""))
+        events += [(ShellCallCommandDelta, at, command)] if command else []
+        events.append((ShellCallCommandDone, at, command))
+    return events

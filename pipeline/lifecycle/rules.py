@@ -40,8 +40,8 @@ class Text:
         """Take the text of the done event."""
         rule(self.done is None, "a text is done once")
         rule(text == "".join(self.deltas), "the deltas of a text sum to the text that its done event carries")
-        spelled = b"".join(bytes(token.bytes) for token in self.logprobs).decode(errors="replace")
+        token_text = b"".join(bytes(token.bytes) for token in self.logprobs).decode(errors="replace")
         # Not equal: a stop text may begin inside a token, and only the beginning of that token is in the text.
-        agree = spelled in text or text in spelled
+        agree = token_text in text or text in token_text
         rule(agree or not self.has_all_logprobs, "the bytes of a text's tokens spell the text")
         self.done = text

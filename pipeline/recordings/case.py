@@ -52,8 +52,8 @@ class Turn:
             if token.begins or not chunks:
                 chunks.append([])
             chunks[-1].append(token)
-        told = [TokenChunk(tuple(token.id for token in chunk), _logprobs(chunk)) for chunk in chunks]
-        return [self.started, *told, *([self.finished] if self.finished else [])]
+        token_chunks = [TokenChunk(tuple(token.id for token in chunk), _logprobs(chunk)) for chunk in chunks]
+        return [self.started, *token_chunks, *([self.finished] if self.finished else [])]
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class Case:
 
 
 def _logprobs(chunk: list[Token]) -> tuple[TokenLogprob, ...]:
-    known = tuple(token.logprob for token in chunk if token.logprob is not None)
-    return known if len(known) == len(chunk) else ()
+    logprobs = tuple(token.logprob for token in chunk if token.logprob is not None)
+    return logprobs if len(logprobs) == len(chunk) else ()
 
 
 def read_case(folder: Path) -> Case:
@@ -126,10 +126,10 @@ def _conversation(path: Path) -> Conversation | None:
 def request_of(conversation: Conversation) -> dict[str, Any]:
     """Return the body of an equivalent request, with the history as part of its input."""
     response = conversation.response
-    told = _wire(response)
+    fields = _wire(response)
     items = [_given(_wire(item)) for item in (*conversation.history, *conversation.input)]
     body: dict[str, Any] = {"model": response.model, "input": items}
-    body |= {name: told[name] for name, silent in _SILENT.items() if told[name] != silent}
+    body |= {name: fields[name] for name, silent in _SILENT.items() if fields[name] != silent}
     if conversation.sampling.stop:
         body["stop"] = list(conversation.sampling.stop)
     if conversation.include:
@@ -140,8 +140,8 @@ def request_of(conversation: Conversation) -> dict[str, Any]:
 
 
 def _wire(struct: Response | Item) -> dict[str, Any]:
-    told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(struct))
-    return told
+    fields: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(struct))
+    return fields
 
 
 _SILENT: Mapping[str, Any] = {
@@ -164,9 +164,9 @@ _SILENT: Mapping[str, Any] = {
 
 def _given(item: dict[str, Any]) -> dict[str, Any]:
     """Return an item as a client sends it: a message with a single text part has that text as its content."""
-    kept = {key: value for key, value in item.items() if key not in ("id", "status") and value is not None}
-    match kept.get("content"):
+    fields = {key: value for key, value in item.items() if key not in ("id", "status") and value is not None}
+    match fields.get("content"):
         case [{"type": "input_text", "text": str(text)}]:
-            return kept | {"content": text}
+            return fields | {"content": text}
         case _:
-            return kept
+            return fields

@@ -196,7 +196,7 @@ def _without_passing(value: Any, ids: dict[str, str]) -> Any:
         case list():
             return [_without_passing(each, ids) for each in value]
         case str():
-            return ID.sub(lambda found: found[1] + ids.setdefault(found[2], f"<{len(ids) + 1}>"), value)
+            return ID.sub(lambda match: match[1] + ids.setdefault(match[2], f"<{len(ids) + 1}>"), value)
         case _:
             return value
 

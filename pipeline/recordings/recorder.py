@@ -178,10 +178,10 @@ class Recorder:
             for count in range(len(self.waiting)):
                 if count % AT_ONCE == 0:
                     time.sleep(0)  # release the GIL: another thread may be waiting for it
-                track, at, said = self.waiting.popleft()
+                track, at, entry = self.waiting.popleft()
                 changed[track.take] = None
                 try:
-                    track.take_in(at, said)
+                    track.take_in(at, entry)
                 except Exception as error:  # noqa: BLE001 - it is logged, and the file lacks its end
                     track.take.lose(error)
             for take in changed:

@@ -20,23 +20,23 @@ from penstock.pipeline.secret import unwritten
 
 def request_told(body: bytes) -> dict[str, Any]:
     """Return the body of a request without secrets and without unknown fields, which might contain some."""
-    told = {name: value for name, value in from_json(body).items() if name in _KNOWN}
-    return told | {name: _open(told[name]) for name in _WITH_TOOLS if name in told}
+    fields = {name: value for name, value in from_json(body).items() if name in _KNOWN}
+    return fields | {name: _open(fields[name]) for name in _WITH_TOOLS if name in fields}
 
 
 def without_secrets(frame: Any) -> dict[str, Any]:
     """Return a response, or a frame that refers to a request, as JSON values without secrets."""
-    told: dict[str, Any] = msgspec.to_builtins(frame, enc_hook=unwritten)
-    if origin := told.get("origin"):
-        told["origin"] = {key: value for key, value in origin.items() if key == "position"}
-    if scheduling := told.get("scheduling"):
-        told["scheduling"] = {"priority": scheduling["priority"]}
-    offered = told.get("tools")
+    fields: dict[str, Any] = msgspec.to_builtins(frame, enc_hook=unwritten)
+    if origin := fields.get("origin"):
+        fields["origin"] = {key: value for key, value in origin.items() if key == "position"}
+    if scheduling := fields.get("scheduling"):
+        fields["scheduling"] = {"priority": scheduling["priority"]}
+    offered = fields.get("tools")
     if isinstance(offered, dict):
         for server in offered.get("servers", ()):
             if server["url"]:
                 server["url"] = reduced(server["url"])
-    return told
+    return fields
 
 
 _KNOWN = frozenset(field.alias or name for name, field in CreateResponse.model_fields.items()) - {"cache_salt"}
@@ -46,21 +46,21 @@ _WITH_TOOLS = ("tools", "tool_choice", "input")
 """Fields that may contain tools; in ``tool_choice``, some clients repeat the whole definition of a tool."""
 
 
-def _open(said: Any) -> Any:
+def _open(data: Any) -> Any:
     """Remove secrets from tools, and from values that contain tools.
 
     An MCP server keeps its host but not its credentials.  A sandbox loses its network policy.
     """
-    match said:
+    match data:
         case list():
-            return [_open(each) for each in said]
+            return [_open(each) for each in data]
         case {"type": "mcp"}:
-            told = {name: value for name, value in said.items() if name in TOLD or name == "name"}
-            return told | {"server_url": reduced(str(told["server_url"]))} if told.get("server_url") else told
+            server = {name: value for name, value in data.items() if name in TOLD or name == "name"}
+            return server | {"server_url": reduced(str(server["server_url"]))} if server.get("server_url") else server
         case dict():
-            return {name: _part(name, value) for name, value in said.items()}
+            return {name: _part(name, value) for name, value in data.items()}
         case _:
-            return said
+            return data
 
 
 def _part(name: str, value: Any) -> Any:

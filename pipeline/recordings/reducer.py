@@ -81,8 +81,8 @@ def _reduced(case: Case, cut: Cut, *, coarse: bool) -> Asking:
         selection = next(asking)
         while True:
             selection = asking.send((yield keeping(selection)))
-    except StopIteration as found:
-        return keeping(found.value) if parts else case
+    except StopIteration as stop:
+        return keeping(stop.value) if parts else case
 
 
 # Cuts: each returns the parts of a case, and a function that rebuilds the case from a selection of them
@@ -152,8 +152,8 @@ def _mapped(case: Case, kept: Collection[Place], change: Callable[[Token], Token
     kept = frozenset(kept)
 
     def changed(number: int, turn: Turn) -> Turn:
-        told = (token if (number, at) in kept else change(token) for at, token in enumerate(turn.tokens))
-        return replace(turn, tokens=tuple(token for token in told if token is not None))
+        tokens = (token if (number, at) in kept else change(token) for at, token in enumerate(turn.tokens))
+        return replace(turn, tokens=tuple(token for token in tokens if token is not None))
 
     return replace(case, turns=tuple(changed(number, turn) for number, turn in enumerate(case.turns)))
 
@@ -246,9 +246,9 @@ def _toolset(tools: Toolset, gone: Sequence[dict[str, Any]], *, is_free: bool) -
     )
 
 
-def _came_with(tool: Tool, given: dict[str, Any]) -> bool:
-    """True if a tool comes from ``given``, an entry of the request's ``tools``, which may declare several."""
-    name, namespace = given.get("name"), getattr(tool, "namespace", None)
-    if given["type"] in ("function", "custom"):
+def _came_with(tool: Tool, entry: dict[str, Any]) -> bool:
+    """True if a tool comes from ``entry``, an entry of the request's ``tools``, which may declare several."""
+    name, namespace = entry.get("name"), getattr(tool, "namespace", None)
+    if entry["type"] in ("function", "custom"):
         return namespace is None and getattr(tool, "name", None) == name
-    return namespace is not None and namespace in (name, given.get("server_label"))
+    return namespace is not None and namespace in (name, entry.get("server_label"))

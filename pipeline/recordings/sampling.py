@@ -22,23 +22,23 @@ class Condition:
     rate: float = 1.0
 
     @classmethod
-    def parse(cls, said: str) -> Condition:
+    def parse(cls, text: str) -> Condition:
         """Parse ``0.01``, ``x-record`` or ``x-record=yes``.  Raise `ValueError` for anything else."""
         try:
-            rate = float(said)
+            rate = float(text)
         except ValueError:
-            name, equals, value = said.partition("=")
+            name, equals, value = text.partition("=")
             if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name):
-                raise ValueError(f"{said!r} is neither a rate between 0 and 1 nor the name of a header") from None
+                raise ValueError(f"{text!r} is neither a rate between 0 and 1 nor the name of a header") from None
             return cls(name, value if equals else None)
         if not 0 < rate <= 1:
-            raise ValueError(f"{said} is no rate between 0 and 1")
+            raise ValueError(f"{text} is no rate between 0 and 1")
         return cls(rate=rate)
 
     def is_met_by(self, headers: Mapping[str, str]) -> bool:
         """True if a request with these headers asks to be recorded."""
-        said = headers.get(self.header) if self.header else None
-        return said is not None and self.value in (None, said)
+        value = headers.get(self.header) if self.header else None
+        return value is not None and self.value in (None, value)
 
     def chooses(self, response_id: str, origin: Origin) -> bool:
         """True if a response is to be recorded."""

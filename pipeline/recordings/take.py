@@ -70,27 +70,27 @@ class Track:
         before, self.prompt = self.prompt, frame
         return frame == before
 
-    def take_in(self, at: float, said: Any) -> None:
+    def take_in(self, at: float, entry: Any) -> None:
         """Handle one entry of the queue: begin or end the take, or write a frame, held back until the take begins."""
         take = self.take
-        if take.is_lost and said is not OVER:
+        if take.is_lost and entry is not OVER:
             return
-        if type(said) in _PLAIN and take.is_plain:  # nearly every frame
-            self._lines.append(line(said, at - take.started))
-        elif said is BEGUN:
+        if type(entry) in _PLAIN and take.is_plain:  # nearly every frame
+            self._lines.append(line(entry, at - take.started))
+        elif entry is BEGUN:
             take.begin()
-        elif said is OVER:
+        elif entry is OVER:
             take.end()
         elif not take.has_begun:
-            self._held.append((at, said))
+            self._held.append((at, entry))
         else:
-            self._write(at, said)
+            self._write(at, entry)
 
     def _write(self, at: float, frame: Any) -> None:
         if type(frame) in _TELLING:
             self._look_at(frame)
-        for told in self.take.redaction.frames(self.stage, frame):
-            written = without_secrets(told) if hasattr(told, "response") else told
+        for redacted in self.take.redaction.frames(self.stage, frame):
+            written = without_secrets(redacted) if hasattr(redacted, "response") else redacted
             self._lines.append(line(written, at - self.take.started))
 
     def begin(self) -> None:
@@ -215,9 +215,9 @@ class Take:
         return [track for track in tuple(self.tracks.values()) if track.is_kept]
 
 
-def write_json(path: Path, said: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
     """Write a value as indented JSON."""
-    append(path, msgspec.json.format(msgspec.json.encode(said)) + b"\n", os.O_CREAT | os.O_TRUNC)
+    append(path, msgspec.json.format(msgspec.json.encode(value)) + b"\n", os.O_CREAT | os.O_TRUNC)
 
 
 def append(path: Path, data: bytes, how: int) -> None:

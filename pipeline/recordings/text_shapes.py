@@ -106,10 +106,10 @@ def _of_object(key: str, value: Any) -> Any:
 @cache
 def _shown(kind: Any) -> frozenset[str]:
     """Return the fields of a struct type that stay: names, and fields whose values are literals of the protocol."""
-    told = inspect.type_info(kind)
-    assert isinstance(told, inspect.StructType)
-    spelled = {field.name for field in told.fields if _is_spelled(field.type)}
-    return frozenset(_SHOWN | spelled | ({"code"} if kind.__name__ == "ErrorDetails" else set()))
+    info = inspect.type_info(kind)
+    assert isinstance(info, inspect.StructType)
+    literal_fields = {field.name for field in info.fields if _is_spelled(field.type)}
+    return frozenset(_SHOWN | literal_fields | ({"code"} if kind.__name__ == "ErrorDetails" else set()))
 
 
 def _is_spelled(kind: inspect.Type) -> bool:

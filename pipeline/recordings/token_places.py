@@ -75,11 +75,11 @@ async def placed(frames: Sequence[TokenFrame], parse: Pipeline[Any, Any], model:
     assert model.spelling is not None
     single = [(index, one) for index, frame in enumerate(frames) for one in one_by_one(frame)]
     parsed = (await traced(parse, frames_of(one for _, one in single), "tokens")).junctions[-1]
-    given: list[list[Any]] = [[] for _ in single]
+    parsed_frames: list[list[Any]] = [[] for _ in single]
     for caused in parsed.caused:
-        given[caused.cause or 0].append(caused.frame)
+        parsed_frames[caused.cause or 0].append(caused.frame)
     places = _Places(model.spelling, model.is_mark)
-    for (index, one), came in zip(single, given, strict=True):
+    for (index, one), came in zip(single, parsed_frames, strict=True):
         if isinstance(one, GenerationStarted):
             places.begin()
         if isinstance(one, TokenChunk):
@@ -162,10 +162,10 @@ class _Places:
             return []
         spelling, at = [], 0
         for index in self.waiting:
-            behind = at + len(self.tokens[index].written)
-            if start < behind and at < start + len(sought):
+            end = at + len(self.tokens[index].written)
+            if start < end and at < start + len(sought):
                 spelling.append(index)
-            at = behind
+            at = end
         return spelling
 
     def _close(self, repairs: Iterable[Repair]) -> None:

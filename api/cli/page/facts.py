@@ -27,16 +27,16 @@ def facts_of(flow: Flow) -> list[Fact]:
 def request_of(flow: Flow) -> dict[str, Any]:
     """Return the request parameters that differ from their defaults, and the names of the tools."""
     response = _response(flow)
-    asked = {name: response[name] for name in ASKED if response.get(name) not in (None, 0, USUAL.get(name))}
+    params = {name: response[name] for name in ASKED if response.get(name) not in (None, 0, USUAL.get(name))}
     if effort := (response.get("reasoning") or {}).get("effort"):
-        asked["reasoning.effort"] = effort
+        params["reasoning.effort"] = effort
     if (form := (response.get("text") or {}).get("format", {}).get("type", "text")) != "text":
-        asked["text.format"] = form
+        params["text.format"] = form
     if response.get("instructions"):
-        asked["instructions"] = response["instructions"]
+        params["instructions"] = response["instructions"]
     if tools := response.get("tools"):
-        asked["tools"] = ", ".join(str(tool.get("name") or tool.get("server_label") or tool["type"]) for tool in tools)
-    return asked
+        params["tools"] = ", ".join(str(tool.get("name") or tool.get("server_label") or tool["type"]) for tool in tools)
+    return params
 
 
 def _response(flow: Flow) -> dict[str, Any]:

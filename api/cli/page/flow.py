@@ -95,6 +95,6 @@ def _since(junctions: Sequence[Junction], junction: int, since: int) -> list[Cro
     crossings = junctions[junction].crossings
     causes = [None if junction == since else each.cause for each in crossings]
     for between in range(junction - 1, since, -1):
-        ahead = junctions[between].crossings
-        causes = [None if cause is None else ahead[cause].cause for cause in causes]
+        previous = junctions[between].crossings
+        causes = [None if cause is None else previous[cause].cause for cause in causes]
     return [Crossing(each.frame, cause, each.at) for each, cause in zip(crossings, causes, strict=True)]

@@ -111,28 +111,28 @@ def _rows(flow: Flow) -> list[Row]:
 
 
 def _add(item: Row, index: int, frame: Any) -> None:
-    told = item.told_of
+    details = item.told_of
     match frame:
         case ItemDelta():
             item.deltas.append((index, frame.text))
         case ItemClosed():
-            told |= {"complete": frame.complete, "repairs": list(frame.repairs)}
+            details |= {"complete": frame.complete, "repairs": list(frame.repairs)}
         case AnnotationAdded():
-            told.setdefault("annotations", []).append(frame.annotation)
+            details.setdefault("annotations", []).append(frame.annotation)
         case CallStarted():
-            told["started"] = index
+            details["started"] = index
         case CallFinished():
-            told |= {"finished": index, "result": frame.result, "error": frame.error, "data": list(frame.data)}
+            details |= {"finished": index, "result": frame.result, "error": frame.error, "data": list(frame.data)}
         case _:
             pass
 
 
 def title_of(opened: Any) -> str:
     """Return the title of an item: its kind, and the tool, phase or recipient that it names."""
-    told = _plain(opened)
-    kind = re.sub(r"(?<!^)(?=[A-Z])", " ", str(told.pop("type")).removesuffix("Opened")).lower()
-    whom = ".".join(str(told[key]) for key in ("server_label", "namespace", "name") if told.get(key))
-    whom = whom or str(told.get("phase") or told.get("recipient") or "").replace("_", " ")
+    fields = _plain(opened)
+    kind = re.sub(r"(?<!^)(?=[A-Z])", " ", str(fields.pop("type")).removesuffix("Opened")).lower()
+    whom = ".".join(str(fields[key]) for key in ("server_label", "namespace", "name") if fields.get(key))
+    whom = whom or str(fields.get("phase") or fields.get("recipient") or "").replace("_", " ")
     return f"{kind} · {whom}" if whom else kind
 
 
@@ -208,7 +208,7 @@ def _events(flow: Flow) -> Json:
     """Return each event as the index of its common fields in ``common``, followed by its own values."""
     common: list[Json] = []
     numbers: dict[bytes, int] = {}
-    told = []
+    entries = []
     for crossing in flow.events:
         event = _plain(crossing.frame)
         rest = {name: value for name, value in event.items() if name not in VOLATILE} if "delta" in event else event
@@ -216,8 +216,8 @@ def _events(flow: Flow) -> Json:
         if key not in numbers:
             numbers[key] = len(common)
             common.append(rest)
-        told.append([numbers[key], event["sequence_number"], event.get("delta"), crossing.cause, crossing.at])
-    return {"common": common, "told": told}
+        entries.append([numbers[key], event["sequence_number"], event.get("delta"), crossing.cause, crossing.at])
+    return {"common": common, "told": entries}
 
 
 def _plain(frame: Any) -> Json:

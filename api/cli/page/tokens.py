@@ -52,33 +52,33 @@ class Tokens:
 
     def told(self) -> dict[str, Any]:
         """Return the tokens as JSON for the page, with one digit for the channel of each."""
-        told = {name: value for name, value in vars(self).items() if name not in ("channels", "turns")}
-        return {**told, "channels": "".join(str(CHANNELS.index(channel)) for channel in self.channels)}
+        values = {name: value for name, value in vars(self).items() if name not in ("channels", "turns")}
+        return {**values, "channels": "".join(str(CHANNELS.index(channel)) for channel in self.channels)}
 
 
 def tokens_of(flow: Flow, texts: Texts) -> Tokens:
     """Return all generated tokens, adding their texts to ``texts``."""
-    told = Tokens()
+    tokens = Tokens()
     spelling = flow.model.spelling
     ids = [token for crossing in flow.tokens for token in _ids(crossing.frame)]
     placed: Sequence[Token | None] = flow.placed or [None] * len(ids)
     shown = _shown([None if token is None else (token.written, token.is_mark) for token in placed])
     for turn, index, crossing in _chunks(flow.tokens):
         if crossing.at is not None:
-            told.times[index] = crossing.at
+            tokens.times[index] = crossing.at
         for position, token in enumerate(crossing.frame.token_ids):
-            number = len(told.texts)
+            number = len(tokens.texts)
             place = placed[number]
             written, is_mark = (place.written, place.is_mark) if place else (None, False)
-            told.texts.append(texts.number(token, written, shown[number], is_mark))
-            told.chunks.append(index)
-            told.turns.append(turn)
-            told.channels.append(place.channel if place else "unread")
+            tokens.texts.append(texts.number(token, written, shown[number], is_mark))
+            tokens.chunks.append(index)
+            tokens.turns.append(turn)
+            tokens.channels.append(place.channel if place else "unread")
             if place and place.repairs:
-                told.repairs[number] = list(place.repairs)
+                tokens.repairs[number] = list(place.repairs)
             if crossing.frame.logprobs and spelling:
-                told.logprobs[number] = _logprobs(crossing.frame.logprobs[position], spelling)
-    return told
+                tokens.logprobs[number] = _logprobs(crossing.frame.logprobs[position], spelling)
+    return tokens
 
 
 def _chunks(tokens: Sequence[Crossing]) -> Iterable[tuple[int, int, Crossing]]:
@@ -114,16 +114,18 @@ def _shown(written: Sequence[tuple[bytes, bool] | None]) -> list[str | None]:
 
 def prompts_of(flow: Flow, texts: Texts) -> list[dict[str, Any]]:
     """Return the prompt of each turn, message by message; the first ``known`` messages repeat the previous prompt."""
-    told: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     before: list[list[int]] = []
     for prompt in flow.prompts:
         messages = _messages(prompt.token_ids, flow, texts)
         known = 0
         while known < min(len(before), len(messages)) and before[known] == messages[known]:
             known += 1
-        told.append({"messages": messages, "known": known, "count": len(prompt.token_ids), "grammar": prompt.grammar})
+        entries.append(
+            {"messages": messages, "known": known, "count": len(prompt.token_ids), "grammar": prompt.grammar}
+        )
         before = messages
-    return told
+    return entries
 
 
 def _messages(token_ids: Sequence[int], flow: Flow, texts: Texts) -> list[list[int]]:
@@ -139,8 +141,8 @@ def _messages(token_ids: Sequence[int], flow: Flow, texts: Texts) -> list[list[i
     marks = [token for token, (_, mark) in zip(token_ids, written, strict=True) if mark]
     first = next((mark for mark in marks if marks.count(mark) > 1), None)
     messages: list[list[int]] = [[]]
-    for token, (spelled, mark), text in zip(token_ids, written, shown, strict=True):
+    for token, (token_bytes, mark), text in zip(token_ids, written, shown, strict=True):
         if token == first and messages[-1]:
             messages.append([])
-        messages[-1].append(texts.number(token, spelled, text, mark))
+        messages[-1].append(texts.number(token, token_bytes, text, mark))
     return messages

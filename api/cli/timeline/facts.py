@@ -40,8 +40,8 @@ def _model(story: Story) -> Text:
 def _response(story: Story) -> Response | None:
     """Return the latest known state of the response."""
     frames = [crossing.frame for junction in story.junctions for crossing in junction.crossings]
-    found = (getattr(frame, "response", None) for frame in reversed(frames))
-    return next((response for response in found if response), None)
+    responses = (getattr(frame, "response", None) for frame in reversed(frames))
+    return next((response for response in responses if response), None)
 
 
 def _asked(response: Response) -> Iterator[str]:
@@ -61,16 +61,16 @@ def _asked(response: Response) -> Iterator[str]:
 
 
 def _result(response: Response) -> str:
-    told: list[str] = [response.status]
+    parts: list[str] = [response.status]
     if response.error:
-        told.append(f"{response.error.code}: {response.error.message}")
+        parts.append(f"{response.error.code}: {response.error.message}")
     if response.incomplete_details:
-        told.append(response.incomplete_details.reason)
+        parts.append(response.incomplete_details.reason)
     if usage := response.usage:
         cached, thought = usage.input_tokens_details.cached_tokens, usage.output_tokens_details.reasoning_tokens
-        told.append(f"{usage.input_tokens} tokens in" + (f", {cached} of them cached" if cached else ""))
-        told.append(f"{usage.output_tokens} tokens out" + (f", {thought} of them thoughts" if thought else ""))
-    return visible(" · ".join(told))
+        parts.append(f"{usage.input_tokens} tokens in" + (f", {cached} of them cached" if cached else ""))
+        parts.append(f"{usage.output_tokens} tokens out" + (f", {thought} of them thoughts" if thought else ""))
+    return visible(" · ".join(parts))
 
 
 def _fast(speed: Speed) -> str:

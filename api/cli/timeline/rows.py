@@ -70,12 +70,12 @@ def folded(events: Sequence[Event]) -> Iterator[Fold]:
     """Yield events, with consecutive deltas of one type as a single fold."""
     at = 0
     while at < len(events):
-        behind = at + 1
-        while behind < len(events) and type(events[at]) in DELTAS and type(events[behind]) is type(events[at]):
-            behind += 1
+        end = at + 1
+        while end < len(events) and type(events[at]) in DELTAS and type(events[end]) is type(events[at]):
+            end += 1
         name = str(events[at].__struct_config__.tag)
-        yield Fold(name, events[at].sequence_number, events[behind - 1].sequence_number, behind - at)
-        at = behind
+        yield Fold(name, events[at].sequence_number, events[end - 1].sequence_number, end - at)
+        at = end
 
 
 def rows_of(story: Story) -> list[Row]:
@@ -161,28 +161,28 @@ class _Beats:
             yield from self._from(level, at, crossings[at])
 
     def _from(self, level: int, index: int, crossing: Crossing) -> Iterator[_Beat]:
-        kind, behind = self._kinds[level], self._below(level + 1, index)
+        kind, below = self._kinds[level], self._below(level + 1, index)
         tokens = self._tokens.get(index, ()) if isinstance(crossing.frame, TokenChunk) else ()
         if kind and tokens:
-            yield from _interleaved(crossing, tokens, list(behind))
+            yield from _interleaved(crossing, tokens, list(below))
             return
         if kind:
             yield _Beat(kind, crossing.at, crossing.frame)
-        yield from behind
+        yield from below
 
 
-def _interleaved(chunk: Crossing, tokens: Sequence[Token], behind: list[_Beat]) -> Iterator[_Beat]:
+def _interleaved(chunk: Crossing, tokens: Sequence[Token], beats: list[_Beat]) -> Iterator[_Beat]:
     """Yield the tokens of a chunk, each before the items that open or close at it, and all else the chunk caused."""
-    behind.reverse()
+    beats.reverse()
     for token in tokens:
         missing = token.borders
-        while missing and behind and not isinstance(behind[-1].frame, BORDERS):
-            yield behind.pop()
+        while missing and beats and not isinstance(beats[-1].frame, BORDERS):
+            yield beats.pop()
         yield _Beat("tokens", chunk.at, chunk.frame, token)
-        while behind and token.borders and (missing or isinstance(behind[-1].frame, Event)):
-            missing -= isinstance(behind[-1].frame, BORDERS)
-            yield behind.pop()
-    yield from reversed(behind)
+        while beats and token.borders and (missing or isinstance(beats[-1].frame, Event)):
+            missing -= isinstance(beats[-1].frame, BORDERS)
+            yield beats.pop()
+    yield from reversed(beats)
 
 
 def _is_due(cause: int | None, latest: int | None) -> bool:

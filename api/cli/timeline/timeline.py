@@ -95,8 +95,8 @@ class Timeline:
         head.add_column(style="dim")
         head.add_column(overflow="fold")
         closed = [row.frame for row in self._rows if isinstance(row.frame, ItemClosed)]
-        for name, told in facts_of(self._story, (repair for frame in closed for repair in frame.repairs)):
-            head.add_row(name, told)
+        for name, value in facts_of(self._story, (repair for frame in closed for repair in frame.repairs)):
+            head.add_row(name, value)
         return head
 
     def _prompts(self, prompts: Sequence[str]) -> Iterator[RenderableType]:
@@ -133,8 +133,8 @@ class Timeline:
             line.add_column(ratio=2, overflow="fold")
             columns.append(_Events(events))
         elif events:
-            told = Padding(_Events(events), (0, 0, 0, 2))
-            columns[1] = Group(body, told) if body else told
+            padded = Padding(_Events(events), (0, 0, 0, 2))
+            columns[1] = Group(body, padded) if body else padded
         line.add_row(*([at, gap] if len(line.columns) > len(columns) else []), *columns)
         return line
 
@@ -231,13 +231,13 @@ class _Events:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         text = Text()
         for fold in folded(self.events):
-            told = f"#{fold.first} " if fold.count == 1 else f"#{fold.first}–{fold.last} {fold.count} × "
-            told += fold.name.removeprefix("response.")
-            if text and len(text) + len(told) + 3 > options.max_width:
+            label = f"#{fold.first} " if fold.count == 1 else f"#{fold.first}–{fold.last} {fold.count} × "
+            label += fold.name.removeprefix("response.")
+            if text and len(text) + len(label) + 3 > options.max_width:
                 yield text
                 text = Text()
             text.append(" · " if text else "", "dim")
-            text.append(told, ENDS.get(fold.name, "dim"))
+            text.append(label, ENDS.get(fold.name, "dim"))
         yield text
 
 
@@ -252,10 +252,10 @@ def _spaced(*texts: Text) -> Text:
 def _name(frame: Any) -> str:
     """Return the kind of a frame in words, followed by its values."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(frame).__name__.removesuffix("Opened")).lower()
-    told = (
+    values = (
         [f"{value}" for value in msgspec.to_builtins(frame).values()][1:] if isinstance(frame, msgspec.Struct) else []
     )
-    return visible(short(" ".join([words, *told]), LONGEST_RESULT))
+    return visible(short(" ".join([words, *values]), LONGEST_RESULT))
 
 
 def _failure(failure: Failure) -> str:

@@ -132,8 +132,8 @@ class AdditionalToolsItem(Body):
 
 def _item_tag(value: Any) -> Any:
     """Return the type of an item; an item without one is a message, or a reference if it has only an id."""
-    if said := type_of(value):
-        return said
+    if item_type := type_of(value):
+        return item_type
     is_reference = isinstance(value, dict) and "id" in value and value.keys().isdisjoint(("role", "content"))
     return "item_reference" if is_reference or isinstance(value, ItemReference) else "message"
 

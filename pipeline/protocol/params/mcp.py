@@ -119,8 +119,8 @@ class McpTool(Echoed):
     @field_validator("authorization")
     @classmethod
     def _is_said_once(cls, authorization: str | None, info: ValidationInfo) -> str | None:
-        said: Mapping[str, str] = info.data.get("headers") or {}
-        if authorization is not None and any(name.lower() == "authorization" for name in said):
+        headers: Mapping[str, str] = info.data.get("headers") or {}
+        if authorization is not None and any(name.lower() == "authorization" for name in headers):
             raise PydanticCustomError("authorization", "This and a header of the same name exclude each other")
         return authorization
 
@@ -133,8 +133,8 @@ class McpTool(Echoed):
     @property
     def told(self) -> dict[str, Any]:
         """The declaration as a response repeats it: without secrets and unknown keys."""
-        told = {key: value for key, value in self.given.items() if key in TOLD}
-        return told | {"server_url": reduced(self.server_url)} if self.server_url else told
+        fields = {key: value for key, value in self.given.items() if key in TOLD}
+        return fields | {"server_url": reduced(self.server_url)} if self.server_url else fields
 
 
 TOLD = frozenset(

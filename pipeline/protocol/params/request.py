@@ -153,8 +153,8 @@ class CreateResponse(Body):
     def traced(self, headers: Mapping[str, str]) -> Self:
         """Return a copy with the trace headers among ``headers``."""
         copy = self.model_copy()
-        kept = {name.lower(): value for name, value in headers.items() if name.lower() in TRACE_HEADERS}
-        copy._trace_headers = kept  # noqa: SLF001 - its own
+        trace_headers = {name.lower(): value for name, value in headers.items() if name.lower() in TRACE_HEADERS}
+        copy._trace_headers = trace_headers  # noqa: SLF001 - its own
         return copy
 
     def owned_by(self, owner: str) -> Self:

@@ -45,10 +45,10 @@ async def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
     Raises `InvalidRequest` with the path of the first wrong value; in a long body, lists are checked last.
     """
     pace = Pace()
-    said = await read_json(body, pace)
+    parsed = await read_json(body, pace)
     await pace()
-    lists = _apart(said, shape) if len(body) > PIECE else {}
-    request = _validated(shape.model_validate, said | {name: [] for name in lists} if lists else said, ())
+    lists = _apart(parsed, shape) if len(body) > PIECE else {}
+    request = _validated(shape.model_validate, parsed | {name: [] for name in lists} if lists else parsed, ())
     read = {
         name: [await _element(name, position, value, pace) for position, value in enumerate(values)]
         for name, values in lists.items()
@@ -56,12 +56,12 @@ async def read_body(body: bytes, shape: type[AnyBody]) -> AnyBody:
     return request.model_copy(update=read)
 
 
-def _apart(said: Any, shape: type[Body]) -> dict[str, list[Any]]:
+def _apart(parsed: Any, shape: type[Body]) -> dict[str, list[Any]]:
     """Return the lists of a body to validate element by element.
 
     A list of too many items is not among them: it is refused with the rest of the body.
     """
-    lists = _lists(said, [name for name in _elements if name in shape.model_fields])
+    lists = _lists(parsed, [name for name in _elements if name in shape.model_fields])
     return {name: many for name, many in lists.items() if name != "items" or len(many) <= MOST_ITEMS}
 
 
@@ -88,7 +88,7 @@ async def _element(name: str, position: int, value: Any, pace: Pace) -> Any:
         return _validated(validate, value, place)
     element = _validated(validate, value | {key: parts[: _CHUNKS[key]] for key, parts in lists.items()}, place)
     known = type(element).model_fields
-    rest = {key: said for key, said in value.items() if key in known and key not in lists}
+    rest = {key: field_value for key, field_value in value.items() if key in known and key not in lists}
     for key in lists.keys() & known:
         for start in range(_CHUNKS[key], len(lists[key]), _CHUNKS[key]):
             await pace()
