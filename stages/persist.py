@@ -62,9 +62,9 @@ class Persist:
             run.break_off(None)
             raise
         if not run.ended:
-            lost = InvariantBroken("a stream ends with a terminal event: a stage has lost it")
-            run.break_off(lost)
-            raise lost
+            violation = InvariantBroken("a stream ends with a terminal event: a stage has lost it")
+            run.break_off(violation)
+            raise violation
 
 
 async def _first(source: AsyncIterator[EmittedFrame]) -> ResponseStarted:

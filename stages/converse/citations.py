@@ -126,8 +126,8 @@ class Citations:
 
 def _end(logprobs: tuple[Logprob, ...], held: str) -> int:
     """Return the index of the first logprob whose token ends within the held text."""
-    at, left = len(logprobs), len(held.encode())
-    while at and left > 0:
+    at, bytes_left = len(logprobs), len(held.encode())
+    while at and bytes_left > 0:
         at -= 1
-        left -= len(logprobs[at].bytes)
+        bytes_left -= len(logprobs[at].bytes)
     return at

@@ -43,16 +43,16 @@ class Converse:
                     async for frame in frames:
                         yield exchange.noted(frame)
                 while (turn := exchange.next_turn()) is not None:
-                    async with self._accepted(exchange) as (begun, parsed):
-                        for passed in turn.feed(begun) if begun else ():
-                            yield exchange.noted(passed)
+                    async with self._accepted(exchange) as (first_frame, parsed):
+                        for passed_frame in turn.feed(first_frame) if first_frame else ():
+                            yield exchange.noted(passed_frame)
                         async for frame in parsed:
                             if turn.is_plain and type(frame) is ItemDelta:  # fast path: nearly every frame
                                 append(frame.text)
                                 yield frame
                             else:
-                                for passed in turn.feed(frame):
-                                    yield exchange.noted(passed)
+                                for passed_frame in turn.feed(frame):
+                                    yield exchange.noted(passed_frame)
                     async with aclosing(exchange.run(turn)) as frames:
                         async for frame in frames:
                             yield exchange.noted(frame)
@@ -71,11 +71,11 @@ class Converse:
         while True:
             async with self.inner.open(replay([exchange.conversation])) as parsed:
                 try:
-                    begun = await anext(parsed, None)
+                    first_frame = await anext(parsed, None)
                 except EngineOverloaded:
                     if not exchange.has_begun:
                         raise
                 else:
-                    yield begun, parsed
+                    yield first_frame, parsed
                     return
             await asyncio.sleep(self.limits.retry_seconds)

@@ -92,9 +92,9 @@ class Exchange:
             return
         started = self._clock()
         yield ResponseStarted(conversation.response, conversation.input, conversation.origin)
-        asked = [Listing(server, self._toolbox.mcp, self._limits.listing_seconds) for server in unknown]
-        tasks = [self._running.start(listing.ask()) for listing in asked]
-        for listing, task in zip(asked, tasks, strict=True):
+        listings = [Listing(server, self._toolbox.mcp, self._limits.listing_seconds) for server in unknown]
+        tasks = [self._running.start(listing.ask()) for listing in listings]
+        for listing, task in zip(listings, tasks, strict=True):
             yield McpListToolsOpened(listing.server.label)
             yield CallStarted()
             yield await task
@@ -196,8 +196,8 @@ class Exchange:
                     yield ItemClosed(complete=False)
                     return
                 async with aclosing(running.frames(frame)) as frames:
-                    async for told in frames:
-                        yield told
+                    async for call_frame in frames:
+                        yield call_frame
             elif not isinstance(frame, TurnFinished):
                 yield frame
             if not isinstance(frame, ItemDelta):
@@ -227,7 +227,9 @@ def _approved(conversation: Conversation) -> list[McpApprovalRequest]:
     """Return the approval requests that the client has granted in its input and whose calls have not been made."""
     items = (*conversation.history, *conversation.input)
     requests = {item.id: item for item in of_type(items, McpApprovalRequest)}
-    made = {item.approval_request_id for item in of_type(items, McpCall)}
+    called_ids = {item.approval_request_id for item in of_type(items, McpCall)}
     granted = (item for item in of_type(conversation.input, McpApprovalResponse) if item.approve)
-    names = dict.fromkeys(item.approval_request_id for item in granted)
-    return [requests[name] for name in names if name in requests and name not in made]
+    request_ids = dict.fromkeys(item.approval_request_id for item in granted)
+    return [
+        requests[request_id] for request_id in request_ids if request_id in requests and request_id not in called_ids
+    ]

@@ -53,9 +53,9 @@ def known(items: Iterable[Item]) -> dict[str, tuple[ListedTool, ...]]:
 
 def offered(tools: Toolset, listed: Mapping[str, Sequence[ListedTool]]) -> Toolset:
     """Return ``tools`` with those tools of its servers added that the request lets the model call."""
-    found = (tool for server in tools.servers for tool in _tools(server, listed.get(server.label, ())))
-    told = {server.label: server.description for server in tools.servers if server.description}
-    return replace(tools, tools=(*tools.tools, *found), descriptions={**tools.descriptions, **told})
+    mcp_tools = (tool for server in tools.servers for tool in _tools(server, listed.get(server.label, ())))
+    descriptions = {server.label: server.description for server in tools.servers if server.description}
+    return replace(tools, tools=(*tools.tools, *mcp_tools), descriptions={**tools.descriptions, **descriptions})
 
 
 def _tools(server: McpServer, listed: Iterable[ListedTool]) -> Iterable[McpTool]:

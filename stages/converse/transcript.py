@@ -107,8 +107,8 @@ class Transcript:
     def answer(self, recipient: str, result: str) -> None:
         """Turn the latest item, which addresses a tool that does not exist, into a call with this result."""
         key = self._key(self._count - 1)
-        words = self.items.pop()
-        text = words.text if isinstance(words, Reasoning) else ""
+        item = self.items.pop()
+        text = item.text if isinstance(item, Reasoning) else ""
         if recipient == "python":
             self.items.append(CodeInterpreterCall(f"ci_{key}", text, "", "completed"))
             self._results[f"ci_{key}"] = result

@@ -97,13 +97,13 @@ class _OpenForm(OpenItem):
 
     def done(self, status: ItemStatus) -> Iterator[ResponseEvent]:
         yield OutputItemAdded(next(self._numbers), self._index, self.item("in_progress"))
-        yield from self._told()
+        yield from self._inner_events()
         yield from super().done(status)
 
     @abstractmethod
     def item(self, status: ItemStatus) -> FormCall: ...
 
-    def _told(self) -> Iterator[ResponseEvent]:
+    def _inner_events(self) -> Iterator[ResponseEvent]:
         """Yield the events between the two events of the item."""
         return iter(())
 
@@ -137,7 +137,7 @@ class OpenShellCall(_OpenForm):
         """Return the call, with all of its commands."""
         return ShellCall(self._id, self._call_id, forms.shell_action("".join(self._text)), status)
 
-    def _told(self) -> Iterator[ResponseEvent]:
+    def _inner_events(self) -> Iterator[ResponseEvent]:
         for at, command in enumerate(self.item("in_progress").action["commands"]):
             yield ShellCallCommandAdded(next(self._numbers), self._index, at, "")
             if command:

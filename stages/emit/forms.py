@@ -43,8 +43,8 @@ class _DeleteFile(msgspec.Struct, tag_field="type", tag="delete_file"):
 
 def local_shell_action(arguments: str) -> Json:
     """Return the action of a ``local_shell`` call."""
-    said = _read(arguments, _LocalShell) or {"command": [arguments]}
-    return {"type": "exec", "env": {}, **said}
+    fields = _read(arguments, _LocalShell) or {"command": [arguments]}
+    return {"type": "exec", "env": {}, **fields}
 
 
 def shell_action(arguments: str) -> Json:
@@ -54,14 +54,14 @@ def shell_action(arguments: str) -> Json:
 
 def patch_operation(arguments: str) -> Json:
     """Return the operation of an ``apply_patch`` call."""
-    said = _read(arguments, _CreateFile | _UpdateFile | _DeleteFile)
-    return said or {"type": "update_file", "path": "", "diff": arguments}
+    operation = _read(arguments, _CreateFile | _UpdateFile | _DeleteFile)
+    return operation or {"type": "update_file", "path": "", "diff": arguments}
 
 
 def _read(arguments: str, form: Any) -> Json | None:
     """Return the arguments as a dict, without unset fields, or None if they are not valid JSON of the form."""
     try:
-        said: Json = msgspec.to_builtins(msgspec.json.decode(arguments, type=form))
+        fields: Json = msgspec.to_builtins(msgspec.json.decode(arguments, type=form))
     except (msgspec.DecodeError, RecursionError):
         return None
-    return said
+    return fields

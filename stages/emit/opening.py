@@ -41,12 +41,12 @@ def open_item(opening: Opened, place: Place, *, summarised: bool) -> OpenItem:
         case RefusalOpened():
             return OpenRefusal(place)
         case FunctionCallOpened() | CustomToolCallOpened() | McpApprovalOpened():
-            return _asked(opening, place)
+            return _client_call(opening, place)
         case _:
             return _served(opening, place)
 
 
-def _asked(opening: ClientCallOpened, place: Place) -> OpenItem:
+def _client_call(opening: ClientCallOpened, place: Place) -> OpenItem:
     """Return a call that the client has to run or approve."""
     match opening:
         case FunctionCallOpened(form="local_shell"):

@@ -92,8 +92,8 @@ class OpenServed(OpenItem):
 
     def _progress(self, kind: type[Progress]) -> ToolProgress:
         event: Any = kind(next(self._numbers), self._id, self._index)
-        made: ToolProgress = event
-        return made
+        progress: ToolProgress = event
+        return progress
 
 
 class OpenMcpListTools(OpenServed):
@@ -312,9 +312,9 @@ class OpenWebCall(OpenServed):
 
     def item(self, status: ItemStatus) -> WebSearchCall:
         """Return the call, with its action."""
-        known = self._outcome.data if self._outcome else ()
-        begun = self._running.action if self._running else None
-        return WebSearchCall(self._id, known[0] if known else begun or NO_ACTION, self._status(status))
+        actions = self._outcome.data if self._outcome else ()
+        running_action = self._running.action if self._running else None
+        return WebSearchCall(self._id, actions[0] if actions else running_action or NO_ACTION, self._status(status))
 
     @property
     def result(self) -> str | None:

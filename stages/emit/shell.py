@@ -49,8 +49,8 @@ class OpenShellOutput(OpenServed):
         """Yield the output of each command."""
         yield from super().finished(frame)
         for at, output in enumerate(self._outputs()):
-            if said := {name: output[name] for name in ("stdout", "stderr") if output[name]}:
-                yield ShellCallOutputContentDelta(next(self._numbers), self._id, self._index, at, said)
+            if delta := {name: output[name] for name in ("stdout", "stderr") if output[name]}:
+                yield ShellCallOutputContentDelta(next(self._numbers), self._id, self._index, at, delta)
             yield ShellCallOutputContentDone(next(self._numbers), self._id, self._index, at, (output,))
 
     def item(self, status: ItemStatus) -> ShellCallOutput:

@@ -44,13 +44,13 @@ class Turns:
         prompts = tuple(self._prompts)
         cached = tuple(turn.cached_tokens for turn in self.finished)
         outputs = tuple(turn.output_tokens for turn in self.finished)
-        thought = sum(turn.reasoning_tokens for turn in self.finished)
+        reasoning_tokens = sum(turn.reasoning_tokens for turn in self.finished)
         from_tools = tuple(_from_tools(prompts, outputs))
         return Usage(
             input_tokens=sum(prompts),
             input_tokens_details=InputTokensDetails(sum(cached), 0, prompts, cached),
             output_tokens=sum(outputs),
-            output_tokens_details=OutputTokensDetails(thought, sum(from_tools), outputs, from_tools),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens, sum(from_tools), outputs, from_tools),
             total_tokens=sum(prompts) + sum(outputs),
         )
 
@@ -60,5 +60,5 @@ def _from_tools(prompts: tuple[int, ...], outputs: tuple[int, ...]) -> list[int]
 
     A prompt that was truncated may be shorter than those two, and counts as 0.
     """
-    grown = zip(prompts[1:], prompts, outputs, strict=False)
-    return [0, *(max(0, now - before - written) for now, before, written in grown)]
+    turns = zip(prompts[1:], prompts, outputs, strict=False)
+    return [0, *(max(0, prompt - previous - output) for prompt, previous, output in turns)]

@@ -56,16 +56,16 @@ class Answers:
                 self._calls.add((type(item), item.call_id))
             case McpApprovalRequest():
                 self._asked[item.id] = False
-            case McpApprovalResponse(approval_request_id=asked) | McpCall(approval_request_id=str(asked)):
-                self._asked[asked] = True
+            case McpApprovalResponse(approval_request_id=request_id) | McpCall(approval_request_id=str(request_id)):
+                self._asked[request_id] = True
             case _:
                 pass
 
     def check(self, item: Item, path: str) -> None:
         """Raise `InvalidRequest` for an item at ``path`` that answers no earlier item, or for a repeated approval."""
         match item:
-            case McpApprovalResponse(approval_request_id=asked):
-                self._check_approval(asked, f"{path}.approval_request_id")
+            case McpApprovalResponse(approval_request_id=request_id):
+                self._check_approval(request_id, f"{path}.approval_request_id")
             case (
                 FunctionCallOutput()
                 | CustomToolCallOutput()
@@ -82,8 +82,10 @@ class Answers:
             message = f"No {_NAMES[type(item)]} with call_id {shortened(item.call_id)!r} comes before this output."
             raise InvalidRequest(message, param=f"{path}.call_id")
 
-    def _check_approval(self, asked: str, param: str) -> None:
-        if asked not in self._asked:
-            raise InvalidRequest(f"No approval request {shortened(asked)!r} comes before this response.", param=param)
-        if self._asked[asked]:
-            raise InvalidRequest(f"The approval request {shortened(asked)!r} is answered already.", param=param)
+    def _check_approval(self, request_id: str, param: str) -> None:
+        if request_id not in self._asked:
+            raise InvalidRequest(
+                f"No approval request {shortened(request_id)!r} comes before this response.", param=param
+            )
+        if self._asked[request_id]:
+            raise InvalidRequest(f"The approval request {shortened(request_id)!r} is answered already.", param=param)

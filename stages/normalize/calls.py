@@ -37,19 +37,19 @@ async def client_item(item: given.ClientCallItem, suffix: str, pace: Pace) -> Fo
     match item:
         case given.LocalShellCallItem():
             item_id = item.id if item.id != item.call_id else None  # call_id becomes the id of the output item
-            action = {"type": "exec", "env": {}} | _said(item.action)
+            action = {"type": "exec", "env": {}} | _fields(item.action)
             return LocalShellCall(item_id or f"lsh_{suffix}", item.call_id, action, _status(item))
         case given.LocalShellCallOutputItem():
             return LocalShellCallOutput(item.call_id, item.output, _status(item))
         case given.ShellCallItem():
-            environment = None if item.environment is None else _said(item.environment)
-            return ShellCall(item.id or f"sh_{suffix}", item.call_id, _said(item.action), _status(item), environment)
+            environment = None if item.environment is None else _fields(item.environment)
+            return ShellCall(item.id or f"sh_{suffix}", item.call_id, _fields(item.action), _status(item), environment)
         case given.ShellCallOutputItem():
             output = await _shell_output(item.output, pace)
             item_id = item.id or f"sho_{suffix}"
             return ShellCallOutput(item_id, item.call_id, output, _status(item), item.max_output_length)
         case given.ApplyPatchCallItem():
-            return ApplyPatchCall(item.id or f"apc_{suffix}", item.call_id, _said(item.operation), _status(item))
+            return ApplyPatchCall(item.id or f"apc_{suffix}", item.call_id, _fields(item.operation), _status(item))
         case given.ApplyPatchCallOutputItem():
             item_id = item.id or f"apco_{suffix}"
             return ApplyPatchCallOutput(
@@ -69,8 +69,8 @@ async def server_item(item: given.ServerCallItem, suffix: str, pace: Pace) -> It
         case given.McpApprovalRequestItem():
             return McpApprovalRequest(item.id or f"mcpr_{suffix}", item.server_label, item.name, item.arguments)
         case given.McpApprovalResponseItem():
-            asked, reason = item.approval_request_id, item.reason
-            return McpApprovalResponse(item.id or f"mcpa_{suffix}", asked, item.approve, reason)
+            request_id, reason = item.approval_request_id, item.reason
+            return McpApprovalResponse(item.id or f"mcpa_{suffix}", request_id, item.approve, reason)
         case given.CodeInterpreterCallItem():
             outputs = None if item.outputs is None else await _code_outputs(item.outputs, pace)
             code, container = item.code or "", item.container_id or ""
@@ -95,10 +95,10 @@ def _mcp_call(item: given.McpCallItem, suffix: str) -> McpCall:
     )
 
 
-def _said(value: Any) -> dict[str, Any]:
+def _fields(value: Any) -> dict[str, Any]:
     """Return the known fields that the client sent, without nulls."""
-    said: dict[str, Any] = value.model_dump(exclude_none=True)
-    return said
+    fields: dict[str, Any] = value.model_dump(exclude_none=True)
+    return fields
 
 
 def _status(item: given.ClientCallItem) -> ItemStatus:
@@ -117,11 +117,11 @@ def _call_status(item: given.ClientCallItem | given.ServerCallItem) -> CallStatu
             return status
 
 
-async def _shell_output(said: Sequence[given.ShellOutput], pace: Pace) -> tuple[dict[str, Any], ...]:
+async def _shell_output(outputs: Sequence[given.ShellOutput], pace: Pace) -> tuple[dict[str, Any], ...]:
     output = []
-    for one in said:
+    for part in outputs:
         await pace()
-        output.append({"stdout": one.stdout or "", "stderr": one.stderr or "", "outcome": _outcome(one.outcome)})
+        output.append({"stdout": part.stdout or "", "stderr": part.stderr or "", "outcome": _outcome(part.outcome)})
     return tuple(output)
 
 
@@ -129,9 +129,9 @@ def _outcome(outcome: given.ShellOutcome) -> dict[str, Any]:
     return {"type": "timeout"} if outcome.type == "timeout" else {"type": "exit", "exit_code": outcome.exit_code or 0}
 
 
-async def _listed(said: Sequence[given.ListedToolPart], pace: Pace) -> tuple[ListedTool, ...]:
+async def _listed(listed_tools: Sequence[given.ListedToolPart], pace: Pace) -> tuple[ListedTool, ...]:
     tools = []
-    for tool in said:
+    for tool in listed_tools:
         await pace()
         tools.append(
             ListedTool(tool.name, tool.input_schema or {}, tool.description or UNSET, tool.annotations or UNSET)
@@ -139,9 +139,9 @@ async def _listed(said: Sequence[given.ListedToolPart], pace: Pace) -> tuple[Lis
     return tuple(tools)
 
 
-async def _code_outputs(said: Sequence[given.CodeOutput], pace: Pace) -> tuple[dict[str, Any], ...]:
+async def _code_outputs(code_outputs: Sequence[given.CodeOutput], pace: Pace) -> tuple[dict[str, Any], ...]:
     outputs = []
-    for output in said:
+    for output in code_outputs:
         await pace()
         is_logs = output.type == "logs"
         outputs.append(
@@ -151,5 +151,5 @@ async def _code_outputs(said: Sequence[given.CodeOutput], pace: Pace) -> tuple[d
 
 
 def _web_action(action: given.WebAction | None) -> dict[str, Any]:
-    said = {} if action is None else {key: value for key, value in action.given.items() if value is not None}
-    return {"type": "search"} | said
+    fields = {} if action is None else {key: value for key, value in action.given.items() if value is not None}
+    return {"type": "search"} | fields

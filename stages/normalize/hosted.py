@@ -81,8 +81,8 @@ def _family(kind: str) -> str:
     return "web_search" if kind.startswith("web_search") else kind
 
 
-def _without_network(said: dict[str, Any], place: str) -> dict[str, Any]:
+def _without_network(tool: dict[str, Any], place: str) -> dict[str, Any]:
     """Return the tool without its network policy: it may hold secrets, and the sandbox has no network anyway."""
-    if not isinstance(box := said.get(place), dict):
-        return said
-    return said | {place: {key: value for key, value in box.items() if key != "network_policy"}}
+    if not isinstance(sandbox := tool.get(place), dict):
+        return tool
+    return tool | {place: {key: value for key, value in sandbox.items() if key != "network_policy"}}

@@ -56,33 +56,35 @@ class ItemReader:
     offer: Offer
     sees: bool = False
 
-    async def read(self, said: Sequence[given.InputItem], history: Iterable[Item], pace: Pace) -> tuple[Item, ...]:
+    async def read(
+        self, input_items: Sequence[given.InputItem], history: Iterable[Item], pace: Pace
+    ) -> tuple[Item, ...]:
         """Return the items; raises `InvalidRequest` for an unknown reference or an item this server cannot take."""
-        references = await self._references(said, pace)
+        references = await self._references(input_items, pace)
         stored = await self.find(references) if references else {}
         taken = {*references, *(item.id for item in history)}
         items: list[Item] = []
-        for position, item in enumerate(said):
+        for position, item in enumerate(input_items):
             await pace()
             path = f"{self.name}[{position}]"
             if isinstance(item, given.ItemReference):
                 items.append(await self._referenced(item, stored, path, pace))
             else:
-                own = item.model_copy(update={"id": None}) if item.id in taken else item
-                read = await self._item(own, f"{self.suffix}i{position:04x}", path, pace)
-                if isinstance(read, LocalShellCallOutput) and read.id in taken:
-                    raise _duplicate(read.id, f"{path}.call_id")
-                items.append(read)
-                taken.add(read.id)
+                fresh_item = item.model_copy(update={"id": None}) if item.id in taken else item
+                converted = await self._item(fresh_item, f"{self.suffix}i{position:04x}", path, pace)
+                if isinstance(converted, LocalShellCallOutput) and converted.id in taken:
+                    raise _duplicate(converted.id, f"{path}.call_id")
+                items.append(converted)
+                taken.add(converted.id)
         return tuple(items)
 
-    async def _references(self, said: Sequence[given.InputItem], pace: Pace) -> list[str]:
+    async def _references(self, input_items: Sequence[given.InputItem], pace: Pace) -> list[str]:
         """Return the ids of all item references.
 
         Raises `InvalidRequest` for a repeated one, because repeats would let a short body make a prompt of any length.
         """
         ids = dict[str, None]()
-        for position, item in enumerate(said):
+        for position, item in enumerate(input_items):
             await pace()
             if isinstance(item, given.ItemReference):
                 if item.id in ids:
@@ -144,16 +146,18 @@ class ItemReader:
     async def _output(
         self, item: given.FunctionCallOutputItem | given.CustomToolCallOutputItem, suffix: str, path: str, pace: Pace
     ) -> FunctionCallOutput | CustomToolCallOutput:
-        status, output = item.status or "completed", await self._said(item.output, f"{path}.output", pace)
+        status, output = item.status or "completed", await self._output_content(item.output, f"{path}.output", pace)
         if isinstance(item, given.FunctionCallOutputItem):
             return FunctionCallOutput(item.id or f"fco_{suffix}", item.call_id, output, status)
         return CustomToolCallOutput(item.id or f"ctco_{suffix}", item.call_id, output, status)
 
-    async def _said(self, said: str | Sequence[given.OutputPart], path: str, pace: Pace) -> str | tuple[InputPart, ...]:
-        if isinstance(said, str):
-            return said
+    async def _output_content(
+        self, output: str | Sequence[given.OutputPart], path: str, pace: Pace
+    ) -> str | tuple[InputPart, ...]:
+        if isinstance(output, str):
+            return output
         parts = []
-        for position, part in enumerate(said):
+        for position, part in enumerate(output):
             await pace()
             parts.append(await self._input_part(part, f"{path}[{position}]", pace))
         return tuple(parts)
@@ -208,15 +212,15 @@ async def _additional_tools(
     return AdditionalTools(item.id or f"at_{suffix}", item.role, tuple(tools))
 
 
-def _unset(said: Said | None) -> Said | UnsetType:
-    return UNSET if said is None else said
+def _unset(value: Said | None) -> Said | UnsetType:
+    return UNSET if value is None else value
 
 
 async def _reasoning(item: given.ReasoningItem, suffix: str, pace: Pace) -> Reasoning:
     summary, content = list[SummaryText](), list[ReasoningText]()
-    for said in item.summary or ():
+    for summary_part in item.summary or ():
         await pace()
-        summary.append(SummaryText(said.text))
+        summary.append(SummaryText(summary_part.text))
     for part in item.content or ():
         await pace()
         content.append(ReasoningText(part.text))

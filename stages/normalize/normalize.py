@@ -181,8 +181,8 @@ class Normalize:
         for item in () if self.sees_images else items:
             await pace()
             if images_of(item):
-                said = "conversation" if request.conversation_id is not None else "previous_response_id"
-                raise not_read("input_image", said, sees=False)
+                param = "conversation" if request.conversation_id is not None else "previous_response_id"
+                raise not_read("input_image", param, sees=False)
 
     async def _continued(self, previous: str, owner: str) -> History:
         stored = await self.store.get(previous, owner)
@@ -199,9 +199,9 @@ class Normalize:
         If the store fails, a request with ``store: false`` goes on without them, because its items also hold some of
         the results.
         """
-        ran = [item.id for item in items if type(item) in _RAN]
+        item_ids = [item.id for item in items if type(item) in _RAN]
         try:
-            return await self.store.results(ran, request.owner) if ran else {}
+            return await self.store.results(item_ids, request.owner) if item_ids else {}
         except StoreFailed:
             if request.store is not False:
                 raise
@@ -228,8 +228,8 @@ def refuse_unsupported(request: CreateResponse) -> None:
         "prompt_cache_options.prewarm": request.prompt_cache_options and request.prompt_cache_options.prewarm,
         "reasoning.mode": request.reasoning and request.reasoning.mode not in (None, "standard"),
     }
-    for param, asked in unsupported.items():
-        if asked:
+    for param, is_set in unsupported.items():
+        if is_set:
             raise UnsupportedParameter(f"This server does not support this value of {param}.", param=param)
     for position, name in enumerate(request.include or ()):
         if name not in INCLUDABLE:
@@ -272,13 +272,13 @@ def _template(request: CreateResponse) -> TemplateOptions:
     return TemplateOptions(request.chat_template, request.chat_template_kwargs or {})
 
 
-def _items(said: str | list[InputItem] | None) -> Sequence[InputItem]:
+def _items(value: str | list[InputItem] | None) -> Sequence[InputItem]:
     """Return the items of ``input``; a plain string is a user message."""
-    return [MessageItem(role="user", content=said)] if isinstance(said, str) else said or ()
+    return [MessageItem(role="user", content=value)] if isinstance(value, str) else value or ()
 
 
-def _or(said: Number | None, default: Number) -> Number:
-    return default if said is None else said
+def _or(value: Number | None, default: Number) -> Number:
+    return default if value is None else value
 
 
 def _response(
@@ -322,12 +322,14 @@ def _tool_choice(request: CreateResponse) -> str | dict[str, Any]:
 
 
 def _text(request: CreateResponse) -> dict[str, Any]:
-    said = request.text.given if request.text else {}
-    return {"format": {"type": "text"}} | {key: value for key, value in said.items() if value is not None}
+    options = request.text.given if request.text else {}
+    return {"format": {"type": "text"}} | {key: value for key, value in options.items() if value is not None}
 
 
 def _reasoning(request: CreateResponse) -> ReasoningOptions:
-    said = request.reasoning
+    options = request.reasoning
     return (
-        ReasoningOptions(said.effort, said.summary or said.generate_summary) if said else ReasoningOptions(None, None)
+        ReasoningOptions(options.effort, options.summary or options.generate_summary)
+        if options
+        else ReasoningOptions(None, None)
     )

@@ -92,22 +92,22 @@ class RawMessages:
             case "system":
                 return None
             case "developer":
-                said = self._instructions(text)
-                return Message(f"msg_{suffix}", "completed", "developer", (InputText(said),)) if said else None
+                content = self._instructions(text)
+                return Message(f"msg_{suffix}", "completed", "developer", (InputText(content),)) if content else None
             case "user":
                 return Message(f"msg_{suffix}", "completed", "user", (InputText(text),))
             case "tool":
                 return self._output(name or "", text, suffix, path)
             case _:
-                return self._spoken(message, text, suffix)
+                return self._assistant_item(message, text, suffix)
 
     def _instructions(self, text: str) -> str:
-        said = _declarations.split(text, maxsplit=1)[0].removeprefix(_INSTRUCTIONS)
-        if not self.items and self.instructions and f"{said}\n\n".startswith(f"{self.instructions}\n\n"):
-            said = said.removeprefix(self.instructions)
-        return said.strip("\n")
+        instructions = _declarations.split(text, maxsplit=1)[0].removeprefix(_INSTRUCTIONS)
+        if not self.items and self.instructions and f"{instructions}\n\n".startswith(f"{self.instructions}\n\n"):
+            instructions = instructions.removeprefix(self.instructions)
+        return instructions.strip("\n")
 
-    def _spoken(self, message: RawMessage, text: str, suffix: str) -> Item:
+    def _assistant_item(self, message: RawMessage, text: str, suffix: str) -> Item:
         if message.recipient and message.recipient not in ("all", "user"):
             return self._call(message, message.recipient, text, suffix)
         if message.channel == "analysis":
@@ -120,12 +120,12 @@ class RawMessages:
         name, head = (name, head or FUNCTIONS) if name else (recipient, FUNCTIONS)
         tool = self.tools.get(f"{head}.{name}")
         namespace = tool.namespace if tool else None if head == FUNCTIONS else head
-        said = UNSET if namespace is None else namespace
+        namespace_field = UNSET if namespace is None else namespace
         call: Call
         if message.content_type == "code" or isinstance(tool, CustomTool):
-            call = CustomToolCall(f"ctc_{suffix}", f"call_{suffix}", name, text, "completed", said)
+            call = CustomToolCall(f"ctc_{suffix}", f"call_{suffix}", name, text, "completed", namespace_field)
         else:
-            call = FunctionCall(f"fc_{suffix}", f"call_{suffix}", name, text, "completed", said)
+            call = FunctionCall(f"fc_{suffix}", f"call_{suffix}", name, text, "completed", namespace_field)
         self._open[call.call_id] = call
         self._named[name].append(call.call_id)
         return call

@@ -54,14 +54,14 @@ def _allowed(tool: McpTool) -> ToolFilter | None:
 
 def _approval(tool: McpTool) -> tuple[ToolFilter | None, ToolFilter | None, bool]:
     """Return the filters of tools that always and that never need approval, and True if all other tools need it."""
-    said = tool.require_approval
-    if said is None or isinstance(said, str):
-        return None, None, said != "never"
-    return _filter(said.always), _filter(said.never), True
+    policy = tool.require_approval
+    if policy is None or isinstance(policy, str):
+        return None, None, policy != "never"
+    return _filter(policy.always), _filter(policy.never), True
 
 
-def _filter(said: GivenFilter | None) -> ToolFilter | None:
+def _filter(tool_filter: GivenFilter | None) -> ToolFilter | None:
     """Return the filter, or None if it is empty: an empty filter would match every tool."""
-    if said is None or (said.tool_names is None and said.read_only is None):
+    if tool_filter is None or (tool_filter.tool_names is None and tool_filter.read_only is None):
         return None
-    return ToolFilter(None if said.tool_names is None else tuple(said.tool_names), said.read_only)
+    return ToolFilter(None if tool_filter.tool_names is None else tuple(tool_filter.tool_names), tool_filter.read_only)

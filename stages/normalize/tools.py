@@ -107,9 +107,9 @@ class Offer:
             case given.NamespaceTool():
                 return self._namespace(tool, path)
             case McpTool():
-                read = server(tool, path, self.labels)
+                mcp_server = server(tool, path, self.labels)
                 self._claim(tool.server_label, "server", f"{path}.server_label")
-                return read
+                return mcp_server
             case _:
                 return self._of_type(tool, path)
 
@@ -138,14 +138,14 @@ class Offer:
 
     def _refuse_namesakes(self, tool: given.Tool, offered: Sequence[Tool], path: str) -> None:
         """Raise `InvalidRequest` if two tools have one name; the same API tool may be listed more than once."""
-        beside = dict[str, Tool]()
-        for position, one in enumerate(offered):
-            before = self.tools.get(recipient_of(one)) or beside.get(recipient_of(one))
-            beside[recipient_of(one)] = one
-            if before is not None and (before != one or _kind(one) in ("function", "custom")):
+        checked = dict[str, Tool]()
+        for position, offered_tool in enumerate(offered):
+            namesake = self.tools.get(recipient_of(offered_tool)) or checked.get(recipient_of(offered_tool))
+            checked[recipient_of(offered_tool)] = offered_tool
+            if namesake is not None and (namesake != offered_tool or _kind(offered_tool) in ("function", "custom")):
                 place = f"{path}.tools[{position}]" if isinstance(tool, given.NamespaceTool) else path
                 key = "name" if hasattr(tool, "name") else "type"
-                raise InvalidRequest(f"There are two tools named {one.name!r}.", param=f"{place}.{key}")
+                raise InvalidRequest(f"There are two tools named {offered_tool.name!r}.", param=f"{place}.{key}")
 
     async def add_stored(self, item: AdditionalTools, path: str, pace: Pace) -> None:
         """Offer the tools of a stored item, which has them as the client sent them."""
@@ -219,19 +219,19 @@ class Offer:
             case ChosenServer():
                 return self._chosen_server(choice, groups)
             case given.ChosenTool():
-                found = self._named(choice, groups)
+                keys = self._named(choice, groups)
             case given.ChosenNamespace():
-                found = groups.get((choice.type, choice.name), ())
-        if not found:
+                keys = groups.get((choice.type, choice.name), ())
+        if not keys:
             raise _bad_choice(f"There is no {choice.type} tool named {shortened(choice.name)!r}.")
-        return found
+        return keys
 
     def _chosen_type(self, kind: str, groups: _Groups) -> Sequence[ToolKey]:
         """Return the tools of this type; empty for hosted tools that this server cannot run."""
-        found = [key for meant in kinds_of(kind) for key in groups.get((meant, None), ())]
-        if not found and not is_hosted(kind) and kind not in self.ignored:
+        keys = [key for tool_kind in kinds_of(kind) for key in groups.get((tool_kind, None), ())]
+        if not keys and not is_hosted(kind) and kind not in self.ignored:
             raise _bad_choice(f"This server has no tools of type {shortened(kind)!r}.")
-        return found
+        return keys
 
     def _chosen_server(self, choice: ChosenServer, groups: _Groups) -> Sequence[ToolKey]:
         """Return the tools of a server, or of the built-in tool that its label enables.
@@ -273,8 +273,8 @@ def _tool(tool: given.FunctionTool | given.CustomTool, namespace: str | None) ->
     match tool:
         case given.FunctionTool():
             return FunctionTool(tool.name, tool.description, tool.parameters, tool.strict, namespace)
-        case given.CustomTool(format=given.GrammarFormat() as said):
-            return CustomTool(tool.name, tool.description, Grammar(said.syntax, said.definition), namespace)
+        case given.CustomTool(format=given.GrammarFormat() as grammar):
+            return CustomTool(tool.name, tool.description, Grammar(grammar.syntax, grammar.definition), namespace)
         case given.CustomTool():
             return CustomTool(tool.name, tool.description, None, namespace)
 

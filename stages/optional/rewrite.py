@@ -83,8 +83,8 @@ class Rewriter:
         return (frame,)
 
     def _read(self, text: str) -> Iterator[ItemDelta]:
-        early = self._held.search(text)
-        at = early.start() if early else len(text)
+        match = self._held.search(text)
+        at = match.start() if match else len(text)
         self._rest = text[at:]
         yield from self._settle(text[:at])
 

@@ -46,8 +46,8 @@ def answered_from(
 
     def read_all(step: Step) -> tuple[Step, ...]:
         stage: Any = step.stage
-        may = {"hosted": frozenset(HOSTED), "labels": recordings.labels, "has_template": recordings.has_templates}
-        return (Step(step.name, dataclasses.replace(stage, **may, sees_images=True)),)
+        accepted = {"hosted": frozenset(HOSTED), "labels": recordings.labels, "has_template": recordings.has_templates}
+        return (Step(step.name, dataclasses.replace(stage, **accepted, sees_images=True)),)
 
     converse = ConverseAsRecorded(pipeline.inner("converse"), recordings, speed)
     return (
@@ -89,12 +89,12 @@ class ConverseAsRecorded:
                 recording = await asyncio.to_thread(recorded.read)
             except UnreadableRecording as error:
                 raise EngineFailed(f"The recording {recorded.name!r} can no longer be read.") from error
-            told = _answering(conversation, recorded, _paced(recording, self.speed))
-            async with self._behind(recorded.stage).open(told) as frames:
+            answer = _answering(conversation, recorded, _paced(recording, self.speed))
+            async with self._stages_after(recorded.stage).open(answer) as frames:
                 async for frame in frames:
                     yield frame
 
-    def _behind(self, stage: str) -> Pipeline[Any, Any]:
+    def _stages_after(self, stage: str) -> Pipeline[Any, Any]:
         """Return the stages that frames recorded after ``stage`` still have to pass."""
         if stage == "converse":
             return Pipeline.start(stage, passed)
@@ -126,19 +126,19 @@ async def _answering(
 ) -> AsyncGenerator[Any, None]:
     """Yield the frames with the response, the input and the approval ids of this conversation."""
     approvals = dict(zip(recorded.asked.approvals, Asked.by(conversation).approvals, strict=False))
-    response, given, origin = conversation.response, conversation.input, conversation.origin
+    response, input_items, origin = conversation.response, conversation.input, conversation.origin
     try:
         async for frame in frames:
             match frame:
                 case GenerationStarted(raw_messages=raw):
                     raw = raw if conversation.raw_messages else None
-                    yield replace(frame, response=response, input=given, origin=origin, raw_messages=raw)
+                    yield replace(frame, response=response, input=input_items, origin=origin, raw_messages=raw)
                 case ResponseStarted():
-                    yield replace(frame, response=response, input=given, origin=origin)
+                    yield replace(frame, response=response, input=input_items, origin=origin)
                 case TurnFinished() if not conversation.raw_messages:
                     yield replace(frame, raw_messages=None)
-                case McpCallOpened(approval_request_id=str(request)):
-                    yield replace(frame, approval_request_id=approvals.get(request, request))
+                case McpCallOpened(approval_request_id=str(request_id)):
+                    yield replace(frame, approval_request_id=approvals.get(request_id, request_id))
                 case _:
                     yield frame
     finally:

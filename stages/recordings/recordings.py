@@ -68,10 +68,10 @@ class Recordings:
 
         These are the names of the recorded models, as served and as requested, and the names of the recordings.
         """
-        asked = (recorded.asked.response.model for recorded in self.all)
+        requested = (recorded.asked.response.model for recorded in self.all)
         served = (recorded.header.model for recorded in self.all)
         names = (recorded.name for recorded in self.all)
-        return tuple(dict.fromkeys(filter(None, (*served, *asked, *names))))
+        return tuple(dict.fromkeys(filter(None, (*served, *requested, *names))))
 
     @cached_property
     def labels(self) -> frozenset[str]:
@@ -86,22 +86,22 @@ class Recordings:
 
     def next(self, conversation: Conversation) -> Recorded:
         """Return the recording whose turn it is to answer.  Raise `NotRecorded` if none matches."""
-        found = self.find(conversation)
-        names = tuple(recorded.name for recorded in found)
+        matches = self.find(conversation)
+        names = tuple(recorded.name for recorded in matches)
         turn = self._told[names]
         self._told[names] += 1
-        return found[turn % len(found)]
+        return matches[turn % len(matches)]
 
     def find(self, conversation: Conversation) -> Sequence[Recorded]:
         """Return the best matches, oldest first; never empty.  Raise `NotRecorded` if none matches."""
         if named := self._by_name.get(conversation.response.model):
             return [named]
-        asked = Asked.by(conversation)
-        found = [recorded for key in asked.keys for recorded in self._by_key.get(key, ())]
-        if not found:
-            raise NotRecorded(self._problem(asked))
-        most = max(asked.likeness(recorded.asked) for recorded in found)
-        return [recorded for recorded in found if asked.likeness(recorded.asked) == most]
+        request = Asked.by(conversation)
+        matches = [recorded for key in request.keys for recorded in self._by_key.get(key, ())]
+        if not matches:
+            raise NotRecorded(self._problem(request))
+        highest = max(request.likeness(recorded.asked) for recorded in matches)
+        return [recorded for recorded in matches if request.likeness(recorded.asked) == highest]
 
     @cached_property
     def _by_name(self) -> dict[str, Recorded]:
@@ -115,12 +115,12 @@ class Recordings:
             keyed.setdefault(recorded.asked.key, []).append(recorded)
         return keyed
 
-    def _problem(self, asked: Asked) -> str:
-        first, *others = nlargest(CLOSEST, self.all, key=lambda recorded: _closeness(asked, recorded.asked))
+    def _problem(self, request: Asked) -> str:
+        first, *others = nlargest(CLOSEST, self.all, key=lambda recorded: _closeness(request, recorded.asked))
         also = f" Then come {' and '.join(repr(other.name) for other in others)}." if others else ""
         return (
             f"None of {len(self.all)} recordings answers this request. The closest is {first.name!r}: "
-            f"{asked.difference(first.asked)}.{also} "
+            f"{request.difference(first.asked)}.{also} "
             "A request whose model is the name of a recording gets that one, whatever it asks."
         )
 
@@ -132,12 +132,12 @@ def read_recordings(folder: Path) -> Recordings:
     `UnreadableRecording` if none can be read.
     """
     names = [name for name, _ in FILES.values()]
-    found = sorted({path.parent for name in names for path in folder.rglob(name)})
+    folders = sorted({path.parent for name in names for path in folder.rglob(name)})
     read: list[Recorded] = []
     broken: list[UnreadableRecording] = []
-    for each in found:
+    for recording_folder in folders:
         try:
-            read.append(_recorded(each, _name(each, folder)))
+            read.append(_recorded(recording_folder, _name(recording_folder, folder)))
         except UnreadableRecording as error:
             broken.append(error)
     if not read:
@@ -154,28 +154,28 @@ def _name(folder: Path, among: Path) -> str:
 def _recorded(folder: Path, name: str) -> Recorded:
     """Read the request of a recording.  The answer is read as well, so that a broken recording fails at startup."""
     header = read_header(_first(folder, FILES))
-    stage = _told_best(folder, header)
+    stage = _best_stage(folder, header)
     frames = _read(folder, stage).frames
     if stage == "generate" and sum(isinstance(frame, GenerationStarted) for frame in frames) > 1:
         problem = f"tools ran between these turns, and what they did is not here, in {FILES['converse'][0]}"
         raise UnreadableRecording(folder / FILES[stage][0], None, problem)
-    asked = _read(folder, "normalize").frames if (folder / FILES["normalize"][0]).is_file() else frames
-    if not asked:
+    request_frames = _read(folder, "normalize").frames if (folder / FILES["normalize"][0]).is_file() else frames
+    if not request_frames:
         raise UnreadableRecording(folder / FILES[stage][0], 2, "nobody can know what was asked: there is no frame")
-    return Recorded(name, folder, header, Asked.by(asked[0]), stage)
+    return Recorded(name, folder, header, Asked.by(request_frames[0]), stage)
 
 
-def _told_best(folder: Path, header: Header) -> str:
+def _best_stage(folder: Path, header: Header) -> str:
     """Return the stage whose recorded output is the best answer.
 
     Tokens are usable only if no tool ran between the turns, and only in Harmony: no other vocabulary is loaded here.
     Raise `UnreadableRecording` if no usable output was recorded.
     """
-    known = (*SOURCES["emit"], "generate")
-    there = [stage for stage in known if (folder / FILES[stage][0]).is_file()]
-    if header.encoding == "harmony" and "generate" in there and "converse" not in there:
+    stages = (*SOURCES["emit"], "generate")
+    recorded_stages = [stage for stage in stages if (folder / FILES[stage][0]).is_file()]
+    if header.encoding == "harmony" and "generate" in recorded_stages and "converse" not in recorded_stages:
         return "generate"
-    readable = [stage for stage in there if stage != "generate"]
+    readable = [stage for stage in recorded_stages if stage != "generate"]
     if readable:
         return readable[0]
     needed = " or ".join(FILES[stage][0] for stage in SOURCES["emit"])
@@ -192,8 +192,8 @@ def _read(folder: Path, stage: str) -> Recording:
     return read_recording(folder / name, junction)
 
 
-def _closeness(asked: Asked, other: Asked) -> tuple[float, int]:
+def _closeness(request: Asked, other: Asked) -> tuple[float, int]:
     """Return the similarity of two requests: of the ends of their texts, and then the number of common tools."""
-    texts = ["".join(each.items)[-_COMPARED:] for each in (asked, other)]
+    texts = ["".join(compared.items)[-_COMPARED:] for compared in (request, other)]
     matcher = SequenceMatcher(None, texts[0], texts[1], autojunk=False)
-    return matcher.quick_ratio(), len({*asked.tools} & {*other.tools})
+    return matcher.quick_ratio(), len({*request.tools} & {*other.tools})

@@ -70,7 +70,7 @@ class Asked:
     @cached_property
     def items(self) -> tuple[str, ...]:
         """The known items of the conversation, each as normalized JSON."""
-        return tuple(_spelled((*(self.history or ()), *self.input)))
+        return tuple(_normalized_json((*(self.history or ()), *self.input)))
 
     @cached_property
     def tools(self) -> tuple[str, ...]:
@@ -80,8 +80,8 @@ class Asked:
     @cached_property
     def particulars(self) -> Mapping[str, Any]:
         """The remaining parameters that may change the answer."""
-        told = {name: msgspec.to_builtins(getattr(self.response, name)) for name in PARTICULARS}
-        return told | {"stop": self.stop}
+        values = {name: msgspec.to_builtins(getattr(self.response, name)) for name in PARTICULARS}
+        return values | {"stop": self.stop}
 
     @property
     def keys(self) -> tuple[object, ...]:
@@ -97,7 +97,7 @@ class Asked:
     @property
     def without_history(self) -> object:
         """The key of a request whose history was not recorded."""
-        return ("it goes on", tuple(_spelled(self.input)), self.tools)
+        return ("it goes on", tuple(_normalized_json(self.input)), self.tools)
 
     @property
     def approvals(self) -> list[str]:
@@ -107,13 +107,13 @@ class Asked:
 
     def likeness(self, other: Asked) -> int:
         """Return the number of equal particulars."""
-        return sum(self.particulars[name] == said for name, said in other.particulars.items())
+        return sum(self.particulars[name] == value for name, value in other.particulars.items())
 
     def difference(self, other: Asked) -> str:
         """Describe the first difference to ``other``, a recorded request."""
-        for at, (asked, recorded) in enumerate(zip(self.items, other.items, strict=False), start=1):
-            if asked != recorded:
-                return f"its item {at} is {_cut(recorded, asked)}, and here it is {_cut(asked, recorded)}"
+        for at, (item, recorded_item) in enumerate(zip(self.items, other.items, strict=False), start=1):
+            if item != recorded_item:
+                return f"its item {at} is {_cut(recorded_item, item)}, and here it is {_cut(item, recorded_item)}"
         if len(self.items) != len(other.items):
             return f"it has {_counted(len(other.items))}, and this one {len(self.items)}"
         if self.tools != other.tools:
@@ -127,27 +127,27 @@ def _no_history(response: Response) -> tuple[Item, ...] | None:
     return None if goes_on else ()
 
 
-def _spelled(items: Iterable[Item]) -> Iterator[str]:
+def _normalized_json(items: Iterable[Item]) -> Iterator[str]:
     names: dict[str, str] = {}
     for item in items:
         if not isinstance(item, Reasoning):
-            told = _told(msgspec.to_builtins(item), names)
-            yield _DATE.sub("<date>", msgspec.json.encode(told, order="sorted").decode())
+            normalized = _normalized(msgspec.to_builtins(item), names)
+            yield _DATE.sub("<date>", msgspec.json.encode(normalized, order="sorted").decode())
 
 
-def _told(said: Any, names: dict[str, str]) -> Any:
+def _normalized(data: Any, names: dict[str, str]) -> Any:
     """Drop the fields that change from run to run, and number the references in the order of their appearance."""
-    match said:
+    match data:
         case dict():
             return {
-                key: names.setdefault(value, f"<{len(names) + 1}>") if key in _NAMES else _told(value, names)
-                for key, value in said.items()
+                key: names.setdefault(value, f"<{len(names) + 1}>") if key in _NAMES else _normalized(value, names)
+                for key, value in data.items()
                 if key not in _CHANGING and value is not None
             }
         case list() | tuple():
-            return [_told(part, names) for part in said]
+            return [_normalized(part, names) for part in data]
         case _:
-            return said
+            return data
 
 
 def _named(tool: Mapping[str, Any]) -> str:
