@@ -96,14 +96,14 @@ def executed(words: tuple[str, ...]) -> tuple[str, ...]:
 def _commands(written: _Written) -> tuple[tuple[str, ...], ...]:
     one = written.cmd if written.cmd is not None else written.command
     if one is not None:
-        found = [_words(one)]
+        commands = [_words(one)]
     elif written.commands is not None:
-        found = [_words(command) for command in written.commands]
+        commands = [_words(command) for command in written.commands]
     else:
         raise ArgumentsInvalid('The arguments name no command: write {"cmd": ["bash", "-lc", "..."]}.')
-    if not 1 <= len(found) <= _MOST_COMMANDS:
-        raise ArgumentsInvalid(f"A call runs from one to {_MOST_COMMANDS} commands, not {len(found)}.")
-    return tuple(found)
+    if not 1 <= len(commands) <= _MOST_COMMANDS:
+        raise ArgumentsInvalid(f"A call runs from one to {_MOST_COMMANDS} commands, not {len(commands)}.")
+    return tuple(commands)
 
 
 def _words(command: list[str] | str) -> tuple[str, ...]:

@@ -30,9 +30,9 @@ class StopTexts:
         if not self._held_back and not self._first_letter.search(text):
             return text
         text = self._held_back + text
-        if found := min(self._ends(text), default=None):
+        if occurrence := min(self._ends(text), default=None):
             self.met, self._held_back = True, ""
-            return text[: found[1]]
+            return text[: occurrence[1]]
         passes = len(text) - self._beginning(text)
         self._held_back = text[passes:]
         return text[:passes]

@@ -117,11 +117,11 @@ class TokenText(ItemText):
         """True if the next token's text can be emitted as it is; False while a character is unfinished."""
         return not (self._decoder.holds_back or self._stop or self._logprobs or self._keeps)
 
-    def add(self, token: int, found: TokenLogprob | None) -> None:
+    def add(self, token: int, logprob: TokenLogprob | None) -> None:
         """Append the text of ``token``, with its log probability if the engine reported one."""
         self.write(self._decoder.decode(token))
-        if self._logprobs and found:
-            self._logprobs.add(token, found)
+        if self._logprobs and logprob:
+            self._logprobs.add(token, logprob)
             if not self._decoder.holds_back:
                 self._logprobs.settle(self._decoded)
 
@@ -164,10 +164,10 @@ class AlignedLogprobs:
         self._ends: list[int] = []
         """End positions of the first tokens in `_waiting`.  The other tokens belong to an unfinished character."""
 
-    def add(self, token: int, found: TokenLogprob) -> None:
+    def add(self, token: int, logprob: TokenLogprob) -> None:
         """Append the log probability of ``token``; its end is given by the next `settle`."""
-        top = [TopLogprob(*_spelling(self._tokens, other), _finite(value)) for other, value in found.top]
-        self._waiting.append(Logprob(*_spelling(self._tokens, token), _finite(found.logprob), tuple(top)))
+        top = [TopLogprob(*_spelling(self._tokens, other), _finite(value)) for other, value in logprob.top]
+        self._waiting.append(Logprob(*_spelling(self._tokens, token), _finite(logprob.logprob), tuple(top)))
 
     def settle(self, end: int) -> None:
         """Record that the tokens so far spell the text up to position ``end``."""

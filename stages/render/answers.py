@@ -48,8 +48,8 @@ def answer(text_format: Mapping[str, Any], structured: Mapping[str, Any]) -> Ans
     if kind == "json_schema":
         schema, strict = text_format.get("schema") or {}, text_format.get("strict") is True
         return _answer("text.format.schema", lambda: json_body(schema, lenient=not strict))
-    said = next((name for name in _STRUCTURED if name in structured), None)
-    return None if said is None else _answer(f"structured_outputs.{said}", lambda: _STRUCTURED[said](structured[said]))
+    key = next((name for name in _STRUCTURED if name in structured), None)
+    return None if key is None else _answer(f"structured_outputs.{key}", lambda: _STRUCTURED[key](structured[key]))
 
 
 def as_lark(definition: str) -> str:

@@ -79,11 +79,11 @@ def regex_body(pattern: str) -> str:
 def lark_body(definition: str) -> str:
     """Return the rule body for text that matches a Lark grammar, whose names stay local.  Raises `Unenforceable`."""
     _refuse_large(definition)
-    for found in _LARK.finditer(definition):
-        if found["special"]:
+    for match in _LARK.finditer(definition):
+        if match["special"]:
             raise Unenforceable("a grammar cannot name special tokens")
-        if found["directive"] not in (None, "ignore", "import"):
-            raise Unenforceable(f"%{shortened(found['directive'])} is not supported")
+        if match["directive"] not in (None, "ignore", "import"):
+            raise Unenforceable(f"%{shortened(match['directive'])} is not supported")
     try:
         _refuse_repeated(shortest_of_lark(definition))
     except RecursionError as error:
@@ -141,9 +141,9 @@ def _refuse_repeated(length: int) -> None:
 
 def _readable(problem: str) -> str:
     """Return an error message of llguidance in one line, without its excerpt of the grammar."""
-    told = _CONTEXT.split(problem, maxsplit=1)[0]
-    if found := _PARSER.search(told):  # a message of the regular expression parser, in several lines
-        place = _PLACE.match(told)
-        told = f"{place[0] if place else 'pattern: '}{found[1]}"
-    first = told.partition("\n")[0].partition(". Enable")[0]
+    message = _CONTEXT.split(problem, maxsplit=1)[0]
+    if match := _PARSER.search(message):  # a message of the regular expression parser, in several lines
+        place = _PLACE.match(message)
+        message = f"{place[0] if place else 'pattern: '}{match[1]}"
+    first = message.partition("\n")[0].partition(". Enable")[0]
     return shortened(_PLACE.sub(r"line \1, column \2: ", first, count=1))

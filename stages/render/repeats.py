@@ -114,15 +114,15 @@ def shortest_of_lark(definition: str) -> int:
     starts = [*_DEFINITION.finditer(definition)]
     ends = [*(start.start() for start in starts), len(definition)][1:]
     bodies = {start[1]: definition[start.end() : end] for start, end in zip(starts, ends, strict=True)}
-    known: dict[str, int] = {}
-    return max((_shortest_of(name, bodies, known) for name in bodies), default=0)
+    lengths: dict[str, int] = {}
+    return max((_shortest_of(name, bodies, lengths) for name in bodies), default=0)
 
 
-def _shortest_of(name: str, bodies: Mapping[str, str], known: dict[str, int]) -> int:
+def _shortest_of(name: str, bodies: Mapping[str, str], lengths: dict[str, int]) -> int:
     if name not in bodies:
         return 1
-    if name not in known:
-        known[name] = 0
+    if name not in lengths:
+        lengths[name] = 0
         reader = _Reader()
         for part in _LARK_PART.finditer(bodies[name]):
             match part.lastgroup:
@@ -131,8 +131,8 @@ def _shortest_of(name: str, bodies: Mapping[str, str], known: dict[str, int]) ->
                 case "pattern":
                     reader.add(shortest(part["pattern"]))
                 case "name":
-                    reader.add(_shortest_of(part[0], bodies, known))
+                    reader.add(_shortest_of(part[0], bodies, lengths))
                 case kind:
                     reader.read(kind, _times(part["least"]))
-        known[name] = reader.length
-    return known[name]
+        lengths[name] = reader.length
+    return lengths[name]

@@ -27,12 +27,12 @@ def to_drop(items: Sequence[Item], sizes: Sequence[int], excess: int) -> frozens
     return frozenset(dropped)
 
 
-def room_for_answer(asked: int | None, context_length: int) -> int:
+def room_for_answer(max_tokens: int | None, context_length: int) -> int:
     """Return the number of tokens to leave for the answer when items are dropped.
 
-    ``asked`` is the request's limit on output tokens, if it has one.
+    ``max_tokens`` is the request's limit on output tokens, if it has one.
     """
-    return context_length // 16 if asked is None else min(asked, context_length // 2)
+    return context_length // 16 if max_tokens is None else min(max_tokens, context_length // 2)
 
 
 def _groups(items: Sequence[Item]) -> list[list[int]]:
@@ -41,8 +41,12 @@ def _groups(items: Sequence[Item]) -> list[list[int]]:
     groups: Mapping[int, list[int]] = defaultdict(list)
     for at in range(len(items)):
         groups[leader[at]].append(at)
-    said = _last_said(items)
-    return [group for group in groups.values() if group[-1] < said and not any(_is_told(items[at]) for at in group)]
+    last_user_position = _last_said(items)
+    return [
+        group
+        for group in groups.values()
+        if group[-1] < last_user_position and not any(_is_instruction(items[at]) for at in group)
+    ]
 
 
 def _leaders(items: Sequence[Item]) -> list[int]:
@@ -62,14 +66,14 @@ def _is_led_to(item: Item) -> bool:
     return isinstance(item, Reasoning | AnyCall) or (isinstance(item, Message) and item.role == "assistant")
 
 
-def _is_told(item: Item) -> bool:
+def _is_instruction(item: Item) -> bool:
     return isinstance(item, Message) and item.role in {"system", "developer"}
 
 
 def _last_said(items: Sequence[Item]) -> int:
     """Return the position of the user's last message, or of the last item if there is no such message."""
-    said = (at for at in reversed(range(len(items))) if _is_user(items[at]))
-    return next(said, len(items) - 1)
+    positions = (at for at in reversed(range(len(items))) if _is_user(items[at]))
+    return next(positions, len(items) - 1)
 
 
 def _is_user(item: Item) -> bool:

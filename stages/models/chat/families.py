@@ -132,7 +132,7 @@ def guess(signs: tuple[Sign, ...], template: str, model_type: str) -> Guess:
     """Return the parser of the first sign that fits.  Order matters: specific signs come before generic ones."""
     for sign in signs:
         if sign.fits(template, model_type):
-            seen = [f"its template has {' and '.join(sign.marks)}"] if sign.marks else []
+            marked = [f"its template has {' and '.join(sign.marks)}"] if sign.marks else []
             typed = [f"it is a {model_type} model"] if sign.types else []
-            return Guess(sign.parser, " and ".join(seen + typed))
+            return Guess(sign.parser, " and ".join(marked + typed))
     return Guess(None, "nothing in its template tells of any")

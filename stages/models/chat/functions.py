@@ -27,12 +27,12 @@ def functions(toolset: Toolset, names: ToolNames) -> list[Function]:
     if toolset.choice == "none":
         return []
     introduced: set[str | None] = set()
-    told = []
+    shown = []
     for tool in toolset.tools:
         is_first = tool.namespace not in introduced
         introduced.add(tool.namespace)
-        told.append(_function(tool, names.of(tool), _about(tool, toolset.descriptions) if is_first else ""))
-    return told
+        shown.append(_function(tool, names.of(tool), _about(tool, toolset.descriptions) if is_first else ""))
+    return shown
 
 
 def _about(tool: Tool, descriptions: Mapping[str, str]) -> str:
@@ -45,8 +45,8 @@ def _about(tool: Tool, descriptions: Mapping[str, str]) -> str:
 def _function(tool: Tool, name: str, introduction: str) -> Function:
     description, parameters = _described(tool)
     function: dict[str, Any] = {"name": name}
-    if said := "\n\n".join(filter(None, (introduction, description))):
-        function["description"] = said
+    if text := "\n\n".join(filter(None, (introduction, description))):
+        function["description"] = text
     function["parameters"] = parameters or _NO_PARAMETERS
     if isinstance(tool, FunctionTool) and tool.strict is not None:
         function["strict"] = tool.strict

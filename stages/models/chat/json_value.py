@@ -45,10 +45,10 @@ class ValueEnd:
         if self._is_escaped:
             self._is_escaped = False
             return at + 1
-        found = (_IN_STRING if self._in_string else _IN_VALUE).search(text, at)
-        if found is None:
+        next_match = (_IN_STRING if self._in_string else _IN_VALUE).search(text, at)
+        if next_match is None:
             return len(text)
-        match found[0]:
+        match next_match[0]:
             case "\\":
                 self._is_escaped = True
             case '"':
@@ -58,7 +58,7 @@ class ValueEnd:
             case _:
                 self._depth -= 1
         self.found = not self._in_string and not self._is_escaped and self._depth <= 0
-        return found.end()
+        return next_match.end()
 
 
 def unquoted(literal: str) -> str:

@@ -127,18 +127,18 @@ class _Parser:
 
     what: Literal["reasoning", "tool-call"]
 
-    def chosen(self, said: str | None, guessed: Guess, tokenizer: Any) -> str | None:
+    def chosen(self, name: str | None, guessed: Guess, tokenizer: Any) -> str | None:
         """Return the name of the parser to use, or None.
 
         Raises `WrongChatOptions` if the operator named a parser that does not fit.  A guess that does not fit is only
         logged.
         """
-        if said == NO_PARSER:
+        if name == NO_PARSER:
             return None
-        if said is not None:
-            if problem := self._problem(said, tokenizer):
-                raise WrongChatOptions(f"--{self.what}-parser {said}: {problem}")
-            return said
+        if name is not None:
+            if problem := self._problem(name, tokenizer):
+                raise WrongChatOptions(f"--{self.what}-parser {name}: {problem}")
+            return name
         if guessed.parser is None:
             logger.info("No %s parser: %s", self.what, guessed.why)
             return None
@@ -159,8 +159,8 @@ class _Parser:
 
 def _stop_token_ids(model: ModelConfig, tokenizer: Any) -> tuple[int, ...]:
     """Return the tokens that end the model's turn: the tokenizer's and those of the generation config."""
-    said = model.try_get_generation_config().get("eos_token_id") or []
-    ids = {said} if isinstance(said, int) else set(said)
+    eos = model.try_get_generation_config().get("eos_token_id") or []
+    ids = {eos} if isinstance(eos, int) else set(eos)
     if tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)
     return tuple(sorted(ids))

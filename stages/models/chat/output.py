@@ -182,13 +182,13 @@ class ParsedOutput:
         except Exception:
             logger.warning("A parser failed on a whole output", exc_info=True)
             return
-        told_calls = sum(isinstance(piece, Called) for piece in self._told)
-        if (reasoning or "").strip() != _text(self._told, Thought).strip() or len(calls or ()) < told_calls:
+        returned_calls = sum(isinstance(piece, Called) for piece in self._told)
+        if (reasoning or "").strip() != _text(self._told, Thought).strip() or len(calls or ()) < returned_calls:
             return
-        said = _text(self._told, Said)
-        if content and content.startswith(said):
-            yield from [Said(content.removeprefix(said))] if content != said else ()
-        for call in (calls or ())[told_calls:]:
+        text = _text(self._told, Said)
+        if content and content.startswith(text):
+            yield from [Said(content.removeprefix(text))] if content != text else ()
+        for call in (calls or ())[returned_calls:]:
             yield Called(call.name)
             yield Argued(call.arguments)
 
@@ -196,7 +196,7 @@ class ParsedOutput:
 
     def _interpreted(self, read: Iterable[Piece]) -> list[Piece]:
         if self._syntax:
-            read = [piece for said in read for piece in _in_syntax(said, self._syntax)]
+            read = [piece for parsed in read for piece in _in_syntax(parsed, self._syntax)]
         return list(self._guarded(read))
 
     def _guarded(self, read: Iterable[Piece]) -> Iterator[Piece]:
@@ -239,21 +239,21 @@ class WholeOutput:
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
         """Return all that the parser finds."""
         begun = self._begins.search(self._text)
-        ahead = self._text[: begun.start()] if begun else self._text
-        yield from self._read(ahead if cut else self._text, ahead)
+        before_calls = self._text[: begun.start()] if begun else self._text
+        yield from self._read(before_calls if cut else self._text, before_calls)
         if begun and cut:
             calls = ListedCalls()
             yield from calls.said(self._text[begun.end() :])
             yield from calls.finish(cut=True)
 
-    def _read(self, text: str, ahead: str) -> Iterator[Piece]:
+    def _read(self, text: str, before_calls: str) -> Iterator[Piece]:
         try:
             reasoning, content, calls = self._parser.parse(text, self._request, enable_auto_tools=True)
         except Exception:
             logger.warning("A parser failed: the output is passed on as text", exc_info=True)
             reasoning, content, calls = None, text, None
         if calls and not (reasoning or content):
-            content = ahead  # some parsers drop the text before the calls
+            content = before_calls  # some parsers drop the text before the calls
         yield from [Thought(reasoning)] if reasoning else ()
         yield from [Said(content)] if content else ()
         for call in calls or ():
@@ -273,14 +273,14 @@ class _Arguments:
         return self._end.found
 
     def feed(self, text: str) -> Iterator[Piece]:
-        behind = text
+        rest = text
         if not self._end.found:
             end = self._end.feed(text)
             if self._end.began:
                 yield Argued(text[:end])
-            behind = "" if end is None else text[end:]
-        if behind and self._speaks_on:
-            yield Said(behind)
+            rest = "" if end is None else text[end:]
+        if rest and self._speaks_on:
+            yield Said(rest)
 
     def finish(self) -> Iterator[Piece]:
         if not self._end.began:

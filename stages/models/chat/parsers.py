@@ -173,8 +173,8 @@ def _simple(function: Mapping[str, Any]) -> Mapping[str, Any]:
     properties = parameters.get("properties")
     if properties is None or (isinstance(properties, dict) and all(isinstance(p, dict) for p in properties.values())):
         return function
-    known = properties.items() if isinstance(properties, dict) else ()
-    described = {name: said if isinstance(said, dict) else {} for name, said in known}
+    items = properties.items() if isinstance(properties, dict) else ()
+    described = {name: schema if isinstance(schema, dict) else {} for name, schema in items}
     return {**function, "parameters": {**parameters, "properties": described}}
 
 
@@ -203,8 +203,8 @@ def composed(names: Names, tokenizer: Any) -> type[Parser] | None:
             reasoning_parser_name=names[0], tool_parser_name=names[1], enable_auto_tools=True, tokenizer=tokenizer
         )
     except Exception as error:
-        told = " and ".join(filter(None, names))
-        raise UnknownParser(f"The model cannot be read with {told}: {error.__cause__ or error}") from error
+        parser_names = " and ".join(filter(None, names))
+        raise UnknownParser(f"The model cannot be read with {parser_names}: {error.__cause__ or error}") from error
     return parser
 
 
@@ -248,5 +248,5 @@ def _first_letters(name: str, part: Any) -> frozenset[str] | None:
         return None
     meaningful = {mark for state, mark in config.transitions if state in (ParserState.CONTENT, ParserState.REASONING)}
     spellings = (config.terminals.get(mark, ()) for mark in meaningful)
-    literals = ([spelled] if isinstance(spelled, str) else spelled for spelled in spellings)
+    literals = ([spelling] if isinstance(spelling, str) else spelling for spelling in spellings)
     return frozenset(literal[0] for some in literals for literal in some)

@@ -62,11 +62,11 @@ class ListedCalls:
                 self._value = self._value if end is None else None
             else:
                 self._head += text
-                found = _HEAD.match(self._head)
-                if found is None:
+                match = _HEAD.match(self._head)
+                if match is None:
                     return
-                yield Called(unquoted(found[1]))
-                text, self._head, self._value = self._head[found.end() :], "", ValueEnd()
+                yield Called(unquoted(match[1]))
+                text, self._head, self._value = self._head[match.end() :], "", ValueEnd()
 
     def finish(self, *, cut: bool = False) -> Iterator[Piece]:
         """Return text that did not become a call.  If the output was cut, the beginning of a call is dropped."""

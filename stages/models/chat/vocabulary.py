@@ -139,9 +139,9 @@ def _read_hugging_face(tokenizer: Any) -> tuple[dict[str, int], dict[int, bytes]
     """
     added: dict[str, int] = tokenizer.get_added_vocab()
     spells_bytes = b"ByteLevel" in tokenizer.backend_tokenizer.decoder.__getstate__()
-    spelled = _spelled_bytes if spells_bytes else _spelled_text
+    to_bytes = _spelled_bytes if spells_bytes else _spelled_text
     pieces = tokenizer.get_vocab().items()
-    return added, {token: piece.encode() if piece in added else spelled(piece) for piece, token in pieces}
+    return added, {token: piece.encode() if piece in added else to_bytes(piece) for piece, token in pieces}
 
 
 def _read_mistral(tokenizer: Any) -> tuple[dict[str, int], dict[int, bytes]]:

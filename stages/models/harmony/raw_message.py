@@ -16,5 +16,5 @@ def raw_message(
 ) -> dict[str, Any]:
     """Return a message as the JSON of ``openai_harmony.Message``: absent fields are left out, except ``name``."""
     routed = {"channel": channel, "recipient": recipient, "content_type": content_type}
-    told = {key: value for key, value in routed.items() if value is not None}
-    return {"role": role, "name": name, "content": [{"type": "text", "text": text}], **told}
+    fields = {key: value for key, value in routed.items() if value is not None}
+    return {"role": role, "name": name, "content": [{"type": "text", "text": text}], **fields}

@@ -66,18 +66,18 @@ class HarmonyWords:
         return self._flush()
 
     def _flush(self) -> list[int]:
-        said = "".join(self._header)
+        text = "".join(self._header)
         if not self._is_text:
-            self._is_text = len(said) > LONGEST_HEADER
+            self._is_text = len(text) > LONGEST_HEADER
         self._header.clear()
-        return self._encoding.encode(shape(said) if self._is_text else "".join(self._spoken(said)))
+        return self._encoding.encode(shape(text) if self._is_text else "".join(self._spoken(text)))
 
     def _spoken(self, header: str) -> Iterator[str]:
         end = 0
-        for kept in self._kept.finditer(header):
-            yield shape(header[end : kept.start()])
-            yield kept[0]
-            end = kept.end()
+        for match in self._kept.finditer(header):
+            yield shape(header[end : match.start()])
+            yield match[0]
+            end = match.end()
         yield shape(header[end:])
 
 
@@ -130,11 +130,11 @@ class WithoutTexts(Redaction):
 
     def _spoken(self, frame: TokenChunk | GenerationFinished) -> Iterator[Any]:
         assert self._speaking is not None
-        said = frame.token_ids if isinstance(frame, TokenChunk) else None
-        tokens = self._speaking.finish() if said is None else self._speaking.feed(said)
+        token_ids = frame.token_ids if isinstance(frame, TokenChunk) else None
+        tokens = self._speaking.finish() if token_ids is None else self._speaking.feed(token_ids)
         if tokens:
             yield TokenChunk(tuple(tokens))
-        if said is None:
+        if token_ids is None:
             yield frame
 
     def _without_tokens(self, frame: Any) -> Any:

@@ -98,14 +98,14 @@ _EMPTY_OBJECT = Object()
 
 def intersection(shapes: Iterable[Shape]) -> Shape:
     """Return the simplest shape that is all of ``shapes`` at once."""
-    told = [shape for shape in shapes if shape != ANY]
-    if len(told) < 2:
-        return told[0] if told else ANY
-    told = list(dict.fromkeys(told))
-    objects = [shape for shape in told if isinstance(shape, Object)]
-    others = [shape for shape in told if not isinstance(shape, (Object, Union))]
+    specific = [shape for shape in shapes if shape != ANY]
+    if len(specific) < 2:
+        return specific[0] if specific else ANY
+    specific = list(dict.fromkeys(specific))
+    objects = [shape for shape in specific if isinstance(shape, Object)]
+    others = [shape for shape in specific if not isinstance(shape, (Object, Union))]
     base = [*([_merged(objects)] if objects else []), *others]
-    unions = [union for shape in told if isinstance(shape, Union) for union in _narrowed(shape, base)]
+    unions = [union for shape in specific if isinstance(shape, Union) for union in _narrowed(shape, base)]
     tight = [shape for shape in base if not _is_loose(shape)]
     parts = [*tight, *unions] or base
     return parts[0] if len(parts) == 1 else Intersection(tuple(parts))
@@ -114,8 +114,8 @@ def intersection(shapes: Iterable[Shape]) -> Shape:
 def _merged(objects: list[Object]) -> Object:
     properties: dict[str, Node] = {}
     for name, node in (pair for shape in objects for pair in shape.properties):
-        known = properties.get(name)
-        properties[name] = Node(intersection([known.shape, node.shape]), known.notes) if known else node
+        existing = properties.get(name)
+        properties[name] = Node(intersection([existing.shape, node.shape]), existing.notes) if existing else node
     required = frozenset[str]().union(*(shape.required for shape in objects))
     index = next((shape.index for shape in objects if shape.index), None)
     return Object(tuple(properties.items()), required, index)

@@ -55,16 +55,16 @@ def by_namespace(tools: Iterable[NamedTool]) -> dict[str, list[NamedTool]]:
 
 
 def _function(tool: FunctionTool | McpTool, inlining: Inlining) -> list[str]:
-    told = comment(tool.description) if tool.description else []
-    return [*told, f"type {tool.name} = ({_parameter(tool.parameters, inlining)}) => any;", ""]
+    lines = comment(tool.description) if tool.description else []
+    return [*lines, f"type {tool.name} = ({_parameter(tool.parameters, inlining)}) => any;", ""]
 
 
 def _custom(tool: CustomTool) -> list[str]:
     """Declare a custom tool as a function of a string, with comments on the format of the string."""
-    told = comment(tool.description) if tool.description else []
-    told += [f"// The input is plain text, not JSON{_rule(tool.grammar)}"]
+    lines = comment(tool.description) if tool.description else []
+    lines += [f"// The input is plain text, not JSON{_rule(tool.grammar)}"]
     rule = comment(tool.grammar.definition) if tool.grammar else []
-    return [*told, *rule, f"type {tool.name} = (_: string) => any;", ""]
+    return [*lines, *rule, f"type {tool.name} = (_: string) => any;", ""]
 
 
 def _rule(grammar: Grammar | None) -> str:
@@ -158,8 +158,8 @@ def _union_property(key: str, union: Union, notes: Notes, indent: str) -> Iterat
 
 
 def _variants(union: Union, remarks: Iterable[list[str]], indent: str) -> Iterator[str]:
-    for variant, said in zip(union.variants, remarks, strict=True):
-        comment = f" // {' '.join(said)}" if said else ""
+    for variant, texts in zip(union.variants, remarks, strict=True):
+        comment = f" // {' '.join(texts)}" if texts else ""
         yield f"{indent} | {typescript(variant, indent + '   ')}{comment}"
 
 

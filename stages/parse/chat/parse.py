@@ -278,24 +278,24 @@ class ChatParser:
         """Add the log probabilities of the tokens that spell ``text``, which is at position ``base`` of its item."""
         plain = ["" if token.is_mark else token.text for token in self._unclaimed]
         marked = [token.text for token in self._unclaimed]
-        spelled = plain if text in "".join(plain) else marked  # a mark that the parser does not know is text
-        joined = "".join(spelled)
+        texts = plain if text in "".join(plain) else marked  # a mark that the parser does not know is text
+        joined = "".join(texts)
         begin = 0 if joined.startswith(text) else joined.rfind(text)
         end = begin + len(text)
         at = 0
-        left = []
-        for token, own in zip(self._unclaimed, spelled, strict=True) if begin >= 0 else ():
+        unclaimed = []
+        for token, own in zip(self._unclaimed, texts, strict=True) if begin >= 0 else ():
             start, at = at, at + len(own)
             if start >= end:
-                left.append(token)
+                unclaimed.append(token)
             elif at > begin or (start == begin and not own):
                 if token.found and (own or not token.is_mark):
                     logprobs.add(token.id, token.found)
                 if own:
                     logprobs.settle(base + min(at, end) - begin)
                 if at > end:
-                    left.append(token._replace(found=None, text=own[end - start :]))
-        self._unclaimed = left
+                    unclaimed.append(token._replace(found=None, text=own[end - start :]))
+        self._unclaimed = unclaimed
 
     def _close(self, *, complete: bool, upto: int) -> Iterable[ParsedFrame]:
         if self._item is None:

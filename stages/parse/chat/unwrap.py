@@ -73,28 +73,28 @@ class Unwrapped:
         while at < len(text):
             if _PAIR_BEGINS.fullmatch(text, at) or _ESCAPE_BEGINS.fullmatch(text, at):
                 break  # the next piece may complete the escape, or bring the other half of a surrogate pair
-            found = _STEP.match(text, at)
-            if found is None:  # not an escape of JSON
+            step = _STEP.match(text, at)
+            if step is None:  # not an escape of JSON
                 pieces.append(text[at])
                 at += 1
                 continue
-            at = found.end()
-            if found["end"]:
+            at = step.end()
+            if step["end"]:
                 self._place = "behind"
                 break
-            pieces.append(_meant(found))
+            pieces.append(_meant(step))
         self._held_back = text[at:] if self._place == "in" else ""
         return "".join(pieces)
 
 
-def _meant(found: re.Match[str]) -> str:
-    match found.lastgroup:
+def _meant(step: re.Match[str]) -> str:
+    match step.lastgroup:
         case "text":
-            return found[0]
+            return step[0]
         case "low":
-            return chr(0x10000 + ((int(found["high"], 16) - 0xD800) << 10) + int(found["low"], 16) - 0xDC00)
+            return chr(0x10000 + ((int(step["high"], 16) - 0xD800) << 10) + int(step["low"], 16) - 0xDC00)
         case "code":
-            code = int(found["code"], 16)
+            code = int(step["code"], 16)
             return _REPLACEMENT if 0xD800 <= code < 0xE000 else chr(code)
         case _:
-            return _LETTERS.get(found["letter"], found["letter"])
+            return _LETTERS.get(step["letter"], step["letter"])

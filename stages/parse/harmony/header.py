@@ -142,8 +142,8 @@ def read_header(header: Header, recipients: Recipients) -> Reading:
     reading.ahead = _without_tool(reading.ahead, reading, recipients)
     reading.behind = _without_tool(reading.behind, reading, recipients)
     reading.ahead = _only_text(reading.ahead, reading)
-    behind = _only_text(reading.behind, reading, noise=reading.recipient is not None)
-    reading.behind = behind if not behind or behind[-1].isspace() else f"{behind} "
+    text = _only_text(reading.behind, reading, noise=reading.recipient is not None)
+    reading.behind = text if not text or text[-1].isspace() else f"{text} "
     if not any(marker == "channel" for marker, _ in header.segments):
         reading.repairs.setdefault("missing channel")
     elif reading.channel is None:
@@ -169,8 +169,8 @@ def _read(header: Header, *, bare: bool = False) -> Reading:
     for position, (marker, raw) in enumerate(header.segments):
         text = raw.decode(errors="replace")
         at = _read_role(text, reading) if position == 0 else 0
-        while found := _WORD.match(text, at):
-            kind, word = found.lastgroup, found[found.lastgroup or 0]
+        while match := _WORD.match(text, at):
+            kind, word = match.lastgroup, match[match.lastgroup or 0]
             if kind == "recipient":
                 _address(word, reading)
             elif kind == "channel" and reading.channel is None:
@@ -179,9 +179,9 @@ def _read(header: Header, *, bare: bool = False) -> Reading:
                 reading.content_type = _content_type(marker, word)
             else:
                 break
-            at = found.end()
-        if marker == "constrain" and reading.content_type is None and (found := _ANY_TYPE.match(text, at)):
-            reading.content_type, at = _content_type(marker, found[0].strip()), found.end()
+            at = match.end()
+        if marker == "constrain" and reading.content_type is None and (match := _ANY_TYPE.match(text, at)):
+            reading.content_type, at = _content_type(marker, match[0].strip()), match.end()
         if position > 0:
             reading.behind += text[at:]
         elif _speaks_at_once(header, text[:at], text[at:], bare=bare):
@@ -227,11 +227,11 @@ def _without_tool(left_over: str, reading: Reading, recipients: Recipients) -> s
 
 
 def _read_role(text: str, reading: Reading) -> int:
-    found = _ROLE.match(text)
-    if found is None:
+    match = _ROLE.match(text)
+    if match is None:
         return 0
-    reading.role = found["foreign"] or found["tool"]
-    return found.end()
+    reading.role = match["foreign"] or match["tool"]
+    return match.end()
 
 
 def _address(recipient: str, reading: Reading) -> None:

@@ -262,8 +262,8 @@ class HarmonyParser:
 
     def _open(self, reading: Reading) -> Iterable[ParsedFrame]:
         if reading.ahead:
-            ahead = Reading(channel="analysis", behind=reading.ahead, repairs={"missing message": None})
-            yield from self._begin(ahead)
+            thought = Reading(channel="analysis", behind=reading.ahead, repairs={"missing message": None})
+            yield from self._begin(thought)
             yield from self._close(complete=True)
         yield from self._begin(reading)
 

@@ -57,12 +57,12 @@ class Recipients:
     @cached_property
     def _tools(self) -> dict[str, Tool]:
         tools = self._toolset.tools
-        spelled: dict[str, Tool] = {recipient_of(tool): tool for tool in tools}
+        by_name: dict[str, Tool] = {recipient_of(tool): tool for tool in tools}
         namesakes = Counter(tool.name for tool in tools)
         for tool in tools:
             if tool.namespace is None or namesakes[tool.name] == 1:
-                spelled.setdefault(tool.name, tool)
-        return spelled
+                by_name.setdefault(tool.name, tool)
+        return by_name
 
     @cached_property
     def _lowered(self) -> dict[str, Tool]:
@@ -90,13 +90,13 @@ class Recipients:
 
     def _named(self, recipient: str) -> Tool | None:
         spellings = list(_spellings(recipient))
-        names_server = any(spelled.lower().startswith(self._served) for spelled in spellings)
+        names_server = any(spelling.lower().startswith(self._served) for spelling in spellings)
         if not names_server:  # "browser.search" is not a function "search"
-            spellings += [spelled.rpartition(".")[2] for spelled in spellings]
-        for spelled in spellings:
-            tool = self._tools.get(spelled)
+            spellings += [spelling.rpartition(".")[2] for spelling in spellings]
+        for spelling in spellings:
+            tool = self._tools.get(spelling)
             if tool is None:
-                tool = self._lowered.get(spelled.lower())
+                tool = self._lowered.get(spelling.lower())
             if tool is not None:
                 return tool
         return None
@@ -112,13 +112,13 @@ class Recipients:
 
 def _built_in(recipient: str) -> str | None:
     """Return the built-in tool that a recipient means, or None."""
-    return next((spelled for spelled in map(str.lower, _spellings(recipient)) if spelled in BUILT_IN), None)
+    return next((spelling for spelling in map(str.lower, _spellings(recipient)) if spelling in BUILT_IN), None)
 
 
 def _spellings(recipient: str) -> Iterator[str]:
     """Yield the names that a recipient may mean, the most literal first, without a suffix or a wrong namespace."""
-    for spelled in (recipient, *map(recipient.removesuffix, CONTENT_TYPES)):  # "functions.get_weatherjson"
-        trimmed = spelled.rstrip(_PUNCTUATION)
-        yield from (spelled, trimmed, trimmed.removeprefix(_FUNCTIONS))
+    for spelling in (recipient, *map(recipient.removesuffix, CONTENT_TYPES)):  # "functions.get_weatherjson"
+        trimmed = spelling.rstrip(_PUNCTUATION)
+        yield from (spelling, trimmed, trimmed.removeprefix(_FUNCTIONS))
     if recipient.lower().startswith(_PYTHON):
         yield "python"

@@ -56,11 +56,11 @@ def grammar(
     cannot be enforced.
     """
     tools, structured = conversation.tools, conversation.structured
-    asked = answer(conversation.response.text.get("format") or {}, structured)
+    constraint = answer(conversation.response.text.get("format") or {}, structured)
     tag = structured.get(STRUCTURAL_TAG)
-    if not asked and tag is None and not is_bound(tools):
+    if not constraint and tag is None and not is_bound(tools):
         return None, "native"
-    turn = _Turn(chat, tools, asked)
+    turn = _Turn(chat, tools, constraint)
     branches, syntax = turn.branches(functions) if tag is None else (turn.tagged(tag), "native")
     if not branches:
         return None, syntax
@@ -105,11 +105,11 @@ class _Callable:
 class _Turn:
     """Writes the grammar of one turn."""
 
-    def __init__(self, chat: ChatModel, tools: Toolset, asked: Answer | None) -> None:
+    def __init__(self, chat: ChatModel, tools: Toolset, constraint: Answer | None) -> None:
         self.rules = Rules(chat.vocabulary)
         self._chat = chat
         self._tools = tools
-        self._asked = asked
+        self._asked = constraint
         self._tags = Tags(self.rules, MOST_CALLS)
         names = ToolNames(tools)
         self._callable = [_Callable(names.of(tool), tool, _schema(tool)) for tool in tools.callable]
@@ -204,7 +204,7 @@ class _Turn:
 
 def _function(name: str, parameters: Mapping[str, Any] | None, *, strict: bool) -> Function:
     function = {"name": name, "parameters": parameters, "strict": strict}
-    return {"type": "function", "function": {key: said for key, said in function.items() if said is not None}}
+    return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
 
 
 def _schema(tool: Tool) -> Mapping[str, Any] | None:

@@ -69,7 +69,7 @@ class Guard:
 
     def _broken(self, text: str) -> str:
         while self._marks.search(text):  # once more for marks that overlap
-            text = self._marks.sub(lambda found: f"{found[0][0]}{self._inset}{found[0][1:]}", text)
+            text = self._marks.sub(lambda match: f"{match[0][0]}{self._inset}{match[0][1:]}", text)
         if self._parts.at_start(text):
             text = f"{text[0]}{self._inset}{text[1:]}"
         if self._parts.at_end(text):

@@ -210,8 +210,8 @@ class _Messages:
             turn.results.append(_result_of(call_id, name, result))
 
     def _output(self, output: CallOutput, call: Call | None) -> _Content:
-        if known := self._results.get(output.id):
-            return known
+        if result := self._results.get(output.id):
+            return result
         match output:
             case FunctionCallOutput(output=tuple(parts)) | CustomToolCallOutput(output=tuple(parts)):
                 return self._content(parts)

@@ -82,8 +82,8 @@ class _Writer:
         if not properties and not required:
             closed = self._schema.get("additionalProperties") is False
             return [_GAP] if closed else [self._any(), _GAP]
-        wanted = {**properties, **{name: {} for name in required if name not in properties}}
-        written = (self._parameter(name, prop, "" if name in required else "?") for name, prop in wanted.items())
+        schemas = {**properties, **{name: {} for name in required if name not in properties}}
+        written = (self._parameter(name, prop, "" if name in required else "?") for name, prop in schemas.items())
         return [*written, _GAP]
 
     def _any(self) -> Part:
@@ -101,8 +101,8 @@ class _Writer:
     def _spelled(self, name: Part, kind: str, value: list[Part]) -> list[Part]:
         literal, style = self._rules.literal, self._style
         gap = [_GAP] if style.loose else []
-        ahead = [_GAP, *literal(style.begin), name, *literal(style.middle), *gap, *literal(kind)]
-        return [*ahead, *value, *literal(style.end)]
+        prefix = [_GAP, *literal(style.begin), name, *literal(style.middle), *gap, *literal(kind)]
+        return [*prefix, *value, *literal(style.end)]
 
     def _values(self, prop: Any, depth: int) -> Iterator[tuple[str, list[Part]]]:
         """Yield the alternatives for a value, each with the text that marks its type."""
@@ -125,8 +125,8 @@ class _Writer:
             yield from self._typed(prop)
 
     def _typed(self, prop: Schema) -> Iterator[tuple[str, list[Part]]]:
-        said = prop.get("type", "object" if "properties" in prop or "allOf" in prop else "string")
-        types = said if isinstance(said, list) else [said]
+        declared = prop.get("type", "object" if "properties" in prop or "allOf" in prop else "string")
+        types = declared if isinstance(declared, list) else [declared]
         if "string" in types:
             yield self._style.of_text, [self._text(_text_pattern(prop))]
         if others := [name for name in types if name != "string"]:
@@ -159,9 +159,9 @@ def _text_pattern(prop: Schema) -> str:
     """Return the pattern that a string must match.  Raises `Unenforceable` for a pattern that cannot be enforced."""
     least, most = prop.get("minLength", 0), prop.get("maxLength")
     pattern = ANY_TEXT
-    if isinstance(said := prop.get("pattern"), str):
-        begins, ends = said.startswith("^"), said.endswith("$") and not said.endswith("\\$")
-        inner = said[begins : len(said) - ends]
+    if isinstance(own_pattern := prop.get("pattern"), str):
+        begins, ends = own_pattern.startswith("^"), own_pattern.endswith("$") and not own_pattern.endswith("\\$")
+        inner = own_pattern[begins : len(own_pattern) - ends]
         pattern = f"{'' if begins else ANY_TEXT}(?:{inner}){'' if ends else ANY_TEXT}"
     elif least or most is not None:
         pattern = rf"(.|\n){{{int(least)},{'' if most is None else int(most)}}}"

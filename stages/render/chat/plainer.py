@@ -20,8 +20,8 @@ def plainer(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 
     Short ids are Mistral's form: 9 letters or digits.
     """
-    told = [message["content"] for message in messages if message["role"] == "system"]
-    plain: list[ChatMessage] = [{"role": "system", "content": "\n\n".join(told)}] if told else []
+    instructions = [message["content"] for message in messages if message["role"] == "system"]
+    plain: list[ChatMessage] = [{"role": "system", "content": "\n\n".join(instructions)}] if instructions else []
     for message in messages:
         if message["role"] == "system":
             continue

@@ -77,8 +77,8 @@ class Rendering:
                 return rendered
         return self._render(plain, *others, continues=layout.continues)
 
-    def _render(self, messages: Sequence[ChatMessage], told: Any, settings: Any, *, continues: bool) -> Rendered:
-        return self._chat.template.render(messages, told, settings, source=self._source, continues=continues)
+    def _render(self, messages: Sequence[ChatMessage], shown: Any, settings: Any, *, continues: bool) -> Rendered:
+        return self._chat.template.render(messages, shown, settings, source=self._source, continues=continues)
 
     def _check_functions(self, text: str) -> None:
         """Raise `InvalidRequest` if the template shows no tools though one must be called; else log a warning.
@@ -101,8 +101,8 @@ def _warn_of_hidden_tools() -> None:
 
 def _silenced(messages: Sequence[ChatMessage], text: str) -> bool:
     """Return True if the template left out some of several system messages."""
-    told = [message["content"].strip() for message in messages if message["role"] == "system"]
-    return len(told) > 1 and not all(instructions in text for instructions in told)
+    system_texts = [message["content"].strip() for message in messages if message["role"] == "system"]
+    return len(system_texts) > 1 and not all(instructions in text for instructions in system_texts)
 
 
 def _texts(message: ChatMessage) -> Iterator[str]:

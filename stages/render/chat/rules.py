@@ -73,9 +73,9 @@ class Rules:
         marks = self._vocabulary.marks
         parts: list[Part] = []
         at = 0
-        for found in self._vocabulary.marks_pattern.finditer(text):
-            parts += [Words(text[at : found.start()]), Mark(marks[found[0]])]
-            at = found.end()
+        for match in self._vocabulary.marks_pattern.finditer(text):
+            parts += [Words(text[at : match.start()]), Mark(marks[match[0]])]
+            at = match.end()
         return [part for part in (*parts, Words(text[at:])) if part != Words("")]
 
     def is_mark(self, text: str) -> bool:

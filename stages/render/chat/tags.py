@@ -74,8 +74,8 @@ class Tags:
     def _regex(self, pattern: str) -> list[Part]:
         """Return the parts for text that matches ``pattern``; a mark at its end becomes the mark's token."""
         for text in filter(self._rules.is_mark, self._rules.marks):
-            if pattern.endswith(spelled := escaped(text)):
-                return [*self._regex(pattern.removesuffix(spelled)), *self._rules.literal(text)]
+            if pattern.endswith(suffix := escaped(text)):
+                return [*self._regex(pattern.removesuffix(suffix)), *self._rules.literal(text)]
         return [self._rules.body(regex_body(pattern))] if pattern else []
 
     def _token(self, token: int | str) -> list[Part]:
@@ -140,10 +140,10 @@ def as_schema(schema: bool | Format) -> Format:
     return schema if isinstance(schema, Mapping) else {"type": "object"}
 
 
-def structural_tag(said: str | Format) -> Format:
+def structural_tag(value: str | Format) -> Format:
     """Return the format of a structural tag, in the new or the old (``structures``) style.  Raises `Unenforceable`."""
     try:
-        tag = json.loads(said) if isinstance(said, str) else said
+        tag = json.loads(value) if isinstance(value, str) else value
         if "structures" not in tag:
             return dict(tag["format"])
         content = {"type": "json_schema"}
@@ -166,9 +166,9 @@ def of_calls(form: Format) -> Format:
     match form.get("type"):
         case "triggered_tags":
             bare = form["triggers"][0].startswith("{")
-            kept = {"tags": form["tags"], "stop_after_first": form.get("stop_after_first")}
+            fields = {"tags": form["tags"], "stop_after_first": form.get("stop_after_first")}
             return of_calls(
-                {"type": "tags_with_separator", "separator": "; " if bare else "", "at_least_one": True, **kept}
+                {"type": "tags_with_separator", "separator": "; " if bare else "", "at_least_one": True, **fields}
             )
         case _:
             begin = lead(form)

@@ -46,12 +46,12 @@ class Turn:
 
     def messages(self) -> Iterator[ChatMessage]:
         """Yield the message that the model wrote, then the results that it read."""
-        said: ChatMessage = {"role": "assistant", "content": None}
+        message: ChatMessage = {"role": "assistant", "content": None}
         if self.texts:
-            said["content"] = "\n\n".join(filter(None, self.texts))
+            message["content"] = "\n\n".join(filter(None, self.texts))
         if self.thoughts:
-            said["reasoning"] = said["reasoning_content"] = "\n\n".join(self.thoughts)
+            message["reasoning"] = message["reasoning_content"] = "\n\n".join(self.thoughts)
         if self.calls:
-            said["tool_calls"] = self.calls
-        yield said
+            message["tool_calls"] = self.calls
+        yield message
         yield from self.results

@@ -26,7 +26,7 @@ def spelled(text: str, turns: Sequence[TokenIds], cut: re.Pattern[str], vocabula
     pieces are encoded separately.
     """
     at = 0
-    for start, end, written in _found(text, turns, vocabulary):
+    for start, end, written in _places(text, turns, vocabulary):
         yield from _encoded(text[at:start], cut, vocabulary, is_first=at == 0)
         yield from written
         at = end
@@ -40,7 +40,7 @@ def _encoded(text: str, cut: re.Pattern[str], vocabulary: Vocabulary, *, is_firs
     yield from chain.from_iterable(vocabulary.encode_further(piece) for piece in others if piece)
 
 
-def _found(text: str, turns: Sequence[TokenIds], vocabulary: Vocabulary) -> Iterator[tuple[int, int, TokenIds]]:
+def _places(text: str, turns: Sequence[TokenIds], vocabulary: Vocabulary) -> Iterator[tuple[int, int, TokenIds]]:
     """Yield start, end and tokens of each turn that the text contains, in order."""
     if not turns:
         return
@@ -57,12 +57,12 @@ def _place(words: _Words, written: TokenIds, at: int, vocabulary: Vocabulary) ->
 
     The template may end the turn with another mark than the model did; the model's last token is then left out.
     """
-    if found := words.find(vocabulary.decode(written), at):
-        return *found, written
-    if (found := words.find(vocabulary.decode(written[:-1]), at)) and vocabulary.marks_pattern.match(
-        words.text, found[1]
+    if span := words.find(vocabulary.decode(written), at):
+        return *span, written
+    if (span := words.find(vocabulary.decode(written[:-1]), at)) and vocabulary.marks_pattern.match(
+        words.text, span[1]
     ):
-        return *found, written[:-1]
+        return *span, written[:-1]
     return None
 
 
@@ -71,10 +71,10 @@ class _Words:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        found = [*_WORD.finditer(text)]
-        self._starts = [word.start() for word in found]
-        self._offsets = [0, *accumulate(word.end() - word.start() for word in found)]
-        self._packed = "".join(word[0] for word in found)
+        words = [*_WORD.finditer(text)]
+        self._starts = [word.start() for word in words]
+        self._offsets = [0, *accumulate(word.end() - word.start() for word in words)]
+        self._packed = "".join(word[0] for word in words)
 
     def find(self, text: str, at: int) -> tuple[int, int] | None:
         """Return start and end of ``text`` after ``at``: an exact match if there is one, else ignoring white space."""

@@ -62,9 +62,9 @@ def grammar(
         raise UnsupportedParameter(
             "This model has a markup of its own: give no structural tag.", param=f"structured_outputs.{STRUCTURAL_TAG}"
         )
-    asked = answer(text_format, structured)
-    final = asked.body if asked else _FREE
-    if not asked and not is_bound(tools):
+    constraint = answer(text_format, structured)
+    final = constraint.body if constraint else _FREE
+    if not constraint and not is_bound(tools):
         return None
     calls = {recipient_of(tool): _rule(tool) for tool in tools.callable}
     must_call = bool(calls) and tools.choice == "required"
@@ -74,7 +74,7 @@ def grammar(
     except Unenforceable as error:
         problem = str(error)
     if problem:
-        _blame(tools, asked, problem)
+        _blame(tools, constraint, problem)
     return turn
 
 
@@ -146,10 +146,10 @@ def _custom_input(tool: CustomTool) -> str:
 # Errors
 
 
-def _blame(tools: Toolset, asked: Answer | None, problem: str) -> None:
+def _blame(tools: Toolset, constraint: Answer | None, problem: str) -> None:
     """Raise `InvalidRequest` for the schema that causes ``problem``, or for all of them if each is right by itself."""
-    if asked:
-        asked.refuse_wrong_schema()
+    if constraint:
+        constraint.refuse_wrong_schema()
     for tool in tools.callable:
         if (body := _input(tool)).startswith("%json") and (reason := schema_problem(body)):
             raise _bad_tool(tool, reason)
@@ -206,8 +206,8 @@ def _calls(calls: Mapping[str, _Rule], *, parallel: bool) -> list[str]:
 
 def _call(recipient: str, rule: _Rule, names: Mapping[str, str]) -> str:
     """The expression for a call, whose header may name the recipient after the channel or before it."""
-    behind, ahead = (json.dumps(f"{channel} to={recipient}") for channel in (rule.channel, ""))
-    headers = f'<[{CHANNEL}]> {behind} {rule.kind} | {ahead} <[{CHANNEL}]> "{rule.channel}" {rule.kind}'
+    after, before = (json.dumps(f"{channel} to={recipient}") for channel in (rule.channel, ""))
+    headers = f'<[{CHANNEL}]> {after} {rule.kind} | {before} <[{CHANNEL}]> "{rule.channel}" {rule.kind}'
     return f"({headers}) <[{MESSAGE}]> {names[rule.body]}"
 
 

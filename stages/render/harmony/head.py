@@ -57,8 +57,9 @@ def head(conversation: Conversation, leading: Sequence[Item]) -> Iterator[Harmon
         _tools_section(tools, conversation.tools.descriptions) if tools else "",
         formats_section(text_format),
     ]
-    if told := [section for section in sections if section]:
-        texts = (*(f"{section}\n\n" for section in told[:-1]), told[-1])  # "#" after a line break always begins a token
+    if filled := [section for section in sections if section]:
+        # "#" after a line break always begins a token
+        texts = (*(f"{section}\n\n" for section in filled[:-1]), filled[-1])
         yield HarmonyMessage("developer", texts)
 
 

@@ -85,9 +85,9 @@ class _Items:
         """
         for at, item in enumerate(self._items):
             is_read = self._callers.get(at, at) >= self._answered
-            yield tuple(said for said in self._said(item, at) if is_read or said.channel != "analysis")
+            yield tuple(message for message in self._messages(item, at) if is_read or message.channel != "analysis")
 
-    def _said(self, item: Item, at: int) -> Sequence[HarmonyMessage]:
+    def _messages(self, item: Item, at: int) -> Sequence[HarmonyMessage]:
         match item:
             case Message():
                 return (_spoken(item, "final" if at in self._answers else "commentary"),)

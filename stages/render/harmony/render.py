@@ -60,11 +60,11 @@ class RenderHarmony:
         tail = [START, *self.encoding.encode("assistant")]
         dropped: frozenset[int] = frozenset()
         if conversation.response.truncation == "auto":
-            wanted = sum(map(len, (*head, *items, tail))) + room_for_answer(
+            length = sum(map(len, (*head, *items, tail))) + room_for_answer(
                 conversation.sampling.max_tokens, self.context_length
             )
-            if wanted > self.context_length:
-                dropped = to_drop(layout.items, list(map(len, items)), wanted - self.context_length)
+            if length > self.context_length:
+                dropped = to_drop(layout.items, list(map(len, items)), length - self.context_length)
         kept = (ids for at, ids in enumerate(items) if at not in dropped)
         return Prompt(
             response=conversation.response,

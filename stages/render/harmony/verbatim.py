@@ -44,8 +44,8 @@ def _in_its_words(message: HarmonyMessage, token_ids: TokenIds, encoding: Harmon
     if MESSAGE not in token_ids:
         return message
     at = token_ids.index(MESSAGE)
-    found = _HEADER.fullmatch(encoding.decode(token_ids[:at]))
-    if found is None or (found["ahead"] or found["behind"]) != message.recipient:
+    match = _HEADER.fullmatch(encoding.decode(token_ids[:at]))
+    if match is None or (match["ahead"] or match["behind"]) != message.recipient:
         return message
     return replace(message, texts=(encoding.decode(token_ids[at + 1 : -1]),))
 
@@ -69,7 +69,7 @@ def as_written(message: HarmonyMessage, token_ids: TokenIds, encoding: HarmonyEn
 
 
 def _is_header_of(message: HarmonyMessage, header: str) -> bool:
-    found = _HEADER.fullmatch(header)
-    if found is None or (found["ahead"] and found["behind"]):
+    match = _HEADER.fullmatch(header)
+    if match is None or (match["ahead"] and match["behind"]):
         return False
-    return (found["channel"], found["ahead"] or found["behind"]) == (message.channel, message.recipient)
+    return (match["channel"], match["ahead"] or match["behind"]) == (message.channel, message.recipient)
