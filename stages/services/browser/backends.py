@@ -104,25 +104,25 @@ def _short(words: str) -> str:
 
 
 def _searxng_hits(answer: Any) -> list[Hit]:
-    return [_hit(found, "content") for found in answer["results"]]
+    return [_hit(result, "content") for result in answer["results"]]
 
 
 def _brave_hits(answer: Any) -> list[Hit]:
-    return [_hit(found, "description") for found in (answer.get("web") or {}).get("results", [])]
+    return [_hit(result, "description") for result in (answer.get("web") or {}).get("results", [])]
 
 
 def _tavily_hits(answer: Any) -> list[Hit]:
-    return [_hit(found, "content", "raw_content") for found in answer["results"]]
+    return [_hit(result, "content", "raw_content") for result in answer["results"]]
 
 
 def _exa_hits(answer: Any) -> list[Hit]:
-    return [_hit(found, "summary", "text") for found in answer["results"]]
+    return [_hit(result, "summary", "text") for result in answer["results"]]
 
 
-def _hit(found: Mapping[str, Any], snippet: str, text: str = "text") -> Hit:
+def _hit(result: Mapping[str, Any], snippet: str, text: str = "text") -> Hit:
     """Return a result as plain text: the engine may send its title and snippet as HTML."""
-    words = str(found.get(text) or "")[:_LONGEST_TEXT]
-    return Hit(_plain(found.get("title")), str(found.get("url")), _plain(found.get(snippet)), words)
+    words = str(result.get(text) or "")[:_LONGEST_TEXT]
+    return Hit(_plain(result.get("title")), str(result.get("url")), _plain(result.get(snippet)), words)
 
 
 def _plain(text: object) -> str:
@@ -170,9 +170,9 @@ class WebSearch:
 
     async def search(self, query: str, topn: int) -> list[Hit]:
         """Send the query to the engine and return its results; raises `Failure`."""
-        asked = self._engine.ask(self._key, query, topn)
+        engine_query = self._engine.ask(self._key, query, topn)
         try:
-            answer = await self._answer(asked)
+            answer = await self._answer(engine_query)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self._failure(f"no answer came ({type(error).__name__})") from None
         try:
@@ -187,15 +187,15 @@ class WebSearch:
         if session:
             await session.close()
 
-    async def _answer(self, asked: Query) -> bytes:
+    async def _answer(self, query: Query) -> bytes:
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30, sock_connect=10))
         request = self._session.request(
-            "GET" if asked.body is None else "POST",
-            self._url + asked.path,
-            headers={"Accept": "application/json", **asked.headers},
-            params=asked.parameters,
-            json=asked.body,
+            "GET" if query.body is None else "POST",
+            self._url + query.path,
+            headers={"Accept": "application/json", **query.headers},
+            params=query.parameters,
+            json=query.body,
             allow_redirects=False,  # the key must not be sent elsewhere
         )
         async with asyncio.timeout(30), request as answer:

@@ -54,8 +54,8 @@ class Page:
         """Return the source for citations of this page."""
         if self.kind != "results":
             return Source(self.cited_as or self.title, self.url.removeprefix(SOURCE_PREFIX))
-        found = tuple(Source(self._name(at), url) for at, url in enumerate(self.links))
-        return Listed(self.title, "", self.places, found)
+        sources = tuple(Source(self._name(at), url) for at, url in enumerate(self.links))
+        return Listed(self.title, "", self.places, sources)
 
     def _name(self, at: int) -> str:
         link = _LINK.search(" ".join(self.lines[self.places[at] :][:8]))
@@ -108,11 +108,11 @@ def matches(page: Page, pattern: str) -> Page:
 
 def _places(lines: list[str], pattern: str) -> Iterable[int]:
     """Yield the first line of each match; the lines shown for matches do not overlap."""
-    at = found = 0
-    while at < len(lines) and found < _MOST_MATCHES:
+    at = count = 0
+    while at < len(lines) and count < _MOST_MATCHES:
         if pattern in lines[at].lower():
             yield at
-            found += 1
+            count += 1
             at += _MATCH_LINES
         else:
             at += 1

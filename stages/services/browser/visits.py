@@ -95,8 +95,8 @@ class Visits:
 
 def _restored(conversation: Conversation) -> Iterator[tuple[int, Visit]]:
     for call in _recent((*conversation.history, *conversation.input)):
-        if found := _HEADING.match(conversation.results.get(call.id, "")):
-            yield int(found[1]), _visit(call.action, found[2])
+        if match := _HEADING.match(conversation.results.get(call.id, "")):
+            yield int(match[1]), _visit(call.action, match[2])
 
 
 def _recent(items: tuple[Item, ...]) -> Iterable[WebSearchCall]:

@@ -182,10 +182,10 @@ class Backend:
     async def _find_grammar_fault(self, name: str) -> str | None:
         grammar = "start: " + " ".join(f"<[{token}]>" for token in _PROBE)
         try:
-            told = await self._generate(self.endpoint, name, [0], max_tokens=len(_PROBE), grammar=grammar)
+            token_ids = await self._generate(self.endpoint, name, [0], max_tokens=len(_PROBE), grammar=grammar)
         except Refused as error:
             return f"The engine takes no grammars ({error}): it needs --structured-outputs-config.backend guidance."
-        if tuple(told[: len(_PROBE)]) == _PROBE:
+        if tuple(token_ids[: len(_PROBE)]) == _PROBE:
             return None
         return (
             "The engine does not hold the whole answer to a grammar: beside --reasoning-parser it needs"

@@ -132,12 +132,12 @@ class Answer(Generic[Logprobs]):
             self.fault = error
         return chunk
 
-    def _read(self, told: bytes) -> TokenChunk | None:
-        if told == b"[DONE]":
+    def _read(self, data: bytes) -> TokenChunk | None:
+        if data == b"[DONE]":
             self.is_complete = True
             return None
         try:
-            line = self._decode(told)
+            line = self._decode(data)
         except msgspec.MsgspecError as error:
             raise EngineFailed("The engine's answer cannot be read.") from error
         if line.error is not None:
@@ -155,8 +155,8 @@ class Answer(Generic[Logprobs]):
             raise EngineFailed("The engine does not tell its tokens.")
         if not choice.token_ids:
             return None
-        told = self._logprobs(choice.logprobs, self._top) if choice.logprobs else ()
-        return TokenChunk(choice.token_ids, told)
+        logprobs = self._logprobs(choice.logprobs, self._top) if choice.logprobs else ()
+        return TokenChunk(choice.token_ids, logprobs)
 
 
 class Lines:
@@ -207,7 +207,7 @@ def _merged(first: TokenChunk, second: TokenChunk) -> TokenChunk:
 
 def _sampling(prompt: Prompt, logprobs: int | None) -> dict[str, Any]:
     sampling = prompt.sampling
-    told: dict[str, Any] = {
+    params: dict[str, Any] = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
@@ -222,7 +222,7 @@ def _sampling(prompt: Prompt, logprobs: int | None) -> dict[str, Any]:
         "logprobs": logprobs,
         "skip_special_tokens": False,
     }
-    return told if prompt.grammar is None else told | held_to(prompt.grammar)
+    return params if prompt.grammar is None else params | held_to(prompt.grammar)
 
 
 def held_to(grammar: str) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def held_to(grammar: str) -> dict[str, Any]:
 
 
 def _request(prompt: Prompt) -> dict[str, Any]:
-    asked: dict[str, Any] = {
+    body: dict[str, Any] = {
         "model": prompt.response.model,
         "request_id": prompt.response.id,
         "stream": True,
@@ -239,7 +239,7 @@ def _request(prompt: Prompt) -> dict[str, Any]:
         "priority": prompt.scheduling.priority,
     }
     salt = prompt.scheduling.cache_salt
-    return asked if salt is None else asked | {"cache_salt": salt}
+    return body if salt is None else body | {"cache_salt": salt}
 
 
 def _generate_body(prompt: Prompt) -> dict[str, Any]:
@@ -269,26 +269,26 @@ def _completions_question(model: str, token_ids: list[int], sampling: dict[str, 
 
 
 def _completions_body(prompt: Prompt) -> dict[str, Any]:
-    told = {"prompt": prompt.token_ids, "return_token_ids": True, "return_tokens_as_token_ids": True}
-    return _request(prompt) | _sampling(prompt, prompt.sampling.logprobs) | told
+    fields = {"prompt": prompt.token_ids, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    return _request(prompt) | _sampling(prompt, prompt.sampling.logprobs) | fields
 
 
-def _generated_logprobs(told: _Generated, top: int | None) -> tuple[TokenLogprob, ...]:
+def _generated_logprobs(logprobs: _Generated, top: int | None) -> tuple[TokenLogprob, ...]:
     return tuple(
         _logprob(chosen.logprob, {other.token_id: other.logprob for other in chosen.top_logprobs}, top)
-        for chosen in told.content or ()
+        for chosen in logprobs.content or ()
     )
 
 
-def _completed_logprobs(told: _Completed, top: int | None) -> tuple[TokenLogprob, ...]:
-    others = told.top_logprobs or (None,) * len(told.token_logprobs)
+def _completed_logprobs(logprobs: _Completed, top: int | None) -> tuple[TokenLogprob, ...]:
+    others = logprobs.top_logprobs or (None,) * len(logprobs.token_logprobs)
     return tuple(
         _logprob(
             _FLOOR if value is None else value,
             {int(name.removeprefix("token_id:")): other for name, other in (names or {}).items()},
             top,
         )
-        for value, names in zip(told.token_logprobs, others, strict=True)
+        for value, names in zip(logprobs.token_logprobs, others, strict=True)
     )
 
 

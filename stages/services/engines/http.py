@@ -77,10 +77,10 @@ class HttpEngine:
 
     async def cancel(self, response_id: str) -> bool:
         """Close the connection.  The consumer still gets the tokens received so far, then the end."""
-        found = [generation for generation in self._running if generation.is_for(response_id)]
-        for generation in found:
+        generations = [generation for generation in self._running if generation.is_for(response_id)]
+        for generation in generations:
             generation.finish("cancelled")
-        return bool(found)
+        return bool(generations)
 
     async def stop(self) -> None:
         """Break off all generations, including prompts not yet accepted."""
@@ -133,22 +133,22 @@ async def start_http(
 async def _first_served(backends: Backends, model: str | None, wait: float) -> Served:
     """Wait for a server to answer; return what it serves.  All servers that answer by then must serve the same."""
     urls = " and ".join(backend.url for backend in backends.all)
-    deadline = said = time.monotonic()
+    started = next_log = time.monotonic()
     while True:
-        found = await asyncio.gather(*(_served(backend, model) for backend in backends.all))
-        answering = {backend: one for backend, one in zip(backends.all, found, strict=True) if one}
+        results = await asyncio.gather(*(_served(backend, model) for backend in backends.all))
+        answering = {backend: one for backend, one in zip(backends.all, results, strict=True) if one}
         if len(set(answering.values())) > 1:
-            told = ", ".join(f"{backend.url}: {one}" for backend, one in answering.items())
-            raise UnusableServer(f"The engines do not serve the same ({told}).")
+            summary = ", ".join(f"{backend.url}: {one}" for backend, one in answering.items())
+            raise UnusableServer(f"The engines do not serve the same ({summary}).")
         for backend in answering:
             backend.take_in()
         for served in answering.values():
             return served
-        if time.monotonic() - deadline >= wait:
+        if time.monotonic() - started >= wait:
             raise UnusableServer(f"No engine answers at {urls}.")
-        if time.monotonic() >= said:
+        if time.monotonic() >= next_log:
             logger.info("Waiting for an engine at %s", urls)
-            said += SAYING
+            next_log += SAYING
         await asyncio.sleep(min(1.0, wait))
 
 
@@ -178,11 +178,11 @@ async def _check(backend: Backend, model: str | None, served: Served) -> None:
         backend.leave_out(f"The engine at {backend.url} does not say that it is well.")
     elif not backend.is_healthy:
         try:
-            found = await _served(backend, model)
+            current = await _served(backend, model)
         except UnusableServer as error:
             backend.leave_out(str(error))
             return
-        if found == served:
+        if current == served:
             backend.take_in()
-        elif found:
-            backend.leave_out(f"The engine at {backend.url} does not serve what the others do: {found}.")
+        elif current:
+            backend.leave_out(f"The engine at {backend.url} does not serve what the others do: {current}.")

@@ -97,11 +97,11 @@ class VllmEngine:
 
     async def cancel(self, response_id: str) -> bool:
         """Abort the request; vLLM then queues a final output after those not yet read."""
-        found = [reading for reading in self._running if reading.is_for(response_id)]
-        for reading in found:
+        readings = [reading for reading in self._running if reading.is_for(response_id)]
+        for reading in readings:
             reading.is_cancelled = True
             await self._abort(reading)
-        return bool(found)
+        return bool(readings)
 
     async def _abort(self, reading: _Reading) -> None:
         if self.is_alive:

@@ -97,14 +97,14 @@ def _child(place: str, entry: _Entry) -> StdioServer:
 
 
 def _remote(place: str, entry: _Entry) -> HttpServer:
-    said = entry.type or entry.transport
-    if entry.args or entry.env or entry.cwd or said == "stdio":
+    transport = entry.type or entry.transport
+    if entry.args or entry.env or entry.cwd or transport == "stdio":
         raise WrongServers(f"{place}: args, env, cwd and stdio are for a command")
     url = _filled(f"{place}: url", entry.url or "")
     if not is_web_url(url):
         raise WrongServers(f"{place}: url: it begins with http:// or https://, and names a host")
     headers = _all_filled(f"{place}: headers", entry.headers)
-    return HttpServer(url, headers, None if said is None else "sse" if said == "sse" else "http")
+    return HttpServer(url, headers, None if transport is None else "sse" if transport == "sse" else "http")
 
 
 def _all_filled(place: str, texts: Mapping[str, str]) -> dict[str, str]:
@@ -114,9 +114,9 @@ def _all_filled(place: str, texts: Mapping[str, str]) -> dict[str, str]:
 def _filled(place: str, text: str) -> str:
     """Replace each ``${NAME}`` in ``text``; raise `WrongServers` if it is not in the environment."""
 
-    def value(found: re.Match[str]) -> str:
-        if (said := os.environ.get(found[1])) is None:
-            raise WrongServers(f"{place}: there is no {found[1]} in the environment")
-        return said
+    def value(match: re.Match[str]) -> str:
+        if (variable := os.environ.get(match[1])) is None:
+            raise WrongServers(f"{place}: there is no {match[1]} in the environment")
+        return variable
 
     return re.sub(r"\$\{(\w+)\}", value, text)

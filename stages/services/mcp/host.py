@@ -80,16 +80,16 @@ class _Browser(_HostedSession):
     def action(self, name: str, text: str) -> dict[str, Any] | None:
         """Build the action from the arguments.  A link given by number has no URL here: only the server knows it."""
         try:
-            said = arguments(text)
+            call_arguments = arguments(text)
         except Failure:
-            said = {}
+            call_arguments = {}
         match name:
             case "search":
-                return {"type": "search", "query": str(said.get("query", ""))}
+                return {"type": "search", "query": str(call_arguments.get("query", ""))}
             case "find":
-                return {"type": "find_in_page", "pattern": str(said.get("pattern", "")), "url": ""}
+                return {"type": "find_in_page", "pattern": str(call_arguments.get("pattern", "")), "url": ""}
             case _:
-                page = said.get("id")
+                page = call_arguments.get("id")
                 return {"type": "open_page", "url": page if isinstance(page, str) else None}
 
 

@@ -65,13 +65,13 @@ class Link:
 
     async def tools(self, seconds: float) -> Tools:
         """Return all tools that the server offers; raise `Failure`."""
-        return await self._asked(_listed, seconds, is_repeatable=True)
+        return await self._run(_listed, seconds, is_repeatable=True)
 
     async def call(self, name: str, arguments: dict[str, Any], seconds: float, *, is_repeatable: bool) -> Outcome:
         """Call a tool.  If the connection breaks meanwhile, the call is repeated only if it ``is_repeatable``."""
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=arguments))
         try:
-            result = await self._asked(partial(_called, request), seconds, is_repeatable)
+            result = await self._run(partial(_called, request), seconds, is_repeatable)
         except Failure as failure:
             return failure.outcome
         return answer.outcome(result, self._secrets)
@@ -83,7 +83,7 @@ class Link:
             self._connection.end()
             await self._connection.closed(_CLOSING)
 
-    async def _asked(self, work: Work[Result], seconds: float, is_repeatable: bool) -> Result:
+    async def _run(self, work: Work[Result], seconds: float, is_repeatable: bool) -> Result:
         with statuses_noted() as statuses:
             try:
                 async with asyncio.timeout(seconds):

@@ -32,8 +32,8 @@ class Listings:
 
         Errors raised by ``ask`` are passed on and not cached.  Cancelling one caller does not affect the others.
         """
-        if (known := self.known(key)) is not None:
-            return known
+        if (tools := self.known(key)) is not None:
+            return tools
         if (task := self._asking.get(key)) is None:
             task = self._asking[key] = asyncio.create_task(self._ask(key, ask))
             self._tasks.add(task)

@@ -123,8 +123,8 @@ class GuardedBackend(httpcore2.AsyncNetworkBackend):
 
         Raises `Blocked` if there are none.
         """
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        entries = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
         if self._allowed.names(host):
             return addresses
         passed, blocked = [], Blocked("no address")

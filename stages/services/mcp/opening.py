@@ -91,7 +91,7 @@ class Opening:
                 over.clear()
         return await self._entered(stack, transports[-1], over)
 
-    def _transports(self, lost: Callable[[], None]) -> Iterator[Transport]:
+    def _transports(self, on_lost: Callable[[], None]) -> Iterator[Transport]:
         """Yield the transports to try in turn.
 
         For a URL, they are streamable HTTP and then SSE, or a single one if the configuration or the path names it.
@@ -104,14 +104,14 @@ class Opening:
                 if config.transport == "http" or (config.transport is None and not is_events):
                     yield _streamable(config, self.allowed)
                 if config.transport != "http":
-                    yield _events(config, self.allowed, lost)
+                    yield _events(config, self.allowed, on_lost)
 
     async def _entered(self, stack: AsyncExitStack, transport: Transport, over: asyncio.Event) -> Client:
         watched = _watched(transport, over.set)
-        client = Client(watched, message_handler=self._heard, cache=None, client_info=_WHO)
+        client = Client(watched, message_handler=self._on_message, cache=None, client_info=_WHO)
         return await stack.enter_async_context(client)
 
-    async def _heard(self, message: IncomingMessage) -> None:
+    async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, mcp_types.ToolListChangedNotification):
             self.tools_changed()
 
@@ -138,11 +138,11 @@ async def _streamable(config: HttpServer, allowed: AllowedNetworks | None) -> As
         yield streams
 
 
-def _events(config: HttpServer, allowed: AllowedNetworks | None, lost: Callable[[], None]) -> Transport:
+def _events(config: HttpServer, allowed: AllowedNetworks | None, on_lost: Callable[[], None]) -> Transport:
     async def note(response: httpx2.Response) -> None:
         await _note(response)
         if response.is_error:
-            lost()  # otherwise the SDK waits for an answer that never comes
+            on_lost()  # otherwise the SDK waits for an answer that never comes
 
     def client(*_: Any, **__: Any) -> httpx2.AsyncClient:
         return http_client(config.headers, note, allowed)
@@ -151,17 +151,17 @@ def _events(config: HttpServer, allowed: AllowedNetworks | None, lost: Callable[
 
 
 @asynccontextmanager
-async def _watched(transport: Transport, lost: Callable[[], None]) -> AsyncGenerator[tuple[Any, Any], None]:
+async def _watched(transport: Transport, on_lost: Callable[[], None]) -> AsyncGenerator[tuple[Any, Any], None]:
     async with transport as (read, write):
-        yield _Watched(read, lost), write
+        yield _Watched(read, on_lost), write
 
 
 class _Watched:
-    """A stream from a server that calls ``lost`` at its end, so that no later call runs into a dead connection."""
+    """A stream from a server that calls ``on_lost`` at its end, so that no later call runs into a dead connection."""
 
-    def __init__(self, inner: Any, lost: Callable[[], None]) -> None:
+    def __init__(self, inner: Any, on_lost: Callable[[], None]) -> None:
         self._inner = inner
-        self._lost = lost
+        self._lost = on_lost
 
     @property
     def last_context(self) -> Any:

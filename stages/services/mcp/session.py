@@ -49,13 +49,13 @@ class McpSession:
         except Failure as failure:
             return failure.outcome
 
-    async def call(self, name: str, said: dict[str, Any], seconds: float) -> Outcome:
+    async def call(self, name: str, call_arguments: dict[str, Any], seconds: float) -> Outcome:
         """Call a tool; raise `Failure` if there is no such server or the session is closed."""
         link = self._link or await self._open_link()
         if self._is_closed:
             raise protocol_failure(CONNECTION_CLOSED, "The response has ended.")
         self._link = self._link or link  # concurrent first calls may each open a link; the others never connect
-        return await self._link.call(name, said, seconds, is_repeatable=self._is_repeatable(name))
+        return await self._link.call(name, call_arguments, seconds, is_repeatable=self._is_repeatable(name))
 
     async def close(self) -> None:
         """Close the connection unless it is shared."""
@@ -67,9 +67,9 @@ class McpSession:
 def arguments(text: str) -> dict[str, Any]:
     """Decode the arguments that the model wrote; raise `Failure` if they are not a JSON object."""
     try:
-        said = msgspec.json.decode(text or "{}")
+        decoded = msgspec.json.decode(text or "{}")
     except (msgspec.DecodeError, RecursionError) as error:
         raise protocol_failure(INVALID_PARAMS, f"The arguments are no valid JSON: {error}") from None
-    if not isinstance(said, dict):
+    if not isinstance(decoded, dict):
         raise protocol_failure(INVALID_PARAMS, "The arguments are no JSON object.")
-    return said
+    return decoded

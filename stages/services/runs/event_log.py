@@ -240,12 +240,12 @@ def _read(data: bytes, follower: Follower, response: Response) -> Iterator[Respo
             yield from follower.deltas(entry.texts)
             follower.take(entry.texts)
         else:
-            event = _told(entry, follower, response)
+            event = _event(entry, follower, response)
             follower.feed(event)
             yield event
 
 
-def _told(entry: _Likely | int | bytes, follower: Follower, response: Response) -> ResponseEvent:
+def _event(entry: _Likely | int | bytes, follower: Follower, response: Response) -> ResponseEvent:
     match entry:
         case _Likely(text, logprobs):
             return follower.deltas([text], logprobs)[0]

@@ -78,11 +78,11 @@ class Channel(asyncio.Protocol):
 
     def _settle(self, answer: asyncio.Future[dict[str, Any]]) -> None:
         try:
-            told = json.loads(self._line)
+            message = json.loads(self._line)
         except (ValueError, RecursionError):
-            told = None
-        if isinstance(told, dict):
-            answer.set_result(told)
+            message = None
+        if isinstance(message, dict):
+            answer.set_result(message)
         else:
             self._kill()
 

@@ -143,12 +143,12 @@ class Plan:
 
 def tasks(user: int) -> int:
     """Return the number of processes and threads of a user."""
-    found = 0
+    count = 0
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if process.stat().st_uid == user:
-                found += sum(1 for _ in (process / "task").iterdir())
-    return found
+                count += sum(1 for _ in (process / "task").iterdir())
+    return count
 
 
 def environment(home: str) -> Mapping[str, str]:
@@ -172,5 +172,5 @@ def interpreters(chosen: str | None) -> tuple[str, ...]:
     if chosen is not None:
         return (chosen,)
     own = Path(getattr(sys, "_base_executable", sys.executable))
-    found = (os.path.realpath(path) for path in (own, "/usr/bin/python3", "/usr/local/bin/python3"))
-    return tuple(dict.fromkeys(found))
+    paths = (os.path.realpath(path) for path in (own, "/usr/bin/python3", "/usr/local/bin/python3"))
+    return tuple(dict.fromkeys(paths))

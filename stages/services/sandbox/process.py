@@ -83,10 +83,10 @@ class Process:
 
         Raises `SandboxDied`, or `TimeoutError` after ``seconds``; the caller may then wait again.
         """
-        told = await self._channel.answer(seconds)
+        answer = await self._channel.answer(seconds)
         self._output.read()
-        if told is not None:
-            return told
+        if answer is not None:
+            return answer
         if not self.alive:
             raise SandboxDied(self._reason or _ENDED)
         raise TimeoutError
@@ -255,23 +255,23 @@ def _make_folder(plan: Plan) -> Path:
 
 def _is_crowded(place: int) -> bool:
     """True if a file system in memory has too many files; empty ones take memory too."""
-    found = os.statvfs(place)
-    return found.f_files - found.f_ffree > _MOST_FILES
+    stats = os.statvfs(place)
+    return stats.f_files - stats.f_ffree > _MOST_FILES
 
 
 def _fills(folder: str, most: int) -> bool:
     """True if a folder has too many bytes or files, or if its tree cannot be walked."""
-    found, files, left = 0, 0, [folder]
-    while left:
+    size, files, pending = 0, 0, [folder]
+    while pending:
         try:
-            with os.scandir(left.pop()) as entries:
+            with os.scandir(pending.pop()) as entries:
                 for entry in entries:
                     files += 1
-                    found += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if found > most or files > _MOST_FILES:
+                    size += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if size > most or files > _MOST_FILES:
                         return True
                     if entry.is_dir(follow_symlinks=False):
-                        left.append(entry.path)
+                        pending.append(entry.path)
         except FileNotFoundError:
             continue
         except OSError:

@@ -102,15 +102,15 @@ def end_all() -> dict[int, int]:
 
 def reap(flags: int) -> dict[int, int]:
     """Collect the child processes that have ended, and return their statuses by pid."""
-    found: dict[int, int] = {}
+    statuses: dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, flags)
         except ChildProcessError:
-            return found
+            return statuses
         if not pid:
-            return found
-        found[pid] = status
+            return statuses
+        statuses[pid] = status
 
 
 def run(request: dict[str, Any], control: int, order: dict[str, Any]) -> dict[str, Any]:

@@ -112,8 +112,8 @@ class Conversations:
     async def get(self, conversation_id: str, owner: str) -> StoredConversation | None:
         """Return the conversation without its items; None if there is none."""
         for created_at, metadata in await self._read(_GET, conversation_id, owner):
-            known: dict[str, str] = rows.from_json(metadata, _METADATA)
-            return StoredConversation(conversation_id, created_at, known)
+            decoded: dict[str, str] = rows.from_json(metadata, _METADATA)
+            return StoredConversation(conversation_id, created_at, decoded)
         return None
 
     async def update(self, conversation_id: str, owner: str, metadata: dict[str, str]) -> StoredConversation | None:
@@ -135,11 +135,11 @@ class Conversations:
         """Return all items of a conversation, or the first ``upto``; None if there is no such conversation."""
         if await self.get(conversation_id, owner) is None:
             return None
-        found = await self._read(_ITEMS, conversation_id, _END if upto is None else upto)
+        item_rows = await self._read(_ITEMS, conversation_id, _END if upto is None else upto)
         return History(
-            tuple(rows.item(text) for text, *_ in found),
-            {name: rows.token_ids(packed) for _, name, packed, _ in found if packed},
-            {name: rows.result(text) for *_, name, _, text in found if text},
+            tuple(rows.item(text) for text, *_ in item_rows),
+            {name: rows.token_ids(packed) for _, name, packed, _ in item_rows if packed},
+            {name: rows.result(text) for *_, name, _, text in item_rows if text},
         )
 
     async def add_items(self, conversation_id: str, owner: str, items: Sequence[Item]) -> bool:
@@ -219,6 +219,6 @@ def _added(conversation_id: str, owner: str, items: Sequence[Item]) -> Iterable[
     """Yield statements to insert items at the end of a conversation whose length already includes them."""
     now = time.time()
     for number, item in enumerate(items):
-        known = item.id if rows.can_exist(item.id) else None
+        item_id = item.id if rows.can_exist(item.id) else None
         place = (conversation_id, owner, len(items) - number)
-        yield Statement(_ADD, (*place, known, now, rows.to_json(item)))
+        yield Statement(_ADD, (*place, item_id, now, rows.to_json(item)))

@@ -21,7 +21,7 @@ _Found: TypeAlias = dict[str, tuple[float, Item]]
 
 async def find_items(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, Item]:
     """Return the owner's items with these ids, by id."""
-    found: dict[str, Item] = {}
+    items: dict[str, Item] = {}
     for start in range(0, len(ids), BATCH):
         some = ids[start : start + BATCH]
         responses, conversations = (
@@ -31,8 +31,8 @@ async def find_items(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str
         newest = responses | {
             name: item for name, item in conversations.items() if name not in responses or item[0] > responses[name][0]
         }
-        found |= {name: item for name, (_, item) in newest.items()}
-    return found
+        items |= {name: item for name, (_, item) in newest.items()}
+    return items
 
 
 async def _in_responses(ledger: Ledger, ids: Sequence[str], owner: str) -> _Found:
@@ -41,17 +41,17 @@ async def _in_responses(ledger: Ledger, ids: Sequence[str], owner: str) -> _Foun
         where owner = $1 and id in ({placeholders(len(ids), 2)}) and stored_at =
             (select max(stored_at) from items as others where others.owner = items.owner and others.id = items.id)
     """
-    wanted: dict[str, dict[str, float]] = defaultdict(dict)
+    times_by_response: dict[str, dict[str, float]] = defaultdict(dict)
     for response_id, name, stored_at in await ledger.read(holders, owner, *ids):
-        wanted[response_id][name] = stored_at
-    found: _Found = {}
-    if wanted:
-        query = f"select {rows.RESPONSE_COLUMNS} from responses where id in ({placeholders(len(wanted))})"
-        for row in await ledger.read(query, *wanted):
+        times_by_response[response_id][name] = stored_at
+    items: _Found = {}
+    if times_by_response:
+        query = f"select {rows.RESPONSE_COLUMNS} from responses where id in ({placeholders(len(times_by_response))})"
+        for row in await ledger.read(query, *times_by_response):
             stored = rows.stored_response(row)
-            times = wanted[stored.response.id]
-            found |= {item.id: (times[item.id], item) for item in stored.items if item.id in times}
-    return found
+            times = times_by_response[stored.response.id]
+            items |= {item.id: (times[item.id], item) for item in stored.items if item.id in times}
+    return items
 
 
 async def _in_conversations(ledger: Ledger, ids: Sequence[str], owner: str) -> _Found:
@@ -65,12 +65,12 @@ async def _in_conversations(ledger: Ledger, ids: Sequence[str], owner: str) -> _
 
 async def find_results(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, str]:
     """Return the results of the owner's tool calls with these item ids, by item id."""
-    found: dict[str, str] = {}
+    results: dict[str, str] = {}
     for start in range(0, len(ids), BATCH):
         some = ids[start : start + BATCH]
-        found |= await _results_in_conversations(ledger, some, owner)
-        found |= await _results_in_responses(ledger, some, owner)
-    return found
+        results |= await _results_in_conversations(ledger, some, owner)
+        results |= await _results_in_responses(ledger, some, owner)
+    return results
 
 
 async def _results_in_responses(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, str]:
@@ -79,8 +79,8 @@ async def _results_in_responses(ledger: Ledger, ids: Sequence[str], owner: str) 
         where items.owner = $1 and items.id in ({placeholders(len(ids), 2)}) and results is not null and stored_at =
             (select min(stored_at) from items as others where others.owner = items.owner and others.id = items.id)
     """
-    found = [(name, rows.results_in(column)) for name, column in await ledger.read(query, owner, *ids)]
-    return {name: results[name] for name, results in found if name in results}
+    pairs = [(name, rows.results_in(column)) for name, column in await ledger.read(query, owner, *ids)]
+    return {name: results[name] for name, results in pairs if name in results}
 
 
 async def _results_in_conversations(ledger: Ledger, ids: Sequence[str], owner: str) -> dict[str, str]:

@@ -48,8 +48,8 @@ _log = logging.getLogger(__name__)
 
 async def orphans(ledger: Ledger) -> tuple[Orphan, ...]:
     """Return the oldest orphans, at most `BATCH` of them."""
-    found = await ledger.read(_ORPHANS, ledger.server_id, ledger.stale)
-    return tuple(orphan for row in found for orphan in _readable(row))
+    orphan_rows = await ledger.read(_ORPHANS, ledger.server_id, ledger.stale)
+    return tuple(orphan for row in orphan_rows for orphan in _readable(row))
 
 
 def _readable(row: Row) -> Iterator[Orphan]:

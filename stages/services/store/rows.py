@@ -60,10 +60,10 @@ def from_json(text: str, decoder: msgspec.json.Decoder[T]) -> T:
 
 def stored_response(row: Row) -> StoredResponse:
     """Decode the response of a row of `RESPONSE_COLUMNS`."""
-    response, given, owner, position, tokens, results = row
+    response, input_text, owner, position, tokens, results = row
     return StoredResponse(
         from_json(response, _decode_response),
-        from_json(given, _decode_input),
+        from_json(input_text, _decode_input),
         Origin(owner, position),
         _unpacked(tokens, _decode_tokens),
         results_in(results),

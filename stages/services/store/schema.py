@@ -154,9 +154,9 @@ POSTGRES = (*_TABLES, *_RESULTS)
 SQLITE = (*_FIRST_TABLES, *_SET_ASIDE, *_TABLES, *_BROUGHT_OVER, *_RESULTS)
 
 
-def newer(version: int, known: int) -> str:
+def newer(version: int, supported: int) -> str:
     """Return the error message for a database that a newer penstock has written."""
     return (
-        f"The store has schema version {version}, and this penstock knows versions up to {known}: "
+        f"The store has schema version {version}, and this penstock knows versions up to {supported}: "
         "run the penstock that wrote it, or a newer one."
     )

@@ -142,7 +142,7 @@ def _connect(file: Path, undo: ExitStack) -> sqlite3.Connection:
 
 def _upgrade(connection: sqlite3.Connection) -> None:
     """Upgrade the file to the current schema."""
-    _log_ahead(connection)
+    _enable_wal(connection)
     with _transaction(connection):
         (version,) = connection.execute("pragma user_version").fetchone()
         if version > len(SQLITE):
@@ -152,7 +152,7 @@ def _upgrade(connection: sqlite3.Connection) -> None:
         connection.execute(f"pragma user_version = {len(SQLITE)}")
 
 
-def _log_ahead(connection: sqlite3.Connection) -> None:
+def _enable_wal(connection: sqlite3.Connection) -> None:
     """Switch the file to a write-ahead log.
 
     Retries, because SQLite itself does not wait for another process that makes the same switch.

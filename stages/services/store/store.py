@@ -191,17 +191,17 @@ class Store:
             items = stored.items
             yield Statement(say.GROW, (conversation_id, len(items), response_id, self.server_id))
             for number, item in enumerate(items):
-                known = item.id if rows.can_exist(item.id) else None
+                item_id = item.id if rows.can_exist(item.id) else None
                 tokens = rows.token_ids_column(stored.tokens.get(item.id))
                 result = rows.result_column(stored.results.get(item.id))
-                what = (len(items) - number, known, now, rows.to_json(item), tokens, result)
+                what = (len(items) - number, item_id, now, rows.to_json(item), tokens, result)
                 yield Statement(say.ADD, (conversation_id, *what, response_id, self.server_id))
         yield say.unlock(conversation_id, response_id, self.server_id)
 
     def _ended(self, stored: StoredResponse, now: float) -> Statement:
         response = stored.response
-        known = rows.tokens_column(stored.tokens), rows.results_column(stored.results)
-        end = (response.id, response.status, rows.to_json(response), *known, now, self.server_id)
+        columns = rows.tokens_column(stored.tokens), rows.results_column(stored.results)
+        end = (response.id, response.status, rows.to_json(response), *columns, now, self.server_id)
         return Statement(say.END, end)
 
     # Reading
@@ -232,14 +232,14 @@ class Store:
         for stored in chain:
             tokens |= stored.tokens
             results |= stored.results
-        return History((*_given(before, chain), *chain[-1].response.output), tokens, results)
+        return History((*_items_read(before, chain), *chain[-1].response.output), tokens, results)
 
     async def given(self, response_id: str, owner: str) -> tuple[Item, ...] | None:
         """Return all items that a response has read, ending with its own input; None if there is no such response."""
         chain = await self.chain(response_id, owner)
         if not chain:
             return None
-        return _given(await self._before(chain[0]), chain)
+        return _items_read(await self._before(chain[0]), chain)
 
     async def _before(self, stored: StoredResponse) -> History:
         """Return the items of its conversation that a response has read."""
@@ -265,10 +265,10 @@ class Store:
 
     async def blocks(self, response_id: str) -> tuple[Block, ...]:
         """Return the events of a response in order; raises `StreamExpired` if they are no longer kept."""
-        found = await self._read(_BLOCKS, response_id)
-        if not found and any(not logged for (logged,) in await self._read(_LOGGED, response_id)):
+        block_rows = await self._read(_BLOCKS, response_id)
+        if not block_rows and any(not logged for (logged,) in await self._read(_LOGGED, response_id)):
             raise StreamExpired("The events of this response are no longer kept: ask for it without its stream.")
-        return tuple(Block(*row) for row in found)
+        return tuple(Block(*row) for row in block_rows)
 
     async def queued(self, response_id: str) -> Conversation | None:
         """Return the request of an accepted response, to run it, without secrets.
@@ -329,7 +329,7 @@ class Store:
         return await sweep(self._ledger, keep_responses, keep_logs)
 
 
-def _given(before: History, chain: Sequence[StoredResponse]) -> tuple[Item, ...]:
+def _items_read(before: History, chain: Sequence[StoredResponse]) -> tuple[Item, ...]:
     """Return the items that the last response of a chain has read; its first response had read those ``before`` it."""
     *older, last = chain
     return (*before.items, *(item for stored in older for item in stored.items), *last.input)

@@ -247,9 +247,9 @@ class Writer:
             await asyncio.wait_for(self._wakened.wait(), seconds)
 
     def _lose_the_rest(self) -> None:
-        lost = tuple(self._queue)
-        _log.error("lost to the store: %s", ", ".join(_names(lost)))
-        for change in lost:
+        changes = tuple(self._queue)
+        _log.error("lost to the store: %s", ", ".join(_names(changes)))
+        for change in changes:
             _fail(self._take_out(change), StoreFailed("The store was closed before it could be reached."))
 
 

@@ -74,8 +74,8 @@ class Images:
         """Return the image at ``url`` as a data URL; a data URL is returned as it is.  Raises `InvalidRequest`."""
         if is_data_url(url):
             return url
-        if (kept := self._found(url)) is not None:
-            return kept
+        if (cached := self._cached(url)) is not None:
+            return cached
         try:
             image = await self._fetch(url)
         except NoImage as error:
@@ -89,7 +89,7 @@ class Images:
 
         return await fetch_image(url, self._allowed, self._resolver)
 
-    def _found(self, url: str) -> str | None:
+    def _cached(self, url: str) -> str | None:
         if url not in self._kept:
             return None
         fetched_at, image = self._kept[url]
