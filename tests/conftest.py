@@ -14,7 +14,7 @@ pytest_plugins = ["tests.support.clock", "tests.support.stores"]
 
 MEMORY = Path("/dev/shm")
 if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > 2**30 and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC:
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # no test waits for a disk
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # temporary files in memory: no test waits for a disk
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    gc.disable()  # until all is collected, which stays
+    gc.disable()  # until collection is over: its objects live to the end, and are frozen below
     if config.getoption("--hypothesis-profile") in (None, "ci"):
         fix_examples()
 

@@ -23,13 +23,13 @@ PATIENCE = 120.0
 
 
 def openai_client(url: str, key: str = "none", retries: int = 0) -> openai.AsyncOpenAI:
-    """Make a client of the server at that URL; it reads no certificates, which would take longer than most tests."""
+    """Make a client of the server at ``url``.  It loads no certificates: that takes longer than most tests."""
     http = openai.DefaultAsyncHttpxClient(verify=False)
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=retries, http_client=http)
 
 
 async def start_background(served: ApiClient, body: dict[str, Any] | None = None) -> str:
-    """Create a response in the background, which is queued at once; return its id."""
+    """Create a background response, check that it is queued, and return its id."""
     status, answer = await served.post({"input": "Hi", "background": True, **(body or {})})
     assert (status, answer["status"], answer["background"], answer["output"]) == (200, "queued", True, [])
     return str(answer["id"])
@@ -46,7 +46,7 @@ async def wait_for_end(served: ApiClient, response_id: str) -> dict[str, Any]:
 
 
 async def get_response(served: ApiClient, response_id: str) -> dict[str, Any]:
-    """Get a response."""
+    """Return the JSON of a response."""
     status, answer = await served.get(f"/v1/responses/{response_id}")
     assert status == 200
     return dict(answer)
@@ -175,10 +175,10 @@ SYNC, STREAM, BACKGROUND, BACKGROUND_STREAM = MODES = (
 
 @dataclass
 class Client:
-    """A client that creates one response in a new conversation, and keeps all that it receives.
+    """A client that creates one response in a new conversation, and keeps everything that it receives.
 
-    ``answer`` is the last whole response that it received, ``seen`` its stream after the event ``after``, and
-    ``is_complete`` is set when it has received everything.
+    ``answer`` is the last whole response that it received, and ``seen`` is the stream after the event ``after``.
+    ``is_complete`` is True once it has received everything.
     """
 
     server: ApiClient
@@ -191,12 +191,12 @@ class Client:
 
     @property
     def response_id(self) -> str:
-        """Return the id of its response."""
+        """The id of its response."""
         response = self.answer or json.loads(sse_frames(self.seen)[0].partition(b"data: ")[2])["response"]
         return str(response["id"])
 
     async def ask(self, **wanted: Any) -> None:
-        """Create a response and read until it or the connection ends."""
+        """Create a response and read until the response or the connection ends."""
         _, conversation = await self.server.post({}, "/v1/conversations")
         self.conversation = conversation["id"]
         body = {"input": "Count.", "conversation": self.conversation, **wanted}
@@ -210,7 +210,7 @@ class Client:
         self.is_complete = True
 
     async def follow(self, response_id: str) -> None:
-        """Read the stream of an existing response until it or the connection ends."""
+        """Read the stream of an existing response until the response or the connection ends."""
         query = "?stream=true" + (f"&starting_after={self.after}" if self.after >= 0 else "")
         try:
             async with self.server.client.get(f"{self.server.url}/v1/responses/{response_id}{query}") as answer:

@@ -1,4 +1,4 @@
-"""The rules of the invariant checker, each with streams that break this rule alone."""
+"""The rules of the invariant checker, each with streams that break only this rule."""
 
 from __future__ import annotations
 
@@ -62,12 +62,13 @@ TWO_CALLS: Frames = (started(), *function_call("{}"), *custom_tool_call("{}"), f
 RARE, SUMMARY = rare_turn(), summary_turn()
 SERVED, ASKED = server_turns(), client_turn()
 
-# In the events of `whole_turn`, reasoning begins at 2, the message at 9, the call at 16, and 21 is the end.
-# In those of RARE, the message begins at 2, the refusal at 10, the custom call at 16, and 20 is the end.
-# In those of SUMMARY, reasoning begins at 2, and 8 is the end.
-# In those of SERVED, lists begin at 2 and 6, MCP calls at 16 and 23, code at 29 and 37, searches at 43 and 48, the
-# shell's call at 52 and its output at 57; the second of two failed.
-# In those of ASKED, the request for approval begins at 2, forms at 4, 6 and 16.
+# Positions of events in the streams below.
+# In `whole_turn`, reasoning begins at 2, the message at 9, the call at 16, and 21 is the end.
+# In RARE, the message begins at 2, the refusal at 10, the custom call at 16, and 20 is the end.
+# In SUMMARY, reasoning begins at 2, and 8 is the end.
+# In SERVED, lists begin at 2 and 6, MCP calls at 16 and 23, code at 29 and 37, searches at 43 and 48, the
+# shell's call at 52 and its output at 57; the second of each pair fails.
+# In ASKED, the request for approval begins at 2, forms at 4, 6 and 16.
 
 IN_A_REFUSAL: Any = {"sequence_number": 12, "item_id": "msg_10001", "output_index": 1}
 IN_A_CALL: Any = {"sequence_number": 17, "item_id": "fc_10002", "output_index": 2}
@@ -302,7 +303,7 @@ BROKEN: dict[str, list[Change]] = {
         of((started(top_logprobs=1), *RARE[1:]), lambda events: events)
     ],
 }
-"""The changes are made to the stream of `whole_turn`, or of the frames they name."""
+"""Changes by rule; each change applies to the stream of `whole_turn` unless it names other frames."""
 
 
 def in_server_turns(*changes: Change) -> list[Change]:
@@ -314,7 +315,7 @@ def in_client_turn(*changes: Change) -> list[Change]:
 
 
 BROKEN_CALLS: dict[str, list[Change]] = {
-    # What is added, and what is done
+    # Added and done items
     "an item is added in progress": [
         put_item(9, status="completed"),
         *in_server_turns(put_item(16, status="completed")),
@@ -434,4 +435,4 @@ BROKEN_CALLS: dict[str, list[Change]] = {
     ),
     "an output that was begun is done": in_server_turns(both(put_done_item(62, output=(SHELL_OUTPUT,)), drop(61))),
 }
-"""The changes are made to the stream of `whole_turn`, or of the frames they name."""
+"""Changes by rule; each change applies to the stream of `whole_turn` unless it names other frames."""

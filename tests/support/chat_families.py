@@ -71,10 +71,11 @@ THINKING = {"thinking": True}
 
 @dataclass(frozen=True)
 class Family:
-    """``ends`` are the marks that end a turn, ``marks`` all other tokens that stand for themselves.
+    """A family of chat models: its marks, its parsers, and the end of its prompts.
 
-    ``reasoning`` and ``tools`` name vLLM's parsers, ``prompt`` is what its template ends with, and ``variables`` are
-    those of the template that its parsers want to know as well.
+    ``ends`` are the marks that end a turn, ``marks`` all other special tokens.  ``reasoning`` and ``tools`` name vLLM's
+    parsers.  ``prompt`` is the end of a rendered prompt, and ``variables`` are the template variables that the parsers
+    read as well.
     """
 
     ends: tuple[str, ...]
@@ -113,7 +114,7 @@ FAMILIES: Mapping[str, Family] = {
 
 @dataclass(frozen=True)
 class EndingTemplate:
-    """A template that has only its end: the marks before the turn of the model."""
+    """A template with only an end: the marks before the turn of the model."""
 
     text: str
 
@@ -126,14 +127,14 @@ class EndingTemplate:
         source: str | None = None,
         continues: bool = False,
     ) -> Rendered:
-        """The latest text, the names of the functions, and the end."""
+        """Render the latest text, the names of the functions, and the end."""
         names = [function["function"]["name"] for function in functions]
         return Rendered(f"{messages[-1]['content']}\n{', '.join(names)}\n{self.text}")
 
 
 @cache
 def family_model(name: str) -> ChatModel:
-    """The model of a family; that of the tiny model is loaded as it is served, template and all."""
+    """The model of a family; the tiny Qwen is loaded with its own template, as a server loads it."""
     if name == TINY_QWEN.name:
         return load_chat_model(read_config(str(TINY_QWEN)), ChatOptions())
     family = FAMILIES[name]
@@ -148,7 +149,7 @@ def family_model(name: str) -> ChatModel:
 
 
 def tokenizer_with(marks: Sequence[str]) -> Any:
-    """The tiny model's words, and ``marks`` in place of its own."""
+    """A tokenizer with the tiny model's words, and with ``marks`` in place of the model's own marks."""
     layout = json.loads(WORDS.read_text())
     old = {mark["content"] for mark in layout.pop("added_tokens")}
     words = {f"<unused {at}>" if word in old else word: at for word, at in layout["model"]["vocab"].items()}
@@ -179,7 +180,7 @@ THOUGHT_OPEN = f"{USER_TURN}<think>\n"
 
 @dataclass(frozen=True)
 class UnknownCallSyntax:
-    """Parsers of a markup of calls that is not described."""
+    """Parsers of a model whose markup of calls is unknown."""
 
     thinking: tuple[str, str] | None = ("<think>", "</think>")
 
@@ -187,11 +188,11 @@ class UnknownCallSyntax:
         raise NotImplementedError
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> dict[str, Any] | None:
-        """Not known."""
+        """Return None: the markup is unknown."""
 
 
 def model_of_unknown_syntax(thinking: tuple[str, str] | None = ("<think>", "</think>")) -> ChatModel:
-    """The tiny Qwen with a markup of calls that is not described."""
+    """The tiny Qwen with an unknown markup of calls."""
     return replace(load_model(), parsers=UnknownCallSyntax(thinking))
 
 
@@ -258,7 +259,7 @@ class ExpectedItem:
     complete: bool = True
 
     def matches(self, other: ExpectedItem) -> bool:
-        """Return whether both are equal, up to the spacing of whole arguments."""
+        """Return True if both are equal; spacing in complete JSON arguments does not count."""
         return self._content() == other._content()
 
     def _content(self) -> object:
@@ -327,7 +328,7 @@ ITEMS_BY_CASE: Mapping[str, tuple[ExpectedItem, ...]] = {
     "python_tag": (PARIS_CALL,),
     "json_answer": (message('{"city": "Paris"}'),),
 }
-"""Items by case; families without reasoning have no thought in any of them."""
+"""Items by case.  `expected_items` drops the thoughts for families without reasoning."""
 
 TINY_QWEN_ITEMS: Mapping[str, tuple[ExpectedItem, ...]] = {
     "greeting": (thought("The user wants a greeting."), message("Hello!")),
@@ -350,12 +351,12 @@ TINY_QWEN_ITEMS: Mapping[str, tuple[ExpectedItem, ...]] = {
     "json_schema": (thought("JSON is wanted."), message('{"name": "Ada", "age": 36}')),
     "stop_text": (thought("I count up."), message("One, two, ")),
 }
-"""Items of the cases of the tiny model, which have richer requests."""
+"""Items of the tiny Qwen's cases, whose requests use more options."""
 
 ITEMS_BY_FOLDER: Mapping[str, tuple[ExpectedItem, ...]] = {
     "qwen3_coder_half_a_mark": (message("Write <function"),),
     "llama3_half_a_mark": (message("Write <|python"),),
-    # What parsers keep to themselves, and nobody can give back: see the README of the fixtures.
+    # vLLM's parsers swallow output here, so it cannot be recovered: see the README of the fixtures.
     "deepseek_v4_cut_in_second_call": (THOUGHT, THREE_DAYS_CALL, cut_item(weather_call('{"city": "'))),
     "deepseek_v4_text_after_call": (THOUGHT, PARIS_CALL),
     "ernie45_cut_in_second_call": (THOUGHT, THREE_DAYS_CALL),
@@ -376,7 +377,7 @@ ITEMS_BY_FOLDER: Mapping[str, tuple[ExpectedItem, ...]] = {
         ),
     ),
 }
-"""Items of the cases that differ, by folder."""
+"""Items by folder, for cases that differ from `ITEMS_BY_CASE`."""
 
 
 def expected_items(folder: str) -> tuple[ExpectedItem, ...]:
@@ -395,7 +396,7 @@ def family_of(folder: str) -> str:
 
 
 def fast_tokenizer(**options: Any) -> Any:
-    """Make a tokenizer of transformers, whose import takes seconds, and warns."""
+    """Make a tokenizer of transformers; importing transformers takes seconds and emits warnings."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers import PreTrainedTokenizerFast  # noqa: PLC0415

@@ -105,15 +105,15 @@ class NoParsers:
     thinking = None
 
     def start(self, turn: GenerationStarted, functions: Sequence[Function]) -> OutputParser:
-        """There is nothing to read."""
+        """Raise: tests with this model read no output."""
         raise AssertionError
 
     def calls(self, functions: Sequence[Function], *, parallel: bool) -> None:
-        """There are no marks of calls."""
+        """Return None: the model has no marks of calls."""
 
 
 def model_with_template(template: str = QWEN_TEMPLATE, **settings: Any) -> ChatModel:
-    """A model with this template; nothing reads what it writes."""
+    """A model with this template; its output cannot be parsed."""
     words = vocabulary()
     ends = (words.marks["<|im_end|>"], words.marks["<|endoftext|>"])
     return ChatModel(words, JinjaTemplate(template), NoParsers(), ends, settings.pop("variables", {}), **settings)
@@ -141,7 +141,7 @@ def lay_out_messages(conversation: Conversation, *, images: Mapping[str, str] | 
 
 
 def messages_in_brief(conversation: Conversation) -> list[dict[str, Any]]:
-    """The messages of a conversation in short: calls as names and arguments, and nothing that is not there."""
+    """The messages of a conversation without reasoning and empty fields; a call is its name and arguments."""
     return [_short(message) for message in lay_out_messages(conversation).messages]
 
 

@@ -1,6 +1,6 @@
 """The server under test of real clients, the servers that it uses for its tools, and Codex as a client.
 
-These tests run where nothing of penstock is installed, so this module imports nothing of it.
+These tests run in an environment without penstock, so this module imports nothing of it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from tests.support.paths import ROOT
 from tests.support.processes import PATIENCE, free_port, running_process
 
 HOST = "localhost"
-"""The tiny model reads this name and the port behind it in its search results.
+"""The host name of the servers that tools reach; the tiny model reads it, with the port, in its search results.
 
-It is sure of what it does next with this name and a port of `free_port`, but not with an address or a higher port."""
+The model's next step is certain with this name and a port of `free_port`, but not with an address or a higher port."""
 
 PAGE = "<title>vLLM</title><p>A library for inference and serving."
 
@@ -49,17 +49,17 @@ def add(a: int, b: int) -> int:
 
 
 async def found(request: Request) -> JSONResponse:
-    """An answer of SearXNG."""
+    """Answer a search as SearXNG does."""
     return JSONResponse({"results": [{"url": f"{request.base_url}vllm", "title": "vLLM"}]})
 
 
 async def page(_: Request) -> HTMLResponse:
-    """The page that is read."""
+    """Return the page that the search finds."""
     return HTMLResponse(PAGE)
 
 
 def application() -> Starlette:
-    """All of them: the MCP server is at /mcp."""
+    """Serve the MCP server at /mcp, the search at /search, and the page at /vllm."""
     server = MCPServer("neighbour", log_level="CRITICAL")
     for tool in (search, add):
         server.add_tool(tool)
@@ -70,7 +70,7 @@ def application() -> Starlette:
 
 @contextmanager
 def running_neighbours() -> Iterator[str]:
-    """Their base URL, for the length of the block."""
+    """Run these servers for the length of the block; yield their base URL."""
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(("127.0.0.1", free_port()))
@@ -91,7 +91,7 @@ CODEX_PROGRAM = ROOT / "tests/live/codex/node/node_modules/@openai/codex/bin/cod
 
 @dataclass(frozen=True)
 class Codex:
-    """The program, and the project that it works on."""
+    """The Codex program, its home folder, and the project that it works on."""
 
     node: str
     home: Path
@@ -115,7 +115,7 @@ class Codex:
         ) as process:
             try:
                 output, errors = process.communicate(timeout=PATIENCE)
-            finally:  # the program is a child of the one that was started
+            finally:  # Node starts the program as a child, so the whole process group ends
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         assert process.returncode == 0, output + errors
@@ -130,7 +130,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def neighbours() -> Generator[str, None, None]:
-    """The base URL of the servers that the one under test uses for its tools."""
+    """The base URL of the servers that the tools of the server under test reach."""
     with running_neighbours() as url:
         yield url
 
@@ -153,7 +153,7 @@ class Server:
 def server(
     request: pytest.FixtureRequest, neighbours: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[Server, None, None]:
-    """The server that the command ``--serve`` starts, and the one behind it."""
+    """The server that ``--serve`` starts; if ``--behind`` starts a vLLM server, that is its engine."""
     folder = tmp_path_factory.mktemp("serve")
     command = [*shlex.split(request.config.getoption("--serve")), f"--store={folder}/store.sqlite3"]
     command += ["--allow-address=127.0.0.1", f"--web-search=searxng={neighbours}"]
@@ -166,7 +166,7 @@ def server(
 
 @pytest.fixture(scope="session")
 def url(server: Server) -> str:
-    """The base URL that clients are given."""
+    """The base URL for clients."""
     return server.url
 
 
@@ -181,7 +181,7 @@ def shell(server: Server) -> None:
 
 @contextmanager
 def running(command: list[str], log: Path) -> Iterator[str]:
-    """The URL of the server that a command starts at any free port."""
+    """Run a server command at a free port for the length of the block; yield the server's URL."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with running_process([*command, "--host=127.0.0.1", f"--port={port}"], f"{url}/health", log):

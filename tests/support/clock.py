@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 TURNS = 20
-"""How often tasks get on around a move of the clock."""
+"""Turns of the event loop before, and again after, a move of the clock."""
 
 
 class Clock:
@@ -25,13 +25,13 @@ class Clock:
         return self.now
 
     async def move(self, seconds: float) -> None:
-        """Let time pass; before and after, the loop takes some turns."""
+        """Let time pass; the loop takes `TURNS` turns before and after."""
         await self.turn()
         self.now += seconds
         await self.turn()
 
     async def turn(self) -> None:
-        """Let the loop take some turns at the present time."""
+        """Let the loop take `TURNS` turns without moving the clock."""
         for _ in range(TURNS):
             await asyncio.sleep(0)
 
@@ -43,7 +43,7 @@ async def clock() -> Clock:
 
 
 def count_instructions(run: Callable[[], object]) -> int:
-    """Run it, and count the bytecode instructions of this thread: loops in C count once."""
+    """Count the bytecode instructions that ``run`` takes in this thread; a call into C counts as one."""
     count = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:

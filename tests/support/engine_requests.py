@@ -48,12 +48,12 @@ def scheduled(asked: Prompt, **scheduling: Any) -> Prompt:
 
 
 def adapted(asked: Prompt) -> Prompt:
-    """The prompt for the adapter of the tests."""
+    """The prompt as a request to the LoRA adapter of the tests."""
     return msgspec.structs.replace(asked, response=msgspec.structs.replace(asked.response, model="nonsense"))
 
 
 async def respond(engine: VllmEngine, encoding: HarmonyEncoding, question: str, /, **body: Any) -> Response:
-    """The answer of the whole pipeline, every event of it checked; greedy and short unless ``body`` says otherwise."""
+    """Run a question through the whole pipeline and check every event; greedy and short unless ``body`` differs."""
     pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(Store(Nowhere())))
     return final(await run_request(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))
 
@@ -63,7 +63,7 @@ def rename(asked: Prompt, response_id: str) -> Prompt:
 
 
 def stoppable(engine: VllmEngine) -> VllmEngine:
-    """The same engine for a test that stops it: the others need it."""
+    """A copy of the engine for a test that stops it; other tests still need the original."""
     return replace(engine, _running=set(), _stopping=asyncio.Event())
 
 
@@ -75,12 +75,12 @@ async def until_idle(engine: VllmEngine) -> None:
 
 @dataclass
 class EngineStats:
-    """The statistics that vLLM's scheduler sends with every step of one engine: a logger of its front end."""
+    """A stat logger of vLLM's front end: it keeps the statistics that the scheduler sends with every step."""
 
     running: int = 0
     waiting: int = 0
     generated: int = 0
-    """Tokens, since the engine started."""
+    """Tokens generated since the engine started."""
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def record(self, scheduler: Any, iteration: Any, **_: object) -> None:
@@ -97,7 +97,7 @@ class EngineStats:
         """Count nothing."""
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for the statistics that meet a condition."""
+        """Wait until the statistics meet a condition."""
         async with asyncio.timeout(PATIENCE):
             while not condition():
                 self._changed.clear()
@@ -128,7 +128,7 @@ HELLO = "Hello! How can I help you today?"
 
 @dataclass(frozen=True)
 class ChatEngine:
-    """The engine, and what is to be known of its model."""
+    """An engine, and the chat model that it runs."""
 
     engine: VllmEngine
     chat: ChatModel
@@ -137,13 +137,13 @@ class ChatEngine:
         return chat_responses(self.engine.models, self.engine, self.chat, LiveResponses(store))
 
     async def respond(self, question: str, /, *, thinking: bool | None = None, **body: Any) -> Response:
-        """The answer to one question, every event of it checked; greedy unless ``body`` says otherwise."""
+        """Ask one question and check every event of the response; greedy unless ``body`` differs."""
         if thinking is not None:
             body["chat_template_kwargs"] = {"enable_thinking": thinking}
         return await respond_chat(self.engine, self.chat, question, **body)
 
 
 async def respond_chat(engine: Engine, chat: ChatModel, question: str, /, **body: Any) -> Response:
-    """The answer that ``engine`` gives, every event of it checked; greedy unless ``body`` says otherwise."""
+    """Ask ``engine`` one question and check every event of the response; greedy unless ``body`` differs."""
     pipeline = chat_responses(engine.models, engine, chat, LiveResponses(Store(Nowhere())))
     return final(await run_request(pipeline, {"input": question, "temperature": 0, "max_output_tokens": 400} | body))

@@ -28,14 +28,14 @@ _our_event = msgspec.json.Decoder[ResponseEvent](ResponseEvent)
 
 
 async def run_request(pipeline: Pipeline[CreateResponse, ResponseEvent], body: dict[str, Any]) -> list[ResponseEvent]:
-    """All events of one request, checked."""
+    """Run one request; check and return all of its events."""
     request = await read_request(json.dumps(body).encode())
     async with pipeline.then("check", check).open(replay([request])) as events:
         return checked([event async for event in events])
 
 
 def checked(events: Iterable[ResponseEvent]) -> list[ResponseEvent]:
-    """The events of a whole stream, held against every invariant and against the SDK's union of events."""
+    """Check a whole stream against every invariant and the SDK's union of events; return its events."""
     stream, passed = StreamChecker(), []
     for event in events:
         stream.feed(event)
@@ -48,7 +48,7 @@ def checked(events: Iterable[ResponseEvent]) -> list[ResponseEvent]:
 
 
 def in_sdk_terms(body: dict[str, Any]) -> dict[str, Any]:
-    """An event with two words exchanged that the SDK's types leave out, though its API or ours has to say them."""
+    """Replace two kinds of values that the SDK's types lack: incomplete patch calls, and our incomplete reasons."""
     return {name: _in_sdk_terms(value) if name in ("item", "response") else value for name, value in body.items()}
 
 
@@ -62,7 +62,7 @@ def _in_sdk_terms(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_sse(body: bytes) -> list[ResponseEvent]:
-    """The events of a whole SSE body, its framing checked: LF only, event name equal to type, [DONE] at the end."""
+    """Read the events of a whole SSE body; check its framing: LF only, event name equal to type, [DONE] at the end."""
     assert b"\r" not in body
     *frames, done, rest = body.decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
@@ -78,7 +78,7 @@ def read_sse(body: bytes) -> list[ResponseEvent]:
 
 
 def renumbered(frame: bytes, number: int) -> bytes:
-    """The SSE frame of an event, under another sequence number."""
+    """The SSE frame of an event with another sequence number."""
     return re.sub(rb'(?<="sequence_number":)\d+', b"%d" % number, frame, count=1)
 
 

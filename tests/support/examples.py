@@ -16,7 +16,7 @@ settings.register_profile(
 
 
 def fix_examples() -> None:
-    """Let examples depend on their test alone: Hypothesis draws constants of all modules that are loaded as well."""
+    """Make examples depend on their test alone: Hypothesis also draws constants from the code of all loaded modules."""
     settings.load_profile("ci")
     providers._get_local_constants = lambda: providers._local_constants
 

@@ -1,6 +1,7 @@
 """Fake vLLM servers with the two token endpoints of vLLM 0.32 and their faults, and an engine over them.
 
-It says ``tokens`` to every prompt.  Questions that ask for no stream are those of an engine that looks at its servers.
+A fake server answers every prompt with ``tokens``.  A request without ``stream`` comes from an engine that probes its
+servers, and gets a fixed answer.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Fault = Literal["", "dies", "ends", "hangs", "garbage", "mute", "error", "abort"
 
 @dataclass
 class FakeVllm:
-    """One server, and how it behaves from now on."""
+    """One server; a change of its fields takes effect at once."""
 
     tokens: Sequence[int] = (11, 12, 13, 14, 15)
     names: tuple[str, ...] = ("tiny", "also-tiny")
@@ -47,7 +48,7 @@ class FakeVllm:
     scale_out: bool = True
     tells_ids: bool = True
     markers: list[int] | None = field(default_factory=lambda: list(MARKER_IDS))
-    """What Harmony's markers are to its tokenizer; None without one."""
+    """Token ids of Harmony's markers in the server's tokenizer; None if the server has no tokenizer."""
     grammars: Literal["held", "ignored", "refused"] = "held"
     key: str | None = None
 
@@ -55,18 +56,18 @@ class FakeVllm:
     latency: float = 0.0
     """Seconds before each chunk."""
     silence: float = 0.0
-    """Seconds before the first."""
+    """Seconds before the first chunk, in addition."""
     endless: bool = False
     status: int = 200
-    """What it answers to prompts, and in which words."""
+    """HTTP status of answers to prompts; if it is not 200, ``words`` is the body."""
     words: Any = None
     fault: Fault = ""
     after: int = 0
-    """Tokens ahead of the fault."""
+    """Tokens before the fault."""
     cached_tokens: int | None = None
     is_well: bool = True
     is_silent: bool = False
-    """Whether nothing at all is answered."""
+    """True if requests for health, models and tokens get no answer."""
 
     prompts: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -79,11 +80,11 @@ class FakeVllm:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The base URL of the server."""
         return f"http://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        """Listen."""
+        """Start to listen."""
         app = web.Application(client_max_size=2**26)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
@@ -95,7 +96,7 @@ class FakeVllm:
         await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
 
     async def stop(self) -> None:
-        """Be gone, in the middle of whatever it was at."""
+        """Stop at once, in the middle of any request."""
         if self._runner:
             await self._runner.cleanup()
             self._runner = None
@@ -184,7 +185,7 @@ class FakeVllm:
         return response
 
     def _room(self, generated: int) -> int:
-        """How many tokens the next chunk has: a fault comes exactly behind ``after``."""
+        """The size of the next chunk; a fault comes after exactly ``after`` tokens."""
         return min(self.chunk_size, self.after - generated) if self.fault else self.chunk_size
 
     async def _fail(self, request: web.Request, response: web.StreamResponse, spell: Any) -> web.StreamResponse:
@@ -219,7 +220,7 @@ class FakeVllm:
 
 @asynccontextmanager
 async def running_fakes(*servers: FakeVllm) -> AsyncGenerator[None, None]:
-    """Have them listen for the length of the block."""
+    """Run the servers for the length of the block."""
     for server in servers:
         await server.start()
     try:
@@ -232,18 +233,18 @@ async def running_fakes(*servers: FakeVllm) -> AsyncGenerator[None, None]:
 
 
 def alternatives(token: int, top: int) -> list[tuple[int, float]]:
-    """The likeliest tokens in the place of one, itself among them where it is even."""
+    """The ``top`` likeliest tokens at the position of ``token``, which is the first of them if its id is even."""
     ranked = count(1000) if token % 2 else (token, *range(1000, 1000 + top))
     return [(other, -0.5 - rank) for rank, other in enumerate(islice(ranked, top))]
 
 
 def own_logprob(token: int) -> float:
-    """How likely one is: the likeliest where it is even, and else the unlikeliest of all."""
+    """The log probability of a token: the highest of all if its id is even, else the lowest."""
     return -50.0 if token % 2 else -0.5
 
 
 def _ranked(token: int, top: int) -> list[tuple[int, float]]:
-    """As vLLM has them: the token that came goes first."""
+    """The alternatives in vLLM's order: the sampled token goes first."""
     return [(token, own_logprob(token)), *(pair for pair in alternatives(token, top) if pair[0] != token)]
 
 
@@ -306,7 +307,7 @@ def _error_answer(status: int, message: str) -> web.Response:
 
 
 def prompt_for_fakes(**fields: Any) -> Prompt:
-    """A prompt for the model of the fakes; ``max_tokens`` and the like are of its sampling."""
+    """A prompt for the model of the fakes; fields such as ``max_tokens`` set its sampling parameters."""
     names = Sampling.__struct_fields__
     sampling: dict[str, Any] = {"max_tokens": 100} | {name: fields.pop(name) for name in names if name in fields}
     asked = response(fields.pop("id", "resp_1"), model=fields.pop("model", "tiny"))
@@ -316,7 +317,7 @@ def prompt_for_fakes(**fields: Any) -> Prompt:
 
 @asynccontextmanager
 async def engine_over(*servers: FakeVllm, **options: Any) -> AsyncGenerator[HttpEngine, None]:
-    """The engine over those servers, which listen as long as it is there."""
+    """Run the servers, and an engine over them, for the length of the block."""
     async with running_fakes(*servers):
         engine = await start_http([server.url for server in servers], **{"interval": 0.05, **options})
         try:
@@ -329,7 +330,7 @@ LIGHT_ANSWER = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|chan
 
 
 async def main() -> None:
-    """Ask the fake server through the whole pipeline."""
+    """Send a request through the whole pipeline to a fake server."""
     encoding = load_encoding()
     async with engine_over(FakeVllm(encoding.encode_markup(LIGHT_ANSWER))) as engine:
         pipeline = harmony_responses(engine.models, engine, encoding, LiveResponses(Store(Nowhere())))

@@ -63,7 +63,7 @@ HARMONY_HEADER = Header(FORMAT, "tiny-gpt-oss")
 
 
 class Case:
-    """The files of one fixture; ``regen`` writes where it would compare."""
+    """The files of one fixture; with ``regen``, expected files are written anew."""
 
     def __init__(self, folder: Path, *, regen: bool, header: Header = HARMONY_HEADER) -> None:
         self.folder = folder
@@ -83,7 +83,7 @@ class Case:
         return self.regen or self.path(junction).is_file()
 
     def expect(self, junction: str, frames: list[Any], types: Any) -> None:
-        """The frames are those of the file; a recording need not have one for each junction."""
+        """Check that the frames equal those of the file; a recording may lack the file of a junction."""
         if self.regen:
             self.write(junction, frames)
         if self.has(junction):
@@ -91,7 +91,7 @@ class Case:
 
     @property
     def identity(self) -> tuple[str, float, str]:
-        """Return the suffix of its ids, its time and its model: as recorded, else made from its name."""
+        """The suffix of its ids, its time and its model: as recorded, else a suffix from its name, and defaults."""
         if self.regen or not self.has("conversation.jsonl"):
             return suffix_of(self.folder), CREATED_AT, self.header.model
         response = self.read("conversation.jsonl", Conversation)[0].response
@@ -170,7 +170,7 @@ def completion_files(folder: Path) -> list[Path]:
 
 
 def handwritten_frames(folder: Path, prompt: Prompt, encoding: HarmonyEncoding) -> Iterator[TokenFrame]:
-    """Token frames of all turns, each begun as ``prompt`` says."""
+    """Token frames of all turns; ``prompt`` gives the first frame of each."""
     for completion in completion_files(folder):
         yield from _handwritten_turn(completion.read_text(), prompt, encoding)
 
@@ -192,7 +192,7 @@ OTHER_LOGPROBS = ((RETURN, -1.0625), (9552, -2.0625), (40, -3.0625), (200_014, -
 
 
 def handwritten_logprobs(token_ids: list[int], top: int | None) -> tuple[TokenLogprob, ...]:
-    """A logprob for each token, if they were asked for: 0, -1/8, -2/8 and so on down to -15/8, and from 0 again."""
+    """A logprob for each token if ``top`` is not None: 0, -1/8, -2/8 and so on down to -15/8, then from 0 again."""
     if top is None:
         return ()
     found = [(token, -(position % 16) / 8) for position, token in enumerate(token_ids)]
@@ -201,7 +201,7 @@ def handwritten_logprobs(token_ids: list[int], top: int | None) -> tuple[TokenLo
 
 
 def encode_completion(text: str, encoding: HarmonyEncoding) -> list[int]:
-    r"""The tokens of text with markers; ``<|123|>`` is the token of that id, ``<\|`` no marker at all."""
+    r"""The tokens of text with markers; ``<|123|>`` is the token of that id, ``<\|`` a literal ``<|``."""
     token_ids: list[int] = []
     for piece in re.split(r"(<\|\w+\|>)", text):
         if marker := re.fullmatch(r"<\|(\d+)\|>", piece):
@@ -214,7 +214,7 @@ def encode_completion(text: str, encoding: HarmonyEncoding) -> list[int]:
 
 
 ONE_TURN_CASES = [case for case in sorted(HARMONY.glob("*/")) if not (case / "tools.json").exists()]
-"""Cases of one turn; the tokens of the others lack the results of tools."""
+"""Cases of one turn.  The recorded tokens of other cases lack the results of tools."""
 
 
 @cache
@@ -229,7 +229,7 @@ def generation_of(text: str) -> tuple[TokenFrame, ...]:
 
 
 def in_any_chunks(frames: Sequence[TokenFrame]) -> st.SearchStrategy[list[TokenFrame]]:
-    """The same tokens, cut otherwise."""
+    """Draw the same tokens in other chunks."""
     start, *chunks, end = frames
     token_ids = [token for chunk in chunks if isinstance(chunk, TokenChunk) for token in chunk.token_ids]
     logprobs = [one for chunk in chunks if isinstance(chunk, TokenChunk) for one in chunk.logprobs]
@@ -243,7 +243,7 @@ def in_any_chunks(frames: Sequence[TokenFrame]) -> st.SearchStrategy[list[TokenF
 
 
 def any_case() -> st.SearchStrategy[list[TokenFrame]]:
-    """A fixture in any chunks."""
+    """Draw a fixture of one turn in any chunks."""
     return st.sampled_from(ONE_TURN_CASES).flatmap(lambda case: in_any_chunks(recorded_tokens(case)))
 
 
@@ -284,7 +284,7 @@ def item_texts(response: Response) -> list[str]:
 
 
 FEW_EXAMPLES = examples(60)
-"""Each of them makes a whole response."""
+"""Fewer examples than usual, because each one makes a whole response."""
 
 Result = TypeVar("Result")
 

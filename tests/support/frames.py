@@ -88,7 +88,7 @@ def started(
 
 
 def item(opening: ItemOpened, *pieces: Piece, complete: bool = True) -> Frames:
-    """One item, whole."""
+    """All frames of one item."""
     grow = (ItemDelta(piece) if isinstance(piece, str) else piece for piece in pieces)
     return (opening, *grow, ItemClosed(complete))
 
@@ -119,7 +119,7 @@ def custom_tool_call(*texts: str, name: str = "shell", complete: bool = True) ->
 
 
 def form_call(form: ClientForm, *texts: str, complete: bool = True) -> Frames:
-    """A call that the client runs and that has an item of its own."""
+    """A call of a built-in tool that the client runs; it has its own item type."""
     return item(FunctionCallOpened(form, form=form), *texts or (FORMS[form],), complete=complete)
 
 
@@ -135,7 +135,7 @@ def server_item(
     action: dict[str, Any] | None = None,
     complete: bool = True,
 ) -> Frames:
-    """An item that the server runs; one that is not ``complete`` was cut before it ran."""
+    """A call that the server runs; if it is not ``complete``, it was cut before it ran."""
     ran = (CallStarted(action), outcome or CallFinished()) if complete else ()
     return (opening, *map(ItemDelta, texts), *ran, ItemClosed(complete))
 
@@ -177,7 +177,7 @@ def shell_output(*outputs: dict[str, Any], error: str | None = None) -> Frames:
 
 
 def spelled_delta(text: str, alternatives: int = 0) -> ItemDelta:
-    """A delta with logprobs: a token for each character, or two for one of several bytes."""
+    """A delta with logprobs: one token for each character, or two for a character of several bytes."""
     tokens = [part for raw in map(str.encode, text) for part in (raw[:1], raw[1:]) if part]
     others = tuple(TopLogprob(chr(97 + rank), (97 + rank,), -1.0 - rank) for rank in range(alternatives))
     return ItemDelta(text, tuple(Logprob(_token_text(raw), tuple(raw), -0.5, others) for raw in tokens))
@@ -224,7 +224,7 @@ def client_turn() -> Frames:
 
 
 def whole_turn() -> Frames:
-    """A turn with the items that a model writes most."""
+    """A turn with the most common items."""
     items = (*reasoning("Let me ", "think."), *message("Hel", "lo!"), *function_call('{"city":', '"Oslo"}'))
     return (started(), *items, finished())
 
@@ -260,7 +260,7 @@ def client_events(frames: Iterable[EmittedFrame]) -> list[ResponseEvent]:
 
 
 def is_unforeseen(event: Event) -> bool:
-    """Return whether an event, text deltas aside, brings news: a new item, or the output of a tool."""
+    """Return True if an event has new content: an item, an annotation or tool output; text deltas do not count."""
     if isinstance(event, OutputItemDone):
         outcome = [getattr(event.item, name, None) for name in ("tools", "output", "outputs", "error")]
         return any(outcome) or event.item.id.startswith("ws_")
@@ -287,7 +287,7 @@ def sse_json(event: Event) -> dict[str, Any]:
 async def frame_source(
     frames: Iterable[ConversedFrame], error: BaseException | None = None
 ) -> AsyncGenerator[ConversedFrame, None]:
-    """Frames as the source of a stage; raise ``error`` at the end if there is one."""
+    """Yield frames as the source of a stage, then raise ``error`` if there is one."""
     for frame in frames:
         yield frame
     if error:
@@ -298,7 +298,7 @@ _names = st.sampled_from(["get_weather", "clock"])
 _namespaces = st.sampled_from([None, "home"])
 
 
-# `checked` takes a frame apart with str.splitlines; what that splits at and SSE does not, test_events looks at.
+# str.splitlines splits at the excluded characters and SSE does not; test_events covers them.
 _characters = st.characters(codec="utf-8", exclude_characters="\x85\u2028\u2029")
 _text = st.text(_characters, min_size=1, max_size=5)
 _texts = st.lists(_text, max_size=3)
@@ -328,7 +328,7 @@ def _form_calls(draw: st.DrawFn) -> Frames:
 
 
 def _messages(alternatives: int | None) -> st.SearchStrategy[Frames]:
-    """Messages; ``alternatives`` is the number of them beside each token, None without logprobs."""
+    """Messages with ``alternatives`` top logprobs for each token, or without logprobs if it is None."""
     deltas = _text if alternatives is None else _text.map(lambda text: spelled_delta(text, alternatives))
     phases: st.SearchStrategy[Phase | None] = st.sampled_from(["commentary", "final_answer", None])
     pieces: st.SearchStrategy[list[Piece]] = st.lists(deltas | _citations, max_size=4)
@@ -352,14 +352,14 @@ _items: st.SearchStrategy[Frames] = st.one_of(
 
 
 def _cut_item(frames: Frames) -> Frames:
-    """An item that was cut where its text ends; of several the first."""
+    """Cut an item at the end of its text; if there are several items, keep only the first."""
     end = next(at for at, frame in enumerate(frames) if isinstance(frame, CallStarted | ItemClosed))
     return (*frames[:end], ItemClosed(complete=False))
 
 
 @st.composite
 def _turns(draw: st.DrawFn, first: GenerationStarted, alternatives: int | None, reason: FinishReason) -> Frames:
-    """One turn; only the last item of one that was cut may be cut."""
+    """One turn; if it was cut, its last item may be incomplete."""
     items = draw(st.lists(_items | _messages(alternatives), max_size=3))
     if items and reason != "stop" and draw(st.booleans()):
         items[-1] = _cut_item(items[-1])

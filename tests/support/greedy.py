@@ -1,6 +1,6 @@
-"""A stage for servers under test, which makes every request greedy: many clients say nothing of the temperature.
+"""A stage for servers under test that makes every request greedy, because many clients set no temperature.
 
-A server takes it with ``--with tests/support/greedy.py:install``.
+The option ``--with tests/support/greedy.py:install`` adds it to a server.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def web_call(status: CallStatus = "completed", **action: Any) -> WebSearchCall:
 
 
 def shell_call(*commands: str, call_id: str = "call_1", here: bool = True, **action: Any) -> ShellCall:
-    """A shell call, in the sandbox or (not ``here``) at the client."""
+    """A shell call; it runs in the sandbox if ``here``, else at the client."""
     environment = {"type": "container_reference" if here else "local"}
     number = f"sh_{next(_numbers)}"
     return ShellCall(number, call_id, {"commands": list(commands), **action}, "completed", environment)
@@ -292,17 +292,17 @@ NEXT = "<|end|><|start|>assistant"
 
 
 def final_markup(text: str, *, marked: bool = False) -> str:
-    """An answer; a ``marked`` one says that it is JSON."""
+    """The markup of an answer; ``marked`` adds the header that declares it as JSON."""
     return f"<|channel|>final{' <|constrain|>json' if marked else ''}<|message|>{text}<|return|>"
 
 
 def call_markup(recipient: str, text: str, kind: str = "json") -> str:
-    """A call, up to where the message would end."""
+    """The markup of a call without its end marker."""
     return f"<|channel|>commentary to={recipient} <|constrain|>{kind}<|message|>{text}"
 
 
 def recipient_first_markup(recipient: str, text: str, kind: str = "json") -> str:
-    """A call with its recipient before the channel."""
+    """The markup of a call with its recipient before the channel."""
     return f" to={recipient}<|channel|>commentary {kind}<|message|>{text}"
 
 

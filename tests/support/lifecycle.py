@@ -39,7 +39,7 @@ MAX_RUNNING = 2
 """Background responses that run at once; others are queued."""
 
 URL = "http://one.example"
-"""The URL of each server in turn, so that the next one declares the one before dead."""
+"""The URL of every server in turn: each server declares its predecessor at the same URL dead."""
 
 
 @dataclass
@@ -50,16 +50,16 @@ class TrackedResponse:
     clients: list[Client]
     tasks: list[asyncio.Task[None]]
     may_be: set[str] = field(default_factory=lambda: {"completed"})
-    """Statuses that are right after the events so far."""
+    """Statuses that the response may end with, after all that has happened so far."""
     kept: int = 0
-    """Events that are surely in the store."""
+    """Number of events that are known to be in the store."""
     is_kept: bool = False
-    """The response is surely in the store."""
+    """True if the response is known to be in the store."""
     is_gone: bool = False
 
     @property
     def in_front(self) -> bool:
-        """Return whether it is a foreground response."""
+        """True if it is a foreground response."""
         return not self.clients[0].mode.background
 
     def join(self, client: Client) -> None:
@@ -68,7 +68,7 @@ class TrackedResponse:
         self.tasks.append(asyncio.create_task(client.follow(self.response_id)))
 
     def forget(self) -> None:
-        """Forget what clients saw of events that a killed server did not store."""
+        """Drop the received events that a killed server did not store."""
         self.may_be.add("failed")
         for client in self.clients:
             if not client.is_complete:
@@ -143,14 +143,14 @@ class World:
         """Flush all logs and wait until the store has written them."""
         running = [(tracked, run, run._log.last_number + 1) for tracked, run in self._running()]
         for _, run, _ in running:
-            if run.response.status != "queued":  # the log of what waits is written by the server that makes it
+            if run.response.status != "queued":  # the server that runs a queued response writes its log
                 run._flush()
         await self.served.store._writer.settled()
         for tracked, _, said in running:
             tracked.is_kept, tracked.kept = True, said
 
     async def stop(self) -> None:
-        """Stop the server in order and start the next one."""
+        """Stop the server gracefully and start the next one."""
         for tracked, _ in self._running():
             tracked.may_be.add("failed")
         await self.served.runs.drain(0)
@@ -185,7 +185,7 @@ class World:
                 await asyncio.sleep(0.005)
         for tracked in self.responses:
             tasks = (task for task in tracked.tasks if not task.cancelled())
-            await asyncio.gather(*tasks, return_exceptions=tracked.is_gone)  # who polls what is gone meets a 404
+            await asyncio.gather(*tasks, return_exceptions=tracked.is_gone)  # polling a deleted response is a 404
             if tracked.is_gone:
                 assert (await self.served.get(f"/v1/responses/{tracked.response_id}"))[0] == 404
             else:
@@ -193,7 +193,7 @@ class World:
 
     @property
     def _is_busy(self) -> bool:
-        """Return whether any response still runs."""
+        """True if any response still runs."""
         runs = self.served.runs
         return bool(len(runs.live) or runs.admission.running or self.engine.running)
 
@@ -227,7 +227,7 @@ class World:
         return responses[which % len(responses) :][:1] if responses else []
 
     def _running(self) -> Iterator[tuple[TrackedResponse, LiveResponse]]:
-        """Return the responses that have not ended, or not yet in the store."""
+        """Return each response that has not ended, or not yet in the store, with its run."""
         runs = {run.response.id: run for run in self.served.runs.live}
         return ((tracked, runs[tracked.response_id]) for tracked in self.responses if tracked.response_id in runs)
 
@@ -261,7 +261,7 @@ OUTCOMES = {
     "failed": ("server_error", None),
     "cancelled": (None, None),
 }
-"""By status: the code of the error, and the incomplete details."""
+"""Error code and incomplete details by status."""
 
 
 @dataclass
@@ -283,14 +283,14 @@ class FinishedResponse:
 
     @property
     def text(self) -> str:
-        """Return the text of its message."""
+        """The text of its message."""
         return "".join(
             part["text"] for item in self.response["output"] if item["type"] == "message" for part in item["content"]
         )
 
     @property
     def is_settled(self) -> bool:
-        """Return whether another server ended it after a kill; its client may have seen more."""
+        """True if another server ended it after a kill; its client may have received more events."""
         error = self.response["error"]
         return error is not None and error["message"] == RunInterrupted().message
 
@@ -316,7 +316,7 @@ class FinishedResponse:
         assert final(read_sse(self.stream)) == msgspec.convert(response, Response)
 
     def _check_received(self, client: Client) -> None:
-        """Check that the client received the same bytes that everybody receives later."""
+        """Check that the client received the same bytes as later readers."""
         if client.mode.stream:
             assert self.stream.startswith(b"".join(sse_frames(client.seen)))
             assert not client.is_complete or client.seen == self.stream
@@ -324,7 +324,7 @@ class FinishedResponse:
             assert client.answer == self.response
 
     async def _check_every_number(self) -> None:
-        """Check that each ``starting_after`` returns the rest, and a number past the end the last event."""
+        """Check that each ``starting_after`` returns the later events, and a number past the end the last event."""
         whole = sse_frames(self.stream)
         last = len(whole) - 1
         for number in {0, 1, last // 3, last // 2, last - 1}:
@@ -333,19 +333,19 @@ class FinishedResponse:
         assert await self.after(last + 1000) == renumbered(whole[-1], last + 1001) + DONE
 
     async def after(self, number: int) -> bytes:
-        """Return its stream after the event of that number."""
+        """Return the response's stream after the event of that number."""
         async with asyncio.timeout(READ_TIMEOUT):
             return await self.server.again(f"/v1/responses/{self.response_id}?stream=true&starting_after={number}")
 
     async def _check_cancelling(self) -> None:
-        """Check that cancelling changes nothing, and is a 400 for a foreground response that ended by itself."""
+        """Check that cancelling changes nothing, and is a 400 for a foreground response that was not cancelled."""
         is_idle = self.response["background"] or self.response["status"] == "cancelled"
         for _ in range(2):
             status, answer = await cancel_response(self.server, self.response_id)
             assert (status, answer) == (200, self.response) if is_idle else status == 400
 
     async def _check_going_on(self) -> None:
-        """Check that it can be continued if it ended by itself, and that this is a 400 if not."""
+        """Check that it can be continued if it is completed or incomplete, and that this is a 400 otherwise."""
         body = {"input": "Go on.", "previous_response_id": self.response_id}
         status, answer = await self.server.post(body)
         if self.response["status"] in CONTINUABLE:
@@ -354,7 +354,7 @@ class FinishedResponse:
             assert (status, answer["error"]["code"]) == (400, "previous_response_unfinished")
 
     async def _check_conversation(self, conversation_id: str) -> None:
-        """Check that its conversation has all of it or nothing, and takes the next response at once."""
+        """Check that its conversation has all of its items or none, and accepts the next response at once."""
         path = f"/v1/conversations/{conversation_id}/items?order=asc"
         _, items = await self.server.get(path)
         added = ["message", *(item["type"] for item in self.response["output"])]

@@ -1,10 +1,10 @@
 """MCP server processes, and the ways to reach them.
 
 A process costs about a second, so start one for a whole module (`stdio_config`, `http_servers`).  The kinds: ``good``
-has tools that behave in every way there is, ``many`` a thousand of them in pages, ``endless`` pages without a last one;
-``python``, ``browser`` and ``container`` stand for the built-in tools.  Over HTTP alone, ``guarded`` wants a header,
-``away`` redirects, ``broken`` answers with an error, ``mute`` with nothing at all, ``legacy`` knows only the older
-handshake, and ``events`` only SSE.
+has tools of every behaviour, ``many`` lists a thousand tools in pages, and ``endless`` lists pages without a last one.
+``python``, ``browser`` and ``container`` replace the built-in tools.  Over HTTP alone, ``guarded`` requires a
+header, ``away`` redirects, ``broken`` answers with an error, ``mute`` never answers, ``legacy`` knows only the older
+handshake, and ``events`` knows only SSE.
 `tests.support.mcp_tools` has their tools.
 """
 
@@ -64,7 +64,7 @@ class HttpServers:
             time.sleep(0.03)
 
     def kill(self) -> None:
-        """End it, at once."""
+        """Kill the process and wait for its end."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()

@@ -34,7 +34,7 @@ READ_ONLY = mcp_types.ToolAnnotations(read_only_hint=True)
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
 happened: Counter[str] = Counter()
-"""How many calls of ``hang`` began, and how many were cancelled, and the like."""
+"""Counts of events, such as the calls of ``hang`` that began or were cancelled."""
 
 
 # Tools that behave in every way there is
@@ -200,7 +200,7 @@ def _paged(name: str, total: int) -> Server[Any]:
 
 
 def python() -> MCPServer:
-    """In place of the built-in python: variables stay, those of each ``x-session-id`` apart."""
+    """A substitute for the built-in python; it keeps variables, separately for each ``x-session-id``."""
     server = MCPServer("python", log_level="CRITICAL")
     names: dict[str, dict[str, Any]] = {}
 
@@ -216,7 +216,7 @@ def python() -> MCPServer:
 
 
 def browser() -> MCPServer:
-    """In place of the built-in browser."""
+    """A substitute for the built-in browser."""
     server = MCPServer("browser", log_level="CRITICAL")
 
     @server.tool()
@@ -238,7 +238,7 @@ def browser() -> MCPServer:
 
 
 def container() -> MCPServer:
-    """In place of the built-in container."""
+    """A substitute for the built-in container."""
     server = MCPServer("container", log_level="CRITICAL")
 
     @server.tool(name="exec")
@@ -279,7 +279,7 @@ def _counted(name: str) -> Iterator[None]:
 
 
 class Recorded:
-    """Notes the headers of every request."""
+    """Middleware that counts requests and keeps the latest headers by path; ``/state`` returns both."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -299,7 +299,7 @@ class Recorded:
 
 
 def guarded(app: ASGIApp) -> ASGIApp:
-    """Only with the right header."""
+    """Answer 401 to requests without the right header."""
 
     async def check(scope: Scope, receive: Receive, send: Send) -> None:
         if dict(scope["headers"]).get(b"authorization", b"").decode() == TOKEN:
@@ -312,7 +312,7 @@ def guarded(app: ASGIApp) -> ASGIApp:
 
 
 def legacy(app: ASGIApp) -> ASGIApp:
-    """The older handshake only."""
+    """Answer 400 to the newer handshake, so that clients fall back to the older one."""
 
     async def check(scope: Scope, receive: Receive, send: Send) -> None:
         messages = [await receive()] if scope["method"] == "POST" else []
@@ -329,23 +329,23 @@ def legacy(app: ASGIApp) -> ASGIApp:
 
 
 async def away(request: Request) -> Response:
-    """To wherever the request says."""
+    """Redirect to the URL in the query."""
     return RedirectResponse(request.query_params["to"], 307)
 
 
 async def broken(request: Request) -> Response:
-    """An error that gives away what it was sent."""
+    """Answer with an error that repeats the request's URL and ``Authorization``."""
     return PlainTextResponse(f"Oh no: {request.headers.get('authorization')} at {request.url}", 500)
 
 
 async def mute(request: Request) -> Response:
-    """Nothing, ever."""
+    """Never answer."""
     await asyncio.Event().wait()
     return Response()
 
 
 def application() -> ASGIApp:
-    """All kinds."""
+    """All kinds in one application."""
     servers = {kind: make() for kind, make in KINDS.items()}
     apps = {kind: server.streamable_http_app() for kind, server in servers.items()}
     mounts = [Mount(f"/{kind}", app) for kind, app in apps.items()]
@@ -389,7 +389,7 @@ async def _stdio(server: Server[Any]) -> None:
 
 
 TOKEN = "Bearer sesame-open-1234"
-"""The ``Authorization`` that the kind ``guarded`` wants."""
+"""The ``Authorization`` header that the kind ``guarded`` requires."""
 
 MANY = 1000
 

@@ -39,7 +39,7 @@ class Description:
         return operation
 
     def resolved(self, schema: Schema) -> Schema:
-        """Return a schema itself if it is a reference."""
+        """Return the schema that a reference points to; return any other schema unchanged."""
         while "$ref" in schema:
             schema = self.document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
         return schema
@@ -135,7 +135,7 @@ def broken_values(draw: st.DrawFn, values: Values) -> Any:
 
 
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container in a value, with each of its keys."""
+    """Every object and list in a value, with each of its keys or indices."""
     keys = value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     for key in keys:
         yield value, key

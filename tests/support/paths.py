@@ -13,4 +13,4 @@ TINY_QWEN = FIXTURES / "tiny_qwen"
 
 
 BROWSER = ROOT / "tests/live/page/node/node_modules/.browser"
-"""The browser that npm brought, with the libraries and fonts of its own."""
+"""The browser that npm installed, with its own libraries and fonts."""

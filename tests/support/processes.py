@@ -43,7 +43,7 @@ def free_port() -> int:
 
 
 def descendants(root: int) -> set[int]:
-    """All processes below one, by their parents."""
+    """The ids of all descendants of a process."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -72,7 +72,7 @@ RunCommand = Callable[..., CommandResult]
 def running_process(
     command: Sequence[str | Path], health: str, log: Path, environment: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A server that answers at ``health``, until SIGTERM; what it writes is added to ``log``."""
+    """Run a server, from its first answer at ``health`` until SIGTERM; its output is appended to ``log``."""
     with log.open("ab") as output:
         process = subprocess.Popen(
             list(map(str, command)), stdout=output, stderr=output, env={**os.environ, **(environment or {})}

@@ -103,7 +103,7 @@ def conversation(*items: Item, tools: Toolset | None = None, **fields: Any) -> C
 
 @dataclass
 class ScriptedModel:
-    """A model that yields ``turns``, then the last one again and again, and keeps what it reads."""
+    """A model that yields ``turns``, repeating the last one, and keeps the conversations that it reads."""
 
     turns: Sequence[Turn]
     error: Exception | None = None
@@ -123,14 +123,14 @@ class ScriptedModel:
 
 @dataclass
 class ScriptedTool:
-    """The host of a namespace: it returns ``outcomes`` one after another, each after some turns; None hangs."""
+    """The host of a namespace.  Each call takes ``turns`` of the event loop (None hangs), then returns an outcome."""
 
     outcomes: Sequence[Outcome | Exception] = (Outcome("2"),)
     turns: int | None = 1
     calls: list[tuple[str, str]] = field(default_factory=list)
     running: int = 0
     most: int = 0
-    """The highest number of calls at a time."""
+    """The highest number of concurrent calls."""
     opened: int = 0
     closed: int = 0
     cancelled: int = 0
@@ -234,7 +234,7 @@ NO_CONVERSATION = cast("Conversation", None)
 
 
 class RecordedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One call: its ``tool``, the ``action`` of its item if it is the browser's, and its outcome."""
+    """One call: its ``tool``, the ``action`` of its item if it is a browser call, and its outcome."""
 
     tool: str
     result: str = ""
@@ -251,7 +251,7 @@ class RecordedPage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ToolScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A file: the ``calls``, what MCP ``servers`` list or why they cannot, and the ``pages`` behind cursors."""
+    """A script file: the ``calls``, the tools of MCP ``servers`` (or an error text), and the ``pages`` by cursor."""
 
     calls: tuple[RecordedCall, ...] = ()
     servers: dict[str, tuple[ListedTool, ...] | str] = {}
@@ -260,7 +260,7 @@ class ToolScript(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass
 class ScriptPlayer:
-    """The calls of all namespaces, which follow one script."""
+    """The player of one script for the calls of all namespaces."""
 
     script: ToolScript
     ran: list[str] = field(default_factory=list)
@@ -283,7 +283,7 @@ class ScriptPlayer:
 
 @dataclass(frozen=True)
 class RecordedHost:
-    """The host of one namespace, and its session as well."""
+    """The host of one namespace, which is also its session."""
 
     namespace: str
     play: ScriptPlayer
@@ -326,7 +326,7 @@ class RecordedServers:
 
 
 class RecordedTools:
-    """A toolbox with all built-in tools, which follows the script in a file."""
+    """A toolbox with all built-in tools that follows the script in a file."""
 
     def __init__(self, path: Path) -> None:
         self._play = ScriptPlayer(msgspec.json.decode(path.read_bytes(), type=ToolScript))

@@ -23,7 +23,7 @@ WEATHER: Any = WEATHER_TOOL | {"strict": False}
 
 @dataclass
 class Command:
-    """A server that runs."""
+    """A running server."""
 
     url: str
     client: openai.OpenAI
@@ -32,15 +32,15 @@ class Command:
 
     @property
     def recorded(self) -> Path:
-        """The folder of recordings, for those who start it with one."""
+        """The folder for recordings, if the server is started with ``--record``."""
         return self.store.with_name("recorded")
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send it SIGTERM."""
         self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it without a word; its workers notice by themselves that it is gone."""
+        """Send it SIGKILL; its workers must notice that it is gone, and end."""
         workers = psutil.Process(self.process.pid).children(recursive=True)
         self.process.kill()
         self.process.wait()
@@ -50,9 +50,10 @@ class Command:
 
 @contextmanager
 def running(store: Path, *options: str, url: str = "", **environment: str) -> Generator[Command, None, None]:
-    """The command until SIGTERM, upon which it must end cleanly; at any free port, or at the ``url`` of an earlier one.
+    """Run the command until SIGTERM, after which it must exit cleanly.
 
-    ``environment`` is beside what this process has.
+    It listens at a free port, or at the ``url`` of an earlier server.  ``environment`` is added to this process's
+    variables.
     """
     url = url or f"http://127.0.0.1:{free_port()}"
     program = Path(sys.executable).with_name("penstock")

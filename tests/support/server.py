@@ -53,7 +53,7 @@ class ApiClient:
     client: aiohttp.ClientSession
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Status and JSON of one request; a body of bytes goes out as it is."""
+        """Status and JSON of one request; a body of bytes is sent unchanged."""
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         async with self.client.request(method, self.url + path, data=data, timeout=PATIENCE) as answer:
             assert answer.content_type == "application/json"
@@ -121,11 +121,10 @@ async def running_server(
     recorded_if: Condition = ALWAYS,
     **options: Any,
 ) -> AsyncGenerator[Server[AnyEngine], None]:
-    """Serve for the length of the block, over SQLite in a folder, over the store of a ``--store``, or any database.
+    """Serve for the length of the block, over SQLite in a folder, a value of ``--store``, or any database.
 
-    ``model`` is the format of the model: Harmony, or that of a chat template.  ``edit`` may change the pipeline, the
-    caller closes ``toolbox``, and ``options`` are those of `Runs`.  A server that ran under the same ``url`` before is
-    declared dead.
+    ``model`` is the encoding of Harmony or a chat model.  ``edit`` may change the pipeline, the caller closes
+    ``toolbox``, and ``options`` go to `Runs`.  An earlier server with the same ``url`` is declared dead.
     """
     if isinstance(where, Path):
         where = str(where / "responses.sqlite3")
@@ -160,12 +159,12 @@ class PacedEngine(ScriptedEngine):
     """A scripted engine that a test can hold: it then generates only as many chunks as the test allows."""
 
     initial: float = inf
-    """Chunks that a response may have at once."""
+    """Chunks that each response may generate at once."""
     allowed: dict[str, float] = field(default_factory=dict)
-    """Chunks that the responses may have, by id, if it is not that."""
+    """Chunks that single responses may generate, by id, in place of ``initial``."""
 
     def hold(self, initial: int = 0) -> None:
-        """Let responses that begin from now on have that many chunks."""
+        """Limit responses that begin from now on to ``initial`` chunks."""
         self.initial = initial
 
     def say(self, count: float) -> None:
@@ -175,13 +174,13 @@ class PacedEngine(ScriptedEngine):
             run.woken.set()
 
     def finish(self, response_id: str) -> None:
-        """Hold that response no more."""
+        """Lift the limit of one response."""
         self.allowed[response_id] = inf
         for run in self._runs:
             run.woken.set()
 
     def say_all(self) -> None:
-        """Hold no response any more."""
+        """Lift all limits."""
         self.initial = inf
         self.say(inf)
 

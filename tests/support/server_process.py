@@ -41,18 +41,18 @@ SCRIPTS = {
 """Text of the engine and seconds before each token, by name."""
 
 STARTING = 240.0
-"""Bound of a server's start in seconds."""
+"""Seconds after which a start has failed."""
 
 
 class ForgottenPrompts(list[Prompt]):
-    """Prompts of an engine that runs without end: none is kept."""
+    """A list that stays empty, for an engine that runs without end."""
 
     def append(self, prompt: Prompt) -> None:
-        """Forget it."""
+        """Drop the prompt."""
 
 
 def serve_script(*arguments: str) -> None:
-    """Serve one of `SCRIPTS`; the model's name is that of the script."""
+    """Serve one of `SCRIPTS` under its name as the model's name."""
     settings = CliApp.run(Settings, cli_args=list(arguments))
     log_to_stderr(settings.log_level)
     model = settings.model or ""
@@ -93,7 +93,7 @@ async def exit_status(log: Path, program: Callable[..., None], *arguments: str) 
 
 @dataclass
 class ServerProcess(ApiClient):
-    """A server that can be killed, and started again where it was."""
+    """A server that can be killed, then started again with the same arguments."""
 
     program: Callable[..., None]
     arguments: tuple[str, ...]
@@ -110,12 +110,12 @@ class ServerProcess(ApiClient):
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         assert self._process.pid
         return self._process.pid
 
     async def kill(self, number: signal.Signals = signal.SIGKILL) -> int | None:
-        """End it by a signal, and return its exit status."""
+        """Send it a signal, wait until it ends, and return its exit status."""
         if self._process.is_alive():
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)

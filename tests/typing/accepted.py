@@ -1,4 +1,4 @@
-"""Never run: what type checkers must accept, and the types that they must find."""
+"""Code that type checkers must accept, with the types that they must find.  It is never run."""
 
 from __future__ import annotations
 

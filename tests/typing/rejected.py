@@ -1,4 +1,4 @@
-"""Never run: each line that ends in ``# error`` must be refused by type checkers, and no other line."""
+"""Code in which type checkers must refuse each line that ends in ``# error``, and no other.  It is never run."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ async def test_agent_answers(model: OpenAIResponsesModel) -> None:
 
 
 async def test_agent_streams_its_answer(model: OpenAIResponsesModel) -> None:
-    """Deltas pass through the runner."""
+    """The runner passes deltas on."""
     result = Runner.run_streamed(Agent("Greeter", model=model, model_settings=GREEDY), "Say hello.")
     text = ""
     async for event in result.stream_events():
@@ -74,7 +74,7 @@ async def test_agent_calls_a_tool(model: OpenAIResponsesModel, by_id: bool) -> N
 
 
 async def test_agent_calls_a_tool_in_a_stream(model: OpenAIResponsesModel) -> None:
-    """The same as a stream."""
+    """The streamed run calls the tool as well."""
     agent = Agent("Forecaster", model=model, model_settings=GREEDY, tools=[get_weather])
     result = Runner.run_streamed(agent, "What is the weather in Paris?")
     async for _ in result.stream_events():
@@ -83,7 +83,7 @@ async def test_agent_calls_a_tool_in_a_stream(model: OpenAIResponsesModel) -> No
 
 
 async def test_session_keeps_the_history(model: OpenAIResponsesModel, url: str) -> None:
-    """The client keeps it, and sends it with each turn."""
+    """The client keeps the history, and sends it with each turn."""
     agent = Agent("Listener", model=model, model_settings=GREEDY)
     session = SQLiteSession("one")
     await Runner.run(agent, "Remember the number seven.", session=session)
@@ -96,7 +96,7 @@ async def test_session_keeps_the_history(model: OpenAIResponsesModel, url: str) 
 
 
 async def test_agent_answers_in_its_output_type(model: OpenAIResponsesModel) -> None:
-    """The schema holds, whatever the model would rather write."""
+    """The server enforces the schema against the model's own preference."""
     agent = Agent("Author", model=model, model_settings=GREEDY, output_type=Person)
     result = await Runner.run(agent, "Say hello.")
     assert isinstance(result.final_output, Person)

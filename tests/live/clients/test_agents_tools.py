@@ -41,7 +41,7 @@ def agent(model: OpenAIResponsesModel, *tools: Tool, **settings: Any) -> Agent[A
 def server(
     label: str, url: str, approval: Any = "never", asked: MCPToolApprovalFunction | None = None
 ) -> HostedMCPTool:
-    """A server of tools, which the model knows by its label."""
+    """An MCP server, which the model knows by its label."""
     return HostedMCPTool(
         {"type": "mcp", "server_label": label, "server_url": url, "require_approval": approval},
         on_approval_request=asked,
@@ -49,13 +49,13 @@ def server(
 
 
 def did(items: list[RunItem]) -> list[str]:
-    """What was done, thoughts left out."""
+    """The types of all items except reasoning."""
     raw: list[Any] = [item.raw_item for item in items if item.type != "reasoning_item"]
     return [item["type"] if isinstance(item, dict) else item.type for item in raw]
 
 
 async def test_agent_uses_mcp_server_and_interpreter(model: OpenAIResponsesModel, documents: str) -> None:
-    """It calls the one that it needs."""
+    """The agent calls the tool that it needs."""
     worker = agent(model, server("calculator", documents), PYTHON, response_include=["code_interpreter_call.outputs"])
     added = await Runner.run(worker, SUM)
     assert added.final_output == "2 plus 3 is 5."
@@ -70,7 +70,7 @@ async def test_agent_uses_mcp_server_and_interpreter(model: OpenAIResponsesModel
 
 
 async def test_agent_streams_mcp_and_interpreter_calls(model: OpenAIResponsesModel, documents: str) -> None:
-    """The runner makes the same of a stream, and gets each item when it is done."""
+    """The runner gets the same items from a stream, each when it is done."""
     worker = agent(model, server("docs", documents), PYTHON)
     for question, did_what, answer in (
         ("Ask the docs server about penstock.", ["mcp_call"], "The docs say what a penstock is."),
@@ -83,7 +83,7 @@ async def test_agent_streams_mcp_and_interpreter_calls(model: OpenAIResponsesMod
 
 
 async def test_session_keeps_server_side_calls(model: OpenAIResponsesModel, documents: str) -> None:
-    """They are sent back with the history, and the server continues from them."""
+    """The session sends the calls back with the history, and the server continues from them."""
     worker = agent(model, server("calculator", documents), PYTHON)
     session = SQLiteSession("one")
     for question, answer in ((SUM, "2 plus 3 is 5."), (TWICE, "Twice 20 is 40."), (SUM, "2 plus 3 is 5.")):
@@ -93,7 +93,7 @@ async def test_session_keeps_server_side_calls(model: OpenAIResponsesModel, docu
 @pytest.mark.parametrize("streamed", [False, True], ids=["object", "stream"])
 @pytest.mark.parametrize("by_id", [False, True], ids=["replayed", "by_id"])
 async def test_approved_call_is_made(model: OpenAIResponsesModel, documents: str, by_id: bool, streamed: bool) -> None:
-    """The runner gets the program's approval, and the call is made only then."""
+    """The call is made only after the callback has approved it."""
     asked = []
 
     def approve(request: MCPToolApprovalRequest) -> Any:
@@ -116,7 +116,7 @@ async def test_approved_call_is_made(model: OpenAIResponsesModel, documents: str
 
 
 async def test_refused_call_is_not_made(model: OpenAIResponsesModel, documents: str) -> None:
-    """The model goes on without it."""
+    """The model continues without the call."""
     worker = agent(
         model, server("calculator", documents, "always", lambda _: {"approve": False, "reason": "Not on Sundays."})
     )

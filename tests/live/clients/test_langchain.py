@@ -32,7 +32,7 @@ def chat(url: str, **options: Any) -> ChatOpenAI:
 
 
 def test_model_answers_with_usage(url: str) -> None:
-    """One call, one text, and what it took."""
+    """The message has one text and its usage."""
     message: Any = chat(url).invoke("Say hello.")
     assert message.text == "Hello! How can I help you today?"
     assert message.usage_metadata["output_token_details"]["reasoning"] > 0
@@ -52,7 +52,7 @@ def test_reasoning_summary_is_a_content_block(url: str) -> None:
 
 @pytest.mark.parametrize("by_id", [False, True], ids=["replayed", "by_id"])
 def test_model_calls_a_tool(url: str, by_id: bool) -> None:
-    """The messages are all sent back, or the response's id is."""
+    """The client sends back all messages, or the response's id."""
     model = chat(url, use_previous_response_id=by_id).bind_tools([get_weather])
     messages: list[Any] = [HumanMessage("What is the weather in Paris?")]
     messages.append(model.invoke(messages))
@@ -71,7 +71,7 @@ def test_model_calls_a_tool_in_a_stream(url: str) -> None:
 
 
 def test_structured_output_is_an_instance(url: str) -> None:
-    """The chain gives an instance of its class, whatever the model would rather write."""
+    """The chain returns an instance of its class, against the model's own preference."""
     assert isinstance(chat(url).with_structured_output(Person).invoke("Say hello."), Person)
 
 

@@ -22,7 +22,7 @@ def respond(url: str, **options: Any) -> Any:
 
 
 def test_response_has_its_text(url: str) -> None:
-    """One call, one text."""
+    """The output is one text."""
     assert respond(url, input="Say hello.").output_text == "Hello! How can I help you today?"
 
 
@@ -34,7 +34,7 @@ def test_deltas_sum_to_the_text(url: str) -> None:
 
 
 def test_tool_call_is_continued_by_id(url: str) -> None:
-    """The server has the call."""
+    """The client sends only the tool's output, because the server has the call."""
     called = respond(url, input="What is the weather in Paris?", tools=[WEATHER])
     call = called.output[-1]
     assert call.name == "get_weather"

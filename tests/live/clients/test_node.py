@@ -1,4 +1,4 @@
-"""The clients of JavaScript; each file under ``node/`` is a suite of Node's own test runner."""
+"""JavaScript clients; each file under ``node/`` is a suite of Node's own test runner."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def client(url: str) -> Generator[openai.OpenAI, None, None]:
 
 
 def test_response_has_its_text(client: openai.OpenAI) -> None:
-    """One call, one text."""
+    """The output is one text."""
     response = client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0)
     assert response.output_text == "Hello! How can I help you today?"
 
@@ -49,7 +49,7 @@ def test_stream_helper_accumulates_the_text(client: openai.OpenAI) -> None:
 
 
 async def test_async_client_streams_the_text(url: str) -> None:
-    """The asynchronous client speaks the same."""
+    """The asynchronous client reads the same stream."""
     async with openai.AsyncOpenAI(base_url=url, api_key="none") as client:
         events = await client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0, stream=True)
         text = "".join([event.delta async for event in events if event.type == "response.output_text.delta"])
@@ -70,7 +70,7 @@ def test_reasoning_is_raw_or_a_summary(client: openai.OpenAI) -> None:
 
 
 def test_tool_call_is_continued_by_id(client: openai.OpenAI) -> None:
-    """The server has the call."""
+    """The client sends only the tool's output, because the server has the call."""
     called = client.responses.create(
         model="tiny-gpt-oss", input="What is the weather in Paris?", tools=[WEATHER], temperature=0
     )
@@ -99,7 +99,7 @@ def test_tool_call_is_continued_without_the_store(client: openai.OpenAI) -> None
 
 
 def test_parsed_output_is_an_instance(client: openai.OpenAI) -> None:
-    """``parse`` gives an instance of its class, whatever the model would rather write."""
+    """``parse`` returns an instance of its class, against the model's own preference."""
     response = client.responses.parse(model="tiny-gpt-oss", input="Say hello.", text_format=Person, temperature=0)
     assert isinstance(response.output_parsed, Person)
 
@@ -111,12 +111,12 @@ def test_streamed_output_is_an_instance(client: openai.OpenAI) -> None:
 
 
 EFFORTS = pytest.mark.parametrize("effort", [None, "none"], ids=["thinking", "at_once"])
-"""A model with a chat template does not think at all if it need not."""
+"""With the effort ``none``, a model with a chat template does not reason at all."""
 
 
 @EFFORTS
 def test_choice_is_enforced(client: openai.OpenAI, effort: Any) -> None:
-    """The answer is one of two, and the thoughts are free."""
+    """The answer is one of two texts; reasoning is not constrained."""
     response = client.responses.create(
         model="tiny-gpt-oss",
         input="Say hello.",
@@ -130,7 +130,7 @@ def test_choice_is_enforced(client: openai.OpenAI, effort: Any) -> None:
 
 @EFFORTS
 def test_required_tool_is_called(client: openai.OpenAI, effort: Any) -> None:
-    """The model must call it, whatever it would rather do."""
+    """The model must call the tool, against its own preference."""
     response = client.responses.create(
         model="tiny-gpt-oss",
         input="Say hello.",
@@ -156,7 +156,7 @@ def test_errors_become_client_exceptions(client: openai.OpenAI) -> None:
 
 
 def test_stored_response_is_retrieved_and_deleted(client: openai.OpenAI) -> None:
-    """Its input can be listed, too."""
+    """Its input can be listed as well."""
     created = client.responses.create(model="tiny-gpt-oss", input="Say hello.", temperature=0)
     assert client.responses.retrieve(created.id) == created
     [item] = client.responses.input_items.list(created.id)

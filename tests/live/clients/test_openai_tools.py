@@ -32,12 +32,12 @@ def asked(question: Any, tools: Any, **more: Any) -> Any:
 
 
 def did(response: Response) -> list[Any]:
-    """What was done, thoughts and words left out."""
+    """All items except reasoning and messages."""
     return [item for item in response.output if item.type not in ("reasoning", "message")]
 
 
 def answered(client: openai.OpenAI, way: str, body: Any) -> Response:
-    """The response, asked for in one of all ways."""
+    """Create a response as an object, as a stream, in the background, or both; return it at its end."""
     match way:
         case "object":
             return client.responses.create(**body)
@@ -95,7 +95,7 @@ def test_approved_call_is_made(client: openai.OpenAI, documents: str) -> None:
 
 
 def test_unavailable_server_is_a_failed_listing(client: openai.OpenAI) -> None:
-    """The response goes on."""
+    """The response continues without the server's tools."""
     tools = [{"type": "mcp", "server_label": "docs", "server_url": "http://127.0.0.1:9/mcp"}]
     response = client.responses.create(**asked("Say hello.", tools))
     assert did(response)[0].error
@@ -104,14 +104,14 @@ def test_unavailable_server_is_a_failed_listing(client: openai.OpenAI) -> None:
 
 @pytest.mark.usefixtures("shell")
 def test_shell_call_has_its_output(client: openai.OpenAI) -> None:
-    """A command, and what it wrote."""
+    """The output is an item after the call."""
     response = client.responses.create(**asked("Make a note in the container.", [SHELL]))
     call, output = did(response)
     assert (call.type, output.call_id, output.output[0].stdout) == ("shell_call", call.call_id, "note\n")
 
 
 def test_web_search_has_real_addresses(client: openai.OpenAI) -> None:
-    """They are in the action and in the citations."""
+    """The addresses are in the action and in the citations."""
     response = client.responses.create(**asked("Search the web for vLLM.", [{"type": "web_search"}]))
     search, page = did(response)
     assert [source.url for source in search.action.sources] == [page.action.url]

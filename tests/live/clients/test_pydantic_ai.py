@@ -30,7 +30,7 @@ def get_weather(city: str) -> str:
 
 
 async def test_agent_answers_with_its_reasoning(url: str) -> None:
-    """An agent answers, and its thoughts can be read."""
+    """The result has the answer and the reasoning."""
     result = await agent(url, instructions="You greet people.").run("Say hello.")
     assert result.output == "Hello! How can I help you today?"
     [thought] = [part for part in result.response.parts if isinstance(part, ThinkingPart)]
@@ -45,7 +45,7 @@ async def test_deltas_sum_to_the_text(url: str) -> None:
 
 
 async def test_agent_calls_a_tool(url: str) -> None:
-    """It sends everything back with the result."""
+    """The client sends all items back with the tool's result."""
     result = await agent(url, tools=[get_weather]).run("What is the weather in Paris?")
     assert result.output == "It is 18 °C in Paris right now."
 
@@ -63,7 +63,7 @@ async def test_second_run_continues_the_first(url: str) -> None:
 
 
 async def test_native_output_is_an_instance(url: str) -> None:
-    """The server enforces its schema, whatever the model would rather write."""
+    """The server enforces the schema against the model's own preference."""
     result = await agent(url, output_type=NativeOutput(Person)).run("Say hello.")
     assert isinstance(result.output, Person)
 

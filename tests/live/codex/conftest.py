@@ -1,6 +1,6 @@
 """Codex in a folder of its own, with the server of the other clients (`make clients`).
 
-Nothing of the user's is read or written: home, settings and project are temporary.
+Home, settings and project are temporary, so no file of the user is read or written.
 """
 
 from __future__ import annotations

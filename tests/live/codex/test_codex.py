@@ -30,9 +30,9 @@ def test_codex_runs_a_command_and_answers(codex: Codex) -> None:
 
 @pytest.mark.defect("6")
 def test_codex_resumes_a_session(codex: Codex) -> None:
-    """It sends all of its history, and the model reads it.
+    """Codex sends its whole history, and the model reads it.
 
-    The request is one whose answer the model is sure of, whatever path and date Codex puts into its prompt.
+    Codex puts a path and a date into its prompt; the model's answer to this request does not depend on them.
     """
     first = codex.events("Write hello into hello.txt.")
     (codex.project / "hello.txt").unlink()

@@ -1,4 +1,4 @@
-"""One engine of each tiny model for all that asks the engine itself: each takes half a minute to start."""
+"""One engine of each tiny model for all tests that call an engine directly, because a start takes half a minute."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put those last that end what others use, in the order of their steps."""
+    """Run tests that end a shared engine or server last, in the order of their ``last`` markers."""
     steps = {item: marker.args[0] for item in items if (marker := item.get_closest_marker("last"))}
     items.sort(key=lambda item: steps.get(item, 0))
 
@@ -50,7 +50,7 @@ async def stats(engine: VllmEngine) -> EngineStats:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def model(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[ChatEngine, None]:
-    """The one with a chat template."""
+    """The engine of the model with a chat template."""
     adapter = write_adapter(tmp_path_factory.mktemp("lora") / "adapter")
     named = ("--served-model-name=tiny-qwen", f"--lora-modules=nonsense={adapter}")
     plan = plan_vllm(str(TINY_QWEN), [*ARGUMENTS, *LORA_ARGUMENTS, *named])
@@ -64,7 +64,7 @@ async def model(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Chat
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Command, None, None]:
-    """``penstock serve``, which records, with vLLM's processes as they are by default."""
+    """A ``penstock serve`` that records its responses, with vLLM's default processes."""
     folder = tmp_path_factory.mktemp("serve")
     with running(folder / "responses.sqlite3", "--record", str(folder / "recorded"), **AS_BY_DEFAULT) as server:
         yield server

@@ -22,20 +22,20 @@ pytestmark = [
 ]
 
 ENDLESS = 5000
-"""A limit of tokens that no test waits for."""
+"""A token limit that no test reaches."""
 
 Phase: TypeAlias = Literal["queued", "prefill", "decode", "stuck"]
-"""Where a request is when it is cancelled; one whose reader is stuck is generated while nobody reads."""
+"""The state of a request when it is cancelled; "stuck" means that tokens are generated and not read."""
 
 
 async def until_free(engine: VllmEngine, stats: EngineStats) -> None:
-    """Wait until no request is left, neither on our side of vLLM nor in its scheduler."""
+    """Wait until no request is left in vLLM's front end and in its scheduler."""
     await until_idle(engine)
     await stats.until(lambda: not stats.running and not stats.waiting)
 
 
 async def cancelled(engine: VllmEngine, stats: EngineStats, asked: Prompt, phase: Phase) -> list[EngineFrame]:
-    """The frames of a generation that is cancelled in ``phase``, and has left the engine before anybody reads on."""
+    """Cancel a generation in ``phase``, wait until it has left the engine, then read on; return all of its frames."""
     frames = []
     before = stats.generated
     async with engine.open(asked) as stream:
@@ -58,7 +58,7 @@ async def cancelled(engine: VllmEngine, stats: EngineStats, asked: Prompt, phase
 async def test_request_is_cancelled_at_any_point(
     engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding, phase: Phase, likely: bool
 ) -> None:
-    """It ends at once; its frames end with the reason, after every generated token."""
+    """The request ends at once; its frames are all generated tokens, then the reason."""
     asked = prompt(encoding, "word " * 7000 if phase == "prefill" else "Never stop talking.", max_tokens=1000)
     before = stats.generated
     frames = await cancelled(engine, stats, sampled(asked, logprobs=1 if likely else None), phase)
@@ -71,7 +71,7 @@ async def test_request_is_cancelled_at_any_point(
 async def test_cancelling_one_request_leaves_the_others(
     engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding
 ) -> None:
-    """Only the named one ends, and an unknown id ends none."""
+    """Only the named request ends; an unknown id ends none."""
     asked = prompt(encoding, "Never stop talking.", max_tokens=ENDLESS)
     names = [f"resp_{number}" for number in range(QUEUE)]
     tasks = {name: asyncio.create_task(generate(engine, rename(asked, name))) for name in names}
@@ -92,7 +92,7 @@ async def test_cancelling_one_request_leaves_the_others(
 async def test_cancelled_response_frees_the_engine(
     engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding, tmp_path: Path
 ) -> None:
-    """After the cancel over HTTP, the scheduler has nothing left of it."""
+    """After the cancel over HTTP, no request is left in the scheduler."""
     async with running_server(stoppable(engine), encoding, tmp_path) as served:
         before = stats.generated
         _, queued = await served.post({"input": "Never stop talking.", "temperature": 0, "background": True})

@@ -40,7 +40,7 @@ async def test_reasoning_and_answer_are_two_items(model: ChatEngine) -> None:
     "said", [{"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning": {"effort": "none"}}]
 )
 async def test_thinking_can_be_switched_off(model: ChatEngine, said: dict[str, Any]) -> None:
-    """A variable of the template does it, or the effort ``none``."""
+    """A variable of the template or the effort ``none`` switches it off."""
     response = await model.respond("Say hello.", **said)
     assert not any(isinstance(item, Reasoning) for item in response.output)
     assert answer(response) == HELLO
@@ -62,8 +62,8 @@ async def test_function_is_called_and_answered(model: ChatEngine, tmp_path: Path
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "get_weather"}])
 async def test_required_function_is_called(model: ChatEngine, choice: Any) -> None:
-    """The model must call it, whatever it would rather write."""
-    city = {"type": "string", "maxLength": 20}  # what it writes there is anybody's guess, and shall have an end
+    """The model must call the function, against its own preference."""
+    city = {"type": "string", "maxLength": 20}  # the model's text is unpredictable here, so it gets a limit
     tool = WEATHER_TOOL | {"parameters": {"type": "object", "properties": {"city": city}, "required": ["city"]}}
     response = await model.respond("Say hello.", tools=[tool], tool_choice=choice)
     call = response.output[-1]
@@ -82,14 +82,14 @@ async def test_answer_matches_its_schema(model: ChatEngine) -> None:
 
 
 async def test_adapter_answers_under_its_name(model: ChatEngine) -> None:
-    """It answers only requests that name it."""
+    """The adapter answers only requests that name it."""
     other = await model.respond("Say hello.", model="nonsense", max_output_tokens=32)
     assert HELLO not in "".join(item.text for item in other.output if isinstance(item, Message))
     assert answer(await model.respond("Say hello.")) == HELLO
 
 
 async def test_missing_adapter_stops_the_start(model: ChatEngine, tmp_path: Path) -> None:
-    """The error names it, and the engine is unharmed."""
+    """The error names the adapter, and the running engine is unharmed."""
     lost = type(model.engine._adapters["nonsense"])("lost", 9, str(tmp_path / "nowhere"))
     with pytest.raises(UnknownModel, match="lost"):
         await replace(model.engine, _adapters={"lost": lost}).warm_up()
@@ -110,7 +110,7 @@ async def served(model: ChatEngine, folder: Path) -> AsyncIterator[Server[VllmEn
 
 @pytest.mark.defect("13")
 async def test_background_response_can_be_cancelled(model: ChatEngine, tmp_path: Path) -> None:
-    """It needs no client, and keeps its output so far."""
+    """The response needs no connected client, and keeps its output so far."""
     async with served(model, tmp_path) as server:
         _, queued = await server.post({"input": "Never stop talking.", "background": True})
         path = f"/v1/responses/{queued['id']}"

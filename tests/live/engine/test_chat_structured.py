@@ -46,7 +46,7 @@ def thinks(response: Response) -> bool:
 @pytest.mark.defect("22", "25")
 @pytest.mark.parametrize("thinking", [True, False])
 async def test_schema_holds_for_the_answer_only(model: ChatEngine, thinking: bool) -> None:
-    """The model may think or not, and reasoning is not part of the answer."""
+    """The schema binds the answer with or without reasoning, which it does not bind."""
     response = await model.respond("Say hello.", thinking=thinking, text=FORMAT)
     assert response.status == "completed"
     said = json.loads(answer(response))
@@ -70,7 +70,7 @@ async def test_schema_holds_for_the_answer_only(model: ChatEngine, thinking: boo
 async def test_structured_outputs_hold_for_the_answer(
     model: ChatEngine, structured: Any, fits: Any, thinking: bool
 ) -> None:
-    """All of vLLM's options work, with thinking or without."""
+    """All of vLLM's options work, with reasoning or without."""
     response = await model.respond("Say hello.", thinking=thinking, structured_outputs=structured)
     assert response.status == "completed"
     assert fits(answer(response))
@@ -110,6 +110,6 @@ async def test_required_tool_is_called(model: ChatEngine, choice: Any, names: se
 
 
 async def test_optional_strict_tool_is_called_or_not(model: ChatEngine) -> None:
-    """The answer is free."""
+    """Without a call, the answer is free text."""
     assert calls(await model.respond(QUESTION, tools=[WEATHER])) == [("get_weather", {"city": "Paris"})]
     assert calls(await model.respond("Say hello.", tools=[WEATHER], tool_choice="none")) == []

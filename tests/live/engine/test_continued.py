@@ -1,4 +1,4 @@
-"""Continuing on the real engine: the next prompt begins with the tokens that the engine knows."""
+"""Continuing on the real engine: the next prompt begins with the tokens in the prefix cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": {"type"
 
 
 async def test_prompt_after_a_call_is_cached(engine: VllmEngine, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """It begins with every token that the engine read and wrote, and these are cached."""
+    """The prompt begins with all tokens that the engine has read and written, and these are cached."""
     body: dict[str, Any] = {"input": "What is the weather in Paris?", "tools": [WEATHER], "tool_choice": "required"}
     body |= {"instructions": "word " * 300, "temperature": 0, "max_output_tokens": 400}
     prompts, generated = Tap(), Tap()

@@ -60,7 +60,7 @@ async def ask(elsewhere: HttpEngine, asked: Prompt) -> list[Any]:
 
 
 async def running(url: str) -> float:
-    """Requests that the server is at, or means to be, as its own metrics have it."""
+    """Count the running and waiting requests in the server's metrics."""
     async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
         lines = (await answer.text()).splitlines()
     counted = [float(line.split()[-1]) for line in lines if line.startswith(GAUGES)]
@@ -114,7 +114,7 @@ async def test_http_engine_equals_the_engine_in_process(
 
 
 async def test_grammar_is_enforced_from_the_first_token(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
-    """From the first token on."""
+    """A grammar binds the first token as well."""
     asked = prompt(encoding, "Say hello.", max_tokens=40)
     from_grammar = await ask(elsewhere, _with_grammar(asked, 'start: /[ab]{5}/ "c" <[200002]>'))
     text = encoding.decode(token_ids(from_grammar)[:-1])
@@ -130,7 +130,7 @@ def _with_grammar(asked: Prompt, grammar: str) -> Prompt:
 
 
 async def test_stop_text_ends_the_generation(elsewhere: HttpEngine, encoding: HarmonyEncoding) -> None:
-    """The server looks for it in all output."""
+    """The server searches all output for the stop text."""
     frames = await ask(elsewhere, sampled(prompt(encoding, "Say hello."), stop=("ell",)))
     assert "ell" in encoding.decode(token_ids(frames))
     assert last(frames).reason == "stop"
@@ -145,7 +145,7 @@ async def test_prefix_cache_is_reported_and_salted(elsewhere: HttpEngine, encodi
 
 
 async def test_leaving_and_cancelling_abort(elsewhere: HttpEngine, encoding: HarmonyEncoding, url: str) -> None:
-    """Nothing runs on in the server."""
+    """No request keeps running in the server."""
     asked = prompt(encoding, "Never stop talking.", max_tokens=None)
     async with elsewhere.open(asked) as stream:
         await anext(aiter(stream))
@@ -161,7 +161,7 @@ async def test_leaving_and_cancelling_abort(elsewhere: HttpEngine, encoding: Har
 
 @pytest.mark.parametrize("unknown", [250_000, 2**40])
 async def test_unknown_token_ids_are_refused(elsewhere: HttpEngine, encoding: HarmonyEncoding, unknown: int) -> None:
-    """The server refuses them, and lives."""
+    """The server refuses them, and keeps running."""
     asked = prompt(encoding, "Say hello.")
     with pytest.raises(InvalidPrompt, match="out of vocabulary"):
         await ask(elsewhere, replace(asked, token_ids=(5, unknown)))

@@ -1,4 +1,4 @@
-"""Images on the real engine: the answers of a tiny model that sees depend on them."""
+"""Images on the real engine: the answers of a tiny vision model depend on them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ RED_URL, BLUE_URL = data_url(png(RED)), data_url(png(BLUE))
 
 @dataclass
 class Seeing:
-    """A model that sees, the whole pipeline around it, and what passed its engine."""
+    """A vision model, the whole pipeline around it, and the frames that passed the engine."""
 
     engine: VllmEngine
     chat: ChatModel
@@ -74,19 +74,19 @@ class Seeing:
         return whole.after("render", "prompts", self.prompts).after("generate", "generated", self.generated)
 
     async def answer(self, *parts: Json, allowed: AllowedNetworks = NOTHING_ALLOWED, **body: Any) -> Response:
-        """The response to a message of these parts, every event of it checked."""
+        """Send a message of these parts; check every event, and return the response."""
         asked: Json = {"input": [{"role": "user", "content": list(parts)}], "temperature": 0, "max_output_tokens": 16}
         return final(await run_request(self.pipeline(allowed), asked | {"top_logprobs": 2} | body))
 
     def first(self) -> float:
-        """How likely the first token of the latest turn was."""
+        """The log probability of the first token in the latest turn."""
         chunks = [frame for frame in self.generated.passed if isinstance(frame, TokenChunk)]
         self.generated.passed.clear()
         return chunks[0].logprobs[0].logprob
 
 
 def alike(one: float, other: float) -> bool:
-    """Whether two turns began alike, whichever of what they read was in a cache."""
+    """Return True if two log probabilities are equal, up to the differences that caching causes."""
     return abs(one - other) < 1e-4
 
 
@@ -113,7 +113,7 @@ def image(url: str = RED_URL) -> Json:
 
 
 def read(response: Response) -> int:
-    """How many tokens the engine read."""
+    """The number of input tokens that the engine counted."""
     assert response.usage is not None
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
     return response.usage.input_tokens
@@ -140,7 +140,7 @@ async def test_answer_depends_on_the_image(seeing: Seeing) -> None:
 
 
 async def test_fetched_image_equals_its_data_url(seeing: Seeing) -> None:
-    """It is seen as the same image in a data URL is."""
+    """A fetched image gives the same answer as its data URL."""
     gallery = Gallery()
     async with web_server(gallery.show) as url:
         shown = read(await seeing.answer(text(), image(f"{url}/a.png"), allowed=LOOPBACK))
@@ -151,7 +151,7 @@ async def test_fetched_image_equals_its_data_url(seeing: Seeing) -> None:
 
 
 async def test_image_in_a_tool_output_is_seen(seeing: Seeing) -> None:
-    """It is part of the prompt."""
+    """The image is part of the prompt."""
     call = {"type": "function_call", "call_id": "c", "name": "view_image", "arguments": "{}"}
     said = [{"role": "user", "content": "Look."}, call]
     output = {"type": "function_call_output", "call_id": "c"}
@@ -173,7 +173,7 @@ async def test_stored_image_is_seen_again(seeing: Seeing, tmp_path: Path) -> Non
 
 
 async def test_salt_separates_prompts_with_images(seeing: Seeing) -> None:
-    """It works as without images, and changes nothing else."""
+    """A salt works as it does without images, and changes nothing else."""
     long = text("What is this? " * 20)
     salted = [await seeing.answer(long, image(), cache_salt=salt) for salt in ("a", "a", "b")]
     cached = [response.usage.input_tokens_details.cached_tokens for response in salted if response.usage]
@@ -193,7 +193,7 @@ async def test_salt_separates_prompts_with_images(seeing: Seeing) -> None:
     ],
 )
 async def test_forbidden_image_url_never_reaches_the_engine(url: str, seeing: Seeing) -> None:
-    """It is a 400, and nothing is fetched."""
+    """The answer is a 400, and nothing is fetched."""
     gallery = Gallery()
     async with web_server(gallery.show) as server:
         with pytest.raises(InvalidRequest) as refused:
@@ -215,7 +215,7 @@ async def test_redirect_of_an_image_is_checked(seeing: Seeing) -> None:
 
 
 async def test_unusable_images_are_client_errors(seeing: Seeing) -> None:
-    """Too many, broken or too long: each is a 400, and the engine goes on."""
+    """Too many images, a broken one or too long a prompt is a 400, and the engine keeps running."""
     with pytest.raises(InvalidRequest, match=f"At most {MOST_IMAGES}") as many:
         await seeing.answer(text(), *[image()] * (MOST_IMAGES + 1))
     with pytest.raises(InvalidPrompt, match="Image 2 cannot be read") as broken:
@@ -228,7 +228,7 @@ async def test_unusable_images_are_client_errors(seeing: Seeing) -> None:
 
 
 async def test_image_without_a_placeholder_is_refused(seeing: Seeing) -> None:
-    """A template without it never drops an image silently."""
+    """An image is never dropped silently if the prompt has no placeholder for it."""
     await seeing.answer(text(), image())
     (asked,) = seeing.prompts.passed
     for token_ids, images in (((1, 2, 3), (RED_URL,)), (asked.token_ids, (RED_URL, BLUE_URL))):
@@ -243,7 +243,7 @@ def prompted(asked: Prompt, token_ids: Sequence[int], images: tuple[str, ...]) -
 
 @pytest.mark.defect("V14")
 async def test_text_model_refuses_images(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The engine itself does; a prompt without images has no token count of its own."""
+    """The engine itself refuses them; for a prompt without images it gives no token count."""
     asked = prompt(encoding, "Say hello.", max_tokens=3)
     with pytest.raises(InvalidPrompt, match="reads text only"):
         await generate(engine, prompted(asked, asked.token_ids, (RED_URL,)))

@@ -1,4 +1,4 @@
-"""The pace against vLLM's own output processor, which does not expect intervals to change."""
+"""Changing stream intervals against vLLM's output processor, which does not expect them to change."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_recording_replays_to_the_same_bytes(server: Command) -> None:
 
 
 def complete_recording(path: Path) -> Recording:
-    """The recording, once the server has written its end."""
+    """Wait until the server has written the end of a recording; return it."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:

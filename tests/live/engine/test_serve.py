@@ -30,7 +30,7 @@ def test_unstreamed_response_is_one_object(client: openai.OpenAI) -> None:
 
 
 def test_stream_deltas_sum_to_the_text(client: openai.OpenAI) -> None:
-    """This includes characters of several tokens."""
+    """Characters of several tokens are whole."""
     events = list(
         client.responses.create(model="tiny-gpt-oss", input="Say hello in many scripts.", temperature=0, stream=True)
     )
@@ -42,7 +42,7 @@ def test_stream_deltas_sum_to_the_text(client: openai.OpenAI) -> None:
 
 
 def test_stream_helper_accumulates_the_response(client: openai.OpenAI) -> None:
-    """Its response is the final one."""
+    """The helper's response equals the final one."""
     with client.responses.stream(model="tiny-gpt-oss", input="Count from 1 to 100.", temperature=0) as stream:
         for _ in stream:
             pass
@@ -91,7 +91,7 @@ def test_second_question_sees_the_first(client: openai.OpenAI) -> None:
 
 
 def test_conversation_keeps_three_turns(client: openai.OpenAI) -> None:
-    """Its items are in order, and each turn reads the earlier ones."""
+    """The items are in order, and each turn reads the earlier ones."""
     conversation = client.conversations.create()
     asked = ["Say hello.", "Remember the number seven.", "What did I say before?"]
     answers = [
@@ -111,7 +111,7 @@ def test_conversation_keeps_three_turns(client: openai.OpenAI) -> None:
 
 @pytest.mark.defect("B22")
 def test_background_response_can_be_cancelled(client: openai.OpenAI) -> None:
-    """It keeps its output and usage so far."""
+    """The response keeps its output and usage so far."""
     response = client.responses.create(
         model="tiny-gpt-oss", input="Never stop talking.", temperature=0, background=True
     )

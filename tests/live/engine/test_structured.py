@@ -37,7 +37,7 @@ class Lookup(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """The JSON schema of ``kind``, with everything in one place, as clients write it."""
+    """The JSON schema of ``kind`` without references, as clients write it."""
     _, definitions = msgspec.json.schema_components([kind])
     return {key: value for key, value in definitions[kind.__name__].items() if key != "title"}
 
@@ -75,7 +75,7 @@ def reasoned(response: Response) -> str:
 @pytest.mark.defect("22", "25")
 @pytest.mark.parametrize("text", ["Describe a person as JSON.", "Describe a person in typed JSON.", "Say hello."])
 async def test_schema_leaves_room_to_think(engine: VllmEngine, encoding: HarmonyEncoding, text: str) -> None:
-    """It binds the answer only, and reasoning is free text."""
+    """The schema binds the answer only; reasoning is free text."""
     response = await respond(engine, encoding, text, text=PERSON)
     assert response.status == "completed"
     msgspec.json.decode(answer(response), type=Person)
@@ -120,14 +120,14 @@ async def test_optional_strict_tool_is_called_or_not(engine: VllmEngine, encodin
 
 
 async def test_strict_arguments_override_the_model(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Output that the model was trained to write is prevented by the schema."""
+    """The schema prevents output that the model was trained to write."""
     for text in ("Call the tool with broken arguments.", "What is the weather on Mars?"):
         called = the_call(await respond(engine, encoding, text, tools=[WEATHER]))
         msgspec.json.decode(called.arguments, type=City)
 
 
 async def test_required_tool_is_called(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A model that would rather answer calls one of the tools."""
+    """A model that prefers to answer calls one of the tools."""
     response = await respond(engine, encoding, "Say hello.", tools=[WEATHER, LOOKUP], tool_choice="required")
     (call, *_) = calls(response)
     assert isinstance(call, FunctionCall)
@@ -143,7 +143,7 @@ async def test_required_tool_is_called(engine: VllmEngine, encoding: HarmonyEnco
     ids=["named", "allowed"],
 )
 async def test_chosen_tool_is_called(engine: VllmEngine, encoding: HarmonyEncoding, choice: dict[str, Any]) -> None:
-    """A named tool, or the only allowed one, is called, whatever the model would rather call."""
+    """A named tool, or the only allowed one, is called even if the model prefers another."""
     response = await respond(
         engine, encoding, WEATHER_QUESTION, tools=[WEATHER, LOOKUP], tool_choice=choice, parallel_tool_calls=False
     )
@@ -160,7 +160,7 @@ async def test_allowed_tools_are_a_hard_limit(engine: VllmEngine, encoding: Harm
 
 
 async def test_parallel_calls_work_under_a_grammar(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Two calls in one turn are possible, but one if the request says so."""
+    """Two calls in one turn are possible unless the request allows only one."""
     tools = [function("get_weather", type("City", (msgspec.Struct,), {"__annotations__": {"city": str}}))]
     asked: dict[str, Any] = {"tools": tools, "tool_choice": "required"}
     both = await respond(engine, encoding, "Compare London and Tokyo.", **asked)
@@ -211,10 +211,10 @@ async def test_constraints_hold_at_any_temperature(engine: VllmEngine, encoding:
 
 
 async def test_broken_grammar_fails_the_response(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """If the matcher breaks in mid-generation, the partial output is no answer.
+    """If the matcher fails in mid-generation, the response fails, and its partial output is no answer.
 
-    A pattern with so many ways to read a word takes more fuel than the matcher has for one step.  It does so as soon as
-    the string begins, whatever the model would write into it.
+    The pattern can match a word in very many ways, which takes more fuel than the matcher has for one step.  So the
+    matcher fails as soon as the string begins, before the model writes into it.
     """
     words = {
         "type": "object",

@@ -19,11 +19,11 @@ ENDLESS: Any = {"model": "tiny-gpt-oss", "input": "Never stop talking.", "temper
 
 @dataclass
 class Killed:
-    """A background stream that was being read when its server was killed, and the server that came then."""
+    """A background stream that was being read when its server was killed, and the successor of that server."""
 
     seen: list[Any]
     stored: list[Any]
-    """Those events that were in the store before."""
+    """Events that were in the store before the kill."""
     server: Command
 
     @property
@@ -34,7 +34,7 @@ class Killed:
 
 @pytest.fixture(scope="module")
 def killed(server: Command) -> Generator[Killed, None, None]:
-    """The server that all others have used is killed for this one, which comes in its place."""
+    """Kill the server of the earlier tests, and start its successor at the same URL."""
     seen: list[Any] = []
     stored = 0
     for event in server.client.responses.create(stream=True, **ENDLESS):
@@ -49,7 +49,7 @@ def killed(server: Command) -> Generator[Killed, None, None]:
 
 
 async def stored_events(path: Path, response_id: str, count: int) -> int:
-    """How many events of a response are in the store, once it has ``count``."""
+    """Wait until the store has ``count`` events of a response; return how many it has."""
     async with open_store(str(path)) as store, asyncio.timeout(PATIENCE):
         while (stored := sum(block.count for block in await store.blocks(response_id))) < count:
             await asyncio.sleep(0.1)
@@ -75,7 +75,7 @@ def test_resume_after_sigkill_gets_an_end(killed: Killed) -> None:
 @pytest.mark.defect("V3", "B15")
 @pytest.mark.parametrize("which", [0, 10, -1])
 def test_client_resumes_after_any_event(killed: Killed, which: int) -> None:
-    """After an event that was never stored, too, a client gets the rest and the end."""
+    """A client gets the later events and the end, even after an event that was never stored."""
     number = killed.seen[which].sequence_number
     events: Any = killed.server.client.responses.retrieve(killed.response_id, stream=True, starting_after=number)
     resumed = list(events)
@@ -99,7 +99,7 @@ def test_sigterm_ends_running_responses(killed: Killed) -> None:
 
 
 async def status(path: Path, response_id: str) -> str:
-    """How a response is stored."""
+    """The status of a stored response."""
     async with open_store(str(path)) as store:
         stored = await store.get(response_id, "")
     assert stored is not None

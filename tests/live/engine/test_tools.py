@@ -45,9 +45,9 @@ SHELL: Json = {"type": "shell", "environment": {"type": "container_auto"}}
 CALCULATOR: Json = {"type": "mcp", "server_label": "calculator", "require_approval": "never"}
 ASK_NAME: Json = {"type": "function", "name": "ask_name", "parameters": {"type": "object"}}
 HOST = "localhost"
-"""The model reads this name and the port behind it in its search results.
+"""The host name of the site; the model reads it, with the port, in its search results.
 
-It is sure of what it does next with this name, whatever the port is, and less so with an address."""
+The model's next step is certain with this name and any port, and less certain with an address."""
 PAGE = "<title>vLLM</title><p>A library for inference and serving."
 
 
@@ -58,7 +58,7 @@ def servers() -> Iterator[HttpServers]:
 
 
 async def site(request: web.Request) -> web.Response:
-    """A search engine, and the only page that it finds."""
+    """Answer as a search engine, and as the only page that it finds."""
     if request.path == "/search":
         return web.json_response({"results": [{"url": f"http://{request.host}/vllm", "title": "vLLM"}]})
     return web.Response(text=PAGE, content_type="text/html")
@@ -66,7 +66,7 @@ async def site(request: web.Request) -> web.Response:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Toolbox, None]:
-    """The tools that the command would run for the model, with these settings."""
+    """The tools that ``penstock serve`` would run for the model with these settings."""
     await available("python")
     config = tmp_path_factory.mktemp("mcp") / "mcp.json"
     config.write_text(json.dumps({"mcpServers": {"calculator": stdio_config("good")}}))
@@ -81,7 +81,7 @@ async def tools(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Tool
 
 @dataclass
 class Turns:
-    """A model with its tools, and what it read and wrote in each turn."""
+    """A model with its tools, and the tokens of each turn."""
 
     engine: VllmEngine
     encoding: HarmonyEncoding
@@ -99,7 +99,7 @@ class Turns:
         return await run_request(whole, asked | body)
 
     async def response(self, question: Any, tools: list[Json], limits: Limits | None = None, **body: Any) -> Response:
-        """The response that they end with."""
+        """The final response of one request; every event is checked."""
         return final(await self.events(question, tools, limits, **body))
 
     def seen(self) -> list[tuple[int, ...]]:
@@ -122,7 +122,7 @@ async def turns(
 
 
 def items(response: Response) -> list[Json]:
-    """What a response did, thoughts and words left out."""
+    """The JSON of all items except reasoning and messages."""
     output: list[Json] = msgspec.json.decode(msgspec.json.encode(response.output))
     return [item for item in output if item["type"] not in ("reasoning", "message")]
 
@@ -136,7 +136,7 @@ def names(events: list[ResponseEvent]) -> list[str]:
 
 
 async def test_python_keeps_its_state_and_the_engine_its_cache(turns: Turns) -> None:
-    """Variables stay between calls; each prompt begins with the tokens that the engine knows."""
+    """Variables persist between calls; each prompt begins with the tokens in the prefix cache."""
     events = await turns.events(
         "Set x to 20 in Python, then double it.",
         [PYTHON],
@@ -163,7 +163,7 @@ async def test_python_keeps_its_state_and_the_engine_its_cache(turns: Turns) -> 
 
 
 async def test_number_of_calls_is_limited_by_the_client(turns: Turns) -> None:
-    """A model that calls without end stops at ``max_tool_calls``."""
+    """A model that never stops calling ends at ``max_tool_calls``."""
     response = await turns.response("Keep calling the tool.", [PYTHON], max_tool_calls=3)
     assert [item["status"] for item in items(response)] == ["completed"] * 3 + ["incomplete"]
     assert response.incomplete_details is not None
@@ -171,7 +171,7 @@ async def test_number_of_calls_is_limited_by_the_client(turns: Turns) -> None:
 
 
 async def test_number_of_turns_is_limited_by_the_operator(turns: Turns) -> None:
-    """A model that calls without end stops at the server's limit."""
+    """A model that never stops calling ends at the server's limit."""
     response = await turns.response("Keep calling the tool.", [PYTHON], Limits(turns=3))
     assert [item["status"] for item in items(response)] == ["completed"] * 2 + ["incomplete"]
     assert response.incomplete_details is not None
@@ -179,7 +179,7 @@ async def test_number_of_turns_is_limited_by_the_operator(turns: Turns) -> None:
 
 
 async def test_mcp_server_of_the_request_is_called(turns: Turns, servers: HttpServers) -> None:
-    """Its tool, unknown to the model before, is called, and its result is read."""
+    """The model calls a tool that is new to it, and reads the result."""
     docs = {"type": "mcp", "server_label": "docs", "server_url": servers.url("browser"), "require_approval": "never"}
     response = await turns.response("Ask the docs server about penstock.", [docs])
     listing, call = items(response)
@@ -249,7 +249,7 @@ async def test_mixed_turn_waits_for_the_client(turns: Turns) -> None:
 
 @pytest.mark.defect("V8")
 async def test_undeclared_tool_is_answered_once(turns: Turns) -> None:
-    """A call of an unavailable built-in tool gets an error, and the model goes on without it."""
+    """A call of an unavailable built-in tool gets an error, and the model continues without it."""
     response = await turns.response("Any news today?", [PYTHON])
     assert (response.status, kinds(response)) == ("completed", [])
     assert "there is no tool 'browser.search'" in turns.encoding.decode(turns.prompts.passed[1].token_ids)

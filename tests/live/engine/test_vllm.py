@@ -54,7 +54,7 @@ pytestmark = [
 ]
 
 BABBLE = "start: /[a-z]{60}/ <[200002]>"
-"""What the tiny model was never taught, so that it is sure of nothing."""
+"""A grammar for text that the tiny model was not trained on, so all of its tokens are uncertain."""
 
 RECORDED = [case for case in HARMONY_CASES if not (case / "completion.txt").exists()]
 
@@ -77,7 +77,7 @@ async def test_greedy_tokens_equal_the_recording(
 
 
 async def test_stop_token_is_passed_on(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Every token is, the one that ends the turn included."""
+    """Every token is passed on, even the token that ends the turn."""
     frames = await generate(engine, prompt(encoding, "Say hello."))
     assert token_ids(frames)[-1] == STOP_TOKENS[0]
     finished = frames[-1]
@@ -87,7 +87,7 @@ async def test_stop_token_is_passed_on(engine: VllmEngine, encoding: HarmonyEnco
 
 
 async def read_late(engine: VllmEngine, asked: Prompt) -> list[EngineFrame]:
-    """The frames of a reader that comes back for the second one when the engine has generated them all."""
+    """The frames of a reader that reads the first, then waits until the engine has generated all tokens."""
     async with engine.open(asked) as stream:
         first = await anext(stream)
         await until_idle(engine)
@@ -95,7 +95,7 @@ async def read_late(engine: VllmEngine, asked: Prompt) -> list[EngineFrame]:
 
 
 async def test_slow_reader_gets_every_token(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Tokens that came meanwhile arrive together, and none is missing."""
+    """Tokens that were generated in the meantime arrive together, and none is missing."""
     asked = prompt(encoding, "Count from 1 to 100.", max_tokens=500)
     quick, slow = await generate(engine, asked), await read_late(engine, asked)
     assert token_ids(quick) == token_ids(slow)
@@ -103,7 +103,7 @@ async def test_slow_reader_gets_every_token(engine: VllmEngine, encoding: Harmon
 
 
 async def test_token_limit_ends_a_generation(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """``max_tokens`` is kept, and is the reason."""
+    """``max_tokens`` holds, and the finish reason is ``length``."""
     frames = await generate(engine, prompt(encoding, "Never stop talking.", max_tokens=20))
     assert len(token_ids(frames)) == 20
     assert isinstance(frames[-1], GenerationFinished)
@@ -144,7 +144,7 @@ async def test_client_that_leaves_aborts_the_engine(
 async def test_stopping_ends_running_generations(
     engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding
 ) -> None:
-    """They fail at once, none begins, and no request stays."""
+    """Running generations fail at once, no new one begins, and no request stays."""
     ending = stoppable(engine)
     asked = prompt(encoding, "Never stop talking.", max_tokens=5000)
     tasks = [asyncio.create_task(generate(ending, rename(asked, f"resp_{number}"))) for number in range(3)]
@@ -158,7 +158,7 @@ async def test_stopping_ends_running_generations(
 
 
 async def test_impossible_prompts_never_reach_the_engine(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Too long a prompt, an empty one and an unknown id are refused; others go on."""
+    """A prompt that is too long, empty or has an unknown token id is refused; the next one still works."""
     good = prompt(encoding, "Say hello.")
     for tokens, error in (
         ([5] * CONTEXT_LENGTH, ContextTooLong),
@@ -173,14 +173,14 @@ async def test_impossible_prompts_never_reach_the_engine(engine: VllmEngine, enc
 
 
 async def test_refusal_of_vllm_is_an_invalid_prompt(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """It comes before the stream, as our error."""
+    """The error comes before the stream, as penstock's own exception."""
     refused = msgspec.structs.replace(prompt(encoding, "Say hello."), sampling=Sampling(-1.0, 1.0, 10))
     with pytest.raises(InvalidPrompt):
         await generate(engine, refused)
 
 
 async def test_full_queue_is_overload(engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding) -> None:
-    """A request over vLLM's limit must be retried, and queued ones go on."""
+    """A request over vLLM's limit gets a retryable error, and queued requests continue."""
     asked = prompt(encoding, "Never stop talking.", max_tokens=5000)
     names = [f"resp_{number}" for number in range(QUEUE)]
     inside = [asyncio.create_task(generate(engine, rename(asked, name))) for name in names]
@@ -198,7 +198,7 @@ async def test_full_queue_is_overload(engine: VllmEngine, stats: EngineStats, en
 
 
 async def test_logprobs_belong_to_their_tokens(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Each has its own and the top alternatives in order; a greedy token is the first of them."""
+    """Each token has its own logprob and the top alternatives in order; a greedy token is the first of them."""
     frames = await generate(engine, sampled(prompt(encoding, "Say hello."), logprobs=5))
     told = logprobs(frames)
     assert len(told) == len(token_ids(frames))
@@ -211,7 +211,7 @@ async def test_logprobs_belong_to_their_tokens(engine: VllmEngine, encoding: Har
 
 
 async def test_unlikely_token_has_its_own_logprob(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """It is below that of the top alternative."""
+    """Its logprob is below the top alternative's."""
     asked = msgspec.structs.replace(prompt(encoding, "Say hello.", max_tokens=40), grammar=BABBLE)
     unlikely = 0
     for seed in range(1, 6):
@@ -240,7 +240,7 @@ async def test_logprobs_respect_a_grammar(engine: VllmEngine, encoding: HarmonyE
     assert len(told) == len(token_ids(frames))
     assert all(math.isfinite(value) for logprob in told for _, value in logprob.top)
     assert all(token in dict(logprob.top) for token, logprob in zip(token_ids(frames), told, strict=True))
-    assert len(told[-1].top) == 1  # nothing but the end may come behind the c
+    assert len(told[-1].top) == 1  # only the end may follow the c
     assert set(encoding.decode(token_ids(frames)[:-1])) <= set("abc")
 
 
@@ -264,7 +264,7 @@ async def test_seed_makes_sampling_repeatable(engine: VllmEngine, encoding: Harm
     """Another seed gives other tokens."""
     asked = msgspec.structs.replace(prompt(encoding, "Say hello.", max_tokens=40), grammar=BABBLE)
     wild = sampled(asked, temperature=2.0)
-    await generate(engine, wild)  # those behind it all find the prompt in the cache, and compute the same
+    await generate(engine, wild)  # all later requests find the prompt in the cache, so they compute the same
     said = [token_ids(await generate(engine, sampled(wild, seed=seed))) for seed in (1, 1, 2, 3, 4, 5)]
     assert said[0] == said[1]
     assert len(set(map(tuple, said))) > 1
@@ -284,7 +284,7 @@ async def test_narrow_sampling_is_greedy(engine: VllmEngine, encoding: HarmonyEn
 async def test_penalties_change_the_output(
     engine: VllmEngine, encoding: HarmonyEncoding, penalty: dict[str, float]
 ) -> None:
-    """An uncertain model that repeats itself writes something else."""
+    """With a penalty, an uncertain model that repeats itself writes something else."""
     asked = adapted(prompt(encoding, "Say hello.", max_tokens=100))
     without = token_ids(await generate(engine, asked))
     assert len(set(without)) < len(without)
@@ -292,14 +292,14 @@ async def test_penalties_change_the_output(
 
 
 async def test_stop_text_ends_the_generation(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """It ends with the token that completes the text, with the reason ``stop``."""
+    """The generation ends with the token that completes the text, with the reason ``stop``."""
     frames = await generate(engine, sampled(prompt(encoding, "Count from 1 to 100."), stop=("20 21", "nowhere")))
     assert encoding.decode(token_ids(frames)).endswith("19 20 21")
     assert last(frames).reason == "stop"
 
 
 async def test_stop_text_is_cut_off(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The response's text ends before it, and is complete."""
+    """The response's text ends before the stop text, and the response is complete."""
     response = await respond(engine, encoding, "Count from 1 to 100.", stop=["20 21"])
     assert response.status == "completed"
     assert answer(response).endswith("18 19 ")
@@ -317,7 +317,7 @@ async def test_salt_separates_caches(engine: VllmEngine, encoding: HarmonyEncodi
 
 
 async def test_priority_needs_a_priority_scheduler(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """A priority that vLLM would ignore is refused; 0 is none."""
+    """A priority that vLLM would ignore is refused; 0 means none."""
     asked = prompt(encoding, "Say hello.")
     with pytest.raises(InvalidRequest) as refused:
         await generate(engine, scheduled(asked, priority=-1))
@@ -330,7 +330,7 @@ async def test_priority_needs_a_priority_scheduler(engine: VllmEngine, encoding:
 
 
 class Seam:
-    """An `AsyncLLM` that notes what it is asked for, and may seem to be set up otherwise."""
+    """An `AsyncLLM` that keeps the options of its requests; ``seeming`` overrides its attributes."""
 
     def __init__(self, llm: Any, **seeming: Any) -> None:
         self.llm = llm
@@ -350,7 +350,7 @@ class Seam:
 
 
 async def test_trace_headers_reach_the_engine(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """They have no effect if vLLM's tracing is off."""
+    """The headers are passed to vLLM, and have no effect if its tracing is off."""
     traced = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     seam = Seam(engine._llm)
     watched = replace(engine, _llm=seam)
@@ -360,7 +360,7 @@ async def test_trace_headers_reach_the_engine(engine: VllmEngine, encoding: Harm
 
 
 async def test_warm_up_pays_for_grammars_and_logprobs(engine: VllmEngine) -> None:
-    """The first request with either finds all that vLLM makes once."""
+    """The warm-up request has a grammar and logprobs, so vLLM builds both before the first request."""
     seam = Seam(engine._llm)
     await replace(engine, _llm=seam).warm_up(WARM_UP)
     [asked] = seam.asked
@@ -385,7 +385,7 @@ async def test_adapter_is_a_model(engine: VllmEngine, encoding: HarmonyEncoding)
 
 
 async def test_missing_adapter_stops_the_start(engine: VllmEngine, tmp_path: Path) -> None:
-    """The error names it."""
+    """The error names the adapter."""
     lost = msgspec.structs.replace(
         engine._adapters["nonsense"], lora_name="lost", lora_int_id=9, lora_path=str(tmp_path / "nowhere")
     )
@@ -417,7 +417,7 @@ async def test_logprobs_spell_the_answer(engine: VllmEngine, encoding: HarmonyEn
 
 
 async def test_malformed_grammar_is_refused(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """The error comes before the stream, and the engine lives on."""
+    """The error comes before the stream, and the engine keeps running."""
     asked = prompt(encoding, "Say hello.")
     with pytest.raises(InvalidRequest):
         await generate(engine, msgspec.structs.replace(asked, grammar="start: ("))
@@ -425,7 +425,7 @@ async def test_malformed_grammar_is_refused(engine: VllmEngine, encoding: Harmon
 
 
 async def test_unenforceable_grammar_fails_its_response(engine: VllmEngine, encoding: HarmonyEncoding) -> None:
-    """Other responses go on."""
+    """Other responses continue."""
     words = " | ".join(f'"a{number}b{number * 7919 % 20011}"' for number in range(20000))
     asked = msgspec.structs.replace(prompt(encoding, "Say hello."), grammar=f"start: ({words})+")
     with pytest.raises(EngineFailed):
@@ -471,7 +471,7 @@ async def test_cancelling_the_start_aborts(engine: VllmEngine, encoding: Harmony
 async def test_dead_engine_fails_streams_and_health(
     engine: VllmEngine, stats: EngineStats, encoding: HarmonyEncoding, tmp_path: Path
 ) -> None:
-    """Its stream has one ``response.failed``."""
+    """The stream has one ``response.failed``."""
     async with running_server(stoppable(engine), encoding, tmp_path) as served:
         before = stats.generated
         reading = asyncio.create_task(served.stream({"input": "Never stop talking.", "temperature": 0}))

@@ -1,6 +1,6 @@
 """A real browser, and pages of recordings in it (`make test-page`).
 
-Every page that is opened here is watched: whatever it complains of, and whatever it asks of a network, fails its test.
+A test fails if a page that it opened writes to the console, raises an error or sends a request to the network.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ def browser(request: pytest.FixtureRequest) -> Generator[Browser, None, None]:
 
 @pytest.fixture
 def complaints() -> list[str]:
-    """What the pages complained of."""
+    """Console messages and errors of the pages."""
     return []
 
 
 @pytest.fixture
 def show(browser: Browser, complaints: list[str], tmp_path: Path) -> Generator[ShowPage, None, None]:
-    """Opens the page of the recording in a folder; options are those of the browser's context."""
+    """A function that opens the page of the recording in a folder; its options go to the browser's context."""
     asked: list[str] = []
     with ExitStack() as closing:
 

@@ -57,7 +57,7 @@ def test_page_shows_every_token(case: str, show: ShowPage) -> None:
 
 
 async def causes_of(folder: Path) -> list[tuple[int, set[int]]]:
-    """Of each chunk the events that it caused, by the stages themselves."""
+    """The events that each chunk caused, found by running the stages."""
     recording = read_recording(folder / "tokens.jsonl", TokenFrame)
     trace = await traced(model_of(recording.header).pipeline.since("parse"), replay(recording.frames), "generate")
     _, parsed, emitted, events = (junction.caused for junction in trace.junctions)
@@ -75,7 +75,7 @@ async def causes_of(folder: Path) -> list[tuple[int, set[int]]]:
 
 @pytest.mark.parametrize("case", ["function_call", "start_missing"])
 def test_token_and_events_highlight_each_other(case: str, show: ShowPage) -> None:
-    """A token highlights the events that it caused; an event the tokens of its chunk."""
+    """A token highlights the events that it caused; an event highlights the tokens of its chunk."""
     page = show(FIXTURES / case)
     page.evaluate(UNFOLD)
     frames = read_recording(FIXTURES / case / "tokens.jsonl", TokenFrame).frames
@@ -106,7 +106,7 @@ def test_turns_have_prompt_and_tool_results(show: ShowPage) -> None:
 
 
 def test_repairs_are_marked(show: ShowPage) -> None:
-    """They are marked at the token and at the item."""
+    """A repair is marked at the token and at the item."""
     page = show(FIXTURES / "stray_markers_in_content")
     assert set(texts(page, ".tokens .repair")) == {"stray marker"}
     assert texts(page, ".chips .repair") == ["stray marker"]
@@ -123,7 +123,7 @@ def test_hostile_text_stays_text(show: ShowPage, encoding: HarmonyEncoding, tmp_
 
 
 def test_policy_blocks_injected_scripts(show: ShowPage, complaints: list[str]) -> None:
-    """A script that gets into the page all the same does not run."""
+    """A script that gets into the page does not run."""
     page = show(FIXTURES / "greeting")
     with pytest.raises(Exception, match="TrustedHTML"):
         page.evaluate("document.body.innerHTML = '<b>no</b>'")
@@ -154,7 +154,7 @@ def test_page_works_by_keyboard(show: ShowPage) -> None:
     assert page.locator("#chosen pre").text_content()
     page.keyboard.press("Escape")
     expect(page.locator("#chosen")).to_be_hidden()
-    expect(page.locator(".lit")).to_have_count(1)  # the marks of the timeline, which are none
+    expect(page.locator(".lit")).to_have_count(1)  # the timeline's path, which is empty now
     page.keyboard.press("?")
     expect(page.locator("#keys")).to_be_visible()
     page.keyboard.press("Escape")
@@ -162,7 +162,7 @@ def test_page_works_by_keyboard(show: ShowPage) -> None:
 
 
 def test_search_finds_text_across_tokens(show: ShowPage) -> None:
-    """Enter selects it."""
+    """Enter selects the found text."""
     page = show(FIXTURES / "function_call")
     page.keyboard.press("/")
     page.keyboard.type("call get_weather")
@@ -181,7 +181,7 @@ def test_whitespace_can_be_shown(show: ShowPage, encoding: HarmonyEncoding, tmp_
 
 
 def test_tokens_without_a_model_are_numbers(show: ShowPage) -> None:
-    """Their causes are unknown."""
+    """Without a model, the causes of events are unknown."""
     page = show(Path("fixtures/chat/qwen3_call"))
     assert all(text.strip().isdigit() for text in texts(page, "[data-token]"))
     page.locator("[data-token]").first.click()
@@ -198,7 +198,7 @@ def test_logprobs_are_shown(show: ShowPage) -> None:
 
 
 def test_recorded_times_are_the_axis(show: ShowPage, tmp_path: Path) -> None:
-    """The page says so if there are none."""
+    """Without recorded times, the page shows a note."""
     page = show(FIXTURES / "function_call")
     expect(page.locator("#axis-is")).to_contain_text("No times")
     page = show(timed(FIXTURES / "function_call", tmp_path / "timed"))
@@ -233,7 +233,7 @@ def test_page_is_accessible(scheme: str, width: int, case: str, show: ShowPage) 
 
 
 def test_dark_mode_follows_the_system(show: ShowPage) -> None:
-    """A button switches it."""
+    """A button switches the mode."""
     background = "getComputedStyle(document.body).backgroundColor"
     light = show(FIXTURES / "greeting", color_scheme="light").evaluate(background)
     page = show(FIXTURES / "greeting", color_scheme="dark")
@@ -243,7 +243,7 @@ def test_dark_mode_follows_the_system(show: ShowPage) -> None:
 
 
 def test_long_recording_is_shown_whole(show: ShowPage, encoding: HarmonyEncoding, tmp_path: Path) -> None:
-    """Of twenty thousand tokens, any can be selected."""
+    """Any of twenty thousand tokens can be selected."""
     answer = "A line of some words.\n" * 3_334
     page = show(said(encoding, answer, tmp_path / "long"))
     assert page.locator("[data-token]").count() > 20_000
@@ -252,7 +252,7 @@ def test_long_recording_is_shown_whole(show: ShowPage, encoding: HarmonyEncoding
 
 
 def test_picture_of_a_page_is_taken(show: ShowPage, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """With ``--screenshot`` it is kept, for the README."""
+    """With ``--screenshot``, the picture is kept for the README."""
     recording = timed(FIXTURES / "preamble_before_call", tmp_path / "weather in Madrid")
     page = show(recording, viewport={"width": 1280, "height": 1220})
     path = request.config.getoption("--screenshot") or tmp_path / "page.png"

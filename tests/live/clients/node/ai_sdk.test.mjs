@@ -1,4 +1,4 @@
-// The AI SDK with its OpenAI provider, which sends ids in place of the items that the server has.
+// The AI SDK with its OpenAI provider, which sends the ids of items that the server has stored.
 
 import assert from "node:assert/strict";
 import test from "node:test";

@@ -1,5 +1,5 @@
-// The AI SDK with its Open Responses provider, which sends everything back.  Streamed reasoning it knows by OpenAI's
-// name for the event only; all else it reads from either base URL.
+// The AI SDK with its Open Responses provider, which sends all items back.  It knows streamed reasoning only by OpenAI's
+// name for the event; it reads everything else from either base URL.
 
 import assert from "node:assert/strict";
 import test from "node:test";

@@ -1,4 +1,4 @@
-// openai-node: the client that the wire was made for, in JavaScript.
+// openai-node: OpenAI's own client in JavaScript.
 
 import assert from "node:assert/strict";
 import test from "node:test";

@@ -1,4 +1,4 @@
-// Unpacks the browser that npm brought, and the libraries and fonts that it needs where there are none.
+// Unpacks the browser that npm installed, and the libraries and fonts that it needs if the machine has none.
 
 import { execFileSync } from "node:child_process";
 import { createReadStream, createWriteStream, mkdirSync, rmSync } from "node:fs";
